@@ -1,0 +1,313 @@
+"""Multi-head attention: one answer, two bodies.
+
+Legend: B batch, M sentences of the memory, T queries, S keys, D width, H heads, K key/value heads, E head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, overload
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead import spec
+from clearhead.core.cache import Cache, KeyValues
+from clearhead.core.dropout import Dropout
+from clearhead.core.initialize import xavier
+from clearhead.core.mask import AnyMask, AttentionMask, Visibility
+from clearhead.core.norm import build_norm
+from clearhead.core.position import RelativeBuckets, alibi_bias, rotary_angles, rotate
+from clearhead.errors import InputError
+
+
+class Tap(nn.Identity):
+    """A named place: a forward hook here sees an activation and may replace it."""
+
+    @property
+    def is_watched(self) -> bool:
+        return bool(self._forward_hooks or self._forward_pre_hooks)
+
+
+@dataclass
+class Context:
+    """What all attentions of one call of a stack share; derived tensors are made once, at first need."""
+
+    visibility: Visibility
+    query_position: Int[Tensor, "batch queries"]
+    key_position: Int[Tensor, "batch keys"]
+    memory: Float[Tensor, "sentences memory_keys memory_width"] | None = None
+    memory_mask: Bool[Tensor, "sentences memory_keys"] | None = None
+    cache: Cache | None = None
+    made: dict[object, Tensor | None] = field(default_factory=dict)
+
+    def mask(self, mask: AnyMask) -> AttentionMask | None:
+        if mask not in self.made:
+            self.made[mask] = self.visibility.resolve(mask, self.query_position.device)
+        return self.made[mask]
+
+    def rotation(self, size: int, theta: float) -> tuple[Tensor, Tensor]:
+        key = ("rotation", size, theta)
+        if key not in self.made:
+            self.made[key] = torch.stack(rotary_angles(self.query_position, size, theta))
+        cos, sin = self.made[key].unbind()  # type: ignore[union-attr]
+        return cos, sin
+
+    def alibi(self, num_heads: int) -> Tensor:
+        key = ("alibi", num_heads)
+        if key not in self.made:
+            self.made[key] = alibi_bias(self.query_position, self.key_position, num_heads)
+        return self.made[key]  # type: ignore[return-value]
+
+    def buckets(self, table: RelativeBuckets) -> Tensor:
+        if table not in self.made:
+            self.made[table] = table(self.query_position, self.key_position)
+        return self.made[table]  # type: ignore[return-value]
+
+
+def attention_weights(
+    scores: Float[Tensor, "batch heads queries keys"], allowed: AttentionMask | None
+) -> Float[Tensor, "batch heads queries keys"]:
+    """Turn scores into weights that sum to one over the allowed keys; a query with none gets zeros.
+
+    Source: arXiv 1706.03762, eq. 1.
+    """
+    if allowed is None:
+        return scores.softmax(dim=-1)
+    weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
+    return weights.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
+
+
+class Attention(nn.Module):
+    """out(softmax(query key^T * scale + bias) value), for each head. Source: arXiv 1706.03762, section 3.2.
+
+    Args:
+        width: of the stream that asks.
+        attention: heads, projections, mask and positions.
+        memory_width: of what is attended to where the source is the memory; None: as the stream.
+    """
+
+    def __init__(self, width: int, attention: spec.Attention, memory_width: int | None = None) -> None:
+        super().__init__()
+        self.spec = attention
+        size, bias = attention.head_size, attention.bias
+        source_width = width if memory_width is None or attention.source == "self" else memory_width
+        self.query = nn.Linear(width, attention.num_heads * size, bias=bias.query)
+        self.key = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.key)
+        self.value = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.value)
+        self.out = nn.Linear(attention.num_heads * size, width, bias=bias.out)
+        self.query_norm = build_norm(size, attention.query_key_norm)
+        self.key_norm = build_norm(size, attention.query_key_norm)
+        self.dropout = Dropout(attention.dropout)
+        self.scale = size**-0.5 if attention.scale is None else attention.scale
+        owned = isinstance(attention.score_bias, spec.RelativeBuckets)
+        self.score_bias = RelativeBuckets(attention.score_bias) if owned else None  # type: ignore[arg-type]
+        self.borrowed: tuple[RelativeBuckets, ...] = ()  # in a tuple, so that the table is not registered twice
+        self.scores, self.weights = Tap(), Tap()
+
+    def forward(self, x_BTD: Float[Tensor, "batch queries width"], context: Context) -> Float[Tensor, "batch queries width"]:
+        query = self._heads(self.query(x_BTD), self.query_norm)
+        if self.spec.source == "memory":
+            return self._attend_to_memory(query, context)
+        key, value = self._heads(self.key(x_BTD), self.key_norm), self._heads(self.value(x_BTD))
+        if self.spec.position is not None:
+            size = self.spec.position.size or self.spec.head_size
+            cos, sin = context.rotation(size, self.spec.position.theta)
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if context.cache is not None:
+            key, value = context.cache.self_attention.setdefault(self, KeyValues()).append(key, value)
+        bias = self._bias_of(context)
+        if bias is None and context.visibility.is_purely_causal(self.spec.mask) and self._body(None) == "fused":
+            mixed = self._fused(query, key, value, None, causal=True)
+        else:
+            mixed = self.attend(query, key, value, context.mask(self.spec.mask), bias)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def _attend_to_memory(
+        self, query: Float[Tensor, "batch heads queries head_size"], context: Context
+    ) -> Float[Tensor, "batch queries width"]:
+        kept = context.cache.memory_attention.get(self) if context.cache is not None else None
+        if kept is None:
+            assert context.memory is not None
+            key, value = self._heads(self.key(context.memory), self.key_norm), self._heads(self.value(context.memory))
+            if context.cache is not None:
+                context.cache.memory_attention[self] = (key, value)
+        else:
+            key, value = kept
+        # The rows (beams) of one sentence become queries of one row, so that its memory is read once and never copied.
+        rows, heads, length, size = query.shape
+        beams = rows // key.shape[0]
+        query = query.unflatten(0, (-1, beams)).transpose(1, 2).reshape(-1, heads, beams * length, size)
+        allowed = None if context.memory_mask is None else context.memory_mask[:, None, None, :]
+        mixed = self.attend(query, key, value, allowed, None)
+        mixed = mixed.unflatten(2, (beams, length)).transpose(1, 2).reshape(rows, heads, length, size)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def attend(
+        self,
+        query: Float[Tensor, "batch heads queries head_size"],
+        key: Float[Tensor, "batch kv_heads keys head_size"],
+        value: Float[Tensor, "batch kv_heads keys head_size"],
+        allowed: AttentionMask | None,
+        bias: Float[Tensor, "#batch heads queries keys"] | None,
+    ) -> Float[Tensor, "batch heads queries head_size"]:
+        """Mix the values by the body that `body` names; both give the same answer."""
+        if self._body(bias) == "fused":
+            if bias is not None:
+                allowed = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
+            return self._fused(query, key, value, allowed)
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        scores = query @ key.transpose(-1, -2) * self.scale
+        if bias is not None:
+            scores = scores + bias
+        weights = self.weights(attention_weights(self.scores(scores), allowed))
+        return self.dropout(weights) @ value
+
+    def _fused(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False
+    ) -> Float[Tensor, "batch heads queries head_size"]:
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=causal, scale=self.scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+
+    def _body(self, bias: Tensor | None) -> Literal["explicit", "fused"]:
+        trained_bias = bias is not None and bias.requires_grad
+        dropping = self.training and self.dropout.p > 0.0
+        watched = self.scores.is_watched or self.weights.is_watched
+        return "explicit" if watched or dropping or trained_bias else "fused"
+
+    def body(self) -> tuple[Literal["explicit", "fused"], str]:
+        """Name the body that runs in the present mode, and say why."""
+        if self.scores.is_watched or self.weights.is_watched:
+            return "explicit", "scores or weights are being watched"
+        if self.training and self.dropout.p > 0.0:
+            return "explicit", "the fused kernel has no attention dropout on a CPU"
+        if self.training and isinstance(self.spec.score_bias, spec.RelativeBuckets | spec.Reference):
+            return "explicit", "the fused kernel has no trainable score bias on a CPU"
+        return "fused", "nothing asks for the weights"
+
+    def _heads(self, x_BTD: Tensor, norm: nn.Module | None = None) -> Float[Tensor, "batch any_heads tokens head_size"]:
+        x_BTHE = x_BTD.unflatten(-1, (-1, self.spec.head_size))
+        return (x_BTHE if norm is None else norm(x_BTHE)).transpose(1, 2)
+
+    def _bias_of(self, context: Context) -> Tensor | None:
+        if isinstance(self.spec.score_bias, spec.Alibi):
+            return context.alibi(self.spec.num_heads)
+        table = self.borrowed[0] if self.borrowed else self.score_bias
+        return None if table is None else context.buckets(table)
+
+
+class MultiHeadAttention(Attention):
+    """Multi-head attention by itself, to use outside of a model.
+
+    Args:
+        width: of queries and memory.
+        num_heads: of the queries.
+        num_kv_heads: of keys and values; None: as many as of the queries.
+        head_size: None: width / num_heads.
+        bias: whether the four projections have one.
+        dropout: probability of dropping a weight, in training.
+        mask: the structure that is always there; padding comes with the call.
+        position: rotation of query and key, or a bias on the scores.
+
+    Raises:
+        InputError: sizes that do not fit together.
+
+    Source: arXiv 1706.03762, section 3.2.2.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_size: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        mask: AnyMask = spec.Full(),
+        position: spec.Rotary | spec.Alibi | spec.RelativeBuckets | None = None,
+    ) -> None:
+        if head_size is None:
+            if num_heads < 1 or width % num_heads:
+                raise InputError(f"width must be a multiple of num_heads; got width {width} and {num_heads} heads")
+            head_size = width // num_heads
+        attention = spec.Attention(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads or num_heads,
+            head_size=head_size,
+            mask=mask,
+            position=position if isinstance(position, spec.Rotary) else None,
+            score_bias=None if isinstance(position, spec.Rotary) else position,
+            bias=spec.Biases(query=bias, key=bias, value=bias, out=bias),
+            dropout=dropout,
+        )
+        spec.validate(attention)
+        super().__init__(width, attention)
+        self.apply(xavier)
+
+    @overload  # type: ignore[override]
+    def forward(
+        self, query: Tensor, memory: Tensor | None = None, mask: Tensor | None = None,
+        return_weights: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self, query: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, *,
+        return_weights: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch queries width"],
+        memory: Float[Tensor, "batch keys width"] | None = None,
+        mask: Bool[Tensor, "#batch keys"] | Bool[Tensor, "#batch queries keys"] | AttentionMask | None = None,
+        return_weights: bool = False,
+    ) -> Float[Tensor, "batch queries width"] | tuple[Tensor, Tensor]:
+        """Attend from query to memory, or to query itself.
+
+        Args:
+            query: [batch, queries, width].
+            memory: [batch, keys, width]; None: the query.
+            mask: True = may attend; [batch, keys] hides padding, [batch, queries, keys] or
+                [batch, heads, queries, keys] says all. It is joined with the mask of the construction.
+            return_weights: also return the weights [batch, heads, queries, keys], before dropout.
+
+        Raises:
+            InputError: a mask that is not boolean: True must mean "may attend", and numbers leave that open.
+        """
+        if mask is not None and mask.dtype != torch.bool:
+            raise InputError(f"mask must be boolean, True = may attend; got {mask.dtype}")
+        source = query if memory is None else memory
+        heads = self._heads(self.query(query), self.query_norm)
+        key, value = self._heads(self.key(source), self.key_norm), self._heads(self.value(source))
+        if mask is not None and mask.dim() < 4:
+            mask = mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
+        context = _standalone_context(query.shape[1], source.shape[1], mask, query.device)
+        if self.spec.position is not None:
+            size, theta = self.spec.position.size or self.spec.head_size, self.spec.position.theta
+            heads = rotate(heads, *rotary_angles(context.query_position, size, theta))
+            key = rotate(key, *rotary_angles(context.key_position, size, theta))
+        seen: list[Tensor] = []
+        # A watched tap selects the explicit body, the one that has weights to show.
+        handle = self.weights.register_forward_hook(lambda *call: seen.append(call[2])) if return_weights else None
+        try:
+            mixed = self.attend(heads, key, value, context.mask(self.spec.mask), self._bias_of(context))
+        finally:
+            if handle is not None:
+                handle.remove()
+        out = self.out(mixed.transpose(1, 2).flatten(2))
+        return (out, seen[0]) if return_weights else out
+
+
+def _standalone_context(queries: int, keys: int, allowed: Tensor | None, device: torch.device) -> Context:
+    visibility = Visibility(queries, keys, allowed=allowed)
+    positions = torch.arange(max(queries, keys), device=device)[None]
+    # Where lengths differ, the queries are the last tokens of the keys, as in decoding with a cache.
+    first = max(0, keys - queries)
+    return Context(visibility, positions[:, first : first + queries], positions[:, :keys])
+

@@ -1,0 +1,84 @@
+"""Keys and values of tokens already read. Legend: R rows, M sentences, K key/value heads, S keys, E head size."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+
+class KeyValues:
+    """The keys and values of one attention, in a buffer that doubles when it is full."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.buffer: Float[Tensor, "2 rows heads capacity head_size"] | None = None
+
+    def append(
+        self, key_RKSE: Float[Tensor, "rows heads new head_size"], value_RKSE: Float[Tensor, "rows heads new head_size"]
+    ) -> tuple[Float[Tensor, "rows heads keys head_size"], Float[Tensor, "rows heads keys head_size"]]:
+        """Add the newest tokens and return views of all of them."""
+        end = self.length + key_RKSE.shape[2]
+        if self.buffer is None or end > self.buffer.shape[3]:
+            rows, heads, _, size = key_RKSE.shape
+            grown = key_RKSE.new_empty(2, rows, heads, max(16, 2 * end), size)
+            if self.buffer is not None:
+                grown[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
+            self.buffer = grown
+        self.buffer[0, :, :, self.length : end] = key_RKSE
+        self.buffer[1, :, :, self.length : end] = value_RKSE
+        self.length = end
+        return self.buffer[0, :, :, :end], self.buffer[1, :, :, :end]
+
+    def select(self, rows: Int[Tensor, " new_rows"]) -> None:
+        if self.buffer is not None:
+            chosen = self.buffer[:, rows, :, : self.length]
+            self.buffer = chosen.new_empty(*chosen.shape[:3], max(16, 2 * self.length), chosen.shape[4])
+            self.buffer[:, :, :, : self.length] = chosen
+
+
+class Cache:
+    """What a decoder remembers between calls: it grows by each call's tokens.
+
+    Keys and values of the memory are kept once for each sentence, however many rows (beams) decode it; the rows of a
+    sentence lie side by side. A cache belongs to one sequence of calls of one model and holds no gradients.
+    """
+
+    def __init__(self) -> None:
+        self.self_attention: dict[nn.Module, KeyValues] = {}
+        self.memory_attention: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self.length = 0
+        self.mask: Bool[Tensor, "rows keys"] | None = None
+        self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
+
+    def extend(
+        self, mask: Bool[Tensor, "rows new"] | None, num_rows: int, num_new: int, device: torch.device
+    ) -> Bool[Tensor, "rows keys"] | None:
+        """Count the tokens that a call adds and return the mask of all; call it once, before the attentions."""
+        if mask is not None or self.mask is not None:
+            if mask is None:
+                mask = torch.ones(num_rows, num_new, dtype=torch.bool, device=device)
+            if self.mask is None:
+                self.mask = torch.ones(num_rows, self.length, dtype=torch.bool, device=device)
+            self.mask = torch.cat([self.mask, mask], dim=1)
+        self.length += num_new
+        return self.mask
+
+    def select(
+        self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None
+    ) -> None:
+        """Reorder, drop or repeat rows; and sentences, where they are given.
+
+        Args:
+            rows: for each new row, the old row it continues.
+            memory_rows: for each new sentence, the old sentence; None: sentences stay as they are.
+        """
+        for entry in self.self_attention.values():
+            entry.select(rows)
+        if self.mask is not None:
+            self.mask = self.mask[rows]
+        if memory_rows is not None:
+            for module, (key, value) in self.memory_attention.items():
+                self.memory_attention[module] = (key[memory_rows], value[memory_rows])
+            if self.memory_mask is not None:
+                self.memory_mask = self.memory_mask[memory_rows]

@@ -1,0 +1,102 @@
+"""Inverted dropout, drawn from random words so that it costs a small part of a matrix product on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.errors import InputError
+
+# Each element gets 16 random bits, so a drop probability is a whole number of this many parts.
+_PARTS = 1 << 16
+
+
+class _Mask(torch.autograd.Function):
+    """Multiply values by a mask of zeros and ones and a scale; one byte per element is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, kept: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        # A product of float and integer runs in a scalar loop on a CPU, thirty times slower than converting first.
+        return kept.to(values.dtype).mul_(values).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (kept,) = ctx.saved_tensors
+        # The map is linear and its own adjoint, so derivatives of every order are right.
+        return _masked(gradients[0], kept, ctx.scale), None, None
+
+
+def _masked(values: Tensor, kept: Tensor, scale: float) -> Tensor:
+    product: Tensor = _Mask.apply(values, kept, scale)  # type: ignore[no-untyped-call]
+    return product
+
+
+def _draw_mask(shape: torch.Size, dropped_parts: int) -> Int8[Tensor, "..."]:
+    """Compare 16 random bits per element, from torch's default CPU generator, with dropped_parts: 0 below, else 1."""
+    count = shape.numel()
+    words = torch.empty((count + 3) // 4, dtype=torch.int64)
+    # Without the bounds random_ never sets the sign bit, and every fourth element would be drawn from half the range.
+    words.random_(torch.iinfo(torch.int64).min, None)
+    noise = words.view(torch.int16)[:count].view(shape)
+    return torch.ge(noise, dropped_parts - _PARTS // 2, out=torch.empty(shape, dtype=torch.int8))
+
+
+def dropout(values: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
+    """Zero each element with probability p and scale the others so that the mean stays.
+
+    On a CPU p is rounded to a multiple of 2**-16, and the scale belongs to the rounded p, so the mean is exact.
+
+    Args:
+        values: any shape, any floating dtype, any device.
+        p: probability of a zero, from 0 to 1.
+
+    Returns:
+        a tensor like values; for p = 0 values itself.
+
+    Source: Srivastava et al. 2014, section 10 (scaling in training, not in use).
+    """
+    if p == 0.0:
+        return values
+    if p == 1.0 or values.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(values, p, training=True)
+    dropped_parts = min(max(round(p * _PARTS), 1), _PARTS - 1)
+    scale = _PARTS / (_PARTS - dropped_parts)
+    return _masked(values, _draw_mask(values.shape, dropped_parts), scale)
+
+
+class Dropout(nn.Module):
+    """Dropout in training, the identity in evaluation.
+
+    Args:
+        p: probability of a zero, from 0 to 1.
+
+    Raises:
+        InputError: p lies outside 0 to 1.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0.0 <= p <= 1.0:
+            raise InputError(f"dropout is a probability from 0 to 1, got {p}; give a number in that range")
+        self.p = float(p)
+
+    def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Apply dropout where the module is in training mode.
+
+        Args:
+            values: any shape, any floating dtype.
+
+        Returns:
+            a tensor like values; values itself where nothing is dropped.
+        """
+        return dropout(values, self.p) if self.training else values
+
+    def extra_repr(self) -> str:
+        """Name the probability in the module's printed form."""
+        return f"p={self.p}"

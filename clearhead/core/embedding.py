@@ -1,0 +1,75 @@
+"""Ids to vectors. Legend: B batch, T tokens, D width."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead import spec
+from clearhead.core.dropout import Dropout
+from clearhead.core.norm import build_norm
+from clearhead.core.position import build_embedding_position
+from clearhead.errors import InputError
+
+
+class Table(nn.Module):
+    """A trained table [rows, width], looked up by id."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width))
+
+    def forward(self, ids_BT: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens width"]:
+        return F.embedding(ids_BT, self.weight)
+
+
+class Embedding(nn.Module):
+    """dropout(norm(table[ids] * scale + segments[segment] + positions[position])).
+
+    Source: arXiv 1706.03762, section 3.4; segments and norm: arXiv 1810.04805, section 3.
+    """
+
+    def __init__(self, width: int, embedding: spec.Embedding) -> None:
+        super().__init__()
+        self.scale = embedding.scale
+        self.table = Table(embedding.table.rows, width) if isinstance(embedding.table, spec.Table) else None
+        self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
+        self.segments = Table(embedding.num_segments, width) if embedding.num_segments else None
+        self.position = build_embedding_position(width, embedding.position)
+        self.norm = build_norm(width, embedding.norm)
+        self.dropout = Dropout(embedding.dropout)
+
+    @property
+    def rows(self) -> Table:
+        """The table in use, whoever owns it."""
+        return self.borrowed[0] if self.table is None else self.table
+
+    def forward(
+        self,
+        ids_BT: Int[Tensor, "batch tokens"],
+        position_BT: Int[Tensor, "batch_or_1 tokens"],
+        limit: int,
+        segments_BT: Int[Tensor, "batch tokens"] | None = None,
+        embeddings_BTD: Float[Tensor, "batch tokens width"] | None = None,
+    ) -> Float[Tensor, "batch tokens width"]:
+        """Embed ids, or take their vectors as given.
+
+        Args:
+            ids_BT: token ids; not looked up where embeddings are given.
+            position_BT: the number of real tokens before each.
+            limit: a bound that every position stays below.
+            segments_BT: the segment of each token; None: the first everywhere.
+            embeddings_BTD: used in place of the rows of the table, before scale and positions.
+        """
+        x_BTD = self.rows(ids_BT) if embeddings_BTD is None else embeddings_BTD
+        if self.scale != 1.0:
+            x_BTD = x_BTD * self.scale
+        if self.segments is not None:
+            x_BTD = x_BTD + self.segments(torch.zeros_like(ids_BT) if segments_BT is None else segments_BT)
+        elif segments_BT is not None:
+            raise InputError("segments were given, but this model has no table of segments (num_segments is 0)")
+        if self.position is not None:
+            x_BTD = x_BTD + self.position(position_BT, limit)
+        return self.dropout(self.norm(x_BTD))

@@ -1,0 +1,90 @@
+"""States to outputs. Legend: D width, V outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead import spec
+from clearhead.core.embedding import Table
+from clearhead.core.feedforward import activation
+from clearhead.core.norm import build_norm
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The last map of a head: outputs = (states * scale) weight^T + bias."""
+
+    weight: Float[Tensor, "outputs width"]
+    bias: Float[Tensor, " outputs"] | None
+    scale: float
+
+
+class Linear(nn.Module):
+    """An affine map whose weight is its own or a table it is tied to. Source: arXiv 1608.05859 (tying)."""
+
+    def __init__(self, width: int, linear: spec.Linear) -> None:
+        super().__init__()
+        self.weight = None if linear.weight else nn.Parameter(torch.empty(linear.size, width))
+        self.bias = nn.Parameter(torch.zeros(linear.size)) if linear.bias else None
+        self.scale = linear.scale
+        self.borrowed: tuple[Table, ...] = ()
+
+    @property
+    def projection(self) -> Projection:
+        return Projection(self.borrowed[0].weight if self.weight is None else self.weight, self.bias, self.scale)
+
+    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes outputs"]:
+        projection = self.projection
+        scaled = x_D if projection.scale == 1.0 else x_D * projection.scale
+        return F.linear(scaled, projection.weight, projection.bias)
+
+
+class Activation(nn.Module):
+    """A pointwise function."""
+
+    def __init__(self, function: spec.Activation) -> None:
+        super().__init__()
+        self.function = activation(function.function)
+
+    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
+        return self.function(x_D)
+
+
+class Head(nn.Module):
+    """Layers in order, the last of them linear."""
+
+    def __init__(self, width: int, head: spec.Head) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for layer in head.layers:
+            match layer:
+                case spec.Linear():
+                    layers.append(Linear(width, layer))
+                    width = layer.size
+                case spec.Activation():
+                    layers.append(Activation(layer))
+                case spec.LayerNorm() | spec.RMSNorm():
+                    layers.append(build_norm(width, layer))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes outputs"]:
+        for layer in self.layers:
+            x_D = layer(x_D)
+        return x_D
+
+    def prepare(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes last_width"]:
+        """Run all layers but the last, for who needs the outputs of few states or never all at once."""
+        for layer in self.layers[:-1]:
+            x_D = layer(x_D)
+        return x_D
+
+    def projection(self) -> Projection:
+        """Return the last map as tensors."""
+        last = self.layers[-1]
+        assert isinstance(last, Linear)
+        return last.projection

@@ -1,0 +1,41 @@
+"""How fresh weights are drawn: once for the whole model, from torch's global generator."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from clearhead import spec
+
+
+def xavier(module: nn.Module) -> None:
+    """Glorot-uniform matrices with zero biases. Source: Glorot and Bengio 2010, eq. 16."""
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> None:
+    """Draw every weight of a model; norms keep their ones and zeros.
+
+    Source: for `Normal`, the GPT-2 report, section 2.3: residual maps are scaled by 1 / sqrt(number of branches).
+    """
+    scaled = isinstance(initialization, spec.Normal) and initialization.scale_branches
+    for name, parameter in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if parameter.dim() < 2:
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+        elif isinstance(initialization, spec.Normal):
+            ends_branch = name.endswith((".function.out.weight", ".function.down.weight"))
+            shrink = _num_branches(model, name) ** -0.5 if scaled and ends_branch else 1.0
+            nn.init.normal_(parameter, std=initialization.std * shrink)
+        elif isinstance(owner, nn.Linear):
+            nn.init.xavier_uniform_(parameter)
+        else:
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+
+
+def _num_branches(model: nn.Module, name: str) -> int:
+    stack = name.split(".")[0]
+    return sum(1 for path, _ in model.named_modules() if path.startswith(stack) and path.endswith(".function"))

@@ -1,0 +1,165 @@
+"""Positions in their three places: at the embedding, on query and key, on the scores.
+
+Legend: B batch, T queries, S keys, D width, H heads, E head size.
+A position is the number of real tokens before a token, so padding on either side changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead import spec
+from clearhead.errors import InputError
+
+
+def sinusoidal_table(rows: int, width: int, position: spec.Sinusoidal) -> Float[Tensor, "{rows} {width}"]:
+    """Tabulate sin(p / theta^(2i/width)) and cos of the same angle, for the positions p = 0 .. rows - 1.
+
+    Args:
+        rows: how many positions.
+        width: an even number of columns.
+        position: theta, and the layout: sines and cosines interleaved, or all sines before all cosines.
+
+    Raises:
+        InputError: the width is odd, so that a sine would lack its cosine.
+
+    Source: arXiv 1706.03762, section 3.5 (interleaved).
+    """
+    if width % 2:
+        raise InputError(f"sinusoidal positions pair sines with cosines, so the width must be even; got {width}")
+    # float64, for a float32 angle is off by 1e-4 a thousand positions away from the start.
+    frequency = position.theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.arange(rows, dtype=torch.float64)[:, None] * frequency
+    join = torch.stack if position.layout == "interleaved" else torch.cat
+    return join([angle.sin(), angle.cos()], dim=-1).reshape(rows, width).float()
+
+
+class SinusoidalPosition(nn.Module):
+    """Looks positions up in a table that grows to the longest sequence seen."""
+
+    def __init__(self, width: int, position: spec.Sinusoidal) -> None:
+        super().__init__()
+        self.width, self.position = width, position
+        self.register_buffer("table", torch.zeros(0, width), persistent=False)
+
+    def forward(self, position_BT: Int[Tensor, "batch queries"], limit: int) -> Float[Tensor, "batch queries width"]:
+        needed = limit + self.position.offset
+        if self.table.shape[0] < needed or self.table.device != position_BT.device:
+            rows = max(needed, 2 * self.table.shape[0])
+            self.table = sinusoidal_table(rows, self.width, self.position).to(position_BT.device)
+        return F.embedding(position_BT + self.position.offset, self.table)
+
+
+class LearnedPosition(nn.Module):
+    """Looks positions up in a trained table."""
+
+    def __init__(self, width: int, position: spec.Learned) -> None:
+        super().__init__()
+        self.offset, self.rows = position.offset, position.rows
+        self.weight = nn.Parameter(torch.empty(position.rows, width))
+
+    def forward(self, position_BT: Int[Tensor, "batch queries"], limit: int) -> Float[Tensor, "batch queries width"]:
+        # The limit counts padding too, so the exact maximum is asked for only where the cheap bound does not hold.
+        if limit + self.offset > self.rows and int(position_BT.max()) + self.offset >= self.rows:
+            raise InputError(
+                f"a sequence of {int(position_BT.max()) + 1} tokens is longer than the model's "
+                f"{self.rows - self.offset} positions; shorten or split it"
+            )
+        return F.embedding(position_BT + self.offset, self.weight)
+
+
+def build_embedding_position(width: int, position: spec.Sinusoidal | spec.Learned | None) -> nn.Module | None:
+    """Build what adds positions to the embedding, or None."""
+    match position:
+        case spec.Sinusoidal():
+            return SinusoidalPosition(width, position)
+        case spec.Learned():
+            return LearnedPosition(width, position)
+        case None:
+            return None
+
+
+def rotary_angles(
+    position_BT: Int[Tensor, "batch queries"], size: int, theta: float
+) -> tuple[Float[Tensor, "batch 1 queries half"], Float[Tensor, "batch 1 queries half"]]:
+    """Return the cosines and sines by which each pair of dimensions turns at each position.
+
+    Source: arXiv 2104.09864, section 3.2.2. float32 throughout, by the expression that checkpoints were trained with.
+    """
+    exponent = torch.arange(0, size, 2, device=position_BT.device).float() / size
+    angle_BTE = position_BT[..., None].float() * (1.0 / theta**exponent)
+    return angle_BTE.cos()[:, None], angle_BTE.sin()[:, None]
+
+
+def rotate(
+    x_BHTE: Float[Tensor, "batch heads queries head_size"],
+    cos: Float[Tensor, "batch_or_1 1 queries half"],
+    sin: Float[Tensor, "batch_or_1 1 queries half"],
+) -> Float[Tensor, "batch heads queries head_size"]:
+    """Turn the first dimensions of each head; dimension i is paired with i + half, the rest passes unchanged."""
+    half = cos.shape[-1]
+    first, second, rest = x_BHTE.split([half, half, x_BHTE.shape[-1] - 2 * half], dim=-1)
+    cos, sin = cos.to(x_BHTE.dtype), sin.to(x_BHTE.dtype)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+
+def alibi_slopes(num_heads: int) -> Float[Tensor, " {num_heads}"]:
+    """Return the slope of each head: a geometric sequence, filled up from the next finer one.
+
+    Source: arXiv 2108.12409, section 3, and its reference code for head counts that are no power of two.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * head / power) for head in range(1, power + 1)]
+    slopes += [2.0 ** (-4.0 * head / power) for head in range(1, 2 * (num_heads - power), 2)]
+    return torch.tensor(slopes)
+
+
+def alibi_bias(
+    query_position: Int[Tensor, "batch queries"], key_position: Int[Tensor, "batch keys"], num_heads: int
+) -> Float[Tensor, "batch {num_heads} queries keys"]:
+    """Return minus slope times distance; in a bidirectional stack the distance counts both ways."""
+    distance = (query_position[:, None, :, None] - key_position[:, None, None, :]).abs().float()
+    return -distance * alibi_slopes(num_heads).to(distance.device)[:, None, None]
+
+
+def relative_bucket(
+    relative: Int[Tensor, "*axes"], count: int, max_distance: int, bidirectional: bool
+) -> Int[Tensor, "*axes"]:
+    """Number the bucket of key position minus query position: exact when near, logarithmic when far.
+
+    Source: arXiv 1910.10683, section 2.1; the numbering is that of its released code.
+    """
+    start = torch.zeros_like(relative)
+    if bidirectional:
+        count //= 2
+        start = (relative > 0) * count
+        distance = relative.abs()
+    else:
+        distance = (-relative).clamp(min=0)
+    exact = count // 2
+    # The maximum keeps the logarithm finite where the exact branch is taken.
+    ratio = distance.clamp(min=exact).float() / exact
+    far = exact + (ratio.log() / math.log(max_distance / exact) * (count - exact)).long()
+    return start + torch.where(distance < exact, distance, far.clamp(max=count - 1))
+
+
+class RelativeBuckets(nn.Module):
+    """A trained score bias [buckets, heads], read by the bucket of the distance between key and query."""
+
+    def __init__(self, buckets: spec.RelativeBuckets) -> None:
+        super().__init__()
+        self.buckets = buckets
+        self.weight = nn.Parameter(torch.empty(buckets.count, buckets.num_heads))
+
+    def forward(
+        self, query_position: Int[Tensor, "batch queries"], key_position: Int[Tensor, "batch keys"]
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        relative = key_position[:, None, :] - query_position[:, :, None]
+        spec_ = self.buckets
+        bucket_BTS = relative_bucket(relative, spec_.count, spec_.max_distance, spec_.bidirectional)
+        return F.embedding(bucket_BTS, self.weight).permute(0, 3, 1, 2)

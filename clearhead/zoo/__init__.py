@@ -1,0 +1,6 @@
+"""Architectures as data: recipes, presets and, later, checkpoint records."""
+
+from clearhead.zoo.presets import RECIPES
+from clearhead.zoo.recipe import Recipe, resolve
+
+__all__ = ["RECIPES", "Recipe", "resolve"]
