@@ -1,18 +1,61 @@
 """clearhead: Transformers you can see through."""
 
-from clearhead import spec
-from clearhead.core import Cache, MultiHeadAttention, Output, Transformer, build
-from clearhead.errors import InputError, RunFailure
-from clearhead.zoo import presets
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clearhead import spec
+    from clearhead.core import Cache, MultiHeadAttention, Output, Transformer, build
+    from clearhead.errors import InputError, RunFailure
+    from clearhead.generate.candidate import Hypothesis
+    from clearhead.generate.scoring import PairScore
+    from clearhead.model import Model, load
+    from clearhead.zoo import presets
+
+# Names are fetched when they are first used: importing torch takes seconds, which a typing mistake should not cost.
+_HOMES = {
+    "Cache": "clearhead.core",
+    "Hypothesis": "clearhead.generate.candidate",
+    "InputError": "clearhead.errors",
+    "Model": "clearhead.model",
+    "MultiHeadAttention": "clearhead.core",
+    "Output": "clearhead.core",
+    "PairScore": "clearhead.generate.scoring",
+    "RunFailure": "clearhead.errors",
+    "Transformer": "clearhead.core",
+    "build": "clearhead.core",
+    "load": "clearhead.model",
+    "presets": "clearhead.zoo",
+    "spec": "clearhead",
+}
 
 __all__ = [
     "Cache",
+    "Hypothesis",
     "InputError",
+    "Model",
     "MultiHeadAttention",
     "Output",
+    "PairScore",
     "RunFailure",
     "Transformer",
     "build",
+    "load",
     "presets",
     "spec",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'clearhead' has no attribute '{name}'")
+    home = _HOMES[name]
+    if home == "clearhead":
+        return importlib.import_module(f"clearhead.{name}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

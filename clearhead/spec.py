@@ -6,6 +6,7 @@ module built from it and the prefix of its weights. What is shared has one owner
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
@@ -44,7 +45,7 @@ class Reference(Node):
     path: str
 
 
-# --- norms -----------------------------------------------------------------------------------------------------------
+# --- norms ----------------------------------------------------------------------------------------------------
 
 
 class LayerNorm(Node):
@@ -64,7 +65,7 @@ class RMSNorm(Node):
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 
-# --- positions: at the embedding, on query and key, on the scores ------------------------------------------------------
+# --- positions: at the embedding, on query and key, on the scores ---------------------------------------------
 
 
 class Sinusoidal(Node):
@@ -111,7 +112,7 @@ class RelativeBuckets(Node):
 EmbeddingPosition = Annotated[Sinusoidal | Learned, Field(discriminator="kind")]
 ScoreBias = Annotated[Alibi | RelativeBuckets | Reference, Field(discriminator="kind")]
 
-# --- masks -----------------------------------------------------------------------------------------------------------
+# --- masks ----------------------------------------------------------------------------------------------------
 
 
 class Full(Node):
@@ -136,7 +137,7 @@ class Window(Node):
 
 Mask = Annotated[Full | Causal | Window, Field(discriminator="kind")]
 
-# --- the functions of a residual branch --------------------------------------------------------------------------------
+# --- the functions of a residual branch -----------------------------------------------------------------------
 
 
 class Biases(Node):
@@ -179,7 +180,7 @@ class FeedForward(Node):
 
 Function = Annotated[Attention | FeedForward, Field(discriminator="kind")]
 
-# --- the residual equation ---------------------------------------------------------------------------------------------
+# --- the residual equation ------------------------------------------------------------------------------------
 
 
 class Branch(Node):
@@ -206,7 +207,7 @@ class Layer(Node):
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
 
 
-# --- embedding, head, stack, model -------------------------------------------------------------------------------------
+# --- embedding, head, stack, model ----------------------------------------------------------------------------
 
 
 class Table(Node):
@@ -321,7 +322,7 @@ class Model(Node):
         return model
 
 
-# --- rules across fields: plain functions over what parsed ---------------------------------------------------------------
+# --- rules across fields: plain functions over what parsed ----------------------------------------------------
 
 
 def validate(node: AnyNode) -> AnyNode:
@@ -388,7 +389,11 @@ def _memory_faults(model: Model) -> list[str]:
                 faults.append(f"{path}: an encoder makes the memory and cannot attend to it")
             elif model.encoder is None:
                 faults.append(f"{path}: attends to a memory, but the model has no encoder to make one")
-    if model.encoder and model.decoder and not any(isinstance(n, Attention) and n.source == "memory" for _, n in walk(model)):
+    if (
+        model.encoder
+        and model.decoder
+        and not any(isinstance(n, Attention) and n.source == "memory" for _, n in walk(model))
+    ):
         faults.append("decoder: no step attends to the memory, so the encoder has no effect")
     return faults
 
@@ -419,7 +424,7 @@ def _reference_faults(model: Model) -> list[str]:
     return faults
 
 
-# --- reading -------------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------------
 
 _TAGGED: dict[str, type[Node]] = {"attention": Attention, "relative_buckets": RelativeBuckets}
 
@@ -429,10 +434,8 @@ def _partial_faults(tree: Any, path: str) -> Iterator[str]:
     if isinstance(tree, dict):
         node_type = _TAGGED.get(str(tree.get("kind")), Stack if "layers" in tree and "width" in tree else None)
         if node_type is not None:
-            try:
+            with contextlib.suppress(ValidationError):  # reported by the validation of the whole
                 yield from _node_faults(node_type.model_validate_json(json.dumps(tree)), path)
-            except ValidationError:
-                pass  # reported by the validation of the whole
         for key, value in tree.items():
             yield from _partial_faults(value, f"{path}.{key}" if path else key)
     elif isinstance(tree, list):
@@ -455,7 +458,9 @@ def _sentence(fault: dict[str, Any], root: type[Node]) -> str:
         return f"{path}: missing"
     if fault["type"] == "union_tag_invalid":
         expected = fault["ctx"]["expected_tags"]
-        return f"{path}: kind must be one of {expected}; got '{fault['ctx']['tag']}'{nearest(fault['ctx']['tag'], _TAGS)}"
+        return (
+            f"{path}: kind must be one of {expected}; got '{fault['ctx']['tag']}'{nearest(fault['ctx']['tag'], _TAGS)}"
+        )
     shown = received if isinstance(received, str | int | float | bool) or received is None else type(received).__name__
     message = fault["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     return f"{path}: expected {message}, got {shown!r}"

@@ -23,6 +23,10 @@ from clearhead.core.position import RelativeBuckets, alibi_bias, rotary_angles, 
 from clearhead.errors import InputError
 
 
+# Up to here a batch of small matrix products beats the fused kernel of a CPU, forward and backward.
+SHORT_ON_CPU = 64
+
+
 class Tap(nn.Identity):
     """A named place: a forward hook here sees an activation and may replace it."""
 
@@ -107,7 +111,9 @@ class Attention(nn.Module):
         self.borrowed: tuple[RelativeBuckets, ...] = ()  # in a tuple, so that the table is not registered twice
         self.scores, self.weights = Tap(), Tap()
 
-    def forward(self, x_BTD: Float[Tensor, "batch queries width"], context: Context) -> Float[Tensor, "batch queries width"]:
+    def forward(
+        self, x_BTD: Float[Tensor, "batch queries width"], context: Context
+    ) -> Float[Tensor, "batch queries width"]:
         query = self._heads(self.query(x_BTD), self.query_norm)
         if self.spec.source == "memory":
             return self._attend_to_memory(query, context)
@@ -119,7 +125,8 @@ class Attention(nn.Module):
         if context.cache is not None:
             key, value = context.cache.self_attention.setdefault(self, KeyValues()).append(key, value)
         bias = self._bias_of(context)
-        if bias is None and context.visibility.is_purely_causal(self.spec.mask) and self._body(None) == "fused":
+        causal = bias is None and context.visibility.is_purely_causal(self.spec.mask)
+        if causal and self._body(query, key, None) == "fused":
             mixed = self._fused(query, key, value, None, causal=True)
         else:
             mixed = self.attend(query, key, value, context.mask(self.spec.mask), bias)
@@ -154,7 +161,7 @@ class Attention(nn.Module):
         bias: Float[Tensor, "#batch heads queries keys"] | None,
     ) -> Float[Tensor, "batch heads queries head_size"]:
         """Mix the values by the body that `body` names; both give the same answer."""
-        if self._body(bias) == "fused":
+        if self._body(query, key, bias) == "fused":
             if bias is not None:
                 allowed = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
             return self._fused(query, key, value, allowed)
@@ -174,21 +181,20 @@ class Attention(nn.Module):
             query, key, value, mask, is_causal=causal, scale=self.scale, enable_gqa=query.shape[1] != key.shape[1]
         )
 
-    def _body(self, bias: Tensor | None) -> Literal["explicit", "fused"]:
-        trained_bias = bias is not None and bias.requires_grad
-        dropping = self.training and self.dropout.p > 0.0
-        watched = self.scores.is_watched or self.weights.is_watched
-        return "explicit" if watched or dropping or trained_bias else "fused"
+    def _body(self, query: Tensor, key: Tensor, bias: Tensor | None) -> Literal["explicit", "fused"]:
+        longest = max(query.shape[2], key.shape[2])
+        short = query.device.type == "cpu" and longest <= SHORT_ON_CPU and query.shape[2] > 1
+        return "explicit" if short or (bias is not None and bias.requires_grad) else self.body()[0]
 
     def body(self) -> tuple[Literal["explicit", "fused"], str]:
-        """Name the body that runs in the present mode, and say why."""
+        """Name the body that runs in the present mode for all but short sequences, and say why."""
         if self.scores.is_watched or self.weights.is_watched:
             return "explicit", "scores or weights are being watched"
         if self.training and self.dropout.p > 0.0:
             return "explicit", "the fused kernel has no attention dropout on a CPU"
         if self.training and isinstance(self.spec.score_bias, spec.RelativeBuckets | spec.Reference):
             return "explicit", "the fused kernel has no trainable score bias on a CPU"
-        return "fused", "nothing asks for the weights"
+        return "fused", f"nothing needs the weights; up to {SHORT_ON_CPU} tokens a CPU is faster with the explicit one"
 
     def _heads(self, x_BTD: Tensor, norm: nn.Module | None = None) -> Float[Tensor, "batch any_heads tokens head_size"]:
         x_BTHE = x_BTD.unflatten(-1, (-1, self.spec.head_size))
@@ -252,12 +258,19 @@ class MultiHeadAttention(Attention):
 
     @overload  # type: ignore[override]
     def forward(
-        self, query: Tensor, memory: Tensor | None = None, mask: Tensor | None = None,
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        mask: Tensor | None = None,
         return_weights: Literal[False] = False,
     ) -> Tensor: ...
     @overload
     def forward(
-        self, query: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, *,
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
         return_weights: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...
 
@@ -310,4 +323,3 @@ def _standalone_context(queries: int, keys: int, allowed: Tensor | None, device:
     # Where lengths differ, the queries are the last tokens of the keys, as in decoding with a cache.
     first = max(0, keys - queries)
     return Context(visibility, positions[:, first : first + queries], positions[:, :keys])
-

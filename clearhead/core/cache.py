@@ -64,9 +64,7 @@ class Cache:
         self.length += num_new
         return self.mask
 
-    def select(
-        self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None
-    ) -> None:
+    def select(self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None) -> None:
         """Reorder, drop or repeat rows; and sentences, where they are given.
 
         Args:

@@ -71,5 +71,5 @@ class Embedding(nn.Module):
         elif segments_BT is not None:
             raise InputError("segments were given, but this model has no table of segments (num_segments is 0)")
         if self.position is not None:
-            x_BTD = x_BTD + self.position(position_BT, limit)
+            x_BTD = x_BTD + self.position(position_BT, limit).to(x_BTD.dtype)
         return self.dropout(self.norm(x_BTD))

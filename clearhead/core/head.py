@@ -17,10 +17,10 @@ from clearhead.core.norm import build_norm
 
 @dataclass(frozen=True)
 class Projection:
-    """The last map of a head: outputs = (states * scale) weight^T + bias."""
+    """The last map of a head: outputs = (states * scale) weight_VD^T + bias_V."""
 
-    weight: Float[Tensor, "outputs width"]
-    bias: Float[Tensor, " outputs"] | None
+    weight_VD: Float[Tensor, "outputs width"]
+    bias_V: Float[Tensor, " outputs"] | None
     scale: float
 
 
@@ -41,7 +41,7 @@ class Linear(nn.Module):
     def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes outputs"]:
         projection = self.projection
         scaled = x_D if projection.scale == 1.0 else x_D * projection.scale
-        return F.linear(scaled, projection.weight, projection.bias)
+        return F.linear(scaled, projection.weight_VD, projection.bias_V)
 
 
 class Activation(nn.Module):

@@ -18,7 +18,7 @@ def xavier(module: nn.Module) -> None:
 def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> None:
     """Draw every weight of a model; norms keep their ones and zeros.
 
-    Source: for `Normal`, the GPT-2 report, section 2.3: residual maps are scaled by 1 / sqrt(number of branches).
+    Source: for `Normal`, Radford et al. 2019, section 2.3: residual maps are scaled by 1 / sqrt(number of branches).
     """
     scaled = isinstance(initialization, spec.Normal) and initialization.scale_branches
     for name, parameter in model.named_parameters():

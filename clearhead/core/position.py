@@ -45,7 +45,7 @@ class SinusoidalPosition(nn.Module):
     def __init__(self, width: int, position: spec.Sinusoidal) -> None:
         super().__init__()
         self.width, self.position = width, position
-        self.register_buffer("table", torch.zeros(0, width), persistent=False)
+        self.table = torch.zeros(0, width, device="cpu")  # computed, never loaded: no part of the state
 
     def forward(self, position_BT: Int[Tensor, "batch queries"], limit: int) -> Float[Tensor, "batch queries width"]:
         needed = limit + self.position.offset

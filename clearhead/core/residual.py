@@ -32,7 +32,9 @@ class Branch(nn.Module):
         self.dropout = Dropout(branch.dropout)
         self.scale = branch.scale
 
-    def forward(self, x_BTD: Float[Tensor, "batch tokens width"], context: Context) -> Float[Tensor, "batch tokens width"]:
+    def forward(
+        self, x_BTD: Float[Tensor, "batch tokens width"], context: Context
+    ) -> Float[Tensor, "batch tokens width"]:
         x_BTD = self.pre(x_BTD)
         if isinstance(self.function, Attention):
             y_BTD = self.function(x_BTD, context)
@@ -51,7 +53,9 @@ class Step(nn.Module):
         self.branches = nn.ModuleList(Branch(width, branch, memory_width) for branch in step.branches)
         self.out = build_norm(width, step.out)
 
-    def forward(self, x_BTD: Float[Tensor, "batch tokens width"], context: Context) -> Float[Tensor, "batch tokens width"]:
+    def forward(
+        self, x_BTD: Float[Tensor, "batch tokens width"], context: Context
+    ) -> Float[Tensor, "batch tokens width"]:
         shared_BTD = self.pre(x_BTD)
         for branch in self.branches:
             x_BTD = x_BTD + branch(shared_BTD, context)
@@ -65,7 +69,9 @@ class Layer(nn.Module):
         super().__init__()
         self.steps = nn.ModuleList(Step(width, step, memory_width) for step in layer.steps)
 
-    def forward(self, x_BTD: Float[Tensor, "batch tokens width"], context: Context) -> Float[Tensor, "batch tokens width"]:
+    def forward(
+        self, x_BTD: Float[Tensor, "batch tokens width"], context: Context
+    ) -> Float[Tensor, "batch tokens width"]:
         for step in self.steps:
             x_BTD = step(x_BTD, context)
         return x_BTD

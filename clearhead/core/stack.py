@@ -59,9 +59,7 @@ class Stack(nn.Module):
     ) -> Float[Tensor, "batch tokens width"]:
         context = self._context(sequence, memory, memory_mask, cache)
         limit = context.visibility.num_keys if sequence.positions is None else int(sequence.positions.max()) + 1
-        x_BTD = self.embedding(
-            sequence.ids, context.query_position, limit, sequence.segments, sequence.embeddings
-        )
+        x_BTD = self.embedding(sequence.ids, context.query_position, limit, sequence.segments, sequence.embeddings)
         for layer in self.layers:
             x_BTD = layer(x_BTD, context)
         return self.final_norm(x_BTD)
@@ -79,7 +77,9 @@ class Stack(nn.Module):
                 raise InputError("a cache counts positions by itself; positions and documents cannot be given with it")
             mask = cache.extend(mask, rows, queries, device)
         keys = queries if cache is None else cache.length
-        position = _positions(mask, sequence.documents, keys, device) if sequence.positions is None else sequence.positions
+        position = (
+            _positions(mask, sequence.documents, keys, device) if sequence.positions is None else sequence.positions
+        )
         visibility = Visibility(queries, keys, mask, sequence.documents)
         return Context(visibility, position[:, keys - queries :], position, memory, memory_mask, cache)
 

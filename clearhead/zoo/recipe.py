@@ -125,10 +125,11 @@ def _norm(recipe: Recipe) -> spec.LayerNorm | spec.RMSNorm:
 
 def _stack(recipe: Recipe, side: Literal["encoder", "decoder"], table: spec.Table | spec.Reference) -> spec.Stack:
     layers = (recipe.encoder_layers if side == "encoder" else recipe.decoder_layers) or recipe.layers
-    functions = [_attention(recipe, side, "self")]
+    functions: list[spec.Attention | spec.FeedForward] = [_attention(recipe, side, "self")]
     if side == "decoder" and recipe.family == "encoder-decoder":
         functions.append(_attention(recipe, side, "memory"))
-    steps = tuple(_step(recipe, function) for function in [*functions, _feed_forward(recipe)])
+    functions.append(_feed_forward(recipe))
+    steps = tuple(_step(recipe, function) for function in functions)
     ends_in_norm = recipe.norm_place == "pre" if recipe.final_norm is None else recipe.final_norm
     return spec.Stack(
         width=recipe.width,

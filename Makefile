@@ -1,0 +1,49 @@
+# `make demo` shows what the library does; `make test` checks it. Both begin from nothing and repeat nothing.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+TESTS ?= tests
+DEMO_ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: help demo test lint types pytest clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   install into $(VENV), train a small Transformer on this machine, show what it learned"
+	@echo "make test   install the development tools, check style and types, run every test"
+	@echo "make clean  remove $(VENV) and the tools' caches; runs/ is kept"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are newer than what was installed, so an unchanged pyproject.toml installs nothing twice.
+$(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing clearhead into $(VENV) ..."
+	$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing clearhead and the development tools into $(VENV) ..."
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed-demo
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/clearhead demo $(DEMO_ARGS)
+
+test: lint types pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+pytest: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,192 @@
+"""`clearhead inspect`: the spec tree, the shapes, the parameters, the memory and the cost of a model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.cli.console import Json, human_bytes, human_count, show, show_json
+from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from clearhead.cli.cost import Cost
+    from clearhead.spec import Model, Node
+
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+def inspect(
+    ref: Annotated[str, typer.Argument(metavar="REF", help="A run directory or a spec.json.")],
+    length: Annotated[
+        int, typer.Option("--length", min=1, help="Tokens on each side, for the cost of attention.")
+    ] = 32,
+    as_json: Json = False,
+) -> None:
+    """Show what a model is and what it costs.
+
+    \b
+    Example:
+      clearhead inspect runs/de-en
+      clearhead inspect runs/de-en/spec.json --length 128
+
+    Its spec tree, shapes, parameters, memory and cost, and which attention body runs and why. One multiplication and
+    one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no early-stop rule apply.
+    --json ends with {"parameters", "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more.
+    """
+    from clearhead.cli.cost import cost_per_token
+    from clearhead.core import build
+
+    spec = read_spec(ref)
+    module = build(spec, device="meta")
+    cost = cost_per_token(spec, length, length)
+    parameters = [_Weights(name, tuple(one.shape), one.numel()) for name, one in module.named_parameters()]
+    total = sum(one.count for one in parameters)
+    bodies = attention_bodies(module)
+    if as_json:
+        show_json(
+            {
+                "parameters": total,
+                "parameter_bytes": 4 * total,
+                "source_flops": cost.source_flops,
+                "target_flops": cost.target_flops,
+                "cache_bytes_per_target_token": 4 * cost.cache_numbers,
+                "cache_bytes_per_source_token": 4 * cost.memory_numbers,
+                "attention": [asdict(body) for body in bodies],
+                "spec": json.loads(spec.to_json()),
+            }
+        )
+        return
+    for line in [*tree_lines(spec), "", "weights", *_weight_lines(parameters), "", *_cost_lines(total, cost, length)]:
+        show(line)
+    for body in bodies:
+        show(f"attention   {body.mode}: the {body.body} body in {body.count} of {body.total}, because {body.reason}")
+
+
+def _weight_lines(parameters: list[_Weights]) -> Iterator[str]:
+    """Yield a line for each tensor; layers that are alike share their lines."""
+    alike: dict[tuple[str, tuple[int, ...]], list[_Weights]] = {}
+    for one in parameters:
+        alike.setdefault((_LAYER.sub("layers.*.", one.name), one.shape), []).append(one)
+    rows = []
+    for (name, shape), group in alike.items():
+        numbers = [found.group(1) for one in group if (found := _LAYER.search(one.name))]
+        label = numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}" if numbers else ""
+        times = f" x {len(group)}" if len(group) > 1 else ""
+        rows.append((name.replace("*", label), " x ".join(map(str, shape)), human_count(group[0].count) + times))
+    width = max(len(row[0]) for row in rows)
+    for name, sizes, count in rows:
+        yield f"  {name:<{width}}  {sizes:>12}  {count}"
+
+
+def _cost_lines(total: int, cost: Cost, length: int) -> Iterator[str]:
+    yield f"parameters  {total} ({human_count(total)}), shared ones counted once"
+    weights, training = human_bytes(4 * total), human_bytes(16 * total)
+    yield f"memory      {weights} in fp32; while training {training} with gradients and Adam's two moments"
+    target, source = human_bytes(4 * cost.cache_numbers), human_bytes(4 * cost.memory_numbers)
+    yield f"cache       {target} for each target token and {source} for each source token, while decoding in fp32"
+    target, source = human_count(cost.target_flops), human_count(cost.source_flops)
+    yield (
+        f"cost        {source} FLOPs for a source token and {target} FLOPs for a target token, at {length} tokens "
+        "on each side; training costs three times as much"
+    )
+
+
+def read_spec(ref: str) -> Model:
+    """Read the spec of a run directory, of any folder with a spec.json, or of a spec file.
+
+    Raises:
+        InputError: there is none, or it is faulty.
+    """
+    from clearhead.spec import Model
+    from clearhead.train.run_directory import resolve_reference, split_reference
+    from clearhead.train.text_file import read_text_file
+
+    path, label = split_reference(ref)
+    if label is not None:
+        resolve_reference(ref)
+    path = path / "spec.json" if path.is_dir() else path
+    text = read_text_file(path, "run directory or spec file")
+    try:
+        return Model.from_json(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def tree_lines(spec: Model) -> list[str]:
+    """Return the spec as an indented tree; a line for each part, one line for equal neighbours."""
+    return list(_tree(spec, "model", 0))
+
+
+def _tree(node: Node, name: str, depth: int) -> Iterator[str]:
+    from clearhead.spec import Node
+
+    values = {key: getattr(node, key) for key in type(node).model_fields if key != "kind"}
+    plain = [
+        f"{key}={value}" for key, value in values.items() if not isinstance(value, Node | tuple) and value is not None
+    ]
+    yield f"{'  ' * depth}{name}: {type(node).__name__}{'(' + ', '.join(plain) + ')' if plain else ''}"
+    for key, value in values.items():
+        if isinstance(value, Node):
+            yield from _tree(value, key, depth + 1)
+        elif isinstance(value, tuple):
+            for label, child in _folded(value):
+                yield from _tree(child, f"{key}.{label}", depth + 1)
+
+
+def _folded(children: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield runs of equal neighbours once, labelled with their first and last index."""
+    start = 0
+    for end in range(1, len(children) + 1):
+        if end == len(children) or children[end] != children[start]:
+            yield (str(start) if end == start + 1 else f"{start}-{end - 1}"), children[start]
+            start = end
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """One tensor of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class AttentionBody:
+    """Which of the two bodies of attention runs.
+
+    Attributes:
+        mode: "training" or "evaluation".
+        body: "explicit" or "fused".
+        count: in how many attentions of the model.
+        total: how many there are.
+        reason: why this one.
+    """
+
+    mode: str
+    body: str
+    count: int
+    total: int
+    reason: str
+
+
+def attention_bodies(module: nn.Module) -> list[AttentionBody]:
+    """Ask every attention of a model which body runs in each mode, and why."""
+    from clearhead.core.attention import Attention
+
+    attentions = [part for part in module.modules() if isinstance(part, Attention)]
+    found = []
+    for mode in ("training", "evaluation"):
+        module.train(mode == "training")
+        bodies = Counter(attention.body() for attention in attentions)
+        found += [AttentionBody(mode, body, count, len(attentions), why) for (body, why), count in bodies.items()]
+    return found

@@ -1,0 +1,186 @@
+"""The program `clearhead`: its commands, and the one place where failures become sentences and exit codes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from clearhead.cli.average import average
+from clearhead.cli.console import say, show
+from clearhead.cli.demo import demo
+from clearhead.cli.evaluate import evaluate
+from clearhead.cli.inspect import inspect
+from clearhead.cli.new import new
+from clearhead.cli.train import train
+from clearhead.cli.translate import translate
+from clearhead.errors import InputError, RunFailure, nearest
+from clearhead.train.stopping import Interrupted
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+
+# typer keeps the class of its usage errors private; its one public subclass leads there in every release.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def _installed_version() -> str:
+    try:
+        return metadata.version("clearhead")
+    except metadata.PackageNotFoundError:
+        return "of a source folder that is not installed"
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        show(f"clearhead {_installed_version()}")
+        raise typer.Exit(DONE)
+    return wanted
+
+
+def _start(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of a failure; works after any command.")
+    ] = False,
+) -> None:
+    """Train a Transformer on your own text, use it, and look inside it.
+
+    \b
+    Example:
+      clearhead demo
+      clearhead new translate --source train.de --target train.en -o run.toml
+      clearhead train run.toml
+      echo "ein Hund läuft" | clearhead translate runs/de-en
+
+    REF in the commands below is a run directory, optionally with @best (the default), @last, @averaged or @step-N.
+    Exit codes: 0 done, 1 failed while running, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM.
+    """
+
+
+def make_app() -> typer.Typer:
+    """Return the program with all its commands."""
+    app = typer.Typer(
+        name="clearhead",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
+    )
+    app.callback()(_start)
+    for command in (demo, new, train, translate, evaluate, average, inspect):
+        app.command()(command)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line.
+
+    Args:
+        arguments: the words after the program's name; None: those of this process.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    if not words:
+        main(["--help"])
+        return WRONG_INPUT
+    try:
+        with _sigterm_as_exit():
+            code = typer.main.get_command(make_app()).main(words, prog_name="clearhead", standalone_mode=False)
+            sys.stdout.flush()
+    except _UsageError as error:
+        say(_usage_sentence(error, words))
+        code = WRONG_INPUT
+    except InputError as error:
+        code = _failed(f"{error}", WRONG_INPUT, debug)
+    except RunFailure as error:
+        code = _failed(f"{error}", FAILED, debug)
+    except Interrupted as error:
+        say(f"{error}")
+        return int(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else FAILED
+    except Exception as error:  # noqa: BLE001 - the last resort: whatever happens, a person gets a sentence
+        what = f"{type(error).__name__}: {error}"
+        hint = "" if debug else "; run again with --debug to see where"
+        code = _failed(f"unexpected failure: {what}{hint}", FAILED, debug)
+    if code == INTERRUPTED:
+        say("clearhead: interrupted")
+    return code if isinstance(code, int) else DONE
+
+
+def _failed(sentence: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    say(f"clearhead: {sentence}")
+    return code
+
+
+def _usage_sentence(error: Any, words: Sequence[str]) -> str:
+    """Return what is wrong with the words of a command line, with the nearest valid one."""
+    name = error.ctx.command_path if error.ctx is not None else "clearhead"
+    wanted = getattr(error, "option_name", None)
+    if getattr(error, "param", None) is not None and error.message:
+        message = _bad_value(error, words)
+    elif wanted and error.ctx is not None and error.message.startswith("No such option"):
+        known = [option for parameter in error.ctx.command.params for option in parameter.opts if option[:1] == "-"]
+        message = f"no such option: {wanted}{nearest(wanted, known)}"
+    else:
+        message = error.format_message().replace("\n", " ").replace(". Did you mean", " (did you mean").rstrip(".")
+        message = message.removesuffix("?") + "?)" if "(did you mean" in message else message
+    return f"{name}: {message[:1].lower()}{message[1:]}; see {name} --help"
+
+
+def _bad_value(error: Any, words: Sequence[str]) -> str:
+    """Return what an option expected and received, in our words whatever the library's are."""
+    option = error.param.opts[0] if error.param.param_type_name == "option" else error.param.name.upper()
+    bound = re.search(r"(?:equal to|>=) ?(-?[0-9.]+)", error.message)
+    if bound:
+        expected = f"a number of at least {bound.group(1)}"
+    elif "integer" in error.message:
+        expected = "a whole number"
+    elif "number" in error.message or "float" in error.message:
+        expected = "a number"
+    else:
+        return f"{option} is not valid: {error.message}"
+    after = [words[index + 1] for index, word in enumerate(words[:-1]) if word in error.param.opts]
+    after += [word.partition("=")[2] for word in words if word.partition("=")[0] in error.param.opts and "=" in word]
+    return f"{option} expects {expected}{f', received {after[-1]!r}' if after else ''}"
+
+
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Let SIGTERM unwind the program as Ctrl-C does, so that what is open is closed; training handles both itself."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        say("clearhead: terminated")
+        raise SystemExit(TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

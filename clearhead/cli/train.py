@@ -1,0 +1,68 @@
+"""`clearhead train`: from a run file to a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clearhead.cli.console import Json, Seed, Threads, show, show_json
+from clearhead.errors import InputError
+
+
+def train(
+    file: Annotated[str, typer.Argument(metavar="FILE.toml", help="The run file, or a run directory to continue.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="table.key=value", help="Changes to it.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue exactly from the last sound checkpoint.")] = False,
+    device: Annotated[str | None, typer.Option("--device", help="As train.device: auto, cpu, cuda or cuda:N.")] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="As train.precision: auto, fp32 or bf16.")
+    ] = None,
+    threads: Threads = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="As train.batch_tokens: padded tokens in one batch.")
+    ] = None,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model from a run file.
+
+    \b
+    Example:
+      clearhead train run.toml
+      clearhead train run.toml train.steps=20000 model.dropout=0.2 train.run=runs/second
+      clearhead train run.toml --resume
+
+    Relative paths in the run file are relative to the current directory. Ctrl-C and SIGTERM finish the step, save, and
+    say how to resume. With early_stop = { metric, patience } training stops once that many validations in a row have
+    not improved the metric. --json ends with {"run", "step", "best", "seconds"}.
+    """
+    from clearhead.train.runfile import load_run_file
+
+    options = {
+        "train.device": device,
+        "train.precision": precision,
+        "train.threads": threads,
+        "train.batch_tokens": batch_size,
+        "train.seed": seed,
+    }
+    words = list(overrides or [])
+    words += [f"{key}={value}" for key, value in options.items() if value is not None]
+    path = Path(file)
+    if path.is_dir():
+        if not resume:
+            raise InputError(f"{path} is a folder: name a run file, or add --resume to continue the run in it")
+        path = path / "run.toml"
+    run_file = load_run_file(path, words)
+    # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
+    from clearhead.train.assemble import train_run
+    from clearhead.train.progress import progress_for
+
+    result = train_run(run_file, resume=resume, progress=progress_for())
+    if as_json:
+        show_json(
+            {"run": str(result.run), "step": result.step, "best": result.best, "seconds": round(result.seconds, 2)}
+        )
+    else:
+        show(str(result.run))

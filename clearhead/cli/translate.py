@@ -1,0 +1,133 @@
+"""`clearhead translate`: one line in, one line out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import tee
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.cli.console import (
+    BatchSize,
+    Device,
+    Precision,
+    Seed,
+    Threads,
+    chunks,
+    is_interactive,
+    is_standard_input,
+    prepare_machine,
+    read_lines,
+    show,
+    show_json,
+)
+from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead import Hypothesis, Model
+
+CHUNK = 1024
+
+
+def translate(
+    ref: Annotated[
+        str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
+    ],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")
+    ] = Path("-"),
+    beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy search.")] = 5,
+    n_best: Annotated[
+        int, typer.Option("--n-best", min=1, help="Translations for each line, at most the beam size.")
+    ] = 1,
+    length_penalty: Annotated[
+        float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")] = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+) -> None:
+    """Translate text, one line in, one line out.
+
+    \b
+    Example:
+      clearhead translate runs/de-en input.de > output.en
+      echo "Zwei Hunde spielen im Schnee." | clearhead translate runs/de-en
+      clearhead translate runs/de-en@averaged input.de --beam-size 8 --n-best 3
+
+    An empty line is answered by an empty line. The score of a hypothesis is the sum of its log-probabilities divided by
+    length ** A, where the length counts the end token and A is the length penalty, by default 1.0. The search for a
+    sentence stops early once no unfinished hypothesis can still reach a better score than the worst of the best N
+    finished ones. With --n-best above 1 a line of output is "index ||| text ||| score", and the first index is 0.
+    Search is deterministic: --seed changes nothing unless the computation itself is random.
+    """
+    _check_options(beam_size, n_best, length_penalty, as_json)
+    import clearhead
+
+    lines = read_lines(file)
+    prepare_machine(threads, seed)
+    model = clearhead.load(ref, device=device, precision=precision)
+    if not is_standard_input(file):
+        lines, whole = tee(lines)
+        _check_lengths(model, list(whole), 1, str(file))
+    number = 1
+    for chunk in chunks(lines, 1 if is_interactive(file) else CHUNK):
+        if is_standard_input(file):
+            _check_lengths(model, chunk, number, "standard input")
+        alpha = 1.0 if length_penalty is None else length_penalty
+        found = model.translate_n_best(
+            chunk, n=n_best, beam_size=beam_size, length_penalty=alpha, batch_size=batch_size
+        )
+        for index, (source, hypotheses) in enumerate(zip(chunk, found, strict=True), start=number - 1):
+            _show(index, source, hypotheses if source.strip() else [], n_best, as_json)
+        number += len(chunk)
+
+
+def _check_options(beam_size: int, n_best: int, length_penalty: float | None, as_json: bool) -> None:
+    if n_best > beam_size:
+        raise InputError(
+            f"--n-best {n_best} asks for more than the --beam-size {beam_size} hypotheses there are; raise --beam-size"
+        )
+    if length_penalty is not None and beam_size == 1 and not as_json:
+        raise InputError(
+            "--length-penalty has no effect with --beam-size 1, which keeps a single hypothesis; remove one of the two"
+        )
+
+
+def _check_lengths(model: Model, lines: Sequence[str], first: int, name: str) -> None:
+    """Refuse lines that are longer than the model's positions before any of them is answered."""
+    limit = model.module.max_positions
+    if limit is None:
+        return
+    for number, ids in enumerate(model.tokenizers.source.encode_batch(lines), start=first):
+        # The encoder reads an end token behind the text.
+        if len(ids) + 1 > limit:
+            raise InputError(
+                f"{name}:{number}: the line has {len(ids) + 1} tokens with its end token, but the model has {limit} "
+                "positions; split or shorten it"
+            )
+
+
+def _show(index: int, source: str, hypotheses: Sequence[Hypothesis], n_best: int, as_json: bool) -> None:
+    if as_json:
+        records = [{"text": one.text, "score": one.score, "log_probability": one.log_probability} for one in hypotheses]
+        best = records[0] if records else {"text": "", "score": None, "log_probability": None}
+        extra = {"hypotheses": records} if n_best > 1 else {}
+        show_json({"index": index, "source": source, **best, **extra})
+    elif n_best == 1:
+        show(_one_line(hypotheses[0].text) if hypotheses else "")
+    else:
+        for one in hypotheses:
+            show(f"{index} ||| {_one_line(one.text)} ||| {one.score:.6f}")
+        if not hypotheses:
+            show(f"{index} |||  ||| ")
+
+
+def _one_line(text: str) -> str:
+    """A byte-level vocabulary can produce a line feed, which would break "one line in, one line out"."""
+    return text.replace("\n", " ").replace("\r", " ")

@@ -1,0 +1,168 @@
+"""Prepared data kept between runs: tokenizers and tokenised pairs, found again by what they were made from."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from clearhead.data.sources import Pair, PairSource, read_pairs
+from clearhead.data.store import (
+    PairStore,
+    Side,
+    SpecialIds,
+    discard,
+    join,
+    keep_pairs,
+    pack,
+    publishing,
+    select,
+    write_store,
+)
+from clearhead.errors import InputError
+from clearhead.text import Tokenizer, TokenizerPair, train_tokenizer
+
+Progress = Callable[[int, int], None]
+
+# Raised whenever what is written, or how it is made, changes: older entries are then no longer found.
+_FORMAT = 1
+_CHUNK_PAIRS = 20_000
+
+
+def cache_root() -> Path:
+    """Return the folder of prepared data: the environment variable CLEARHEAD_CACHE, or a folder in the user's cache."""
+    named = os.environ.get("CLEARHEAD_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "clearhead"
+
+
+def cached_tokenizers(source: PairSource, *, kind: str, vocab_size: int, joint: bool) -> TokenizerPair:
+    """Train the tokenizers of both sides on a source, or open what an earlier run trained on the same content.
+
+    Args:
+        source: the training pairs.
+        kind: a kind of `train_tokenizer`.
+        vocab_size: rows of each vocabulary.
+        joint: one vocabulary for both sides.
+
+    Raises:
+        InputError: the source is unusable, or does not support the vocabulary.
+        RunFailure: the cache cannot be written.
+    """
+    library = importlib.metadata.version("tokenizers")
+    folder = _folder("tokenizers", source.identity(), kind, vocab_size, joint, library)
+    if folder.is_dir():
+        try:
+            return TokenizerPair.load(folder)
+        except InputError:
+            discard(folder)
+    pairs = read_pairs(source)
+    sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if joint:
+        one = train_tokenizer(kind, sources + targets, vocab_size=vocab_size)
+        trained = TokenizerPair(source=one, target=one, joint=True)
+    else:
+        trained = TokenizerPair(
+            source=_train_side("source", kind, sources, vocab_size),
+            target=_train_side("target", kind, targets, vocab_size),
+            joint=False,
+        )
+    with publishing(folder) as temporary:
+        trained.save(temporary)
+    return trained
+
+
+def prepare_pairs(
+    source: PairSource,
+    tokenizers: TokenizerPair,
+    *,
+    max_length: int,
+    max_ratio: float | None,
+    training: bool,
+    progress: Progress | None = None,
+) -> PairStore:
+    """Tokenise and filter the pairs of a source, or open what an earlier run made of the same content.
+
+    Args:
+        source: where the pairs come from.
+        tokenizers: what turns them into ids.
+        max_length: the longest side kept, in tokens with its end token.
+        max_ratio: how many times as long as the other a side may be, counted with the end tokens; None: any.
+        training: False keeps badly matched pairs, because a score on hand-picked pairs flatters.
+        progress: called with pairs done and pairs in all, as the work goes on.
+
+    Returns:
+        The pairs that were kept; `report` counts the others.
+
+    Raises:
+        InputError: the source is unusable, the limits are, or no pair is left.
+        RunFailure: the cache cannot be written.
+    """
+    if max_length < 2:
+        raise InputError(f"max_length is {max_length}; expected at least 2, one token and the end token")
+    if max_ratio is not None and not max_ratio >= 1:
+        raise InputError(f"max_ratio is {max_ratio}; expected a number of at least 1")
+    ratio = max_ratio if training else None
+    folder = _folder("pairs", source.identity(), tokenizers.fingerprint, max_length, ratio)
+    if folder.is_dir():
+        try:
+            return PairStore(folder)
+        except InputError:
+            discard(folder)
+    pairs = read_pairs(source)
+    chunks = []
+    for start in range(0, len(pairs), _CHUNK_PAIRS):
+        chunk = pairs[start : start + _CHUNK_PAIRS]
+        chunks.append(_encode(chunk, tokenizers))
+        if progress is not None:
+            progress(start + len(chunk), len(pairs))
+    sources, targets = join([chunk[0] for chunk in chunks]), join([chunk[1] for chunk in chunks])
+    keep, report = keep_pairs(sources.lengths, targets.lengths, max_length=max_length, max_ratio=ratio)
+    if not report.kept:
+        raise InputError(
+            f"{source.place(0)}: no pair is left to use of those from here on ({report}); "
+            f"max_length is {max_length} tokens, max_ratio is {'off' if ratio is None else ratio}"
+        )
+    return write_store(
+        folder,
+        source=select(sources, keep),
+        target=select(targets, keep),
+        lines=np.flatnonzero(keep),
+        report=report,
+        special=_special(tokenizers),
+    )
+
+
+def _train_side(side: str, kind: str, texts: Sequence[str], vocab_size: int) -> Tokenizer:
+    try:
+        return train_tokenizer(kind, texts, vocab_size=vocab_size)
+    except InputError as error:
+        raise InputError(f"{side} side: {error}") from None
+
+
+def _encode(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> tuple[Side, Side]:
+    source, target = tokenizers.source, tokenizers.target
+    return (
+        pack(source.encode_batch([pair[0] for pair in pairs]), vocab_size=source.vocab_size),
+        pack(target.encode_batch([pair[1] for pair in pairs]), vocab_size=target.vocab_size),
+    )
+
+
+def _special(tokenizers: TokenizerPair) -> SpecialIds:
+    source, target = tokenizers.source, tokenizers.target
+    return SpecialIds(
+        source_pad=source.pad_id,
+        source_eos=source.eos_id,
+        target_pad=target.pad_id,
+        target_bos=target.bos_id,
+        target_eos=target.eos_id,
+    )
+
+
+def _folder(what: str, *inputs: object) -> Path:
+    key = hashlib.sha256(json.dumps([_FORMAT, *inputs]).encode()).hexdigest()
+    return cache_root() / what / key

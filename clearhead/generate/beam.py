@@ -1,0 +1,271 @@
+"""Batched, cached beam search over an encoder-decoder model; beam size 1 is greedy search.
+
+The rules, for one sentence with beam size B:
+
+- Step t extends every live hypothesis by one token. Its 2B best extensions are looked at, best sum of log-probabilities
+  first. An end token among the first B of them finishes that hypothesis; the best B that do not end live on.
+- Score = sum of log-probabilities / length ** alpha. The best `n_best` finished hypotheses are kept.
+- Early stop: the sentence is done when it holds `n_best` finished hypotheses and no live one can still beat the worst
+  of them. A live hypothesis with sum s <= 0 can at most reach s / limit ** alpha, because later tokens only lower the
+  sum and no hypothesis is longer than the limit. So stopping early returns exactly what running on to the limit would
+  return. With B = 1 the first finished hypothesis is the answer: greedy search keeps no rival.
+- At the limit a sentence is done. If nothing has finished by then, its live hypotheses are cut off: the end token is
+  forced, with the probability the model gives it, and these candidates are marked `cut_off`.
+- Equal sums: the extension of the better parent goes first. Equal scores: the shorter hypothesis, then the smaller ids.
+
+Shapes: M sentences still in the batch, B live hypotheses of each (1 before the first step), R = M * B decoder rows,
+S source tokens, T generated tokens, V vocabulary, C extensions looked at, X banned ids, N all sentences.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from clearhead.core import Cache, Output, Transformer
+from clearhead.errors import InputError, RunFailure
+from clearhead.generate.candidate import Candidate, length_normalised
+from clearhead.generate.options import SearchOptions
+
+
+def beam_search(
+    module: Transformer,
+    ids_NS: Int[Tensor, "batch source"],
+    mask_NS: Bool[Tensor, "batch source"],
+    *,
+    bos_id: int,
+    eos_id: int,
+    pad_id: int,
+    options: SearchOptions,
+) -> list[list[Candidate]]:
+    """Return the best translations of each row, best first, by the rules at the top of this file.
+
+    Args:
+        module: an encoder-decoder model in evaluation mode.
+        ids_NS: source ids, int64, padded on either side.
+        mask_NS: True for real tokens.
+        bos_id: id the decoder starts from; never generated, unless it is also the end token.
+        eos_id: id that ends a hypothesis.
+        pad_id: padding id; never generated, unless it is also the end token.
+        options: beam size, length penalty and limits.
+
+    Returns:
+        One list for each row with up to `n_best` different candidates; fewer only where fewer were found.
+
+    Raises:
+        InputError: a length in the options is beyond the decoder's positions.
+        RunFailure: the model's output is not a number.
+    """
+    limits = target_limits(module, mask_NS.sum(1).tolist(), options)
+    banned = sorted({bos_id, pad_id} - {eos_id})
+    with torch.inference_mode():
+        search = _Search(limits, banned, eos_id, options, ids_NS.device)
+        cache = Cache()
+        memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
+        start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
+        out = module.decode(start_N1, memory_NSD, memory_mask=mask_NS, cache=cache)
+        while (tokens_R1 := search.step(_newest_logits(out), cache)) is not None:
+            out = module.decode(tokens_R1, cache=cache)
+    return [finished.ranked for finished in search.finished]
+
+
+def _newest_logits(out: Output) -> Float[Tensor, "rows vocab"]:
+    """Return the fp32 logits of the last position."""
+    assert out.logits is not None, "the model has no head"
+    return out.logits[:, -1].float()
+
+
+def target_limits(module: Transformer, source_lengths: Sequence[int], options: SearchOptions) -> list[int]:
+    """Return the longest hypothesis allowed for each source length.
+
+    Raises:
+        InputError: `max_length` or `min_length` is beyond the decoder's positions.
+    """
+    most = module.max_positions
+    asked = {"max_length": options.max_length, "min_length": options.min_length}
+    faults = [
+        f"{name} is {length}, but the model's decoder has {most} positions: use {name} {most} or less."
+        for name, length in asked.items()
+        if most is not None and length is not None and length > most
+    ]
+    if faults:
+        raise InputError.from_faults(faults, subject="the search options")
+    return [options.target_limit(length, most) for length in source_lengths]
+
+
+@dataclass
+class Finished:
+    """The best finished hypotheses of one sentence, best first, at most `capacity` of them."""
+
+    capacity: int
+    ranked: list[Candidate] = field(default_factory=list)
+
+    def add(self, candidate: Candidate) -> None:
+        """Keep the candidate if it is among the best."""
+        bisect.insort(self.ranked, candidate, key=lambda kept: (-kept.score, len(kept.ids), kept.ids))
+        del self.ranked[self.capacity :]
+
+    def open_to(self, score: float) -> bool:
+        """Say whether a hypothesis with this score would still change the list."""
+        return len(self.ranked) < self.capacity or score > self.ranked[-1].score
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """One-token extensions of the live hypotheses of each sentence, best first."""
+
+    sums_MC: Float[Tensor, "sentences candidates"]
+    ids_MC: Int[Tensor, "sentences candidates"]
+    parents_MC: Int[Tensor, "sentences candidates"]
+
+    def take(self, order_MB: Int[Tensor, "sentences beams"]) -> Extensions:
+        """Return the extensions at these places, in this order."""
+        return Extensions(*(part.gather(1, order_MB) for part in (self.sums_MC, self.ids_MC, self.parents_MC)))
+
+
+def top_log_probabilities(
+    logits_RV: Float[Tensor, "rows vocab"], banned_X: Int[Tensor, " banned"], count: int
+) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
+    """Return the log-probabilities and ids of each row's best tokens, and the log of its normaliser.
+
+    Probabilities are those of the whole vocabulary: a banned id cannot be chosen, but keeps its share. The logits are
+    overwritten, because a second array of their size costs more than everything else done here.
+
+    Args:
+        logits_RV: fp32; destroyed.
+        banned_X: ids that may not be chosen.
+        count: how many to return; all of them if the vocabulary is smaller.
+    """
+    banned_RX = logits_RV.index_select(1, banned_X)
+    logits_RV.index_fill_(1, banned_X, -torch.inf)
+    top_RC, ids_RC = logits_RV.topk(min(count, logits_RV.shape[1]), dim=1)
+    peak_R1 = torch.cat([top_RC[:, :1], banned_RX], 1).amax(1, keepdim=True)
+    total_R = logits_RV.sub_(peak_R1).exp_().sum(1) + banned_RX.sub_(peak_R1).exp_().sum(1)
+    normaliser_R = total_R.log() + peak_R1[:, 0]
+    # Rounding can lift a probability above 1, and the early stop relies on sums that never grow.
+    return (top_RC - normaliser_R[:, None]).clamp_(max=0.0), ids_RC, normaliser_R
+
+
+def best_extensions(
+    log_probs_RC: Float[Tensor, "rows top"],
+    ids_RC: Int[Tensor, "rows top"],
+    sums_MB: Float[Tensor, "sentences beams"],
+    count: int,
+) -> Extensions:
+    """Return the `count` best extensions of each sentence; where there are fewer, the rest have a sum of -inf."""
+    num_sentences, num_top = len(sums_MB), log_probs_RC.shape[1]
+    sums_MC = (log_probs_RC + sums_MB.reshape(-1, 1)).view(num_sentences, -1)
+    missing = max(count - sums_MC.shape[1], 0)
+    sums_MC = functional.pad(sums_MC, (0, missing), value=-torch.inf)
+    ids_MC = functional.pad(ids_RC.reshape(num_sentences, -1), (0, missing))
+    # A stable sort, unlike topk, promises which of two equal sums comes first.
+    sums_MC, order_MC = (part[:, :count] for part in sums_MC.sort(dim=1, descending=True, stable=True))
+    parents_MC = (order_MC // num_top).clamp_(max=sums_MB.shape[1] - 1)
+    return Extensions(sums_MC, ids_MC.gather(1, order_MC), parents_MC)
+
+
+class _Search:
+    """One batch of sentences: live hypotheses in tensors, finished ones in lists; finished sentences leave."""
+
+    def __init__(
+        self, limits: list[int], banned: list[int], eos_id: int, options: SearchOptions, device: torch.device
+    ) -> None:
+        """Start every sentence with one empty hypothesis."""
+        self.options = options
+        self.limits = limits
+        self.eos_id = eos_id
+        self.finished = [Finished(options.n_best) for _ in limits]
+        self.alive = list(range(len(limits)))
+        self.length = 0
+        self.sums_MB = torch.zeros(len(limits), 1, device=device)
+        self.prefix_RT = torch.empty(len(limits), 0, dtype=torch.int64, device=device)
+        self.banned_X = torch.tensor(banned, dtype=torch.int64, device=device)
+        self.banned_early_X = torch.tensor([*banned, eos_id], dtype=torch.int64, device=device)
+
+    def step(self, logits_RV: Float[Tensor, "rows vocab"], cache: Cache) -> Int[Tensor, "next_rows 1"] | None:
+        """Take one token for every live hypothesis.
+
+        Returns:
+            The tokens of the next decoder step, for whose rows the cache has been rearranged; None when all is done.
+        """
+        self.length += 1
+        beams = self.options.beam_size
+        # Each of B hypotheses has one end token, so 2B extensions always hold B that live on; greedy needs no rival.
+        count = 1 if beams == 1 else 2 * beams
+        end_R = logits_RV[:, self.eos_id].clone()
+        banned_X = self.banned_early_X if self.length < self.options.min_length else self.banned_X
+        log_probs_RC, ids_RC, normaliser_R = top_log_probabilities(logits_RV, banned_X, count)
+        best = best_extensions(log_probs_RC, ids_RC, self.sums_MB, count)
+        is_end_MC = (best.ids_MC == self.eos_id) & (best.sums_MC > -torch.inf)
+        self._keep_finished(best, is_end_MC[:, :beams])
+        live = best.take(is_end_MC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams])
+        kept = self._unfinished(live.sums_MC[:, 0].tolist(), end_R - normaliser_R)
+        return self._advance(live, kept, cache) if kept else None
+
+    def _keep_finished(self, best: Extensions, is_end_MB: Bool[Tensor, "sentences beams"]) -> None:
+        """Move the extensions that end into their sentences' lists."""
+        sentences, places = is_end_MB.nonzero(as_tuple=True)
+        if not len(sentences):
+            return
+        rows = sentences * self.sums_MB.shape[1] + best.parents_MC[sentences, places]
+        sums = best.sums_MC[sentences, places]
+        for place, prefix, total in zip(sentences.tolist(), self.prefix_RT[rows].tolist(), sums.tolist(), strict=True):
+            self._finish(place, prefix, total, cut_off=False)
+
+    def _finish(self, place: int, prefix: list[int], total: float, *, cut_off: bool) -> None:
+        """Add prefix + end token to the list of the sentence at this place of the batch."""
+        score = length_normalised(total, self.length, self.options.length_penalty)
+        self.finished[self.alive[place]].add(Candidate((*prefix, self.eos_id), score, total, cut_off))
+
+    def _unfinished(self, live_best: list[float], end_log_probs_R: Float[Tensor, " rows"]) -> list[int]:
+        """Return the places of the sentences that go on; cut off those that end with nothing finished."""
+        kept = []
+        for place, best_sum in enumerate(live_best):
+            if math.isnan(best_sum):
+                raise RunFailure(f"the model's output at target token {self.length} is not a number.")
+            if self._goes_on(self.alive[place], best_sum):
+                kept.append(place)
+            elif not self.finished[self.alive[place]].ranked:
+                self._cut_off(place, end_log_probs_R)
+        return kept
+
+    def _goes_on(self, sentence: int, best_sum: float) -> bool:
+        """Say whether a live hypothesis of this sentence can still change its list."""
+        limit, finished = self.limits[sentence], self.finished[sentence]
+        if self.length >= limit or best_sum == -math.inf:
+            return False
+        if self.options.beam_size == 1 and finished.ranked:
+            return False
+        return finished.open_to(length_normalised(best_sum, limit, self.options.length_penalty))
+
+    def _cut_off(self, place: int, end_log_probs_R: Float[Tensor, " rows"]) -> None:
+        """Force the end token onto the hypotheses that this step was to extend."""
+        beams = self.sums_MB.shape[1]
+        rows = slice(place * beams, (place + 1) * beams)
+        totals = (self.sums_MB[place] + end_log_probs_R[rows]).tolist()
+        for prefix, total in zip(self.prefix_RT[rows].tolist(), totals, strict=True):
+            if total > -math.inf:
+                self._finish(place, prefix, total, cut_off=True)
+
+    def _advance(self, live: Extensions, kept: list[int], cache: Cache) -> Int[Tensor, "next_rows 1"]:
+        """Make the live extensions of the kept sentences the new hypotheses, in the cache too."""
+        old_beams = self.sums_MB.shape[1]
+        someone_left = len(kept) < len(self.alive)
+        kept_M = torch.tensor(kept, device=self.sums_MB.device)
+        if someone_left:
+            self.alive = [self.alive[place] for place in kept]
+            live = Extensions(live.sums_MC[kept_M], live.ids_MC[kept_M], live.parents_MC[kept_M])
+        rows_R = (kept_M[:, None] * old_beams + live.parents_MC).flatten()
+        tokens_R1 = live.ids_MC.reshape(-1, 1)
+        self.sums_MB = live.sums_MC
+        self.prefix_RT = torch.cat([self.prefix_RT.index_select(0, rows_R), tokens_R1], 1)
+        if someone_left or self.options.beam_size > 1:
+            cache.select(rows_R, memory_rows=kept_M if someone_left else None)
+        return tokens_R1

@@ -1,0 +1,106 @@
+"""The score that search gives to a known translation, from one uncached pass over whole sentences.
+
+Shapes: B sentence pairs, S source tokens, T target tokens with the end token, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError
+from clearhead.generate.candidate import length_normalised
+from clearhead.generate.engine import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
+
+# fp32 logits of one batch: 64 MiB, however large the vocabulary is.
+MOST_LOGITS = 2**24
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """How probable the model finds one target.
+
+    Args:
+        ids: the target's tokens, the end token last.
+        token_log_probabilities: natural-log probability of each of `ids`, given those before it and the source.
+        log_probability: their sum.
+        score: `log_probability` / len(ids) ** length_penalty, as search reports it.
+    """
+
+    ids: tuple[int, ...]
+    token_log_probabilities: tuple[float, ...]
+    log_probability: float
+    score: float
+
+
+def score_pairs(
+    module: Transformer,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    bos_id: int,
+    eos_id: int,
+    pad_id: int,
+    length_penalty: float,
+    batch_tokens: int = 8192,
+) -> list[PairScore]:
+    """Return the log-probabilities of each target given its source, in the order given.
+
+    Args:
+        module: an encoder-decoder model; run in evaluation mode, its own mode is restored.
+        sources: ids as the encoder reads them, none empty.
+        targets: ids without start and end token; these are added here. An empty target is the end token alone.
+        bos_id: id the decoder starts from.
+        eos_id: id that ends a target.
+        pad_id: padding id.
+        length_penalty: exponent alpha of the score.
+        batch_tokens: most padded source + target tokens scored together.
+
+    Raises:
+        InputError: unequal counts, an empty source, or a sequence beyond the model's positions.
+    """
+    if len(sources) != len(targets):
+        raise InputError(
+            f"there are {len(sources)} sources but {len(targets)} targets: give one target for each source."
+        )
+    labels = [(*target, eos_id) for target in targets]
+    check_lengths(sources, module.max_positions, what="source")
+    check_lengths(labels, module.max_positions, what="target")
+    per_token: list[list[float]] = [[] for _ in labels]
+    device = device_of(module)
+    # Every target position costs a row of logits, so a large vocabulary shrinks the batch.
+    budget = max(min(batch_tokens, 2 * MOST_LOGITS // module.num_target_ids), 1)
+    costs = [2 * max(len(source), len(label)) for source, label in zip(sources, labels, strict=True)]
+    with evaluation_mode(module), torch.inference_mode():
+        for batch in batches_by_cost(costs, budget=budget, most_rows=None):
+            ids_BS, mask_BS = pad_ids([sources[i] for i in batch], pad_id, device)
+            labels_BT, mask_BT = pad_ids([labels[i] for i in batch], pad_id, device)
+            target_BT = torch.cat([labels_BT.new_full((len(batch), 1), bos_id), labels_BT[:, :-1]], 1)
+            out = module(ids_BS, target_BT, mask=mask_BS, target_mask=mask_BT)
+            assert out.logits is not None, "the model has no head"
+            for i, row in zip(batch, label_log_probabilities(out.logits, labels_BT, mask_BT), strict=True):
+                per_token[i] = row
+    return [_pair_score(ids, row, length_penalty) for ids, row in zip(labels, per_token, strict=True)]
+
+
+def label_log_probabilities(
+    logits_BTV: Float[Tensor, "batch target vocab"],
+    labels_BT: Int[Tensor, "batch target"],
+    mask_BT: Bool[Tensor, "batch target"],
+) -> list[list[float]]:
+    """Return the fp32 log-probability of each real label, row by row."""
+    logits_BTV = logits_BTV.float()
+    chosen_BT = logits_BTV.gather(2, labels_BT[:, :, None])[:, :, 0] - logits_BTV.logsumexp(2)
+    return [row[: int(count)] for row, count in zip(chosen_BT.tolist(), mask_BT.sum(1).tolist(), strict=True)]
+
+
+def _pair_score(ids: tuple[int, ...], row: list[float], length_penalty: float) -> PairScore:
+    """Put the per-token log-probabilities of one target together."""
+    total = math.fsum(row)
+    return PairScore(ids, tuple(row), total, length_normalised(total, len(ids), length_penalty))

@@ -1,0 +1,42 @@
+"""What this machine can do: the device and the precision that "auto" stands for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from clearhead.errors import InputError
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of a name, the best one there is for "auto".
+
+    Raises:
+        InputError: the name means nothing, or this machine does not have the device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"'{name}' is no device: use auto, cpu, cuda or cuda:N") from None
+    count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(device.type, 1)
+    if (device.index or 0) >= count:
+        raise InputError(f"there is no device '{name}' on this machine: use auto or cpu")
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"]:
+    """Return the precision of a name; "auto" is bf16 where the hardware gains from it, as few CPUs do.
+
+    Raises:
+        InputError: a precision that cannot be computed in.
+    """
+    if name == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    if name == "fp32":
+        return "fp32"
+    if name == "bf16":
+        return "bf16"
+    raise InputError(f"precision must be auto, fp32 or bf16; got '{name}'")

@@ -1,0 +1,67 @@
+"""The tokenizers of the two sides of a translation: one for both, or one each."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from clearhead.errors import InputError
+from clearhead.text.tokenizer import Tokenizer
+
+_JOINT = "tokenizer.json"
+_SOURCE = "source.tokenizer.json"
+_TARGET = "target.tokenizer.json"
+
+
+@dataclass(frozen=True)
+class TokenizerPair:
+    """The tokenizers of source and target.
+
+    Args:
+        source: encodes what the encoder reads.
+        target: encodes what the decoder reads and writes.
+        joint: one vocabulary serves both sides, so that their tables can be tied.
+
+    Raises:
+        InputError: joint is asked for with two different tokenizers.
+    """
+
+    source: Tokenizer
+    target: Tokenizer
+    joint: bool
+
+    def __post_init__(self) -> None:
+        if self.joint and self.source.fingerprint != self.target.fingerprint:
+            raise InputError("a joint pair needs one tokenizer for both sides, received two different ones")
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash that a checkpoint remembers: equal fingerprints give equal ids on both sides."""
+        content = f"{self.joint} {self.source.fingerprint} {self.target.fingerprint}"
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write one `tokenizer.json` where joint, else one file for each side; the folder is made where needed."""
+        if self.joint:
+            self.source.save(folder / _JOINT)
+        else:
+            self.source.save(folder / _SOURCE)
+            self.target.save(folder / _TARGET)
+
+    @classmethod
+    def load(cls, folder: Path) -> TokenizerPair:
+        """Load what `save` wrote, or a folder with any one `tokenizer.json` as a joint pair.
+
+        Raises:
+            InputError: the folder holds no tokenizer, only one side of two, or an unusable one.
+        """
+        if (folder / _JOINT).is_file():
+            tokenizer = Tokenizer.load(folder / _JOINT)
+            return cls(source=tokenizer, target=tokenizer, joint=True)
+        missing = [name for name in (_SOURCE, _TARGET) if not (folder / name).is_file()]
+        if len(missing) == 2:
+            raise InputError(f"{folder}: expected {_JOINT}, or {_SOURCE} and {_TARGET}, but found none of them")
+        if missing:
+            raise InputError(f"{folder}: {missing[0]} is missing; each side has its own tokenizer here")
+        return cls(source=Tokenizer.load(folder / _SOURCE), target=Tokenizer.load(folder / _TARGET), joint=False)

@@ -1,0 +1,1 @@
+"""From data to weights: loss, optimizer, schedule, loop, checkpoints and the run directory."""

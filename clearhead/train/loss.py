@@ -1,0 +1,282 @@
+"""Cross-entropy of a linear layer, chunk by chunk: logits never exist for more than a few rows at a time.
+
+Shape suffixes: N rows (tokens), D width, V vocabulary, C rows of one chunk, B batch, T length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from clearhead.errors import InputError
+
+NO_LABEL = -100
+"""The label of a position that carries no loss."""
+
+# A chunk of logits lies in the last cache of a CPU and is still worth a matrix product on every thread; a GPU needs
+# larger products to be busy.
+_CHUNK_BYTES_CPU = 16 << 20
+_CHUNK_BYTES_GPU = 256 << 20
+
+
+@runtime_checkable
+class LabelledBatch(Protocol):
+    """What a batch must carry so that its loss can be computed."""
+
+    @property
+    def ids(self) -> Int[Tensor, "batch source"]:
+        """What the first stack reads."""
+
+    @property
+    def mask(self) -> Bool[Tensor, "batch source"]:
+        """True at the real tokens of ids."""
+
+    @property
+    def target_ids(self) -> Int[Tensor, "batch length"]:
+        """What the decoder reads, already shifted."""
+
+    @property
+    def target_mask(self) -> Bool[Tensor, "batch length"]:
+        """True at the real tokens of target_ids."""
+
+    @property
+    def labels(self) -> Int[Tensor, "batch length"]:
+        """What the decoder must say; NO_LABEL where nothing is asked."""
+
+
+def linear_cross_entropy(
+    hidden_ND: Float[Tensor, "rows width"],
+    weight_VD: Float[Tensor, "vocabulary width"],
+    bias_V: Float[Tensor, " vocabulary"] | None,
+    labels_N: Int[Tensor, " rows"],
+    *,
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+) -> Float[Tensor, ""]:
+    """Sum the cross-entropy of scale * hidden @ weight.T + bias over the rows that have a label.
+
+    The gradients are made with the loss, so the forward pass does the work of both where a gradient is needed.
+
+    Args:
+        hidden_ND: what the vocabulary matrix is applied to.
+        weight_VD: the vocabulary matrix; it may be used elsewhere in the model as well.
+        bias_V: one number per vocabulary entry, or None.
+        labels_N: vocabulary ids, NO_LABEL where a row carries no loss.
+        label_smoothing: share of the target that is spread evenly over the vocabulary, from 0 up to but not 1.
+        scale: factor on the hidden state.
+
+    Returns:
+        the sum in nats, a scalar; float32 for inputs of 16 bits. Divide by the number of labels for the mean.
+
+    Raises:
+        InputError: label_smoothing lies outside its range.
+
+    Source: Szegedy et al. 2016 (arXiv 1512.00567), section 7, for label smoothing.
+    """
+    if not 0.0 <= label_smoothing < 1.0:
+        raise InputError(f"label_smoothing is a share from 0 up to but not 1, got {label_smoothing}; 0.1 is usual")
+    labelled_N = labels_N != NO_LABEL
+    if not bool(labelled_N.all()):
+        rows = labelled_N.nonzero().squeeze(1)
+        hidden_ND, labels_N = select_rows(hidden_ND, rows), labels_N[rows]
+    device = hidden_ND.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
+    setting = _Setting(label_smoothing, scale, dtype, labels_N)
+    tensors = (hidden_ND, weight_VD, bias_V)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        loss: Tensor = _LinearCrossEntropy.apply(*tensors, setting)  # type: ignore[no-untyped-call]
+        return loss
+    return _Sums(hidden_ND, weight_VD, bias_V, setting, (False, False, False)).run()
+
+
+def token_loss(module: nn.Module, batch: LabelledBatch, *, label_smoothing: float) -> tuple[Float[Tensor, ""], int]:
+    """Sum the cross-entropy of one batch over its labels, without building its logits.
+
+    Args:
+        module: a Transformer with two stacks and a vocabulary head.
+        batch: ids, mask, target_ids, target_mask and labels of one batch.
+        label_smoothing: share of the target that is spread evenly over the vocabulary, from 0 up to but not 1.
+
+    Returns:
+        the sum in nats and the number of labels it runs over.
+    """
+    model: Any = module
+    # Targets are padded on the right only, where a causal decoder cannot look: no mask, so the causal kernel applies.
+    out = model.states(batch.ids, batch.target_ids, mask=batch.mask)
+    labels_N = batch.labels.flatten()
+    rows = (labels_N != NO_LABEL).nonzero().squeeze(1)
+    hidden_ND = select_rows(out.hidden.flatten(0, 1), rows)
+    projection = model.head.projection()
+    loss = linear_cross_entropy(
+        model.head.prepare(hidden_ND),
+        projection.weight_VD,
+        projection.bias_V,
+        labels_N[rows],
+        label_smoothing=label_smoothing,
+        scale=projection.scale,
+    )
+    return loss, rows.numel()
+
+
+def select_rows(values_ND: Float[Tensor, "all_rows width"], rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows width"]:
+    """Take rows, each at most once; the gradient is copied back, where indexing would add row by row.
+
+    Args:
+        values_ND: the rows to choose from.
+        rows: indices without repetition.
+
+    Returns:
+        the chosen rows in the order of the indices.
+    """
+    selected: Tensor = _SelectRows.apply(values_ND, rows)  # type: ignore[no-untyped-call]
+    return selected
+
+
+class _SelectRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values_ND: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.num_rows = values_ND.shape[0]
+        return values_ND.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        (gradient_ND,) = gradients
+        return gradient_ND.new_zeros(ctx.num_rows, gradient_ND.shape[1]).index_copy(0, rows, gradient_ND), None
+
+
+@dataclass(frozen=True)
+class _Setting:
+    label_smoothing: float
+    scale: float
+    product_dtype: torch.dtype
+    labels_N: Tensor
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, setting: _Setting) -> Tensor:
+        sums = _Sums(hidden_ND, weight_VD, bias_V, setting, ctx.needs_input_grad[:3])
+        loss = sums.run()
+        ctx.save_for_backward(*sums.gradients((hidden_ND, weight_VD, bias_V)))
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        hidden_ND, weight_VD, bias_V = (
+            None if saved is None else saved * gradients[0].to(saved.dtype) for saved in ctx.saved_tensors
+        )
+        return hidden_ND, weight_VD, bias_V, None
+
+
+class _Sums:
+    """The loss and the gradients of a linear cross-entropy as they grow from chunk to chunk of rows."""
+
+    def __init__(
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        setting: _Setting,
+        needed: tuple[bool, bool, bool],
+    ) -> None:
+        self.setting = setting
+        self.dtype = torch.promote_types(setting.product_dtype, torch.float32)
+        self.hidden_ND = (hidden_ND * setting.scale if setting.scale != 1.0 else hidden_ND).to(setting.product_dtype)
+        self.weight_VD = weight_VD.to(setting.product_dtype)
+        self.bias_V = None if bias_V is None else bias_V.to(self.dtype)
+        self.losses_N = hidden_ND.new_empty(hidden_ND.shape[0], dtype=self.dtype)
+        self.hidden_gradient_ND = hidden_ND.new_empty(hidden_ND.shape, dtype=self.dtype) if needed[0] else None
+        self.weight_gradient_VD = weight_VD.new_zeros(weight_VD.shape, dtype=self.dtype) if needed[1] else None
+        self.bias_gradient_V = weight_VD.new_zeros(weight_VD.shape[0], dtype=self.dtype) if needed[2] else None
+
+    def run(self) -> Tensor:
+        """Go over all rows; return the summed loss."""
+        num_rows, num_entries = self.losses_N.shape[0], self.weight_VD.shape[0]
+        device = self.hidden_ND.device
+        budget = _CHUNK_BYTES_CPU if device.type == "cpu" else _CHUNK_BYTES_GPU
+        chunk = max(1, min(num_rows, budget // (num_entries * self.dtype.itemsize)))
+        buffer_CV = torch.empty(chunk, num_entries, dtype=self.dtype, device=device)
+        with torch.autocast(device.type, enabled=False):
+            for start in range(0, num_rows, chunk):
+                rows = slice(start, min(start + chunk, num_rows))
+                self._add_chunk(rows, buffer_CV[: rows.stop - start])
+            loss: Tensor = self.losses_N.sum() - self._spread_evenly()
+        return loss
+
+    def gradients(self, inputs: tuple[Tensor, Tensor, Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients in the dtypes of the inputs, None where one is not needed."""
+        if self.hidden_gradient_ND is not None and self.setting.scale != 1.0:
+            self.hidden_gradient_ND.mul_(self.setting.scale)
+        made = (self.hidden_gradient_ND, self.weight_gradient_VD, self.bias_gradient_V)
+        return [
+            None if gradient is None or values is None else gradient.to(values.dtype)
+            for gradient, values in zip(made, inputs, strict=True)
+        ]
+
+    def _add_chunk(self, rows: slice, logits_CV: Tensor) -> None:
+        """Add the part that label smoothing leaves to the label; logits_CV is room for the chunk's logits."""
+        hidden_CD = self.hidden_ND[rows]
+        self._write_logits(hidden_CD, logits_CV)
+        label_share = 1.0 - self.setting.label_smoothing
+        labels_C1 = self.setting.labels_N[rows].unsqueeze(1)
+        top_C1 = logits_CV.amax(1, keepdim=True)
+        label_logits_C1 = logits_CV.gather(1, labels_C1)
+        exp_CV = logits_CV.sub_(top_C1).exp_()
+        total_C1 = exp_CV.sum(1, keepdim=True)
+        self.losses_N[rows] = (top_C1 + total_C1.log() - label_share * label_logits_C1).squeeze(1)
+        # The softmax is exp / total; the division is left to the small tensors on the other side of each product.
+        gradient_CV = exp_CV.scatter_(1, labels_C1, exp_CV.gather(1, labels_C1) - label_share * total_C1)
+        rate_C1 = total_C1.reciprocal()
+        if self.bias_gradient_V is not None:
+            self.bias_gradient_V.addmv_(gradient_CV.t(), rate_C1.squeeze(1))
+        operand_CV = gradient_CV.to(self.setting.product_dtype)
+        if self.hidden_gradient_ND is not None:
+            self.hidden_gradient_ND[rows] = torch.mm(operand_CV, self.weight_VD) * rate_C1
+        if self.weight_gradient_VD is not None:
+            scaled_CD = (hidden_CD * rate_C1).to(self.setting.product_dtype)
+            if scaled_CD.dtype == self.dtype:
+                self.weight_gradient_VD.addmm_(operand_CV.t(), scaled_CD)
+            else:
+                self.weight_gradient_VD.add_(torch.mm(operand_CV.t(), scaled_CD))
+
+    def _write_logits(self, hidden_CD: Tensor, logits_CV: Tensor) -> None:
+        weight_DV = self.weight_VD.t()
+        if hidden_CD.dtype != self.dtype:
+            logits_CV.copy_(torch.mm(hidden_CD, weight_DV))
+        elif self.bias_V is not None:
+            torch.addmm(self.bias_V, hidden_CD, weight_DV, out=logits_CV)
+            return
+        else:
+            torch.mm(hidden_CD, weight_DV, out=logits_CV)
+        if self.bias_V is not None:
+            logits_CV.add_(self.bias_V)
+
+    def _spread_evenly(self) -> Tensor:
+        """Return the smoothed share of the logits' mean, and take its constant gradients off.
+
+        The mean over the vocabulary is linear in the hidden state, so it needs no pass over the logits.
+        """
+        share = self.setting.label_smoothing / self.weight_VD.shape[0]
+        if share == 0.0:
+            return self.losses_N.new_zeros(())
+        num_rows = self.losses_N.shape[0]
+        hidden_sum_D = self.hidden_ND.sum(0, dtype=self.dtype)
+        weight_sum_D = self.weight_VD.sum(0, dtype=self.dtype)
+        logits_sum = hidden_sum_D @ weight_sum_D
+        if self.bias_V is not None:
+            logits_sum = logits_sum + num_rows * self.bias_V.sum()
+        if self.hidden_gradient_ND is not None:
+            self.hidden_gradient_ND.sub_(weight_sum_D, alpha=share)
+        if self.weight_gradient_VD is not None:
+            self.weight_gradient_VD.sub_(hidden_sum_D, alpha=share)
+        if self.bias_gradient_V is not None:
+            self.bias_gradient_V.sub_(share * num_rows)
+        spread: Tensor = share * logits_sum
+        return spread

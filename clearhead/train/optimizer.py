@@ -1,0 +1,226 @@
+"""Adam, AdamW and Muon over groups of a model's parameters.
+
+Shape suffixes: K matrices of one shape, R the smaller and C the larger of their two sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.errors import InputError, nearest
+
+KINDS = ("adam", "adamw", "muon")
+
+_MOMENTUM = 0.95
+_NEWTON_SCHULZ_STEPS = 5
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+# The root mean square of an AdamW update, measured over many runs: arXiv 2502.16982, section 2.2.
+_UPDATE_SIZE = 0.2
+# One pass over all parameters instead of one per operation; it exists on these devices.
+_FUSED_DEVICES = ("cpu", "cuda")
+
+
+def build_optimizer(
+    module: nn.Module,
+    *,
+    kind: str,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.98),
+    eps: float = 1e-9,
+    decay_everything: bool = False,
+) -> torch.optim.Optimizer:
+    """Build an optimizer over the parameters that require a gradient.
+
+    Each group carries "learning_rate_scale", by which a schedule's learning rate is to be multiplied. One learning rate
+    serves all groups, with Muon too: its updates are scaled to the size of AdamW's.
+
+    Args:
+        module: whose parameters to train.
+        kind: "adam" adds the weight decay to the gradient, "adamw" shrinks the weights directly, and "muon"
+            orthogonalises the updates of matrices and leaves all else to AdamW.
+        learning_rate: step size, positive.
+        weight_decay: share of the weights taken off per unit of learning rate, not negative.
+        betas: decay of the first and second moment, from 0 up to but not 1.
+        eps: added to the root of the second moment, positive.
+        decay_everything: decay biases, norms and embeddings too, not matrices alone.
+
+    Returns:
+        the optimizer.
+
+    Raises:
+        InputError: a number lies outside its range, the kind is unknown, or there is nothing to train.
+
+    Source: arXiv 1412.6980 (Adam), arXiv 1711.05101 (AdamW).
+    """
+    _check(kind, learning_rate, weight_decay, betas, eps)
+    matrices = matrix_parameters(module)
+    known = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in module.parameters() if parameter.requires_grad and id(parameter) not in known]
+    if not matrices and not others:
+        raise InputError("the model has no parameter that requires a gradient; unfreeze some before training")
+    groups = [
+        {
+            "params": parameters,
+            "lr": learning_rate,
+            "learning_rate_scale": 1.0,
+            "weight_decay": decay,
+            "matrices": is_matrix,
+        }
+        for parameters, decay, is_matrix in (
+            (matrices, weight_decay, True),
+            (others, weight_decay if decay_everything else 0.0, False),
+        )
+        if parameters
+    ]
+    if kind == "muon":
+        return Muon(groups, betas=betas, eps=eps)
+    family = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
+    return family(groups, lr=learning_rate, betas=betas, eps=eps, fused=_can_fuse(matrices + others))
+
+
+def matrix_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the weights of the linear layers between the embeddings and the head, in the order of the model.
+
+    A weight that an embedding or the head uses is none of them, whoever else uses it.
+    """
+    head = getattr(module, "head", None)
+    taken = {id(parameter) for parameter in head.parameters()} if isinstance(head, nn.Module) else set()
+    for child in module.modules():
+        if not isinstance(child, nn.Linear):
+            taken.update(id(parameter) for parameter in child.parameters(recurse=False))
+    matrices: dict[int, nn.Parameter] = {}
+    for child in module.modules():
+        weight = child.weight if isinstance(child, nn.Linear) else None
+        if isinstance(weight, nn.Parameter) and weight.requires_grad and id(weight) not in taken:
+            matrices[id(weight)] = weight
+    return list(matrices.values())
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose matrix updates are made orthogonal; AdamW for every group that holds no matrices.
+
+    An update of an R x C matrix is multiplied by 0.2 * sqrt(max(R, C)), which gives it the root mean square of a usual
+    AdamW update: the learning rates and weight decays of AdamW apply. The orthogonalisation runs in float32, for all
+    matrices of one shape at once.
+
+    Args:
+        groups: parameter groups with "lr", "weight_decay" and "matrices" (True: every parameter has two dimensions).
+        betas: of AdamW.
+        eps: of AdamW.
+
+    Source: K. Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (kellerjordan.github.io);
+    the scale and the weight decay: Liu et al. 2025 (arXiv 2502.16982), section 2.2.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], *, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {})
+        rest = self._groups(matrices=False)
+        self._adamw: torch.optim.AdamW | None = None
+        if rest:
+            fused = _can_fuse([parameter for group in rest for parameter in group["params"]])
+            # AdamW completes these very group dicts, so its options travel in this optimizer's state.
+            self._adamw = torch.optim.AdamW(rest, betas=betas, eps=eps, fused=fused)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: computes the loss and the gradients anew; None takes the gradients that are there.
+
+        Returns:
+            what the closure returned, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self._groups(matrices=True):
+            self._step_matrices(group)
+        if self._adamw is not None:
+            # Loading a state replaces both objects, so they are handed over anew.
+            self._adamw.param_groups, self._adamw.state = self._groups(matrices=False), self.state
+            self._adamw.step()
+        return loss
+
+    def _groups(self, *, matrices: bool) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if group["matrices"] is matrices]
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        by_shape: dict[tuple[torch.Size, torch.device], list[tuple[Tensor, Tensor]]] = {}
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                update = self._nesterov(parameter)
+                by_shape.setdefault((parameter.shape, parameter.device), []).append((parameter, update))
+        for (shape, _), pairs in by_shape.items():
+            rate = group["lr"] * _UPDATE_SIZE * max(shape) ** 0.5
+            orthogonal = orthogonalise(torch.stack([update.float() for _, update in pairs]))
+            for (parameter, _), update in zip(pairs, orthogonal.unbind(0), strict=True):
+                parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+                parameter.add_(update.to(parameter.dtype), alpha=-rate)
+
+    def _nesterov(self, parameter: Tensor) -> Tensor:
+        """Add the gradient to the momentum, and look one step ahead."""
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None, "only parameters with a gradient are updated"
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        momentum: Tensor = state["momentum"].lerp_(gradient, 1.0 - _MOMENTUM)
+        return gradient.lerp(momentum, _MOMENTUM)
+
+
+def orthogonalise(matrices: Float[Tensor, "count rows columns"]) -> Float[Tensor, "count rows columns"]:
+    """Bring the singular values of each matrix near 1 (within about 0.7 to 1.2) and keep its singular vectors.
+
+    Five steps of a Newton-Schulz iteration of degree 5, whose coefficients favour a steep start over convergence.
+
+    Args:
+        matrices: any matrices of one shape; one of zeros stays zero.
+
+    Returns:
+        the orthogonalised matrices.
+
+    Source: K. Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (kellerjordan.github.io).
+    """
+    tall = matrices.shape[1] > matrices.shape[2]
+    x_KRC = matrices.mT if tall else matrices
+    x_KRC = x_KRC / torch.linalg.vector_norm(x_KRC, dim=(1, 2), keepdim=True).clamp_min(1e-7)
+    a, b, c = _NEWTON_SCHULZ
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        gram_KRR = x_KRC @ x_KRC.mT
+        polynomial_KRR = torch.baddbmm(gram_KRR, gram_KRR, gram_KRR, beta=b, alpha=c)
+        x_KRC = torch.baddbmm(x_KRC, polynomial_KRR, x_KRC, beta=a)
+    return x_KRC.mT if tall else x_KRC
+
+
+def _can_fuse(parameters: list[nn.Parameter]) -> bool:
+    return all(parameter.device.type in _FUSED_DEVICES for parameter in parameters)
+
+
+def _check(kind: str, learning_rate: float, weight_decay: float, betas: tuple[float, float], eps: float) -> None:
+    """Refuse numbers outside their range, all in one report."""
+    faults = []
+    if kind not in KINDS:
+        faults.append(f"the optimizer must be one of {', '.join(KINDS)}, got '{kind}'{nearest(kind, KINDS)}")
+    if not 0.0 < learning_rate < float("inf"):
+        faults.append(f"learning_rate must be a positive number, got {learning_rate}")
+    if not 0.0 <= weight_decay < float("inf"):
+        faults.append(f"weight_decay must be a number that is not negative, got {weight_decay}; 0 turns it off")
+    if not all(0.0 <= beta < 1.0 for beta in betas):
+        faults.append(f"betas must lie from 0 up to but not 1, got {betas}; 0.9 and 0.98 are usual")
+    if not 0.0 < eps < float("inf"):
+        faults.append(f"eps must be a positive number, got {eps}; 1e-9 is usual")
+    if faults:
+        raise InputError.from_faults(faults, subject="the optimizer's settings")

@@ -1,0 +1,136 @@
+"""Random states that can be kept and put back, and the settings that make the same numbers come out twice."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators of torch (all devices), Python and numpy.
+
+    Args:
+        seed: any non-negative integer; numpy takes it modulo 2**32.
+    """
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of the generators of torch, Python and numpy as JSON values."""
+    version, internal, gauss = random.getstate()
+    numpy_state = np.random.get_state(legacy=False)
+    assert isinstance(numpy_state, dict)
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "torch": _encode(torch.get_rng_state()),
+        "cuda": [_encode(state) for state in devices],
+        "python": [version, list(internal), gauss],
+        "numpy": {
+            "key": [int(word) for word in numpy_state["state"]["key"]],
+            "position": int(numpy_state["state"]["pos"]),
+            "has_gauss": int(numpy_state["has_gauss"]),
+            "gauss": float(numpy_state["gauss"]),
+        },
+    }
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Put the generators back to what `random_state` returned, also after a trip through JSON."""
+    torch.set_rng_state(_decode(state["torch"]))
+    devices = [_decode(text) for text in state["cuda"]]
+    if torch.cuda.is_available() and len(devices) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(devices)
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    saved = state["numpy"]
+    np.random.set_state(
+        {
+            "bit_generator": "MT19937",
+            "state": {"key": np.array(saved["key"], dtype=np.uint32), "pos": saved["position"]},
+            "has_gauss": saved["has_gauss"],
+            "gauss": saved["gauss"],
+        }
+    )
+
+
+@contextlib.contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Let something draw random numbers without changing what is drawn afterwards."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)
+
+
+@contextlib.contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Make torch give the same bits for the same operations, and put its settings back afterwards.
+
+    Raises:
+        RuntimeError: from torch, inside the block, where an operation has no repeatable algorithm on the device.
+    """
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    benchmark = torch.backends.cudnn.benchmark
+    # cuBLAS reads this once, when its first handle is made, and refuses to be repeatable without it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        torch.use_deterministic_algorithms(True)
+        # Filling every new tensor with NaN would cost time and changes no result that is read
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = False
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = benchmark
+
+
+@contextlib.contextmanager
+def threads_put_back() -> Iterator[None]:
+    """Put the number of threads of torch back afterwards."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def environment() -> dict[str, str | int]:
+    """Return what, when it changes, may change the bits of a result: versions, processor features, threads, devices."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "processor features": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "accelerator": device,
+    }
+
+
+def environment_changes(before: Mapping[str, str | int], now: Mapping[str, str | int]) -> str | None:
+    """Return one sentence naming what differs between two environments, or None where nothing does."""
+    changes = [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]
+    if not changes:
+        return None
+    changed = ", ".join(changes)
+    return f"Since the checkpoint was written this changed: {changed}. Bits may differ from an uninterrupted run."
+
+
+def _encode(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _decode(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

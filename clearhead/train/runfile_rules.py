@@ -1,0 +1,186 @@
+"""What the keys of a run file must satisfy together, and the defaults that depend on other keys.
+
+Each rule is a plain function over the values that parsed, so a fault in one key never hides a fault between others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from clearhead.errors import InputError
+from clearhead.train.runfile_faults import Address, Fault, name_of
+from clearhead.train.runfile_sections import SUBWORD_KINDS, RunFile, Section, Train
+
+LENGTHS = ("steps", "epochs", "seconds")
+SCHEDULES_WITH_AN_END = ("cosine", "linear", "wsd")
+_DEVICES = ("auto", "cpu", "cuda", "mps")
+Kind = TypeVar("Kind", bound=Section)
+
+
+def check_rules(run: RunFile) -> list[Fault]:
+    """Return every fault between keys whose types and bounds are right."""
+    rules = (_task, _sources, _tokenizer, _model, _sizes, _positions, _length, _schedule, _validation, _device)
+    return [fault for rule in rules for fault in rule(run)]
+
+
+def _fault(address: str, sentence: str) -> Fault:
+    """Make a fault; the sentence goes on after the name of the key."""
+    parts: Address = tuple(address.split("."))
+    return Fault(parts, f"{name_of(parts)} {sentence}")
+
+
+def _task(run: RunFile) -> Iterator[Fault]:
+    if run.task.kind != "translate":
+        yield _fault("task.kind", f"'{run.task.kind}' is not available yet; this version trains 'translate'")
+    if run.task.init:
+        yield _fault("task.init", "is not available yet: this version trains from scratch, so leave it empty")
+
+
+def _sources(run: RunFile) -> Iterator[Fault]:
+    from clearhead.data.sources import parse_pair_source
+
+    for name in ("train", "valid"):
+        try:
+            parse_pair_source(getattr(run.data, name).model_dump(exclude_none=True))
+        except InputError as error:
+            yield _fault(f"data.{name}", f"is not usable: {error}")
+
+
+def _tokenizer(run: RunFile) -> Iterator[Fault]:
+    tokenizer = run.tokenizer
+    if tokenizer.kind is None and tokenizer.path is None:
+        yield _fault("tokenizer", "needs 'kind' (train one on the training text) or 'path' (use an existing one)")
+    if tokenizer.path is not None:
+        for key in ("kind", "vocab_size", "joint"):
+            if getattr(tokenizer, key) is not None:
+                yield _fault(f"tokenizer.{key}", "has no effect beside 'path': the file says it; remove one of the two")
+    elif tokenizer.kind == "byte" and tokenizer.vocab_size is not None:
+        yield _fault("tokenizer.vocab_size", "has no effect for kind 'byte', which always has the 256 bytes; remove it")
+
+
+def _model(run: RunFile) -> Iterator[Fault]:
+    model = run.model
+    if model.family != "encoder-decoder":
+        yield _fault("model.family", f"must be 'encoder-decoder' for the task 'translate', received '{model.family}'")
+    if model.spec is not None:
+        others = [key for key in _given(model) if key not in ("spec", "family")]
+        for key in others:
+            yield _fault(
+                f"model.{key}", "has no effect beside 'spec', which says the whole model; remove one of the two"
+            )
+    if model.layers is not None and model.encoder_layers is not None and model.decoder_layers is not None:
+        yield _fault("model.layers", "has no effect beside 'encoder_layers' and 'decoder_layers'; remove it")
+    if model.tie == "all" and run.tokenizer.joint is False:
+        yield _fault("model.tie", "= 'all' shares one table between both sides, which needs [tokenizer] joint = true")
+
+
+def _sizes(run: RunFile) -> Iterator[Fault]:
+    model = run.model
+    if model.width and model.heads and model.head_size is None and model.width % model.heads:
+        yield _fault("model.heads", f"must divide the width: {model.width} is not a multiple of {model.heads}")
+    if model.heads and model.kv_heads and model.heads % model.kv_heads:
+        yield _fault("model.kv_heads", f"must divide the heads: {model.heads} is not a multiple of {model.kv_heads}")
+
+
+def _positions(run: RunFile) -> Iterator[Fault]:
+    limit = run.model.max_positions
+    if limit is not None and limit < run.data.max_length:
+        yield _fault(
+            "model.max_positions",
+            f"= {limit} is less than [data] max_length = {run.data.max_length}: longer ones would have no position",
+        )
+
+
+def _length(run: RunFile) -> Iterator[Fault]:
+    given = [key for key in LENGTHS if getattr(run.train, key) is not None]
+    if not given:
+        yield _fault("train", "must say how long to train: steps, epochs or seconds")
+    if len(given) > 1:
+        yield _fault(f"train.{given[1]}", f"conflicts with '{given[0]}': give one of steps, epochs and seconds")
+
+
+def _schedule(run: RunFile) -> Iterator[Fault]:
+    train = run.train
+    if train.schedule in SCHEDULES_WITH_AN_END and train.seconds is not None:
+        yield _fault(
+            "train.schedule",
+            f"= '{train.schedule}' ends at a known step, so it needs 'steps' or 'epochs', not 'seconds'",
+        )
+    if train.schedule in ("paper", "inverse-sqrt") and train.warmup == 0:
+        yield _fault("train.warmup", f"must be at least 1 for the schedule '{train.schedule}', received the number 0")
+    if train.schedule in SCHEDULES_WITH_AN_END and train.steps is not None and (train.warmup or 0) >= train.steps:
+        yield _fault("train.warmup", f"= {train.warmup} must be less than the {train.steps} steps of the run")
+
+
+def _validation(run: RunFile) -> Iterator[Fault]:
+    train = run.train
+    if train.early_stop is not None and train.early_stop.metric == "bleu" and train.bleu_sentences == 0:
+        yield _fault(
+            "train.bleu_sentences", "= 0 conflicts with early_stop metric 'bleu', which needs sentences to translate"
+        )
+
+
+def _device(run: RunFile) -> Iterator[Fault]:
+    if run.train.device.split(":")[0] not in _DEVICES:
+        yield _fault(
+            "train.device", f"must be one of {', '.join(_DEVICES)} or cuda:N, received the text '{run.train.device}'"
+        )
+
+
+def _given(section: Section) -> list[str]:
+    """Return the keys of a table whose value is not its default."""
+    return [name for name, info in type(section).model_fields.items() if getattr(section, name) != info.default]
+
+
+def fill_defaults(run: RunFile) -> RunFile:
+    """Fill every key whose default depends on other keys; filling twice changes nothing."""
+    return run.model_copy(
+        update={
+            "tokenizer": _filled(run.tokenizer, _tokenizer_defaults(run)),
+            "model": _filled(run.model, _model_defaults(run)),
+            "train": _filled(run.train, _train_defaults(run)),
+        }
+    )
+
+
+def _filled(section: Kind, defaults: dict[str, Any]) -> Kind:
+    return section.model_copy(update={key: value for key, value in defaults.items() if getattr(section, key) is None})
+
+
+def _tokenizer_defaults(run: RunFile) -> dict[str, Any]:
+    if run.tokenizer.kind is None:
+        return {}
+    defaults: dict[str, Any] = {"joint": True}
+    if run.tokenizer.kind in SUBWORD_KINDS:
+        defaults["vocab_size"] = 8000
+    return defaults
+
+
+def _model_defaults(run: RunFile) -> dict[str, Any]:
+    if run.model.spec is not None:
+        return {}
+    two_vocabularies = run.tokenizer.joint is False
+    return {"preset": "transformer", **({"tie": "decoder"} if two_vocabularies else {})}
+
+
+def _train_defaults(run: RunFile) -> dict[str, Any]:
+    train = run.train
+    asks_for_bleu = train.early_stop is not None and train.early_stop.metric == "bleu"
+    return {
+        "learning_rate": _learning_rate(train),
+        "warmup": _warmup(train),
+        "weight_decay": 0.0,
+        "validate_every": 500,
+        "bleu_sentences": 500 if asks_for_bleu else 100,
+    }
+
+
+def _learning_rate(train: Train) -> float:
+    return 1.0 if train.schedule == "paper" else 1e-3
+
+
+def _warmup(train: Train) -> int:
+    if train.schedule in ("constant", "plateau"):
+        return 0
+    return max(1, min(2000, train.steps // 5)) if train.steps is not None else 1000

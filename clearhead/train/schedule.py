@@ -1,0 +1,185 @@
+"""Learning rates: functions of the step alone, and one that watches the validation loss. The first step is 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from clearhead.errors import InputError, nearest
+
+KINDS = ("paper", "inverse-sqrt", "cosine", "linear", "wsd", "plateau", "constant")
+KINDS_WITH_AN_END = ("cosine", "linear", "wsd")
+"""The kinds that must know how many steps the run takes."""
+KINDS_WITH_WARMUP = ("paper", "inverse-sqrt")
+"""The kinds whose formula needs a warm-up of at least one step."""
+
+_DECAY_SHARE = 0.2
+_PLATEAU_FACTOR = 0.5
+_PLATEAU_PATIENCE = 3
+_PLATEAU_THRESHOLD = 1e-4
+
+
+class Schedule:
+    """A learning rate for every step.
+
+    Args:
+        rule: learning rate of a step, from 1.
+    """
+
+    def __init__(self, rule: Callable[[int], float]) -> None:
+        self._rule = rule
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of a step; before the first step, that of the first."""
+        return self._rule(max(1, step))
+
+    def observe(self, value: float) -> None:
+        """Take a validation loss into account, where the schedule does so at all."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what was learned from validations as JSON values."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` returned."""
+
+
+class Plateau(Schedule):
+    """A constant learning rate, halved whenever the validation loss has not fallen for a few validations in a row.
+
+    Args:
+        rule: learning rate of a step before any reduction.
+    """
+
+    def __init__(self, rule: Callable[[int], float]) -> None:
+        super().__init__(rule)
+        self._best: float | None = None
+        self._misses = 0
+        self._reductions = 0
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of a step with the reductions so far."""
+        return super().__call__(step) * float(_PLATEAU_FACTOR**self._reductions)
+
+    def observe(self, value: float) -> None:
+        """Count a validation loss that is not clearly below the best; reduce when too many came in a row."""
+        if self._best is None or value < self._best - _PLATEAU_THRESHOLD * abs(self._best):
+            self._best, self._misses = value, 0
+            return
+        self._misses += 1
+        if self._misses > _PLATEAU_PATIENCE:
+            self._misses, self._reductions = 0, self._reductions + 1
+
+    def state(self) -> dict[str, Any]:
+        """Return the best loss, the misses since, and the reductions so far."""
+        return {"best": self._best, "misses": self._misses, "reductions": self._reductions}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` returned."""
+        self._best, self._misses, self._reductions = state["best"], state["misses"], state["reductions"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The numbers a rule reads.
+
+    Attributes:
+        learning_rate: the peak; for the paper's rule a factor.
+        warmup: steps over which the learning rate rises in a straight line; it peaks at this step.
+        steps: the last step of the run, None where a rule has no end.
+        width: the model's width, which the paper's rule alone reads.
+    """
+
+    learning_rate: float
+    warmup: int
+    steps: int | None = None
+    width: int | None = None
+
+    def rise(self, step: int) -> float:
+        """Return the share of the peak that the warm-up has reached, 1 at its end and after it."""
+        return min(1.0, step / self.warmup) if self.warmup else 1.0
+
+    def progress(self, step: int) -> float:
+        """Return how much of the way from the end of the warm-up to the end of the run is done, from 0 to 1."""
+        assert self.steps is not None, "a rule with an end knows its number of steps"
+        return min(1.0, max(0.0, (step - self.warmup) / (self.steps - self.warmup)))
+
+
+def paper(span: Span, step: int) -> float:
+    """width**-0.5 * min(step**-0.5, step * warmup**-1.5), times the learning rate. Source: arXiv 1706.03762, eq. 3."""
+    assert span.width is not None, "the paper's rule knows the model's width"
+    return span.learning_rate * float(span.width**-0.5 * min(step**-0.5, step * span.warmup**-1.5))
+
+
+def inverse_square_root(span: Span, step: int) -> float:
+    """A straight warm-up to the peak, then peak * sqrt(warmup / step): the paper's shape with a peak of one's own."""
+    return span.learning_rate * min(step / span.warmup, math.sqrt(span.warmup / step))
+
+
+def cosine(span: Span, step: int) -> float:
+    """A straight warm-up, then half a cosine wave down to zero. Source: arXiv 1608.03983, eq. 5, without restarts."""
+    return span.learning_rate * span.rise(step) * 0.5 * (1.0 + math.cos(math.pi * span.progress(step)))
+
+
+def linear(span: Span, step: int) -> float:
+    """A straight warm-up, then a straight line down to zero."""
+    return span.learning_rate * span.rise(step) * (1.0 - span.progress(step))
+
+
+def warmup_stable_decay(span: Span, step: int) -> float:
+    """A straight warm-up, the peak for most of the run, then peak * (1 - sqrt(t)) to zero over its last fifth.
+
+    The last fifth is that of the steps after the warm-up. Source: arXiv 2404.06395, section 4 (the three phases);
+    arXiv 2405.18392, section 3 (the shape and length of the decay).
+    """
+    decayed = max(0.0, span.progress(step) - (1.0 - _DECAY_SHARE)) / _DECAY_SHARE
+    return span.learning_rate * span.rise(step) * (1.0 - math.sqrt(min(1.0, decayed)))
+
+
+def constant(span: Span, step: int) -> float:
+    """A straight warm-up, then the peak for ever."""
+    return span.learning_rate * span.rise(step)
+
+
+def build_schedule(kind: str, *, learning_rate: float, warmup: int, steps: int | None, width: int | None) -> Schedule:
+    """Build the schedule of a run.
+
+    Args:
+        kind: the shape of the learning rate over the run.
+        learning_rate: the peak, positive; for "paper" a factor on the published formula, 1 for the formula itself.
+        warmup: steps of a straight rise that ends at the peak; 0 for none.
+        steps: the last step of the run; needed by the kinds in KINDS_WITH_AN_END.
+        width: the model's width; needed by "paper".
+
+    Returns:
+        the schedule; call it with a step, from 1.
+
+    Raises:
+        InputError: the kind is unknown, or a number is missing or impossible for it.
+    """
+    faults = []
+    if kind not in KINDS:
+        faults.append(f"the schedule must be one of {', '.join(KINDS)}, got '{kind}'{nearest(kind, KINDS)}")
+    if not 0.0 < learning_rate < math.inf:
+        faults.append(f"learning_rate must be a positive number, got {learning_rate}")
+    if warmup < 0 or (warmup == 0 and kind in KINDS_WITH_WARMUP):
+        least = 1 if kind in KINDS_WITH_WARMUP else 0
+        faults.append(f"warmup must be at least {least} for the schedule '{kind}', got {warmup}")
+    if kind in KINDS_WITH_AN_END:
+        if steps is None:
+            faults.append(f"the schedule '{kind}' ends at a known step; give the number of steps or epochs")
+        elif steps <= warmup:
+            faults.append(f"the schedule '{kind}' needs more steps than its warmup of {warmup}, got {steps}")
+    if kind == "paper" and (width is None or width < 1):
+        faults.append(f"the schedule 'paper' needs the model's width, at least 1, got {width}")
+    if faults:
+        raise InputError.from_faults(faults, subject="the learning rate schedule")
+    span = Span(learning_rate, warmup, steps, width)
+    if kind == "plateau":
+        return Plateau(partial(constant, span))
+    rules = {"paper": paper, "inverse-sqrt": inverse_square_root, "cosine": cosine, "linear": linear}
+    rules |= {"wsd": warmup_stable_decay, "constant": constant}
+    return Schedule(partial(rules[kind], span))

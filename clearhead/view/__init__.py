@@ -1,0 +1,1 @@
+"""Look inside a model: observe and replace activations, alignments, pictures."""

@@ -1,0 +1,33 @@
+"""Tensors into the slots of a module: every slot filled, every tensor used, or one report of all that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from clearhead.errors import InputError, nearest
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
+    """Put named tensors into a module, which may be on the meta device.
+
+    Args:
+        module: whose parameters are filled, in place.
+        tensors: one for each entry of its state, by the path of its owner.
+        source: where they come from, for the report.
+
+    Raises:
+        InputError: slots without tensor, tensors without slot, or shapes that differ, all in one report.
+    """
+    slots = module.state_dict()
+    faults = [f"'{name}' is missing" for name in slots if name not in tensors]
+    faults += [f"'{name}' has no place in the model{nearest(name, slots)}" for name in tensors if name not in slots]
+    faults += [
+        f"'{name}' has the shape {list(tensors[name].shape)}, the model needs {list(slot.shape)}"
+        for name, slot in slots.items()
+        if name in tensors and tensors[name].shape != slot.shape
+    ]
+    if faults:
+        raise InputError.from_faults(faults, subject=source)
+    module.load_state_dict(dict(tensors), strict=True, assign=True)

@@ -1,0 +1,45 @@
+"""Make random strings and their copies or reversals: the data of copy.toml and reverse.toml.
+
+Usage: python examples/make_strings.py copy|reverse [FOLDER]
+"""
+
+from __future__ import annotations
+
+import random
+import string
+import sys
+from pathlib import Path
+
+TRAINED_LENGTHS = range(1, 21)
+LONGER_LENGTHS = range(21, 31)
+PARTS = {"train": (20_000, TRAINED_LENGTHS), "valid": (500, TRAINED_LENGTHS), "test": (1_000, TRAINED_LENGTHS)}
+
+
+def make_strings(task: str, folder: Path, seed: int = 0) -> None:
+    """Write `train`, `valid`, `test` and `longer`, each as a .source and a .target file.
+
+    Args:
+        task: "copy" or "reverse".
+        folder: where the files go; it is made.
+        seed: of the random letters; no string of one part is in another.
+    """
+    generator = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    seen: set[str] = set()
+    for part, (count, lengths) in {**PARTS, "longer": (500, LONGER_LENGTHS)}.items():
+        strings = []
+        while len(strings) < count:
+            text = "".join(generator.choices(string.ascii_lowercase, k=generator.choice(lengths)))
+            # The few strings of one or two letters may repeat within training, or they would soon run out.
+            if text not in seen or (part == "train" and len(text) <= 2):
+                strings.append(text)
+                seen.add(text)
+        targets = strings if task == "copy" else [text[::-1] for text in strings]
+        for side, lines in (("source", strings), ("target", targets)):
+            (folder / f"{part}.{side}").write_text("".join(" ".join(line) + "\n" for line in lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3) or sys.argv[1] not in ("copy", "reverse"):
+        sys.exit(__doc__)
+    make_strings(sys.argv[1], Path(sys.argv[2] if len(sys.argv) == 3 else f"examples/data/{sys.argv[1]}"))

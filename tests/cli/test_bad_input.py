@@ -1,0 +1,210 @@
+"""Every mistake ends in one clear sentence and exit code 2, and leaves nothing half-written."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli.main import main
+from tests.cli.tiny_run import PAIRS, write_pairs, write_run_file
+
+
+def refused(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    """Return the message that a faulty command line ends in."""
+    capfd.readouterr()
+    assert main(list(arguments)) == code
+    captured = capfd.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err
+    return captured.err
+
+
+def test_missing_data_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path)
+    (tmp_path / "train.target").unlink()
+    assert f"{tmp_path}/train.target: there is no such file" in refused(capfd, "train", str(file))
+    assert not (tmp_path / "run").exists()
+
+
+def test_empty_data_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path)
+    (tmp_path / "valid.source").write_text("", encoding="utf-8")
+    assert f"{tmp_path}/valid.source: the file is empty" in refused(capfd, "train", str(file))
+    assert not (tmp_path / "run").exists()
+
+
+def test_unequal_line_counts_name_the_first_line_that_looks_wrong(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_run_file(tmp_path)
+    long = [(f"{'word ' * (3 + index % 7)}", f"{'wort ' * (3 + index % 7)}") for index in range(60)]
+    write_pairs(tmp_path, "train", long)
+    lines = (tmp_path / "train.target").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "train.target").write_text("".join(lines[:31] + lines[32:]), encoding="utf-8")
+    message = refused(capfd, "train", str(file))
+    assert "has 60 lines" in message and "has 59" in message and "train.source:3" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_invalid_utf8(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path)
+    (tmp_path / "train.source").write_bytes(b"a m u\n" * 41 + b"a \xff u\n" + b"a m u\n" * 58)
+    assert "train.source:42: invalid UTF-8" in refused(capfd, "train", str(file))
+
+
+def test_gzip_cut_off(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path)
+    whole = gzip.compress((tmp_path / "train.source").read_bytes())
+    (tmp_path / "train.source.gz").write_bytes(whole[: len(whole) // 2])
+    message = refused(capfd, "train", str(file), f"data.train.source={tmp_path}/train.source.gz")
+    assert "train.source.gz:" in message and "cut off" in message
+
+
+def test_faults_of_the_run_file_come_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    message = refused(capfd, "train", str(write_run_file(tmp_path)), "model.widht=3", "model.heads=4", "train.keep=all")
+    assert "3 faults" in message and "did you mean 'width'?" in message
+    assert "14 is not a multiple of 4" in message and "must be a whole number, received the text 'all'" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_vocabulary_larger_than_the_data_supports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path, tokenizer='kind = "bpe"\nvocab_size = 5000')
+    message = refused(capfd, "train", str(file))
+    assert "vocab_size is 5000, but this text supports" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_directory_of_another_configuration(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    message = refused(capfd, "train", f"{trained}/run.toml", "--resume", "model.dropout=0.2")
+    assert "another configuration" in message and "model.dropout is 0.1 there and 0.2 here" in message
+
+
+def test_run_directory_that_holds_a_run(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "add --resume" in refused(capfd, "train", f"{trained}/run.toml")
+
+
+def test_run_directory_that_holds_something_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("", encoding="utf-8")
+    assert "holds no run" in refused(capfd, "train", str(file))
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_run_directory_in_use(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from clearhead.train.run_directory import open_run
+
+    with open_run(trained / "run", resume=True):
+        assert "is in use by" in refused(capfd, "train", f"{trained}/run.toml", "--resume")
+
+
+def test_resume_without_a_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "no run directory" in refused(capfd, "train", str(write_run_file(tmp_path)), "--resume")
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_with_another_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from clearhead.text import train_tokenizer
+
+    file = write_run_file(tmp_path)
+    train_tokenizer("word", ["a m u", "b n v"], vocab_size=1000).save(tmp_path / "own" / "tokenizer.json")
+    whole = file.read_text(encoding="utf-8").replace('kind = "word"', f'path = "{tmp_path}/own/tokenizer.json"')
+    file.write_text(whole, encoding="utf-8")
+    assert main(["train", str(file), "train.steps=2"]) == 0
+    train_tokenizer("word", ["c o w", "d p x"], vocab_size=1000).save(tmp_path / "own" / "tokenizer.json")
+    message = refused(capfd, "train", str(file), "--resume", "train.steps=3")
+    assert "were trained with another tokenizer" in message
+
+
+def test_source_longer_than_the_positions(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path)
+    assert main(["train", str(file), "train.steps=1", 'model.positions="learned"', "model.max_positions=16"]) == 0
+    text = tmp_path / "long"
+    text.write_text("a m u\n" + "a " * 16 + "\n", encoding="utf-8")
+    message = refused(capfd, "translate", f"{tmp_path}/run", str(text))
+    assert f"{text}:2: " in message and "17 tokens" in message and "16 positions" in message
+
+
+def test_nan_loss_keeps_the_last_good_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path)
+    message = refused(capfd, "train", str(file), "train.steps=50", "train.learning_rate=1e30", "train.warmup=1", code=1)
+    assert "step" in message and "last good checkpoint" in message
+    from clearhead.train.checkpoint import newest_sound
+
+    assert newest_sound(tmp_path / "run")[0] is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(b"", "the file is empty"), (b"a m u\na \xff u\n", ":2: invalid UTF-8"), (None, "there is no such file")],
+)
+def test_file_to_translate(
+    content: bytes | None, expected: str, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "input"
+    if content is not None:
+        file.write_bytes(content)
+    message = refused(capfd, "translate", f"{trained}/run", str(file))
+    assert str(file) in message and expected in message
+
+
+def test_standard_input_that_is_not_utf8(
+    trained: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a m u\n\xff\n")))
+    assert "standard input:2: not valid UTF-8" in refused(capfd, "translate", f"{trained}/run")
+
+
+@pytest.mark.parametrize(
+    ("ref", "expected"), [("@bset", "did you mean 'best'?"), ("@step-4", "no checkpoint of step 4"), ("x", "")]
+)
+def test_reference_that_leads_nowhere(
+    ref: str, expected: str, trained: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert expected in refused(capfd, "translate", f"{trained}/run{ref}", f"{trained}/valid.source")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--tokenize", "13b"], "did you mean '13a'?"),
+        (["--device", "cuda:99"], "cuda:99"),
+        (["--device", "gpu"], "gpu"),
+        (["--precision", "fp23"], "fp23"),
+    ],
+)
+def test_faulty_option_of_evaluate(
+    arguments: list[str], expected: str, trained: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--source", f"{trained}/valid.source", "--target", f"{trained}/valid.target"]
+    assert expected in refused(capfd, "evaluate", f"{trained}/run", *data, *arguments)
+
+
+def test_average_of_more_than_there_is(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "has 2 sound checkpoints" in refused(capfd, "average", f"{trained}/run", "--last", "3")
+    assert "is not a run directory" in refused(capfd, "average", str(trained), "--last", "1")
+
+
+def test_faulty_spec_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text('{"encoder": 3, "colour": 1}', encoding="utf-8")
+    message = refused(capfd, "inspect", str(file))
+    assert str(file) in message and "colour" in message and "encoder" in message
+
+
+def test_new_refuses_unequal_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_pairs(tmp_path, "train", PAIRS)
+    (tmp_path / "train.target").write_text("a\n", encoding="utf-8")
+    data = [
+        "--source",
+        f"{tmp_path}/train.source",
+        "--target",
+        f"{tmp_path}/train.target",
+        "-o",
+        f"{tmp_path}/run.toml",
+    ]
+    assert "has 125 lines" in refused(capfd, "new", "translate", *data)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["train.source", "train.target"]

@@ -1,0 +1,84 @@
+"""`clearhead new` writes a run file that training accepts, and never over anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli.main import main
+from clearhead.train.runfile import load_run_file
+from tests.cli.tiny_run import PAIRS, write_pairs
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Write pairs and name them; the tests run in their folder."""
+    monkeypatch.chdir(tmp_path)
+    write_pairs(tmp_path, "train", PAIRS)
+    return ["new", "translate", "--source", "train.source", "--target", "train.target"]
+
+
+def test_validation_is_held_out_where_there_is_none(
+    data: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*data, "--json"]) == 0
+    captured = capfd.readouterr()
+    record = json.loads(captured.out)
+    assert record == {"file": "run.toml", "run": "runs/source-target", "pairs": len(PAIRS), "held_out": 12}
+    assert "held out 12 pairs" in captured.err and "every 10th" in captured.err
+
+    def lines(name: str) -> list[str]:
+        return (tmp_path / "run-data" / name).read_text(encoding="utf-8").splitlines()
+
+    train = list(zip(lines("train.source"), lines("train.target"), strict=True))
+    valid = list(zip(lines("valid.source"), lines("valid.target"), strict=True))
+    assert sorted(train + valid) == sorted(PAIRS) and valid == PAIRS[9::10]
+    written = load_run_file(tmp_path / "run.toml")
+    assert written.data.train.model_dump() == {"source": "run-data/train.source", "target": "run-data/train.target"}
+
+
+def test_given_validation_is_used_and_nothing_is_held_out(data: list[str], tmp_path: Path) -> None:
+    write_pairs(tmp_path, "val", PAIRS[:7])
+    assert (
+        main([*data, "--valid-source", "val.source", "--valid-target", "val.target", "-o", "a.toml", "--run", "runs/x"])
+        == 0
+    )
+    written = load_run_file(tmp_path / "a.toml")
+    assert written.data.valid.model_dump() == {"source": "val.source", "target": "val.target"}
+    assert written.train.run == "runs/x"
+    assert not list(tmp_path.glob("*-data"))
+
+
+def test_every_key_is_explained(data: list[str], tmp_path: Path) -> None:
+    main(data)
+    text = (tmp_path / "run.toml").read_text(encoding="utf-8")
+    assert text.count("#") > 15 and "[model]" in text
+
+
+def test_what_it_writes_trains(data: list[str], tmp_path: Path) -> None:
+    assert main(data) == 0
+    overrides = ["train.steps=2", "train.warmup=1", "model.width=16", "model.feedforward=8", "model.layers=1"]
+    assert main(["train", "run.toml", *overrides]) == 0
+    assert (tmp_path / "runs" / "source-target" / "checkpoints").is_dir()
+
+
+@pytest.mark.parametrize("name", ["run.toml", "run-data"])
+def test_nothing_is_overwritten(name: str, data: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).write_text("mine", encoding="utf-8")
+    assert main(data) == 2
+    assert f"{name} exists already" in capfd.readouterr().err
+    assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
+    assert {entry.name for entry in tmp_path.iterdir()} == {"train.source", "train.target", name}
+
+
+def test_too_few_pairs(tmp_path: Path, data: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    write_pairs(tmp_path, "train", PAIRS[:19])
+    assert main(data) == 2
+    assert "at least 20" in capfd.readouterr().err
+
+
+def test_one_validation_file_without_the_other(data: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*data, "--valid-source", "train.source"]) == 2
+    assert "belong together" in capfd.readouterr().err

@@ -1,0 +1,126 @@
+"""The names a script outside the repository uses: commands, options, help and exit codes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import typer
+
+from clearhead.cli.main import main, make_app
+
+MACHINE = {"--device", "--precision", "--threads", "--batch-size", "--seed"}
+SURFACE = {
+    "new": {"--source", "--target", "--valid-source", "--valid-target", "--output", "-o", "--run", "--json"},
+    "train": {"--resume", "--json"} | MACHINE,
+    "translate": {"--beam-size", "--n-best", "--length-penalty", "--json"} | MACHINE,
+    "evaluate": {
+        "--source",
+        "--target",
+        "--tokenize",
+        "--lowercase",
+        "--beam-size",
+        "--length-penalty",
+        "--output",
+        "-o",
+        "--json",
+    }
+    | MACHINE,
+    "average": {"--last", "--json"},
+    "inspect": {"--length", "--json"},
+}
+ARGUMENTS = {
+    "new": ["task"],
+    "train": ["file", "overrides"],
+    "translate": ["ref", "file"],
+    "evaluate": ["ref"],
+    "average": ["run"],
+    "inspect": ["ref"],
+}
+
+
+def commands() -> dict[str, typer.core.TyperCommand]:
+    return dict(typer.main.get_command(make_app()).commands)  # type: ignore[attr-defined]
+
+
+def test_commands_are_these() -> None:
+    assert set(commands()) == {*SURFACE, "demo"}
+
+
+@pytest.mark.parametrize("name", sorted(SURFACE))
+def test_options_are_these(name: str) -> None:
+    parameters = commands()[name].params
+    options = {opt for parameter in parameters if parameter.param_type_name == "option" for opt in parameter.opts}
+    assert options - {"--help", "-h"} == SURFACE[name]
+    assert [parameter.name for parameter in parameters if parameter.param_type_name == "argument"] == ARGUMENTS[name]
+
+
+@pytest.mark.parametrize("name", ["demo", *sorted(SURFACE)])
+def test_help_has_an_example(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    out = capfd.readouterr().out
+    assert re.search(rf"Example.*\n\s+(\S.* \| )?clearhead {name}", out), out
+
+
+@pytest.mark.parametrize("name", ["translate", "evaluate"])
+def test_help_states_the_length_penalty_and_the_rule_for_stopping(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    main([name, "--help"])
+    out = " ".join(capfd.readouterr().out.split())
+    assert re.search(r"length penalty, by default 1\.0", out)
+    assert re.search(r"once no unfinished hypothesis can still", out)
+
+
+def test_help_of_train_states_its_rule_for_stopping(capfd: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--help"])
+    assert "training stops once that many validations in a row have not improved" in " ".join(
+        capfd.readouterr().out.split()
+    )
+
+
+def test_version(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", {"clearhead": "7.11.13"}.__getitem__)
+    assert main(["--version"]) == 0
+    assert capfd.readouterr().out == "clearhead 7.11.13\n"
+
+
+def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out = capfd.readouterr().out
+    assert all(name in out for name in SURFACE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trian"], "did you mean 'train'?"),
+        (["translate", "r", "--bem-size", "3"], "did you mean '--beam-size'?"),
+        (["translate"], "missing argument 'REF'"),
+        (["translate", "r", "--beam-size", "many"], "--beam-size expects a whole number, received 'many'"),
+        (["translate", "r", "--beam-size", "0"], "--beam-size expects a number of at least 1, received '0'"),
+        (["translate", "r", "--n-best", "6"], "--n-best 6 asks for more than the --beam-size 5"),
+        (
+            ["translate", "r", "--beam-size", "1", "--length-penalty", "2"],
+            "--length-penalty has no effect with --beam-size 1",
+        ),
+        (["average", "r"], "missing option '--last'"),
+        (["average", "r", "--last", "2", "extra"], "unexpected extra argument"),
+        (["train"], "missing argument"),
+        (["translate", "no-such-run", __file__], "no-such-run is not a folder; expected a run directory"),
+        (["inspect", "no-such-run"], "no-such-run: there is no such run directory or spec file"),
+        (["new", "translat", "--source", "a", "--target", "b"], "did you mean 'translate'?"),
+        (["new", "classify", "--source", "a", "--target", "b"], "'classify' is not available yet"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence_and_exit_code_2(
+    arguments: list[str], expected: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert expected in captured.err and captured.err.count("\n") == 1, captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_debug_shows_where(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "no-such-run", "--debug"]) == 2
+    assert "Traceback" in capfd.readouterr().err

@@ -1,0 +1,101 @@
+"""What every test shares: typed shapes enforced on the whole package, one thread, no network, a private cache."""
+
+from __future__ import annotations
+
+import os
+
+# Set before torch, tokenizers and matplotlib are imported; subprocesses that tests start inherit them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["MPLBACKEND"] = "Agg"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from jaxtyping import install_import_hook
+
+install_import_hook("clearhead", "beartype.beartype")
+
+import random
+import shutil
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+NEEDS_GPU = "needs a GPU"
+"""The one reason for which a test may be skipped in CI: no machine there can meet it."""
+
+
+def data_root() -> Path:
+    """The folder of development data: CLEARHEAD_DATA, by default ../shared/data beside the repository."""
+    folder = Path(os.environ.get("CLEARHEAD_DATA", "../shared/data"))
+    return folder if folder.is_absolute() else (ROOT / folder).resolve()
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The development data, or a skip with the reason (in CI a failure)."""
+    folder = data_root()
+    if not folder.is_dir():
+        pytest.skip(f"no development data at {folder}: set CLEARHEAD_DATA")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of the system's browser, or a skip with the reason (in CI a failure)."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no chromium on this machine: install the package chromium")
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The library's cache in a temporary folder, so that no test sees what an earlier run left."""
+    folder = tmp_path_factory.mktemp("clearhead-cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLEARHEAD_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Two workers share two cores; one thread each also keeps the order of sums the same."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """The same random numbers in every test, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not (IN_CI and report.skipped) or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if NEEDS_GPU not in reason:
+        report.outcome = "failed"
+        report.longrepr = f"{reason}\nIn CI a skip is a failure: .ci/run must bring what this test needs."
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI turn a skipped test into a failed one."""
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """In CI turn a skipped module into a failed one."""
+    report = yield
+    _refuse_skip(report)
+    return report

@@ -1,0 +1,58 @@
+"""The run files in examples/ are ones that training accepts, and the strings they learn from are what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from clearhead.train.runfile import load_run_file
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def script(name: str) -> ModuleType:
+    """Import a script of examples/ by its path."""
+    found = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.stem)
+def test_it_is_accepted_and_explained(file: Path) -> None:
+    run_file = load_run_file(file)
+    assert run_file.train.run == f"runs/{file.stem}"
+    text = file.read_text(encoding="utf-8")
+    assert f"clearhead train examples/{file.name}" in text and text.count("#") > 6
+
+
+def test_there_are_four() -> None:
+    names = {file.stem for file in EXAMPLES.glob("*.toml")}
+    assert names == {"multi30k-bpe-en-de", "multi30k-de-en", "copy", "reverse"}
+
+
+@pytest.mark.parametrize("task", ["copy", "reverse"])
+def test_strings(task: str, tmp_path: Path) -> None:
+    module = script("make_strings")
+    module.make_strings(task, tmp_path)
+    parts = {}
+    for part in ("train", "valid", "test", "longer"):
+        sources, targets = (
+            (tmp_path / f"{part}.{side}").read_text(encoding="utf-8").splitlines() for side in ("source", "target")
+        )
+        assert targets == (sources if task == "copy" else [line[::-1] for line in sources])
+        parts[part] = {line.replace(" ", "") for line in sources}
+    assert not parts["train"] & parts["test"] and not parts["train"] & parts["valid"]
+    assert {len(text) for text in parts["train"]} == set(module.TRAINED_LENGTHS)
+    assert min(map(len, parts["longer"])) > max(module.TRAINED_LENGTHS)
+
+
+def test_strings_are_the_same_every_time(tmp_path: Path) -> None:
+    module = script("make_strings")
+    for name in ("a", "b"):
+        module.make_strings("copy", tmp_path / name)
+    assert all((tmp_path / "b" / file.name).read_bytes() == file.read_bytes() for file in (tmp_path / "a").iterdir())

@@ -1,0 +1,65 @@
+"""Encoder-decoder models small enough to search exhaustively and random enough to have an opinion."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from clearhead import core as ch
+from clearhead import spec
+
+PAD, BOS, EOS = 0, 1, 2
+SOURCE_VOCAB, TARGET_VOCAB = 11, 7
+
+
+def tiny_spec(kind: str, target_vocab: int = TARGET_VOCAB, positions: int = 64) -> spec.Model:
+    """Two layers a side: "original" is post-norm, "modern" is pre-norm and rotary with shared key/value heads."""
+    modern = kind == "modern"
+    norm = spec.RMSNorm() if modern else spec.LayerNorm()
+    place = {"pre": norm} if modern else {}
+
+    def step(function: spec.Attention | spec.FeedForward) -> spec.Step:
+        branch = spec.Branch(function=function, dropout=0.3, **place)
+        return spec.Step(branches=(branch,), out=None if modern else norm)
+
+    def attention(source: str, mask: spec.Full | spec.Causal) -> spec.Step:
+        rotary = spec.Rotary() if modern and source == "self" else None
+        kv_heads = 1 if modern else 2
+        return step(
+            spec.Attention(
+                source=source, num_heads=2, num_kv_heads=kv_heads, head_size=6, mask=mask, position=rotary, dropout=0.1
+            )
+        )
+
+    def stack(vocab: int, steps: tuple[spec.Step, ...]) -> spec.Stack:
+        place = None if modern else spec.Learned(rows=positions)
+        embedding = spec.Embedding(table=spec.Table(rows=vocab), position=place, dropout=0.3)
+        return spec.Stack(
+            width=10, embedding=embedding, layers=(spec.Layer(steps=steps),) * 2, final_norm=norm if modern else None
+        )
+
+    forward = step(spec.FeedForward(size=13))
+    return spec.Model(
+        encoder=stack(SOURCE_VOCAB, (attention("self", spec.Full()), forward)),
+        decoder=stack(target_vocab, (attention("self", spec.Causal()), attention("memory", spec.Full()), forward)),
+        head=spec.Head(layers=(spec.Linear(size=target_vocab),)),
+        initialization=spec.Normal(std=0.5, scale_branches=False),
+    )
+
+
+def tiny_model(kind: str, seed: int, target_vocab: int = TARGET_VOCAB, end_bonus: float = 0.0) -> ch.Transformer:
+    """A model with weights so large that its choices differ; the bonus makes it end before it loops for ever."""
+    torch.manual_seed(seed)
+    module = ch.build(tiny_spec(kind, target_vocab)).eval()
+    bias = module.head.layers[-1].bias
+    with torch.no_grad():
+        bias[EOS] += end_bonus
+    return module
+
+
+def some_sources(count: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Random sources of very different lengths, each closed by the end token."""
+    draw = random.Random(seed)
+    lengths = [draw.randint(0, longest) for _ in range(count)]
+    return [[*(draw.randrange(3, SOURCE_VOCAB) for _ in range(length)), EOS] for length in lengths]

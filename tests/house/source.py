@@ -1,0 +1,57 @@
+"""The package's own source, parsed once, for the house rules that are tests."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file: its path from the repository's root, its text and its syntax tree."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @classmethod
+    def of(cls, text: str, path: str = "clearhead/core/example.py") -> Source:
+        """Parse a piece of code as if it stood at a path: what a rule is tried on."""
+        return cls(path, text, ast.parse(text))
+
+    @property
+    def package(self) -> str:
+        """The part of clearhead it belongs to: a subpackage's name, or a top module's."""
+        parts = Path(self.path).with_suffix("").parts
+        return parts[1] if len(parts) > 1 else parts[0]
+
+
+@cache
+def repository_files() -> tuple[Path, ...]:
+    """Every file that is, or would be, committed."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return tuple(sorted(ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()))
+
+
+@cache
+def python_sources(folder: str) -> tuple[Source, ...]:
+    """Every committed Python file below a folder of the repository."""
+    found = [path for path in repository_files() if path.suffix == ".py" and path.is_relative_to(ROOT / folder)]
+    assert found, f"no Python file below {folder}"
+    return tuple(Source.of(path.read_text("utf-8"), path.relative_to(ROOT).as_posix()) for path in found)
+
+
+def package_sources(*packages: str) -> tuple[Source, ...]:
+    """The files of some parts of clearhead, or of all of it."""
+    return tuple(source for source in python_sources("clearhead") if not packages or source.package in packages)

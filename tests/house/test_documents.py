@@ -1,0 +1,63 @@
+"""README, CONTRIBUTING and docs/ stay true: what they name exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.house.source import ROOT, package_sources, repository_files
+
+DOCUMENTS = [path for path in repository_files() if path.suffix == ".md"]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(path.read_text("utf-8")) if kind == language]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = ["".join(groups).split("#")[0] for groups in LINK.findall(path.read_text("utf-8"))]
+    local = [target for target in targets if target and "://" not in target]
+    missing = [target for target in local if not (path.parent / target).exists()]
+    assert not missing, f"{path.name} links to what is not there: {missing}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_python_examples_parse(path: Path) -> None:
+    for text in blocks(path, "python"):
+        ast.parse(text)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_make_targets_exist(path: Path) -> None:
+    rules = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = set(re.findall(r"^make (\w+)", "\n".join(blocks(path, "sh")), re.MULTILINE))
+    named |= set(re.findall(r"`make (\w+)", path.read_text("utf-8")))
+    assert named <= rules
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_exist(path: Path) -> None:
+    from clearhead.cli.main import make_app
+
+    known = set(typer.main.get_command(make_app()).commands)
+    named = set(re.findall(r"^clearhead ([a-z]+)", "\n".join(blocks(path, "sh")), re.MULTILINE))
+    assert named <= known, f"{path.name} names commands that do not exist"
+
+
+def test_the_architecture_page_names_every_part() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    parts = {source.package for source in package_sources()} - {"__init__", "__main__"}
+    missing = sorted(part for part in parts if not re.search(rf"\b{part}\b", text))
+    assert not missing, f"docs/architecture.md says nothing of {missing}"
+
+
+def test_the_architecture_page_shows_the_one_equation() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert "x <- out( x + sum_b scale_b * dropout( post_b( f_b( pre_b( pre(x) ) ) ) ) )" in text

@@ -1,0 +1,127 @@
+"""House rule 10, and what a committed file may not hold: nothing is unpickled or executed, no machine's own paths."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+
+import pytest
+
+from tests.house.source import ROOT, Source, package_sources, repository_files
+
+FORBIDDEN_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+FORBIDDEN_CALLS = {
+    "__import__", "compile", "eval", "exec", "os.popen", "os.system", "torch.jit.load", "torch.load", "torch.save",
+    "yaml.load", "yaml.unsafe_load",
+}  # fmt: skip
+FORBIDDEN_WORDS = {"allow_pickle": True, "shell": True, "trust_remote_code": True, "weights_only": False}
+
+# Written in pieces, so that this file keeps its own rule.
+MACHINE_PATH = re.compile(r"(?<![\w./~-])/(?:" + "|".join(["home", "root", "work", "Users", "opt", "mnt"]) + r")/\w")
+HOSTS = ["pypi" + ".org", "pythonhosted" + ".org", "npmjs" + ".org", "deb." + "debian.org", "download." + "pytorch.org"]
+
+
+def executions(source: Source) -> list[str]:
+    """Every way to unpickle, or to run what was read."""
+    faults = []
+    for node in ast.walk(source.tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".")[0] for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module] if node.module.split(".")[0] in FORBIDDEN_MODULES else []
+            names += [alias.name for alias in node.names if f"{node.module}.{alias.name}" in FORBIDDEN_CALLS]
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            names = [called] if called in FORBIDDEN_CALLS else []
+            for word in node.keywords:
+                constant = word.value.value if isinstance(word.value, ast.Constant) else None
+                if word.arg in FORBIDDEN_WORDS and constant is FORBIDDEN_WORDS[word.arg]:
+                    names.append(f"{word.arg}={constant}")
+        faults += [f"{source.path}:{node.lineno} {name}" for name in names]
+    return faults
+
+
+def machine_traces(text: str) -> list[str]:
+    """Every path of one machine and every registry host in a text."""
+    return [match.group() for match in MACHINE_PATH.finditer(text)] + [host for host in HOSTS if host in text]
+
+
+def test_nothing_is_unpickled_or_executed() -> None:
+    faults = [fault for source in package_sources() for fault in executions(source)]
+    assert not faults, "\n".join(faults)
+
+
+def test_no_committed_file_names_a_machine() -> None:
+    faults = []
+    for path in repository_files():
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue
+        faults += [f"{path.relative_to(ROOT)}: {trace}" for trace in machine_traces(text)]
+    assert not faults, "\n".join(faults)
+
+
+def requirement_name(requirement: str) -> str:
+    return re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {requirement_name(name): version for name, version in pairs}
+
+
+def test_the_tested_set_admits_every_build_of_torch() -> None:
+    versions = pinned()
+    assert versions["torch"] == "2.13.0"
+    assert not [name for name, version in versions.items() if "+" in version], "a local label admits one build only"
+
+
+def test_the_tested_set_is_complete() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = project["dependencies"] + [name for extra in project["optional-dependencies"].values() for name in extra]
+    missing = {requirement_name(name) for name in wanted} - set(pinned()) - {"clearhead"}
+    assert not missing
+
+
+def test_ranges_are_wide() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert "torch>=2.9" in project["dependencies"]
+    assert not [name for name in project["dependencies"] if "==" in name or "<" in name]
+
+
+def test_every_runtime_dependency_is_imported() -> None:
+    imported = set()
+    for source in package_sources():
+        for node in ast.walk(source.tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            imported |= {name.split(".")[0] for name in names}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    unused = {requirement_name(name) for name in project["dependencies"]} - imported
+    assert not unused, "a dependency that nothing imports"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle", "from pickle import loads", "torch.load(path)", "from torch import load", "eval('1')",
+        "torch.save(state, path)", "subprocess.run(c, shell=True)", "np.load(path, allow_pickle=True)", "exec(code)",
+    ],
+)  # fmt: skip
+def test_the_execution_rule_can_fail(text: str) -> None:
+    assert executions(Source.of(text))
+
+
+@pytest.mark.parametrize("text", ["module.eval()", "torch.compile(f)", "re.compile('a')", "np.load(path)"])
+def test_the_execution_rule_lets_methods_pass(text: str) -> None:
+    assert not executions(Source.of(text))
+
+
+def test_the_machine_rule_can_fail() -> None:
+    assert machine_traces("see /" + "home/me/data")
+    assert machine_traces("from " + HOSTS[0])
+    assert not machine_traces("#!/usr/bin/env bash and ../shared/data and runs/work/a")
