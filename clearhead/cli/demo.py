@@ -51,14 +51,14 @@ dropout = 0.0
 tie = "none"
 [train]
 run = {run}
-steps = 1000
+steps = 800
 batch_tokens = 2600
 optimizer = "muon"
 learning_rate = 0.012
 schedule = "cosine"
 warmup = 100
 clip = 1.0
-validate_every = 250
+validate_every = 200
 bleu_sentences = 0
 keep = 1
 """

@@ -81,7 +81,8 @@ def attention_weights(
     if allowed is None:
         return scores.softmax(dim=-1)
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
-    return weights.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
+    empty = ~allowed.any(dim=-1, keepdim=True)
+    return weights.masked_fill(empty, 0.0) if bool(empty.any()) else weights
 
 
 class Attention(nn.Module):

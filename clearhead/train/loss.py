@@ -22,6 +22,9 @@ NO_LABEL = -100
 _CHUNK_BYTES_CPU = 16 << 20
 _CHUNK_BYTES_GPU = 256 << 20
 
+# exp of plus or minus this is a normal float32, and so is a sum of millions of them.
+_SAFE_EXPONENT = 60.0
+
 
 @runtime_checkable
 class LabelledBatch(Protocol):
@@ -191,10 +194,27 @@ class _Sums:
         self.hidden_ND = (hidden_ND * setting.scale if setting.scale != 1.0 else hidden_ND).to(setting.product_dtype)
         self.weight_VD = weight_VD.to(setting.product_dtype)
         self.bias_V = None if bias_V is None else bias_V.to(self.dtype)
+        self.is_bounded = self._logits_are_bounded()
         self.losses_N = hidden_ND.new_empty(hidden_ND.shape[0], dtype=self.dtype)
         self.hidden_gradient_ND = hidden_ND.new_empty(hidden_ND.shape, dtype=self.dtype) if needed[0] else None
         self.weight_gradient_VD = weight_VD.new_zeros(weight_VD.shape, dtype=self.dtype) if needed[1] else None
         self.bias_gradient_V = weight_VD.new_zeros(weight_VD.shape[0], dtype=self.dtype) if needed[2] else None
+
+    def _logits_are_bounded(self) -> bool:
+        """True where no logit can be so large or small that its exponential leaves the range of float32.
+
+        The inequality of Cauchy and Schwarz bounds all logits at once, and saves two passes over each chunk.
+        """
+        if self.hidden_ND.shape[0] == 0:
+            return True
+        norms = [
+            torch.linalg.vector_norm(matrix, dim=1, dtype=self.dtype).max()
+            for matrix in (self.hidden_ND, self.weight_VD)
+        ]
+        bound = norms[0] * norms[1]
+        if self.bias_V is not None:
+            bound = bound + self.bias_V.abs().max()
+        return bool(bound < _SAFE_EXPONENT)
 
     def run(self) -> Tensor:
         """Go over all rows; return the summed loss."""
@@ -226,11 +246,16 @@ class _Sums:
         self._write_logits(hidden_CD, logits_CV)
         label_share = 1.0 - self.setting.label_smoothing
         labels_C1 = self.setting.labels_N[rows].unsqueeze(1)
-        top_C1 = logits_CV.amax(1, keepdim=True)
         label_logits_C1 = logits_CV.gather(1, labels_C1)
-        exp_CV = logits_CV.sub_(top_C1).exp_()
+        if self.is_bounded:
+            losses_C1 = -label_share * label_logits_C1
+        else:
+            top_C1 = logits_CV.amax(1, keepdim=True)
+            losses_C1 = top_C1 - label_share * label_logits_C1
+            logits_CV.sub_(top_C1)
+        exp_CV = logits_CV.exp_()
         total_C1 = exp_CV.sum(1, keepdim=True)
-        self.losses_N[rows] = (top_C1 + total_C1.log() - label_share * label_logits_C1).squeeze(1)
+        self.losses_N[rows] = (losses_C1 + total_C1.log()).squeeze(1)
         # The softmax is exp / total; the division is left to the small tensors on the other side of each product.
         gradient_CV = exp_CV.scatter_(1, labels_C1, exp_CV.gather(1, labels_C1) - label_share * total_C1)
         rate_C1 = total_C1.reciprocal()

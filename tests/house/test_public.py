@@ -15,7 +15,8 @@ from tests.house.source import package_sources
 
 NAMES = {
     "clearhead": """
-        Cache Hypothesis InputError Model MultiHeadAttention Output RunFailure Transformer build load presets spec
+        Cache Hypothesis InputError Model MultiHeadAttention Output PairScore RunFailure Transformer build load presets
+        spec
     """,
     "clearhead.cli": "",
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
@@ -32,7 +33,7 @@ NAMES = {
     "clearhead.train": "",
     "clearhead.view": "",
     "clearhead.weights": "fill",
-    "clearhead.zoo": "RECIPES Recipe resolve",
+    "clearhead.zoo": "RECIPES Recipe presets resolve",
 }
 
 # What a user calls on the objects above.

@@ -260,9 +260,9 @@ class FakeModel(nn.Module):
         self.head = FakeHead()
         self.table = nn.Embedding(VOCABULARY, WIDTH)
 
-    def states(self, ids: Tensor, target_ids: Tensor, *, mask: Tensor, target_mask: Tensor) -> States:
+    def states(self, ids: Tensor, target_ids: Tensor, *, mask: Tensor) -> States:
         memory = (self.table(ids) * mask.unsqueeze(2)).sum(1, keepdim=True)
-        return States(self.table(target_ids) * target_mask.unsqueeze(2) + memory)
+        return States(self.table(target_ids) + memory)
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ def make_batch(rows: int = 3) -> FakeBatch:
 def test_the_loss_of_a_batch_is_that_of_its_real_labels() -> None:
     model, batch = FakeModel(), make_batch()
     total, count = token_loss(model, batch, label_smoothing=0.1)
-    hidden = model.states(batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask).hidden
+    hidden = model.states(batch.ids, batch.target_ids, mask=batch.mask).hidden
     logits = F.linear(hidden.tanh() * 0.5, model.head.weight_VD, model.head.bias_V)
     expected = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=0.1, reduction="sum")
     assert far(total, expected) < 1e-6
