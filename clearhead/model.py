@@ -17,9 +17,9 @@ from clearhead.generate.scoring import PairScore, score_pairs
 from clearhead.machine import choose_device, choose_precision
 from clearhead.spec import Model as ModelSpec
 from clearhead.text import Tokenizer, TokenizerPair
-from clearhead.train.checkpoint import load_tensors, save_tensors, writing_folder
+from clearhead.train.checkpoint import writing_folder
 from clearhead.train.run_directory import is_run_directory, resolve_reference, split_reference
-from clearhead.weights import fill
+from clearhead.weights import fill, load_tensors, save_tensors
 
 WEIGHTS_FILE = "weights.safetensors"
 SPEC_FILE = "spec.json"

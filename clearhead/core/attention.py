@@ -16,12 +16,11 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.core.cache import Cache, KeyValues
 from clearhead.core.dropout import Dropout
-from clearhead.core.initialize import xavier
+from clearhead.core.initialize import initialize
 from clearhead.core.mask import AnyMask, AttentionMask, Visibility
 from clearhead.core.norm import build_norm
 from clearhead.core.position import RelativeBuckets, alibi_bias, rotary_angles, rotate
 from clearhead.errors import InputError
-
 
 # Up to here a batch of small matrix products beats the fused kernel of a CPU, forward and backward.
 SHORT_ON_CPU = 64
@@ -173,7 +172,7 @@ class Attention(nn.Module):
         if bias is not None:
             scores = scores + bias
         weights = self.weights(attention_weights(self.scores(scores), allowed))
-        return self.dropout(weights) @ value
+        return self.dropout(weights).to(value.dtype) @ value  # a bias on the scores is float32
 
     def _fused(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False
@@ -245,7 +244,7 @@ class MultiHeadAttention(Attention):
             head_size = width // num_heads
         attention = spec.Attention(
             num_heads=num_heads,
-            num_kv_heads=num_kv_heads or num_heads,
+            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
             head_size=head_size,
             mask=mask,
             position=position if isinstance(position, spec.Rotary) else None,
@@ -255,7 +254,7 @@ class MultiHeadAttention(Attention):
         )
         spec.validate(attention)
         super().__init__(width, attention)
-        self.apply(xavier)
+        initialize(self, spec.Xavier())
 
     @overload  # type: ignore[override]
     def forward(

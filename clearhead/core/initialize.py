@@ -7,18 +7,11 @@ from torch import nn
 from clearhead import spec
 
 
-def xavier(module: nn.Module) -> None:
-    """Glorot-uniform matrices with zero biases. Source: Glorot and Bengio 2010, eq. 16."""
-    if isinstance(module, nn.Linear):
-        nn.init.xavier_uniform_(module.weight)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-
 def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> None:
     """Draw every weight of a model; norms keep their ones and zeros.
 
-    Source: for `Normal`, Radford et al. 2019, section 2.3: residual maps are scaled by 1 / sqrt(number of branches).
+    Source: for `Xavier`, Glorot and Bengio 2010, eq. 16;
+    for `Normal`, Radford et al. 2019, section 2.3: residual maps are scaled by 1 / sqrt(number of branches).
     """
     scaled = isinstance(initialization, spec.Normal) and initialization.scale_branches
     for name, parameter in model.named_parameters():

@@ -26,20 +26,17 @@ def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 
 def structure(
-    mask: AnyMask, query_index: Int[Tensor, " queries"], key_index: Int[Tensor, " keys"]
-) -> Bool[Tensor, "1 1 queries keys"] | None:
-    """Say what the kind of mask allows, by the places of queries and keys in the sequence.
-
-    Places and not positions: padding shifts both alike, so their difference is the same.
-    """
+    mask: AnyMask, query_index: Int[Tensor, "#batch queries"], key_index: Int[Tensor, "#batch keys"]
+) -> Bool[Tensor, "#batch 1 queries keys"] | None:
+    """Say what the kind of mask allows, by the places of queries and keys in the sequence."""
     if isinstance(mask, spec.Full):
         return None
     if isinstance(mask, spec.Causal):
-        if len(query_index) == 1:  # the newest token sees all that is there
+        if query_index.shape[1] == 1:  # the newest token sees all that is there
             return None
-        return (key_index[None, :] <= query_index[:, None])[None, None]
-    distance = query_index[:, None] - key_index[None, :]
-    return ((distance <= mask.before) & (-distance <= mask.after))[None, None]
+        return (key_index[:, None, :] <= query_index[:, :, None])[:, None]
+    distance = query_index[:, :, None] - key_index[:, None, :]
+    return ((distance <= mask.before) & (-distance <= mask.after))[:, None]
 
 
 @dataclass(frozen=True)
@@ -67,8 +64,11 @@ class Visibility:
 
     def resolve(self, mask: AnyMask, device: torch.device) -> AttentionMask | None:
         """Join structure, padding, documents and the mask from outside into one, or None where all is visible."""
-        keys = torch.arange(self.num_keys, device=device)
-        result = structure(mask, keys[self.num_keys - self.num_queries :], keys)
+        place = torch.arange(max(self.num_keys, self.num_queries), device=device)[None]
+        if self.key_mask is not None and isinstance(mask, spec.Window):
+            place = self.key_mask.cumsum(dim=1)  # padding between two tokens is no distance
+        first = max(0, self.num_keys - self.num_queries)
+        result = structure(mask, place[:, first : first + self.num_queries], place[:, : self.num_keys])
         if self.key_mask is not None:
             result = both(result, self.key_mask[:, None, None, :])
         if self.documents is not None:

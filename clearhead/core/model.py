@@ -187,6 +187,10 @@ class Transformer(nn.Module):
         self, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None
     ) -> Output:
         assert self.decoder is not None
+        if memory_mask is not None and memory_mask.dtype != torch.bool:
+            raise InputError(f"memory_mask must be boolean, True = a real token; got {memory_mask.dtype}")
+        if memory is not None and sequence.ids.shape[0] % max(1, len(memory)):
+            raise InputError(f"{len(sequence.ids)} target rows are no multiple of the {len(memory)} rows of memory")
         if cache is not None and memory is not None:
             cache.memory_mask = memory_mask
         elif cache is not None and cache.memory_attention:

@@ -91,13 +91,10 @@ def _positions(
     device: torch.device,
 ) -> Int[Tensor, "batch_or_1 keys"]:
     """Count the real tokens before each token of the same document."""
-    if mask is None:
-        count = torch.arange(num_keys, device=device)[None]
-    else:
-        count = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    if documents is None:
-        return count
-    count = count.expand(documents.shape)
-    starts = torch.ones_like(documents, dtype=torch.bool)
-    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return count - torch.where(starts, count, 0).cummax(dim=1).values
+    count = torch.arange(num_keys, device=device)[None] if mask is None else mask.cumsum(dim=1) - mask.long()
+    if documents is not None:
+        count = count.expand(documents.shape)
+        starts = torch.ones_like(documents, dtype=torch.bool)
+        starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        count = count - torch.where(starts, count, 0).cummax(dim=1).values
+    return count if mask is None else count * mask  # padding needs no position of its own

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +31,6 @@ from clearhead.train.checkpoint import (
     checkpoint_damage,
     checkpoint_folder,
     checkpoint_steps,
-    load_tensors,
     saved_choices,
 )
 from clearhead.train.loop import Trainer
@@ -44,10 +44,11 @@ from clearhead.train.ring import save_averaged
 from clearhead.train.run_directory import RunDirectory, is_run_directory, measured_weights, open_run
 from clearhead.train.runfile import RunFile, to_toml
 from clearhead.train.runfile_sections import Section
-from clearhead.train.schedule import build_schedule
+from clearhead.train.schedule import KINDS_WITH_AN_END, build_schedule
 from clearhead.train.settings import EarlyStop, TrainResult, TrainSettings, planned_steps
 from clearhead.train.text_file import read_text_file
 from clearhead.train.validation import ValidateTranslation, joined, spread
+from clearhead.weights import load_tensors
 
 # What may change when a run goes on: how long it takes and what it keeps, never what its next step computes.
 MAY_DIFFER = (
@@ -62,6 +63,8 @@ MAY_DIFFER = (
     "train.early_stop.patience",
     "train.tensorboard",
 )
+
+PLANNED_STEPS = "planned_steps"
 
 # A vocabulary without a size of its own takes every entry of the text.
 EVERY_ENTRY = 2**31 - 8
@@ -95,7 +98,9 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         seed_everything(settings.seed)
         module = build(spec, device=device)
         trainer = _trainer(run_file, settings, module, tokenizers, data, progress, directory)
-        if not resume:
+        if resume:
+            _mention_moved_schedule(run_file, choices, trainer.settings, progress)
+        else:
             _preflight(trainer, data, tokenizers, module, run_file.train.batch_tokens)
         return trainer.run(resume=resume)
 
@@ -262,6 +267,9 @@ def _trainer(
     progress.message(f"padding: {100 * batches.plan.padding_waste(0):.1f} % of the positions in a batch")
     assert train.learning_rate is not None and train.warmup is not None and train.weight_decay is not None
 
+    steps = planned_steps(settings, batches.batches_per_epoch)
+    settings = replace(settings, choices={**settings.choices, PLANNED_STEPS: steps or 0})
+
     def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         return token_loss(module, batch.to(device), label_smoothing=train.label_smoothing)
 
@@ -279,7 +287,7 @@ def _trainer(
             train.schedule,
             learning_rate=train.learning_rate,
             warmup=train.warmup,
-            steps=planned_steps(settings, batches.batches_per_epoch),
+            steps=steps,
             width=_width(module.spec),
         ),
         batches=batches,
@@ -289,6 +297,18 @@ def _trainer(
         progress=progress,
         directory=directory,
     )
+
+
+def _mention_moved_schedule(
+    run_file: RunFile, choices: Mapping[str, object], settings: TrainSettings, progress: Progress
+) -> None:
+    """A run may go on for longer than it was planned, but then a schedule with an end is another schedule."""
+    before, now = choices.get(PLANNED_STEPS), settings.choices[PLANNED_STEPS]
+    if run_file.train.schedule in KINDS_WITH_AN_END and before is not None and before != now:
+        progress.message(
+            f"the {run_file.train.schedule} schedule now ends at step {now:,} instead of {before:,}: from here on the "
+            "learning rates differ from those of the run as it was planned"
+        )
 
 
 def _validation(run_file: RunFile, tokenizers: TokenizerPair, data: _Data, device: torch.device) -> ValidateTranslation:

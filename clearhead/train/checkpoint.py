@@ -15,18 +15,17 @@ import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.train.state_tree import flatten, unflatten
+from clearhead.weights import load_tensors, save_tensors
 
 FORMAT: Final = 1
 WEIGHTS: Final = "weights.safetensors"
@@ -198,43 +197,6 @@ def read_best(run: Path) -> int | None:
     except (FileNotFoundError, UnicodeDecodeError):
         return None
     return int(match[1]) if match else None
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors to one safetensors file; a tensor that has several names is stored once."""
-    stored: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    first_names: dict[tuple[object, ...], str] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        value = tensor.detach()
-        storage = value.untyped_storage().data_ptr()
-        identity = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), value.device)
-        if value.numel() and identity in first_names:
-            aliases[name] = first_names[identity]
-            continue
-        first_names[identity] = name
-        # safetensors refuses two views of one storage, so a partial view is copied out
-        value = value.clone() if storage in storages and value.numel() else value
-        storages.add(storage)
-        stored[name] = value.cpu().contiguous()
-    metadata = {"format": "pt"}
-    if aliases:
-        metadata["aliases"] = json.dumps(aliases)
-    # The library leaves a file that its owner alone may read; it should have the rights of any other file here
-    path.touch()
-    rights = stat.S_IMODE(path.stat().st_mode)
-    save_file(stored, path, metadata=metadata)
-    path.chmod(rights)
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the named tensors of a safetensors file; names that shared a tensor share it again."""
-    with safe_open(path, framework="pt") as file:
-        # Copied, because a tensor inside the mapped file may be unaligned, and some kernels round by alignment
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
-    return tensors | {name: tensors[first] for name, first in aliases.items()}
 
 
 @contextlib.contextmanager

@@ -16,12 +16,11 @@ from clearhead.train.checkpoint import (
     WEIGHTS,
     checkpoint_damage,
     checkpoint_folder,
-    load_tensors,
     remove_folder,
-    save_tensors,
     writing_folder,
 )
 from clearhead.train.run_directory import AVERAGED, measured_weights
+from clearhead.weights import load_tensors, save_tensors
 
 ABOUT: Final = "average.json"
 

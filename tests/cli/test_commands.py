@@ -64,6 +64,15 @@ def test_resume_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert record["step"] == 6
 
 
+def test_a_longer_run_says_that_its_schedule_moved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path)
+    options = ["train.schedule=cosine", "train.warmup=1"]
+    assert main(["train", str(file), *options, "train.steps=3"]) == 0
+    assert "now ends at step" not in capfd.readouterr().err
+    assert main(["train", str(file), *options, "--resume", "train.steps=4"]) == 0
+    assert "the cosine schedule now ends at step 4 instead of 3" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["best", "last", "step-3", ""])
 def test_translate_answers_line_by_line(
     name: str, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -32,7 +32,7 @@ NAMES = {
     "clearhead.text": "KINDS Roles Tokenizer TokenizerPair train_tokenizer",
     "clearhead.train": "",
     "clearhead.view": "",
-    "clearhead.weights": "fill",
+    "clearhead.weights": "fill load_tensors save_tensors",
     "clearhead.zoo": "RECIPES Recipe presets resolve",
 }
 

@@ -16,13 +16,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import Tensor
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.train import checkpoint as files
 from clearhead.train.state_tree import flatten, unflatten
-from tests.train.small import NextToken, equal_states
+from tests.train.small import NextToken
 
 
 def some_checkpoint(step: int = 7, *, ema: bool = True) -> files.Checkpoint:
@@ -75,22 +74,6 @@ def test_all_files_of_a_checkpoint_have_the_same_rights(tmp_path: Path) -> None:
     folder = files.save_checkpoint(tmp_path, some_checkpoint())
     (tmp_path / "plain").write_text("")
     assert {path.stat().st_mode for path in folder.iterdir()} == {(tmp_path / "plain").stat().st_mode}
-
-
-def test_tied_weights_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    files.save_tensors(path, NextToken().state_dict())
-    assert set(load_file(path)) == {"table.weight", "mix.weight", "mix.bias"}
-    loaded = files.load_tensors(path)
-    assert loaded["head.weight"] is loaded["table.weight"]
-    NextToken().load_state_dict(loaded)
-
-
-def test_views_of_one_storage_keep_their_own_values(tmp_path: Path) -> None:
-    whole = torch.arange(30.0).view(5, 6)
-    tensors = {"whole": whole, "row": whole[2], "turned": whole.T, "empty": whole[:0], "other_empty": whole[:0]}
-    files.save_tensors(tmp_path / "t.safetensors", tensors)
-    assert equal_states(files.load_tensors(tmp_path / "t.safetensors"), tensors)
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -295,14 +278,6 @@ def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
     assert listing(tmp_path / "checkpoints") == ["step-4", "step-5"]
     assert listing(tmp_path) == ["checkpoints"]
     assert files.checkpoint_damage(folder) is None and files.checkpoint_damage(other) is None
-
-
-def test_loaded_tensors_are_aligned_as_torch_aligns_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
-    files.save_tensors(
-        path, {f"odd{size}": torch.zeros(size, dtype=torch.int8) for size in (1, 3, 5)} | {"w": torch.ones(5)}
-    )
-    assert all(tensor.data_ptr() % 64 == 0 for tensor in files.load_tensors(path).values())
 
 
 def test_the_choices_of_a_run_are_read_from_its_newest_sound_checkpoint(tmp_path: Path) -> None:
