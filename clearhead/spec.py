@@ -378,34 +378,32 @@ def _node_faults(node: Node, path: str) -> list[str]:
             faults.append(f"{where}: {position.rows} rows of positions leave none after the offset {position.offset}")
     if isinstance(node, RelativeBuckets) and node.bidirectional and node.count % 2:
         faults.append(f"{where}: bidirectional buckets need an even count, got {node.count}")
+    if isinstance(node, RelativeBuckets) and node.max_distance <= node.count // (4 if node.bidirectional else 2):
+        faults.append(f"{where}: max_distance {node.max_distance} is not above what {node.count} buckets count exactly")
     return faults
 
 
 def _memory_faults(model: Model) -> list[str]:
-    faults = []
+    faults, attends = [], False
     for path, node in walk(model):
         if isinstance(node, Attention) and node.source == "memory":
+            attends = True
             if path.startswith("encoder"):
                 faults.append(f"{path}: an encoder makes the memory and cannot attend to it")
             elif model.encoder is None:
                 faults.append(f"{path}: attends to a memory, but the model has no encoder to make one")
-    if (
-        model.encoder
-        and model.decoder
-        and not any(isinstance(n, Attention) and n.source == "memory" for _, n in walk(model))
-    ):
+    if model.encoder and model.decoder and not attends:
         faults.append("decoder: no step attends to the memory, so the encoder has no effect")
     return faults
 
 
 def _reference_faults(model: Model) -> list[str]:
-    tables = {path: node for path, node in walk(model) if isinstance(node, Table | RelativeBuckets)}
+    nodes = dict(walk(model))
+    tables = {path: node for path, node in nodes.items() if isinstance(node, Table | RelativeBuckets)}
     widths = {name: stack.width for name in ("encoder", "decoder") if (stack := getattr(model, name))}
     top = model.decoder or model.encoder
     faults = []
-    for path, node in walk(model):
-        if not isinstance(node, Reference):
-            continue
+    for path, node in ((path, node) for path, node in nodes.items() if isinstance(node, Reference)):
         owner = tables.get(node.path)
         if owner is None:
             faults.append(f"{path}: no table at '{node.path}'{nearest(node.path, tables)}")
@@ -414,6 +412,9 @@ def _reference_faults(model: Model) -> list[str]:
         if scores != isinstance(owner, RelativeBuckets):
             faults.append(f"{path}: '{node.path}' is not the kind of table needed here")
             continue
+        asker = nodes[path.rpartition(".")[0]]
+        if isinstance(owner, RelativeBuckets) and isinstance(asker, Attention) and owner.num_heads != asker.num_heads:
+            faults.append(f"{path}: '{node.path}' has {owner.num_heads} heads, the attention {asker.num_heads}")
         width = widths.get(path.split(".")[0], top.width if top else 0)
         if not scores and widths[node.path.split(".")[0]] != width:
             faults.append(f"{path}: '{node.path}' is {widths[node.path.split('.')[0]]} wide, {width} needed")
