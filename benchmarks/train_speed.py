@@ -2,9 +2,10 @@
 
     python benchmarks/train_speed.py --data ../shared/data/multi30k-bpe
 
-Both models have 4+4 layers, width 128, 4 heads, feed-forward 256, one table for source, target and output, dropout 0.3 on
-residuals and embeddings, none on attention weights (so that the fused kernel applies on both sides) and none inside the
-feed-forward network. Blocks of steps alternate between the two, so that a change of the machine's load hits both.
+Both models have 4+4 layers, width 128, 4 heads, feed-forward 256, one table for source, target and output, dropout 0.3
+on residuals and embeddings, none on attention weights (so that the fused kernel can be used on both sides) and none
+inside the feed-forward network. Blocks of steps alternate between the two, so that a change of the machine's load hits
+both.
 """
 
 from __future__ import annotations
