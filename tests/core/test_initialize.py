@@ -1,0 +1,81 @@
+"""How fresh weights are drawn: bounds, deviations, zeros and ones, and the scale of the maps that end a branch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead import spec
+from clearhead.core import MultiHeadAttention, build
+from clearhead.zoo import Recipe, resolve
+
+RECIPE = Recipe(encoder_layers=2, decoder_layers=3, width=62, heads=2, feedforward=101, segments=7, positions="buckets")
+
+
+def built(initialization: str) -> nn.Module:
+    return build(resolve(replace(RECIPE, initialization=initialization), source_vocab=499, target_vocab=499))
+
+
+def test_xavier_fills_its_bounds_and_tables_have_the_deviation_of_the_paper() -> None:
+    module = built("xavier")
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Linear):
+            bound = math.sqrt(6 / (part.in_features + part.out_features))
+            assert 0.97 * bound < part.weight.abs().max() <= bound, name
+            assert part.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
+            assert not part.bias.any()
+    assert module.encoder.embedding.table.weight.std().item() == pytest.approx(62**-0.5, rel=0.02)
+    assert module.encoder.embedding.segments.weight.std().item() == pytest.approx(62**-0.5, rel=0.2)
+
+
+def test_normal_shrinks_the_ends_of_branches_by_their_number() -> None:
+    module = built("normal")
+    for name, parameter in module.named_parameters():
+        if parameter.dim() < 2:
+            assert torch.equal(parameter, torch.full_like(parameter, float(".out.weight" in name))), name
+        elif parameter.numel() > 1000:
+            branches = {"encoder": 2 * 2, "decoder": 3 * 3}[name.split(".")[0]]
+            ends = name.endswith(("function.out.weight", "function.down.weight"))
+            expected = 0.02 / math.sqrt(branches) if ends else 0.02
+            assert parameter.std().item() == pytest.approx(expected, rel=0.06), name
+
+
+def test_branches_can_stay_unscaled() -> None:
+    model = resolve(RECIPE, source_vocab=499, target_vocab=499)
+    model = model.model_copy(update={"initialization": spec.Normal(std=0.3, scale_branches=False)})
+    weight = build(model).decoder.layers[0].steps[2].branches[0].function.down.weight
+    assert weight.std().item() == pytest.approx(0.3, rel=0.05)
+
+
+def test_the_seed_decides() -> None:
+    states = []
+    for seed in (3, 3, 5):
+        torch.manual_seed(seed)
+        states.append(torch.cat([p.flatten() for p in built("xavier").parameters() if p.dim() > 1]))
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+
+
+def test_attention_alone_draws_every_weight_it_has() -> None:
+    """Also the table of buckets, which was once left as the memory happened to be."""
+    torch.manual_seed(0)
+    draws = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        attention = MultiHeadAttention(62, 2, position=spec.RelativeBuckets(num_heads=2, count=100, bidirectional=True))
+        draws.append(attention.score_bias.weight.detach().clone())
+        bound = math.sqrt(6 / 124)
+        assert 0.97 * bound < attention.query.weight.abs().max() <= bound
+    assert torch.equal(draws[0], draws[1])
+    assert draws[0].std().item() == pytest.approx(2**-0.5, rel=0.2)
+
+
+def test_nothing_is_drawn_on_the_meta_device() -> None:
+    before = torch.get_rng_state()
+    module = build(resolve(RECIPE, source_vocab=499, target_vocab=499), device="meta")
+    assert all(parameter.device.type == "meta" for parameter in module.parameters())
+    assert torch.equal(torch.get_rng_state(), before)

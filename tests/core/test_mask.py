@@ -1,0 +1,80 @@
+"""The mask algebra: True = may attend, rules join with "and", None hides nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead import spec
+from clearhead.core.mask import Visibility, both, structure
+
+CPU = torch.device("cpu")
+
+
+def brute_force(mask: spec.Full | spec.Causal | spec.Window, query: int, key: int) -> bool:
+    if isinstance(mask, spec.Causal):
+        return key <= query
+    if isinstance(mask, spec.Window):
+        return query - mask.before <= key <= query + mask.after
+    return True
+
+
+MASKS = [spec.Full(), spec.Causal(), spec.Window(before=3, after=0), spec.Window(before=0, after=2)]
+
+
+@pytest.mark.parametrize("mask", [*MASKS, spec.Window(before=2, after=5), spec.Window(before=0, after=0)])
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 11), (1, 5), (2, 2)])
+def test_structure_is_the_rule_pair_by_pair(
+    mask: spec.Full | spec.Causal | spec.Window, queries: int, keys: int
+) -> None:
+    """Windows are inclusive on both sides; the queries are the last of the keys."""
+    found = structure(mask, torch.arange(keys - queries, keys)[None], torch.arange(keys)[None])
+    expected = [[brute_force(mask, keys - queries + i, j) for j in range(keys)] for i in range(queries)]
+    if found is None:
+        assert all(all(row) for row in expected)
+    else:
+        assert found[0, 0].tolist() == expected
+
+
+def test_both_is_and_with_none_as_everything() -> None:
+    left, right = torch.tensor([True, True, False]), torch.tensor([True, False, False])
+    assert both(None, None) is None
+    assert both(left, None) is left
+    assert both(None, right) is right
+    assert both(left, right).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_rule_must_agree(mask: spec.Full | spec.Causal | spec.Window) -> None:
+    """Structure, padding, documents and a mask from outside, against a loop over rows, queries and keys."""
+    batch, queries, keys = 3, 5, 7
+    real = torch.arange(keys) < torch.tensor([7, 5, 2])[:, None]
+    documents = torch.tensor([[1, 1, 1, 2, 2, 2, 2], [4, 4, 5, 5, 5, 6, 6], [3] * 7])
+    allowed = torch.rand(batch, 2, queries, keys) > 0.3
+    found = Visibility(queries, keys, real, documents, allowed).resolve(mask, CPU)
+    assert found.shape == (batch, 2, queries, keys)
+    for b in range(batch):
+        for i in range(queries):
+            for j in range(keys):
+                query = keys - queries + i
+                if not real[b, query]:
+                    continue  # what padding may see is nobody's question
+                may = brute_force(mask, query, j) and real[b, j] and documents[b, query] == documents[b, j]
+                for head in range(2):
+                    assert bool(found[b, head, i, j]) == bool(may and allowed[b, head, i, j])
+
+
+def test_nothing_hidden_builds_nothing() -> None:
+    assert Visibility(5, 7).resolve(spec.Full(), CPU) is None
+    assert Visibility(1, 7).resolve(spec.Causal(), CPU) is None, "the newest token sees all that is there"
+
+
+def test_only_the_bare_triangle_is_left_to_the_kernel() -> None:
+    real = torch.ones(2, 7, dtype=torch.bool)
+    assert Visibility(7, 7).is_purely_causal(spec.Causal())
+    assert not Visibility(7, 7).is_purely_causal(spec.Full())
+    assert not Visibility(7, 7).is_purely_causal(spec.Window(before=7, after=0))
+    assert not Visibility(5, 7).is_purely_causal(spec.Causal())
+    assert not Visibility(7, 7, real).is_purely_causal(spec.Causal())
+    assert not Visibility(7, 7, documents=real.long()).is_purely_causal(spec.Causal())
+    assert not Visibility(7, 7, allowed=real[:, None, None]).is_purely_causal(spec.Causal())

@@ -1,0 +1,170 @@
+"""Positions against the published rules, written out number by number.
+
+Legend: T tokens, E head size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from clearhead import spec
+from clearhead.core.position import (
+    LearnedPosition,
+    SinusoidalPosition,
+    alibi_bias,
+    alibi_slopes,
+    relative_bucket,
+    rotary_angles,
+    rotate,
+    sinusoidal_table,
+)
+from clearhead.core.stack import _positions
+from clearhead.errors import InputError
+
+
+@pytest.mark.parametrize("theta", [10000.0, 37.0])
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_sinusoidal_layouts(layout: str, theta: float) -> None:
+    table = sinusoidal_table(13, 10, spec.Sinusoidal(layout=layout, theta=theta))
+    for position in range(13):
+        for pair in range(5):
+            angle = position / theta ** (2 * pair / 10)
+            columns = (2 * pair, 2 * pair + 1) if layout == "interleaved" else (pair, pair + 5)
+            assert table[position, columns[0]].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert table[position, columns[1]].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_sinusoidal_angles_stay_exact_far_out() -> None:
+    assert sinusoidal_table(9974, 6, spec.Sinusoidal())[9973, 0].item() == pytest.approx(math.sin(9973), abs=1e-6)
+    with pytest.raises(InputError, match="width must be even; got 7"):
+        sinusoidal_table(3, 7, spec.Sinusoidal())
+
+
+def test_the_table_grows_and_starts_at_its_offset() -> None:
+    kind = spec.Sinusoidal(offset=3)
+    module, table = SinusoidalPosition(6, kind), sinusoidal_table(50, 6, kind)
+    for longest in (5, 2, 31):
+        place = torch.arange(longest)[None]
+        assert torch.equal(module(place, longest)[0], table[3 : 3 + longest])
+    assert not module.state_dict()
+
+
+def test_learned_positions_start_at_their_offset_and_end_with_their_rows() -> None:
+    module = LearnedPosition(5, spec.Learned(rows=13, offset=2))
+    torch.nn.init.normal_(module.weight)
+    assert torch.equal(module(torch.arange(11)[None], 11)[0], module.weight[2:])
+    assert torch.equal(module(torch.tensor([[0, 0, 10, 10]]), 17)[0, 2], module.weight[12])
+    with pytest.raises(InputError, match="12 tokens is longer than the model's 11 positions; shorten or split it"):
+        module(torch.arange(12)[None], 12)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "slopes"),
+    [
+        (8, [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625]),
+        # The released code: those of 8 heads, then every other one of 16.
+        (12, [2.0**-k for k in range(1, 9)] + [2.0**-k for k in (0.5, 1.5, 2.5, 3.5)]),
+        (1, [2.0**-8]),
+    ],
+)
+def test_alibi_slopes_are_the_published_ones(num_heads: int, slopes: list[float]) -> None:
+    torch.testing.assert_close(alibi_slopes(num_heads), torch.tensor(slopes), atol=1e-7, rtol=1e-6)
+
+
+def test_alibi_is_minus_slope_times_distance() -> None:
+    query, key = torch.tensor([[5, 6], [2, 9]]), torch.tensor([[0, 5, 8], [3, 3, 1]])
+    bias = alibi_bias(query, key, 3)
+    assert bias.shape == (2, 3, 2, 3)
+    for b in range(2):
+        for head, slope in enumerate(alibi_slopes(3).tolist()):
+            for i in range(2):
+                for j in range(3):
+                    distance = abs(int(query[b, i]) - int(key[b, j]))
+                    assert bias[b, head, i, j].item() == pytest.approx(-slope * distance)
+
+
+def published_bucket(relative: int, count: int, max_distance: int, bidirectional: bool) -> int:
+    """The rule of arXiv 1910.10683 and its code for one pair: near ones one by one, far ones by logarithm."""
+    offset = 0
+    if bidirectional:
+        count //= 2
+        offset = count if relative > 0 else 0
+        distance = abs(relative)
+    else:
+        distance = max(0, -relative)
+    exact = count // 2
+    if distance < exact:
+        return offset + distance
+    steps = math.log(distance / exact) / math.log(max_distance / exact) * (count - exact)
+    # The code works in float32; a hair is added where the quotient should be a whole number.
+    return offset + min(count - 1, exact + math.floor(steps + 1e-6))
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("count", "max_distance"), [(32, 128), (32, 131), (8, 19), (20, 61), (4, 7)])
+def test_buckets_follow_the_published_rule(count: int, max_distance: int, bidirectional: bool) -> None:
+    relative = torch.arange(-307, 308)
+    found = relative_bucket(relative, count, max_distance, bidirectional)
+    expected = [published_bucket(int(r), count, max_distance, bidirectional) for r in relative]
+    wrong = [int(r) for r, one, other in zip(relative, found.tolist(), expected, strict=True) if one != other]
+    # A whole quotient may fall on either side in float32, as it does in the released code.
+    assert all(published_log_is_whole(r, count, max_distance, bidirectional) for r in wrong), wrong
+    assert set(found.tolist()) <= set(range(count))
+
+
+def published_log_is_whole(relative: int, count: int, max_distance: int, bidirectional: bool) -> bool:
+    count = count // 2 if bidirectional else count
+    exact = count // 2
+    steps = math.log(abs(relative) / exact) / math.log(max_distance / exact) * (count - exact)
+    return abs(steps - round(steps)) < 1e-5
+
+
+def test_known_buckets() -> None:
+    """32 buckets to 128, as T5 has them: 16 each way, 8 of them exact."""
+    key_after_query = {1: 17, 7: 23, 8: 24, 127: 31, 500: 31, 0: 0, -1: 1, -7: 7, -8: 8, -500: 15}
+    found = relative_bucket(torch.tensor(list(key_after_query)), 32, 128, True)
+    assert found.tolist() == list(key_after_query.values())
+    past = {0: 0, 5: 0, -1: 1, -15: 15, -16: 16, -127: 31, -500: 31}
+    assert relative_bucket(torch.tensor(list(past)), 32, 128, False).tolist() == list(past.values())
+
+
+def test_rotary_scores_depend_on_the_difference_of_positions_alone() -> None:
+    query, key = torch.randn(1, 3, 1, 10), torch.randn(1, 3, 1, 10)
+
+    def score(query_position: int, key_position: int) -> torch.Tensor:
+        turned = [
+            rotate(x, *rotary_angles(torch.tensor([[place]]), 10, 10000.0))
+            for x, place in ((query, query_position), (key, key_position))
+        ]
+        return (turned[0] * turned[1]).sum(-1)
+
+    torch.testing.assert_close(score(5, 2), score(104, 101), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(score(2, 5), score(0, 3), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(score(7, 7), (query * key).sum(-1), atol=1e-5, rtol=1e-5)
+    assert (score(5, 2) - score(2, 5)).abs().max() > 1e-2, "left and right differ"
+
+
+def test_rotation_pairs_halves_and_leaves_the_rest() -> None:
+    x = torch.randn(1, 1, 5, 11)
+    turned = rotate(x, *rotary_angles(torch.arange(5)[None], 6, 29.0))
+    assert torch.equal(turned[..., 6:], x[..., 6:])
+    for place in range(5):
+        for pair in range(3):
+            angle = place * 29.0 ** (-2 * pair / 6)
+            number = complex(x[0, 0, place, pair], x[0, 0, place, pair + 3]) * complex(math.cos(angle), math.sin(angle))
+            assert turned[0, 0, place, pair].item() == pytest.approx(number.real, abs=1e-5)
+            assert turned[0, 0, place, pair + 3].item() == pytest.approx(number.imag, abs=1e-5)
+
+
+def test_positions_count_the_real_tokens_before() -> None:
+    real = torch.tensor([[False, False, True, True, True], [True, True, False, True, False]])
+    documents = torch.tensor([[8, 8, 8, 2, 2], [5, 5, 6, 6, 6]])
+    cpu = torch.device("cpu")
+    assert _positions(None, None, 5, cpu).tolist() == [[0, 1, 2, 3, 4]]
+    assert _positions(real, None, 5, cpu)[real].tolist() == [0, 1, 2, 0, 1, 2]
+    assert _positions(None, documents, 5, cpu).tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
+    assert _positions(real, documents, 5, cpu)[real].tolist() == [0, 0, 1, 0, 1, 0]
+    assert _positions(real, documents, 5, cpu).min() >= 0

@@ -1,0 +1,22 @@
+"""Both bodies of attention, whatever the length: short sequences alone would never reach the fused one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from clearhead.core import attention
+
+
+@pytest.fixture
+def prefer(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Prefer one body for sequences of any length (a single query is always fused, as in decoding)."""
+    return lambda body: monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if body == "fused" else 1000)
+
+
+@pytest.fixture(params=["explicit", "fused"])
+def body(request: pytest.FixtureRequest, prefer: Callable[[str], None]) -> str:
+    """Run the test with each body."""
+    prefer(request.param)
+    return request.param

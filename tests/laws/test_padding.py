@@ -1,0 +1,180 @@
+"""Padded = unpadded, batched = single, packed = separate; rows with nothing to see give zeros, never NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.core import MultiHeadAttention, build
+from tests.laws.tiny import (
+    MAX_POSITIONS,
+    MODELS,
+    TARGET_VOCAB,
+    VOCAB,
+    Reader,
+    difference,
+    padded,
+    ragged,
+    recipe,
+    resolved,
+    tiny,
+)
+from tests.laws.tiny import with_mask as masked
+
+ONE_STACK = [name for name in MODELS if not name.startswith("encoder-decoder")]
+LENGTH = 19
+"""More than the learned positions, of which padding takes none."""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_a_padded_batch_are_the_rows_alone(name: str, side: str, prefer: Callable[[str], None]) -> None:
+    """Also for what stands on the padding: another filler changes nothing."""
+    prefer("fused" if side == "left" else "explicit")
+    reader = Reader.of(tiny(name), 5)
+    rows = ragged(reader.vocab, (7, MAX_POSITIONS, 3, 1, 5))
+    ids, mask = padded(rows, side, LENGTH, filler=3)
+    found = reader(ids, mask)
+    for index, row in enumerate(rows):
+        alone = reader.row(index)(row[None])
+        assert difference(found.logits[index, mask[index]], alone.logits[0]) <= 1e-5
+        assert difference(found.hidden[index, mask[index]], alone.hidden[0]) <= 1e-5
+    assert difference(reader(*padded(rows, side, LENGTH, filler=17)).logits, found.logits, mask) <= 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("place", ["sinusoidal", "learned", "rotary", "alibi", "buckets"])
+def test_both_sides_of_a_pair_may_be_padded(place: str, side: str) -> None:
+    module = tiny(f"encoder-decoder/post/{place}")
+    sources, targets = ragged(VOCAB), ragged(TARGET_VOCAB, (3, 5, 11, 2, 7))
+    ids, mask = padded(sources, side, 13)
+    target_ids, target_mask = padded(targets, side, 19)
+    found = module(ids, target_ids, mask=mask, target_mask=target_mask)
+    for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        alone = module(source[None], target[None])
+        assert difference(found.logits[index, target_mask[index]], alone.logits[0]) <= 1e-5
+        assert difference(found.memory[index, mask[index]], alone.memory[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["encoder/post/learned", "decoder/pre-grouped/buckets", "encoder-decoder/post/alibi"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_gradient(name: str, side: str) -> None:
+    module = tiny(name)
+    reader = Reader.of(module, 3)
+    rows = ragged(reader.vocab, (7, 2, 11))
+    ids, mask = padded(rows, side, 13)
+    losses = {"padded": reader(ids, mask).logits[mask].square().sum()}
+    losses["alone"] = sum(reader.row(i)(row[None]).logits.square().sum() for i, row in enumerate(rows))
+    tables = [parameter for parameter in module.parameters() if parameter.dim() > 1]
+    found, expected = (torch.autograd.grad(loss, tables, allow_unused=True) for loss in losses.values())
+    assert sum(gradient is not None for gradient in expected) > len(tables) // 3
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or difference(one, other) <= 3e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_is_its_rows_one_by_one(name: str) -> None:
+    reader = Reader.of(tiny(name), 5)
+    ids = torch.randint(reader.vocab, (5, 11))
+    found = reader(ids).logits
+    for index in range(5):
+        assert difference(found[index], reader.row(index)(ids[index : index + 1]).logits[0]) <= 1e-5
+
+
+def pack(rows: list[Tensor], gap: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Put documents behind one another, each after a gap of padding that carries its number."""
+    ids = torch.cat([torch.cat([torch.zeros(gap, dtype=torch.long), row]) for row in rows])[None]
+    real = torch.cat([torch.arange(gap + len(row)) >= gap for row in rows])[None]
+    numbers = torch.cat([torch.full((gap + len(row),), 7 - index) for index, row in enumerate(rows)])[None]
+    return ids, real, numbers
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gap", [0, 2])
+@pytest.mark.parametrize("name", ONE_STACK)
+def test_packed_documents_are_the_documents_alone(name: str, gap: int, prefer: Callable[[str], None]) -> None:
+    """Positions restart with each document, also where padding stands before it, and none sees another."""
+    prefer("fused" if gap else "explicit")
+    reader = Reader.of(tiny(name), 1)
+    rows = ragged(reader.vocab)
+    ids, real, documents = pack(rows, gap)
+    found = reader(ids, real if gap else None, documents=documents).logits[real]
+    for row, alone in zip(found.split([len(row) for row in rows]), rows, strict=True):
+        assert difference(row, reader(alone[None]).logits[0]) <= 1e-5
+
+
+@torch.no_grad()
+def test_packed_documents_with_padding_at_the_end() -> None:
+    reader = Reader.of(tiny("decoder/post/learned"), 1)
+    rows = ragged(reader.vocab, (5, 7))
+    ids, _, documents = pack(rows)
+    real = torch.arange(19)[None] < 12
+    ids = torch.cat([ids, torch.zeros(1, 7, dtype=torch.long)], dim=1)
+    documents = torch.cat([documents, torch.full((1, 7), -1)], dim=1)
+    found = reader(ids, real, documents=documents).logits
+    assert difference(found[0, :5], reader(rows[0][None]).logits[0]) <= 1e-5
+    assert difference(found[0, 5:12], reader(rows[1][None]).logits[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("place", [None, spec.Alibi(), spec.RelativeBuckets(num_heads=3, bidirectional=True)])
+@pytest.mark.parametrize("structure", [spec.Full(), spec.Causal()])
+def test_queries_that_may_attend_to_nothing_mix_to_zero(place: object, structure: object, body: str) -> None:
+    attention = MultiHeadAttention(15, 3, position=place, mask=structure)
+    x = torch.randn(2, 7, 15, requires_grad=True)
+    allowed = torch.ones(2, 7, 7, dtype=torch.bool)
+    allowed[0, 2], allowed[1] = False, False
+    torch.nn.init.normal_(attention.out.bias)
+    values = attention(x, mask=allowed)
+    torch.testing.assert_close(values[0, 2], attention.out.bias, atol=0, rtol=0)
+    torch.testing.assert_close(values[1], attention.out.bias.expand(7, 15), atol=0, rtol=0)
+    assert (values[0, 3] - attention.out.bias).abs().max() > 1e-3
+    gradients = torch.autograd.grad(values.square().sum(), [x, *attention.parameters()])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert not gradients[0][1].any(), "nothing was read from a row in which nothing could be seen"
+    _, weights = attention(x, mask=allowed, return_weights=True)
+    assert not weights[0, :, 2].any()
+    torch.testing.assert_close(weights[0, :, 3].sum(-1), torch.ones(3))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "/post/" in name])
+def test_a_row_of_padding_alone_harms_nothing(name: str, body: str) -> None:
+    """Finite outputs and gradients, and the other rows as ever."""
+    module = tiny(name)
+    reader = Reader.of(module, 2)
+    ids = torch.randint(reader.vocab, (2, 5))
+    mask = torch.tensor([[True] * 5, [False] * 5])
+    found = reader(ids, mask).logits
+    assert found.isfinite().all()
+    assert difference(found[:1], reader.row(0)(ids[:1]).logits) <= 1e-5
+    found.square().sum().backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("place", ["sinusoidal", "rotary", "buckets"])
+def test_an_empty_memory_harms_nothing(place: str, body: str) -> None:
+    module = tiny(f"encoder-decoder/post/{place}")
+    mask = torch.tensor([[True] * 7, [False] * 7])
+    logits = module(torch.randint(VOCAB, (2, 7)), torch.randint(TARGET_VOCAB, (2, 5)), mask=mask).logits
+    logits.square().sum().backward()
+    assert logits.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("window", [spec.Window(before=3, after=0), spec.Window(before=1, after=2)])
+def test_a_window_counts_real_tokens(window: spec.Window, body: str) -> None:
+    """Padding in the middle of a row is no distance."""
+    module = build(masked(resolved(recipe("encoder/post/alibi")), window, "encoder")).eval()
+    row = torch.randint(VOCAB, (1, 7))
+    real = torch.tensor([[True, True, False, False, True, True, False, True, True, True, False]])
+    ids = torch.zeros(1, 11, dtype=torch.long)
+    ids[real] = row[0]
+    assert difference(module(ids, mask=real).logits[real], module(row).logits[0]) <= 1e-5

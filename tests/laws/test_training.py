@@ -1,0 +1,134 @@
+"""Training: accumulated = one batch, every family trains with dropout in all its places, each at its own rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clearhead import spec
+from clearhead.core import build
+from clearhead.core.dropout import Dropout
+from clearhead.train.loss import token_loss
+from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, difference, resolved, tiny
+from tests.laws.tiny import recipe as recipe_of
+
+
+@dataclass(frozen=True)
+class Pairs:
+    ids: Tensor
+    mask: Tensor
+    target_ids: Tensor
+    target_mask: Tensor
+    labels: Tensor
+
+    def rows(self, rows: slice) -> Pairs:
+        """Some rows, without the padding that all of them share."""
+        source, target = int(self.mask[rows].sum(1).max()), int(self.target_mask[rows].sum(1).max())
+        return Pairs(
+            self.ids[rows, :source],
+            self.mask[rows, :source],
+            self.target_ids[rows, :target],
+            self.target_mask[rows, :target],
+            self.labels[rows, :target],
+        )
+
+
+def some_pairs() -> Pairs:
+    mask = torch.arange(13) < torch.tensor([13, 5, 3, 2, 7])[:, None]
+    target_mask = torch.arange(11) < torch.tensor([2, 11, 3, 1, 5])[:, None]
+    labels = torch.randint(TARGET_VOCAB, (5, 11)).masked_fill(~target_mask, -100)
+    return Pairs(torch.randint(VOCAB, (5, 13)), mask, torch.randint(TARGET_VOCAB, (5, 11)), target_mask, labels)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("style", ["post/sinusoidal", "pre-grouped/rotary", "post/buckets"])
+def test_accumulated_is_one_batch(style: str, label_smoothing: float) -> None:
+    """By tokens: micro-batches of unequal size add up to the sum, the count and the gradient of the whole."""
+    module, pairs = tiny(f"encoder-decoder/{style}").train(), some_pairs()
+    total, count = token_loss(module, pairs, label_smoothing=label_smoothing)
+    names = [name for name, parameter in module.named_parameters() if parameter.dim() > 1]
+    parameters = [module.get_parameter(name) for name in names]
+    expected = torch.autograd.grad(total / count, parameters)
+    parts = [token_loss(module, pairs.rows(r), label_smoothing=label_smoothing) for r in (slice(2), slice(2, 5))]
+    assert [part[1] for part in parts] == [13, 9]
+    assert count == 22
+    assert sum(part[0].item() for part in parts) == pytest.approx(total.item(), rel=1e-5)
+    found = torch.autograd.grad(sum(part[0] for part in parts) / count, parameters)
+    for name, one, other in zip(names, found, expected, strict=True):
+        assert difference(one, other) <= 3e-5, name
+
+
+RATES = {"dropout": 0.2, "attention_dropout": 0.4, "activation_dropout": 0.6}
+
+
+def expected_rate(path: str, model: nn.Module) -> float:
+    if path.endswith(".function.dropout"):
+        is_attention = isinstance(model.get_submodule(path.rpartition(".")[0]).spec, spec.Attention)
+        return RATES["attention_dropout" if is_attention else "activation_dropout"]
+    return RATES["dropout"]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.endswith(("sinusoidal", "buckets"))])
+def test_each_place_of_dropout_drops_at_its_rate(name: str) -> None:
+    module = tiny(name, **RATES).train()
+    places = {path: part for path, part in module.named_modules() if isinstance(part, Dropout)}
+    seen: dict[str, float] = {}
+
+    def watch(path: str, inputs: Tensor, outputs: Tensor) -> None:
+        entered = inputs != 0
+        kept = (outputs != 0) & entered
+        seen[path] = 1.0 - float(kept.sum() / entered.sum())
+        scale = (outputs[kept] / inputs[kept]).median()
+        torch.testing.assert_close(float(scale.detach()), 1 / (1 - expected_rate(path, module)), atol=1e-3, rtol=1e-3)
+
+    reader = Reader.of(module, 23)
+    hooks = [
+        part.register_forward_hook(lambda _, args, out, path=path: watch(path, args[0], out))
+        for path, part in places.items()
+    ]
+    ids = torch.randint(reader.vocab, (23, 13))
+    logits = reader(ids).logits
+    if module.encoder is not None and module.decoder is not None:
+        module.encode(torch.randint(VOCAB, (23, 13)))
+    assert set(seen) == set(places)
+    for hook in hooks:
+        hook.remove()
+    for path, rate in seen.items():
+        assert rate == pytest.approx(expected_rate(path, module), abs=0.04), path
+    logits.square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
+    assert not torch.equal(reader(ids).logits, reader(ids).logits), "training draws anew each time"
+    module.eval()
+    assert torch.equal(reader(ids).logits, reader(ids).logits), "evaluation draws nothing"
+
+
+@pytest.mark.parametrize("place", RATES)
+def test_one_rate_moves_its_own_places_only(place: str) -> None:
+    module = tiny("encoder-decoder/post/sinusoidal", **{place: 0.5})
+    rates = {path: part.p for path, part in module.named_modules() if isinstance(part, Dropout)}
+    for path, rate in rates.items():
+        if path.endswith(".function.dropout"):
+            attends = isinstance(module.get_submodule(path.rpartition(".")[0]).spec, spec.Attention)
+            mine = place == ("attention_dropout" if attends else "activation_dropout")
+        else:
+            mine = place == "dropout"
+        assert rate == (0.5 if mine else 0.0), path
+
+
+@pytest.mark.parametrize("name", ["encoder/post/learned", "decoder/pre-grouped/rotary", "encoder-decoder/post/alibi"])
+def test_a_few_steps_lower_the_loss(name: str) -> None:
+    module = build(resolved(recipe_of(name))).train()
+    ids = torch.randint(TARGET_VOCAB, (3, 7))
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(20):
+        states = module(ids, ids) if module.encoder is not None and module.decoder is not None else module(ids)
+        loss = nn.functional.cross_entropy(states.logits.flatten(0, 1), ids.roll(-1, 1).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]

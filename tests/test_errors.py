@@ -1,0 +1,25 @@
+"""One report for all faults, and the nearest valid name where there is one."""
+
+from __future__ import annotations
+
+from clearhead.errors import InputError, RunFailure, nearest
+
+
+def test_one_fault_is_one_sentence() -> None:
+    assert str(InputError.from_faults(["a is missing"], subject="the file")) == "a is missing"
+
+
+def test_several_faults_are_all_listed() -> None:
+    report = str(InputError.from_faults(["a is missing", "b is 7"], subject="the file"))
+    assert report == "the file has 2 faults:\n  - a is missing\n  - b is 7"
+
+
+def test_the_nearest_name_is_offered_only_where_one_is_near() -> None:
+    assert nearest("widht", ["heads", "width", "layers"]) == " (did you mean 'width'?)"
+    assert nearest("quark", ["heads", "width", "layers"]) == ""
+    assert nearest("width", []) == ""
+
+
+def test_mistakes_and_failures_are_told_apart() -> None:
+    assert issubclass(InputError, ValueError) and not issubclass(InputError, RunFailure)
+    assert issubclass(RunFailure, RuntimeError) and not issubclass(RunFailure, InputError)
