@@ -81,9 +81,7 @@ def attention_weights(
         return scores.softmax(dim=-1)
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
     empty = ~allowed.any(dim=-1, keepdim=True)
-    # Asking first saves a pass on a CPU; a compiled step would be cut in two by the question.
-    is_needed = torch.compiler.is_compiling() or bool(empty.any())
-    return weights.masked_fill(empty, 0.0) if is_needed else weights
+    return weights.masked_fill(empty, 0.0) if bool(empty.any()) else weights
 
 
 class Attention(nn.Module):
