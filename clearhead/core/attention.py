@@ -47,9 +47,10 @@ class Context:
     made: dict[object, Tensor | None] = field(default_factory=dict)
 
     def mask(self, mask: AnyMask) -> AttentionMask | None:
-        if mask not in self.made:
-            self.made[mask] = self.visibility.resolve(mask, self.query_position.device)
-        return self.made[mask]
+        key = (mask.kind, mask.before, mask.after) if isinstance(mask, spec.Window) else mask.kind
+        if key not in self.made:
+            self.made[key] = self.visibility.resolve(mask, self.query_position.device)
+        return self.made[key]
 
     def rotation(self, size: int, theta: float) -> tuple[Tensor, Tensor]:
         key = ("rotation", size, theta)
@@ -81,7 +82,9 @@ def attention_weights(
         return scores.softmax(dim=-1)
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
     empty = ~allowed.any(dim=-1, keepdim=True)
-    return weights.masked_fill(empty, 0.0) if bool(empty.any()) else weights
+    # Asking first saves a pass on a CPU; a compiled step would be cut in two by the question.
+    is_needed = torch.compiler.is_compiling() or bool(empty.any())
+    return weights.masked_fill(empty, 0.0) if is_needed else weights
 
 
 class Attention(nn.Module):
