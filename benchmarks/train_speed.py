@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead.core.position import sinusoidal_table
-from clearhead.data import Batch, PairBatches, cached_tokenizers, parse_pair_source, prepare_pairs
+from clearhead.data import Batch, cached_tokenizers, pair_batches, parse_pair_source, prepare_pairs
 from clearhead.train.loss import token_loss
 from clearhead.train.optimizer import build_optimizer
 from clearhead.zoo import Recipe, resolve
@@ -106,7 +106,7 @@ def main() -> None:
     tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
     batches = list(
-        itertools.islice(PairBatches(store, batch_tokens=args.batch_tokens, seed=1), args.steps * args.blocks)
+        itertools.islice(pair_batches(store, batch_tokens=args.batch_tokens, seed=1), args.steps * args.blocks)
     )
     vocab = tokenizers.source.vocab_size
     recipe = Recipe(layers=LAYERS, width=WIDTH, heads=HEADS, feedforward=INNER, dropout=DROPOUT, final_norm=True)

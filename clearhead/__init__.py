@@ -9,14 +9,21 @@ if TYPE_CHECKING:
     from clearhead import spec
     from clearhead.core import Cache, MultiHeadAttention, Output, Transformer, build
     from clearhead.errors import InputError, RunFailure
-    from clearhead.generate.candidate import Hypothesis
+    from clearhead.generate.candidate import Generation, Hypothesis
     from clearhead.generate.scoring import PairScore
     from clearhead.model import Model, load
+    from clearhead.predict.classify import Classification
+    from clearhead.predict.fill import Filled
+    from clearhead.predict.tag import Entity
     from clearhead.zoo import presets
 
 # Names are fetched when they are first used: importing torch takes seconds, which a typing mistake should not cost.
 _HOMES = {
     "Cache": "clearhead.core",
+    "Classification": "clearhead.predict.classify",
+    "Entity": "clearhead.predict.tag",
+    "Filled": "clearhead.predict.fill",
+    "Generation": "clearhead.generate.candidate",
     "Hypothesis": "clearhead.generate.candidate",
     "InputError": "clearhead.errors",
     "Model": "clearhead.model",
@@ -33,6 +40,10 @@ _HOMES = {
 
 __all__ = [
     "Cache",
+    "Classification",
+    "Entity",
+    "Filled",
+    "Generation",
     "Hypothesis",
     "InputError",
     "Model",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 TRAINED_LENGTHS = range(1, 21)
 LONGER_LENGTHS = range(21, 31)
-PARTS = {"train": (20_000, TRAINED_LENGTHS), "valid": (500, TRAINED_LENGTHS), "test": (1_000, TRAINED_LENGTHS)}
+PARTS = {"train": (100_000, TRAINED_LENGTHS), "valid": (500, TRAINED_LENGTHS), "test": (1_000, TRAINED_LENGTHS)}
 
 
 def make_strings(task: str, folder: Path, seed: int = 0) -> None:
@@ -29,7 +29,9 @@ def make_strings(task: str, folder: Path, seed: int = 0) -> None:
     for part, (count, lengths) in {**PARTS, "longer": (500, LONGER_LENGTHS)}.items():
         strings = []
         while len(strings) < count:
-            text = "".join(generator.choices(string.ascii_lowercase, k=generator.choice(lengths)))
+            # Few letters in a string repeat, so that a letter's neighbours do not give its place away.
+            letters = generator.sample(string.ascii_lowercase, generator.randint(2, len(string.ascii_lowercase)))
+            text = "".join(generator.choices(letters, k=generator.choice(lengths)))
             # The few strings of one or two letters may repeat within training, or they would soon run out.
             if text not in seen or (part == "train" and len(text) <= 2):
                 strings.append(text)

@@ -12,6 +12,7 @@ import torch
 import clearhead as ch
 from clearhead.cli.main import main
 from clearhead.errors import InputError
+from clearhead.task import TaskRecord
 from clearhead.text import TokenizerPair
 from clearhead.text.training import train_tokenizer
 from clearhead.zoo import Recipe, resolve
@@ -171,7 +172,7 @@ def test_a_single_stack_does_not_translate() -> None:
     words = train_tokenizer("word", ["a b c"], vocab_size=9)
     recipe = Recipe(family="decoder", layers=1, width=14, heads=2)
     module = ch.build(resolve(recipe, source_vocab=9, target_vocab=9)).eval()
-    model = ch.Model(module, TokenizerPair(words, words, True))
+    model = ch.Model(module, TokenizerPair(words, words, True), TaskRecord(kind="generate"))
     with pytest.raises(InputError, match="needs a model with encoder and decoder; this one has a single stack"):
         model.translate(["a"])
     with pytest.raises(InputError, match="needs a model with encoder and decoder"):

@@ -62,8 +62,8 @@ def test_every_fault_is_in_one_report() -> None:
         "encoder.embedding.dropout: expected less than 1, got 1.5",
         "decoder.width: expected integer, got 'wide'",
         "decoder.score_table.num_heads: missing",
-        "head.layers.0: kind must be one of 'linear', 'activation', 'layer_norm', 'rms_norm'; got 'liner' "
-        "(did you mean 'linear'?)",
+        "head.layers.0: kind must be one of 'linear', 'activation', 'layer_norm', 'rms_norm', 'pool', 'unit'; "
+        "got 'liner' (did you mean 'linear'?)",
     ):
         assert words in found, found
     lines = found.splitlines()
@@ -153,7 +153,7 @@ def changed(**parts: Any) -> spec.Model:
         ),
         (
             changed(head=spec.Head(layers=(spec.Linear(size=29), spec.Activation(function="relu")))),
-            "the last layer must be linear, got activation",
+            "the last layer must be linear where nothing is pooled, got activation",
         ),
         (
             changed(encoder=model().encoder.model_copy(update={"width": 22})),

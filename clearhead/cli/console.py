@@ -6,18 +6,28 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from clearhead.errors import InputError
 
+Item = TypeVar("Item")
+Ref = Annotated[
+    str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
+]
+LineFile = Annotated[Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Precision = Annotated[str, typer.Option("--precision", help="auto, fp32 or bf16.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
 BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sentences computed together.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of every random choice.")]
 Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")]
+BeamSize = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy search.")]
+LengthPenalty = Annotated[
+    float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
+]
 
 
 def say(message: str) -> None:
@@ -28,6 +38,11 @@ def say(message: str) -> None:
 def show(result: str = "") -> None:
     """Write one line of the result."""
     print(result, flush=True)
+
+
+def show_piece(piece: str) -> None:
+    """Write a piece of the result as soon as it is there, without a line end."""
+    print(piece, end="", flush=True)
 
 
 def show_json(record: Mapping[str, Any]) -> None:
@@ -75,9 +90,9 @@ def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
             ) from None
 
 
-def chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
+def chunks(lines: Iterator[Item], size: int) -> Iterator[list[Item]]:
     """Group lines into lists of at most `size`."""
-    chunk: list[str] = []
+    chunk: list[Item] = []
     for line in lines:
         chunk.append(line)
         if len(chunk) == size:

@@ -1,51 +1,143 @@
-"""`clearhead evaluate`: BLEU, chrF, loss and perplexity of a model on parallel text."""
+"""`clearhead evaluate`: how good a model is on text with known answers, by what it was trained for."""
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from clearhead.cli.console import (
     BatchSize,
+    BeamSize,
     Device,
     Json,
+    LengthPenalty,
     Precision,
+    Ref,
     Seed,
     Threads,
     prepare_machine,
-    read_parallel,
-    say,
     show,
     show_json,
-    write_lines,
 )
+from clearhead.errors import InputError
 
-if TYPE_CHECKING:
-    from clearhead import Model
-    from clearhead.generate.evaluate import CorpusLoss, TranslationScores
+Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
+Target = Annotated[Path | None, typer.Option("--target", help="What belongs to it, line by line.")]
+TextFile = Annotated[
+    Path | None, typer.Option("--text", metavar="F", help="Text as [data] names it: a file, a folder, JSON lines.")
+]
+Labels = Annotated[
+    str | None, typer.Option("--labels", metavar="COLUMN|F", help="The column of the labels, or a file of them.")
+]
+TextColumn = Annotated[
+    str | None,
+    typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the text; by default text."),
+]
+PairColumn = Annotated[
+    str | None, typer.Option("--pair", metavar="COLUMN|F", help="The column, or the file, of each second text.")
+]
+Document = Annotated[
+    str | None, typer.Option("--document", help="What one text is: file (the default), line or paragraph.")
+]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="F.png", help="Draw the confusion matrix.")]
+Window = Annotated[
+    int | None, typer.Option("--window", min=1, help="Tokens read at once; by default what it was trained on.")
+]
+Stride = Annotated[
+    int | None, typer.Option("--stride", min=1, help="Tokens from one window to the next; by default the window.")
+]
+Tokenize = Annotated[
+    str | None,
+    typer.Option("--tokenize", help="sacreBLEU's tokenisation; by default none for segmented text, else 13a."),
+]
+Lowercase = Annotated[bool, typer.Option("--lowercase", help="Compare without case.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Keep the translations in this file.")]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the evaluation of one kind of task takes.
+
+    Attributes:
+        needed: options that name its data.
+        optional: options that it knows besides.
+    """
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+FORMS = {
+    "translate": Form(
+        ("--source", "--target"),
+        ("--tokenize", "--lowercase", "--beam-size", "--length-penalty", "--output", "--batch-size"),
+    ),
+    "generate": Form(("--text",), ("--text-column", "--document", "--window", "--stride")),
+    "fill": Form(("--text",), ("--text-column", "--document")),
+    "denoise": Form(("--text",), ("--text-column", "--document")),
+    "classify": Form(("--text", "--labels"), ("--text-column", "--pair", "--plot")),
+    "tag": Form(("--text",)),
+    "embed": Form(("--source", "--target"), ("--labels", "--batch-size")),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        source, target, text, labels, text_column, pair, document: the data.
+        plot: the picture of a confusion matrix.
+        window, stride: how a text is cut.
+        tokenize, lowercase, beam_size, length_penalty, output: how translations are found, compared and kept.
+        batch_size: texts computed together.
+    """
+
+    source: Path | None = None
+    target: Path | None = None
+    text: Path | None = None
+    labels: str | None = None
+    text_column: str | None = None
+    pair: str | None = None
+    document: str | None = None
+    plot: Path | None = None
+    window: int | None = None
+    stride: int | None = None
+    tokenize: str | None = None
+    lowercase: bool = False
+    beam_size: int | None = None
+    length_penalty: float | None = None
+    output: Path | None = None
+    batch_size: int | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """The options that were given."""
+        given = [name for name, value in vars(self).items() if value is not None and value is not False]
+        return ["--" + name.replace("_", "-") for name in given]
 
 
 def evaluate(
-    ref: Annotated[
-        str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
-    ],
-    source: Annotated[Path, typer.Option("--source", help="Text in the source language, one sentence in a line.")],
-    target: Annotated[Path, typer.Option("--target", help="Its translation, line by line.")],
-    tokenize: Annotated[
-        str | None,
-        typer.Option("--tokenize", help="sacreBLEU's tokenisation; by default none for segmented text, else 13a."),
-    ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without case.")] = False,
-    beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy search.")] = 5,
-    length_penalty: Annotated[
-        float, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
-    ] = 1.0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the translations in this file.")] = None,
+    ref: Ref,
+    source: Source = None,
+    target: Target = None,
+    text: TextFile = None,
+    labels: Labels = None,
+    text_column: TextColumn = None,
+    pair: PairColumn = None,
+    document: Document = None,
+    plot: Plot = None,
+    window: Window = None,
+    stride: Stride = None,
+    tokenize: Tokenize = None,
+    lowercase: Lowercase = False,
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    output: Output = None,
     as_json: Json = False,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -53,81 +145,61 @@ def evaluate(
     batch_size: BatchSize = None,
     seed: Seed = None,
 ) -> None:
-    """Score a model's translations against references.
+    """Measure a model on text with known answers, by what it was trained for.
 
     \b
     Example:
-      clearhead evaluate runs/de-en --source test.de --target test.en
-      clearhead evaluate runs/de-en@averaged --source test.de --target test.en --lowercase --json
+      clearhead evaluate runs/de-en --source test.de --target test.en          BLEU, chrF, loss, perplexity
+      clearhead evaluate runs/stories --text test.txt --stride 64              loss, perplexity, bits per byte
+      clearhead evaluate runs/reviews --text test.tsv --labels label           accuracy, macro F1, or Spearman
+      clearhead evaluate runs/names --text test.conll                          entity-level F1
+      clearhead evaluate runs/captions --source test.de --target test.en       recall@1, Spearman with --labels F
 
-    The score that search maximises is the sum of log-probabilities / length ** A, where A is the length penalty, by
-    default 1.0. A sentence is finished early once no unfinished hypothesis can still beat the best finished one. Loss
-    is the mean cross-entropy of a reference token in nats, end tokens counted. Segmented text ("@@ ") is scored on
-    its joined words. --json ends with {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"} and a few more.
+    Losses are mean cross-entropies in nats, end tokens counted. Translation is beam search; the score is the sum of
+    log-probabilities / length ** A, where A is the length penalty, by default 1.0, and a sentence is finished early
+    once no unfinished hypothesis can still beat the best finished one. With --stride below --window the tokens before
+    a window's new ones are read, not counted again. --json ends with one object, for translations {"bleu", "chrf",
+    "signature", "loss", "perplexity", "seconds"} and more.
     """
+    request = Request(
+        source, target, text, labels, text_column, pair, document, plot, window, stride, tokenize, lowercase,
+        beam_size, length_penalty, output, batch_size,
+    )  # fmt: skip
+    check_request(ref, request)
     import clearhead
+    from clearhead.cli.measures import measure
 
-    sources, references = read_parallel(source, target)
     prepare_machine(threads, seed)
-    model = clearhead.load(ref, device=device, precision=precision)
-    started = time.perf_counter()
-    say(f"translating {len(sources)} lines")
-    translations = model.translate(sources, beam_size=beam_size, length_penalty=length_penalty, batch_size=batch_size)
-    seconds = time.perf_counter() - started
-    scores = _scores(model, translations, references, tokenize, lowercase)
-    corpus = _corpus_loss(model, sources, references)
-    if output is not None:
-        write_lines(output, translations)
-    _report(scores, corpus, len(sources), seconds, as_json)
-
-
-def _report(scores: TranslationScores, corpus: CorpusLoss, sentences: int, seconds: float, as_json: bool) -> None:
-    """Show what was measured; `seconds` is the time that translating took."""
+    record, lines = measure(clearhead.load(ref, device=device, precision=precision), request)
     if as_json:
-        show_json(
-            {
-                "bleu": scores.bleu,
-                "chrf": scores.chrf,
-                "signature": scores.bleu_signature,
-                "chrf_signature": scores.chrf_signature,
-                "loss": corpus.loss,
-                "perplexity": corpus.perplexity if math.isfinite(corpus.perplexity) else None,
-                "seconds": seconds,
-                "sentences": sentences,
-                "sentences_per_second": sentences / seconds,
-            }
-        )
+        show_json(record)
         return
-    show(f"BLEU        {scores.bleu:.2f}   {scores.bleu_signature}")
-    show(f"chrF        {scores.chrf:.2f}   {scores.chrf_signature}")
-    show(f"loss        {corpus.loss:.4f} nats per token")
-    show(f"perplexity  {corpus.perplexity:.3f}")
-    show(f"speed       {sentences / seconds:.1f} sentences per second ({sentences} in {seconds:.1f} s)")
+    for line in lines:
+        show(line)
 
 
-def _scores(
-    model: Model, translations: Sequence[str], references: Sequence[str], tokenize: str | None, lowercase: bool
-) -> TranslationScores:
-    """Compare with the references, which a model of segmented text has in pieces."""
-    from clearhead.generate import bleu_chrf
-    from clearhead.train.validation import joined
+def check_request(ref: str, request: Request) -> None:
+    """Refuse options that do not suit what a model was trained for.
 
-    is_segmented = model.tokenizers.target.kind == "split"
-    words = [joined(line) for line in references] if is_segmented else list(references)
-    return bleu_chrf(translations, words, tokenize=tokenize or ("none" if is_segmented else "13a"), lowercase=lowercase)
+    Raises:
+        InputError: one sentence that names all of them, or the reference leads nowhere.
+    """
+    from clearhead.train.run_directory import model_files, read_task
+
+    kind = read_task(model_files(ref)[0]).kind
+    form = FORMS[kind]
+    way = f"a model trained to '{kind}' is evaluated with {_with_values(form.needed)}"
+    missing = [option for option in form.needed if option not in request.options]
+    unused = [option for option in request.options if option not in (*form.needed, *form.optional)]
+    if unused:
+        verb = "has" if len(unused) == 1 else "have"
+        raise InputError(f"{', '.join(unused)} {verb} no effect here: {way}")
+    if missing:
+        raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {way}")
+    if request.plot is not None and request.plot.suffix.lower() != ".png":
+        raise InputError(f"the picture is a PNG, but --plot names {request.plot}: give a name that ends in .png")
 
 
-def _corpus_loss(model: Model, sources: Sequence[str], references: Sequence[str]) -> CorpusLoss:
-    """Measure the loss of the references; a pair whose source is empty has none."""
-    from clearhead.generate.evaluate import evaluate_pairs
-
-    pairs = [pair for pair in zip(sources, references, strict=True) if pair[0].strip()]
-    source, target = model.tokenizers.source, model.tokenizers.target
-    return evaluate_pairs(
-        model.module,
-        [[*ids, source.eos_id] for ids in source.encode_batch([pair[0] for pair in pairs])],
-        target.encode_batch([pair[1] for pair in pairs]),
-        bos_id=target.bos_id,
-        eos_id=target.eos_id,
-        pad_id=target.pad_id,
-    )
+def _with_values(options: Sequence[str]) -> str:
+    values = {"--labels": "COLUMN|F"}
+    return " ".join(f"{option} {values.get(option, 'F')}" for option in options)

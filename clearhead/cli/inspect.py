@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from clearhead.cli.cost import Cost
-    from clearhead.spec import Model, Node
+    from clearhead.spec import Head, Model, Node
+    from clearhead.task import TaskRecord
 
 
+MOST_LABELS = 12
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -38,14 +40,16 @@ def inspect(
       clearhead inspect runs/de-en
       clearhead inspect runs/de-en/spec.json --length 128
 
-    Its spec tree, shapes, parameters, memory and cost, and which attention body runs and why. One multiplication and
-    one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no early-stop rule apply.
-    --json ends with {"parameters", "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more.
+    What it was trained for, its spec tree, shapes, parameters, memory and cost, and which attention body runs and why.
+    One multiplication and one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no
+    early-stop rule apply. --json ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops",
+    "target_flops", "attention", "spec"} and more; "task" is null for a spec file that stands alone.
     """
     from clearhead.cli.cost import cost_per_token
     from clearhead.core import build
 
     spec = read_spec(ref)
+    record = read_record(ref)
     module = build(spec, device="meta")
     cost = cost_per_token(spec, length, length)
     parameters = [_Weights(name, tuple(one.shape), one.numel()) for name, one in module.named_parameters()]
@@ -54,6 +58,9 @@ def inspect(
     if as_json:
         show_json(
             {
+                "task": None if record is None else json.loads(record.to_json()),
+                "head": None if spec.head is None else head_line(spec.head),
+                "masks": decoder_masks(spec),
                 "parameters": total,
                 "parameter_bytes": 4 * total,
                 "source_flops": cost.source_flops,
@@ -65,10 +72,66 @@ def inspect(
             }
         )
         return
-    for line in [*tree_lines(spec), "", "weights", *_weight_lines(parameters), "", *_cost_lines(total, cost, length)]:
+    for line in [
+        *_purpose_lines(spec, record),
+        "",
+        *tree_lines(spec),
+        "",
+        "weights",
+        *_weight_lines(parameters),
+        "",
+        *_cost_lines(total, spec, cost, length),
+    ]:
         show(line)
     for body in bodies:
         show(f"attention   {body.mode}: the {body.body} body in {body.count} of {body.total}, because {body.reason}")
+
+
+def _purpose_lines(spec: Model, record: TaskRecord | None) -> Iterator[str]:
+    """Yield what a model was trained for, what its head does, and what its decoder sees."""
+    if record is not None:
+        longest = "" if record.max_length is None else f", on texts of at most {record.max_length} tokens"
+        paired = ", on pairs of texts" if record.is_paired else ""
+        yield f"task        {record.kind}{paired}{longest}"
+        if record.labels or record.label_kind is not None:
+            kinds = {"one": "one of", "several": "several of", "number": "a number", None: "one of"}
+            shown = ", ".join(record.labels[:MOST_LABELS]) + (", ..." if len(record.labels) > MOST_LABELS else "")
+            yield f"labels      {kinds[record.label_kind]} {f'{len(record.labels)}: {shown}' if shown else ''}".rstrip()
+    if spec.head is not None:
+        yield f"head        {head_line(spec.head)}"
+    if spec.decoder is not None:
+        yield f"mask        {' and '.join(decoder_masks(spec))}, in the decoder"
+
+
+def head_line(head: Head) -> str:
+    """Return the layers of a head in one line: pool mean, linear 64, activation tanh, linear 2."""
+    return ", ".join(
+        " ".join([layer.kind, *(str(getattr(layer, key)) for key in ("by", "size", "function") if hasattr(layer, key))])
+        for layer in head.layers
+    )
+
+
+def decoder_masks(spec: Model) -> list[str]:
+    """Return the kinds of mask over its own tokens that a decoder has."""
+    from clearhead.spec import Attention, walk
+
+    if spec.decoder is None:
+        return []
+    nodes = (node for _, node in walk(spec.decoder))
+    return sorted({node.mask.kind for node in nodes if isinstance(node, Attention) and node.source == "self"})
+
+
+def read_record(ref: str) -> TaskRecord | None:
+    """Read what a model was trained for; None where a spec stands alone.
+
+    Raises:
+        InputError: the record is faulty.
+    """
+    from clearhead.train.run_directory import TASK_FILE, read_task, split_reference
+
+    folder = split_reference(ref)[0]
+    folder = folder if folder.is_dir() else folder.parent
+    return read_task(folder) if (folder / TASK_FILE).is_file() else None
 
 
 def _weight_lines(parameters: list[_Weights]) -> Iterator[str]:
@@ -87,17 +150,19 @@ def _weight_lines(parameters: list[_Weights]) -> Iterator[str]:
         yield f"  {name:<{width}}  {sizes:>12}  {count}"
 
 
-def _cost_lines(total: int, cost: Cost, length: int) -> Iterator[str]:
+def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[str]:
     yield f"parameters  {total} ({human_count(total)}), shared ones counted once"
     weights, training = human_bytes(4 * total), human_bytes(16 * total)
     yield f"memory      {weights} in fp32; while training {training} with gradients and Adam's two moments"
+    has_source = spec.encoder is not None and spec.decoder is not None
     target, source = human_bytes(4 * cost.cache_numbers), human_bytes(4 * cost.memory_numbers)
-    yield f"cache       {target} for each target token and {source} for each source token, while decoding in fp32"
+    both = f"target token and {source} for each source token" if has_source else "token"
+    if spec.decoder is not None:
+        yield f"cache       {target} for each {both}, while decoding in fp32"
     target, source = human_count(cost.target_flops), human_count(cost.source_flops)
-    yield (
-        f"cost        {source} FLOPs for a source token and {target} FLOPs for a target token, at {length} tokens "
-        "on each side; training costs three times as much"
-    )
+    both = f"{source} FLOPs for a source token and {target} FLOPs for a target token" if has_source else ""
+    lengths = f"{length} tokens on each side" if has_source else f"{length} tokens"
+    yield f"cost        {both or f'{target} FLOPs for a token'}, at {lengths}; training costs three times as much"
 
 
 def read_spec(ref: str) -> Model:

@@ -16,11 +16,17 @@ from typing import Annotated, Any
 import typer
 
 from clearhead.cli.average import average
+from clearhead.cli.classify import classify
+from clearhead.cli.compare import compare
 from clearhead.cli.console import say, show
 from clearhead.cli.demo import demo
+from clearhead.cli.embed import embed
 from clearhead.cli.evaluate import evaluate
+from clearhead.cli.fill import fill
+from clearhead.cli.generate import generate
 from clearhead.cli.inspect import inspect
 from clearhead.cli.new import new
+from clearhead.cli.tag import tag
 from clearhead.cli.train import train
 from clearhead.cli.translate import translate
 from clearhead.errors import InputError, RunFailure, nearest
@@ -78,7 +84,8 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
     )
     app.callback()(_start)
-    for command in (demo, new, train, translate, evaluate, average, inspect):
+    uses = (translate, generate, fill, classify, tag, embed)
+    for command in (demo, new, train, *uses, evaluate, compare, average, inspect):
         app.command()(command)
     return app
 

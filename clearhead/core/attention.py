@@ -166,6 +166,7 @@ class Attention(nn.Module):
         """Mix the values by the body that `body` names; both give the same answer."""
         if self._body(query, key, bias) == "fused":
             if bias is not None:
+                bias = bias.to(query.dtype)  # the kernel does not check, and reads one type as the other
                 allowed = bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
             return self._fused(query, key, value, allowed)
         groups = query.shape[1] // key.shape[1]

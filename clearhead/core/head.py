@@ -1,11 +1,11 @@
-"""States to outputs. Legend: D width, V outputs."""
+"""States to outputs. Legend: B batch, T tokens, D width, V outputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -55,8 +55,34 @@ class Activation(nn.Module):
         return self.function(x_D)
 
 
+class Pool(nn.Module):
+    """One state for each sequence. Source: arXiv 1908.10084, section 3 (the mean)."""
+
+    def __init__(self, pool: spec.Pool) -> None:
+        super().__init__()
+        self.by = pool.by
+
+    def forward(
+        self, x_BTD: Float[Tensor, "batch tokens width"], mask_BT: Bool[Tensor, "batch tokens"] | None
+    ) -> Float[Tensor, "batch width"]:
+        if mask_BT is None:
+            return x_BTD.mean(1) if self.by == "mean" else x_BTD[:, 0 if self.by == "first" else -1]
+        if self.by == "mean":
+            return (x_BTD * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+        place_BT = torch.where(mask_BT, torch.arange(mask_BT.shape[1], device=mask_BT.device), -1)
+        place_B = mask_BT.int().argmax(1) if self.by == "first" else place_BT.argmax(1)
+        return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]
+
+
+class Unit(nn.Module):
+    """States of length 1."""
+
+    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
+        return F.normalize(x_D, dim=-1)
+
+
 class Head(nn.Module):
-    """Layers in order, the last of them linear."""
+    """Layers in order; a pool among them turns the states of a sequence into one."""
 
     def __init__(self, width: int, head: spec.Head) -> None:
         super().__init__()
@@ -70,12 +96,23 @@ class Head(nn.Module):
                     layers.append(Activation(layer))
                 case spec.LayerNorm() | spec.RMSNorm():
                     layers.append(build_norm(width, layer))
+                case spec.Pool():
+                    layers.append(Pool(layer))
+                case spec.Unit():
+                    layers.append(Unit())
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes outputs"]:
+    @property
+    def is_pooled(self) -> bool:
+        """True where outputs are of whole sequences."""
+        return any(isinstance(layer, Pool) for layer in self.layers)
+
+    def forward(
+        self, x_BTD: Float[Tensor, "batch tokens width"], mask_BT: Bool[Tensor, "batch tokens"] | None = None
+    ) -> Float[Tensor, "batch *tokens outputs"]:
         for layer in self.layers:
-            x_D = layer(x_D)
-        return x_D
+            x_BTD = layer(x_BTD, mask_BT) if isinstance(layer, Pool) else layer(x_BTD)
+        return x_BTD
 
     def prepare(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes last_width"]:
         """Run all layers but the last, for who needs the outputs of few states or never all at once."""

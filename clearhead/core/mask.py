@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead import spec
 
-AnyMask = spec.Full | spec.Causal | spec.Window
+AnyMask = spec.Full | spec.Causal | spec.Window | spec.Prefix
 AttentionMask = Bool[Tensor, "#batch #heads #queries keys"]
 
 
@@ -31,7 +31,7 @@ def structure(
     """Say what the kind of mask allows, by the places of queries and keys in the sequence."""
     if isinstance(mask, spec.Full):
         return None
-    if isinstance(mask, spec.Causal):
+    if isinstance(mask, spec.Causal | spec.Prefix):
         if query_index.shape[1] == 1:  # the newest token sees all that is there
             return None
         return (key_index[:, None, :] <= query_index[:, :, None])[:, None]
@@ -49,6 +49,7 @@ class Visibility:
         key_mask: True = a real token; None: all are.
         documents: the number of the document each token belongs to; None: all belong together.
         allowed: a mask given from outside, in addition.
+        prefix: True = a token that an attention with a prefix mask shows to all; None: there is none.
     """
 
     num_queries: int
@@ -56,11 +57,13 @@ class Visibility:
     key_mask: Bool[Tensor, "batch keys"] | None = None
     documents: Int[Tensor, "batch keys"] | None = None
     allowed: AttentionMask | None = None
+    prefix: Bool[Tensor, "batch keys"] | None = None
 
     def is_purely_causal(self, mask: AnyMask) -> bool:
         """True where the causal triangle says everything, so that a kernel can skip the hidden half."""
         unhidden = self.key_mask is None and self.documents is None and self.allowed is None
-        return isinstance(mask, spec.Causal) and unhidden and self.num_queries == self.num_keys > 1
+        triangle = isinstance(mask, spec.Causal) or (isinstance(mask, spec.Prefix) and self.prefix is None)
+        return triangle and unhidden and self.num_queries == self.num_keys > 1
 
     def resolve(self, mask: AnyMask, device: torch.device) -> AttentionMask | None:
         """Join structure, padding, documents and the mask from outside into one, or None where all is visible."""
@@ -69,6 +72,8 @@ class Visibility:
             place = self.key_mask.cumsum(dim=1)  # padding between two tokens is no distance
         first = max(0, self.num_keys - self.num_queries)
         result = structure(mask, place[:, first : first + self.num_queries], place[:, : self.num_keys])
+        if isinstance(mask, spec.Prefix) and self.prefix is not None and result is not None:
+            result = result | self.prefix[:, None, None, :]
         if self.key_mask is not None:
             result = both(result, self.key_mask[:, None, None, :])
         if self.documents is not None:

@@ -28,12 +28,13 @@ class Output:
 
     Args:
         hidden: [batch, tokens, width], the last states of the stack that ran last; None where logits alone were asked.
-        logits: [batch, tokens, outputs]; None where the model has no head or the call stops before it.
+        logits: [batch, tokens, outputs], or [batch, outputs] where the head pools; None where the model has no head or
+            the call stops before it.
         memory: [batch, keys, width], what the encoder made; None where there is no encoder or it did not run.
     """
 
     hidden: Float[Tensor, "batch tokens width"]
-    logits: Float[Tensor, "batch tokens outputs"] | None = None
+    logits: Float[Tensor, "batch *tokens outputs"] | None = None
     memory: Float[Tensor, "sentences keys memory_width"] | None = None
 
 
@@ -69,6 +70,7 @@ class Transformer(nn.Module):
         documents: Int[Tensor, "batch tokens"] | None = None,
         cache: Cache | None = None,
         embeddings: Float[Tensor, "batch tokens width"] | None = None,
+        prefix: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Output:
         """Run the whole model.
 
@@ -77,14 +79,14 @@ class Transformer(nn.Module):
             target_ids: what the decoder of a two-stack model reads, already shifted.
             mask: True = a real token of ids.
             target_mask: True = a real token of target_ids.
-            segments, positions, documents, embeddings: of the first stack; see `Sequence`.
+            segments, positions, documents, embeddings, prefix: of the first stack; see `Sequence`.
             cache: of the decoder; it grows by the tokens of this call.
 
         Raises:
             InputError: target_ids are missing or not wanted, or a sequence is longer than the model's positions.
         """
-        first = Sequence(ids, mask, segments, positions, documents, embeddings)
-        return self._with_logits(self._states(first, target_ids, target_mask, cache))
+        first = Sequence(ids, mask, segments, positions, documents, embeddings, prefix)
+        return self._with_logits(self._states(first, target_ids, target_mask, cache), self._top(first, target_mask))
 
     def states(
         self,
@@ -93,10 +95,13 @@ class Transformer(nn.Module):
         *,
         mask: Bool[Tensor, "batch tokens"] | None = None,
         target_mask: Bool[Tensor, "targets target_tokens"] | None = None,
+        segments: Int[Tensor, "batch tokens"] | None = None,
         documents: Int[Tensor, "batch tokens"] | None = None,
+        prefix: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Output:
         """Run the stacks and stop before the head, for losses that never build all the logits."""
-        return self._states(Sequence(ids, mask, documents=documents), target_ids, target_mask, None)
+        first = Sequence(ids, mask, segments, documents=documents, prefix=prefix)
+        return self._states(first, target_ids, target_mask, None)
 
     def encode(
         self,
@@ -137,11 +142,14 @@ class Transformer(nn.Module):
             cache: grows by the tokens of this call; rows must be a multiple of the sentences.
 
         Raises:
-            InputError: the model has no decoder, or the memory is missing.
+            InputError: the model has no decoder, or the memory is missing or not wanted.
         """
         if self.decoder is None:
             raise InputError("decode() needs a model with a decoder; this one has only an encoder")
-        return self._with_logits(self._decode(Sequence(target_ids, target_mask), memory, memory_mask, cache))
+        if memory is not None and self.encoder is None:
+            raise InputError("this model has no encoder, so no part of it could attend to a memory")
+        sequence = Sequence(target_ids, target_mask)
+        return self._with_logits(self._decode(sequence, memory, memory_mask, cache), target_mask)
 
     @property
     def max_positions(self) -> int | None:
@@ -199,10 +207,14 @@ class Transformer(nn.Module):
             raise InputError("decode() needs the memory that encode() returned, unless its cache already holds it")
         return Output(self.decoder(sequence, memory, memory_mask, cache), memory=memory)
 
-    def _with_logits(self, output: Output) -> Output:
+    def _top(self, first: Sequence, target_mask: Tensor | None) -> Tensor | None:
+        """Return the mask of what the stack that runs last reads."""
+        return target_mask if self.encoder is not None and self.decoder is not None else first.mask
+
+    def _with_logits(self, output: Output, mask: Tensor | None) -> Output:
         if self.head is None:
             return output
-        return Output(output.hidden, self.head(output.hidden), output.memory)
+        return Output(output.hidden, self.head(output.hidden, mask), output.memory)
 
     def _borrow(self) -> None:
         """Hand every borrower the table that its reference names."""

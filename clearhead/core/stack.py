@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core.attention import Context
@@ -30,6 +31,7 @@ class Sequence:
         positions: used in place of the count of real tokens.
         documents: the number of the document of each token; a token sees its own only, and positions restart there.
         embeddings: vectors in place of the rows that the ids name.
+        prefix: True = part of the prefix that attentions with a prefix mask show to every token.
     """
 
     ids: Int[Tensor, "batch tokens"]
@@ -38,6 +40,7 @@ class Sequence:
     positions: Int[Tensor, "batch tokens"] | None = None
     documents: Int[Tensor, "batch tokens"] | None = None
     embeddings: Float[Tensor, "batch tokens width"] | None = None
+    prefix: Bool[Tensor, "batch tokens"] | None = None
 
 
 class Stack(nn.Module):
@@ -69,7 +72,7 @@ class Stack(nn.Module):
     ) -> Context:
         rows, queries = sequence.ids.shape
         device = sequence.ids.device
-        mask = sequence.mask
+        mask, prefix = sequence.mask, sequence.prefix
         if mask is not None and mask.dtype != torch.bool:
             raise InputError(f"mask must be boolean, True = a real token; got {mask.dtype}")
         if cache is not None:
@@ -80,7 +83,9 @@ class Stack(nn.Module):
         position = (
             _positions(mask, sequence.documents, keys, device) if sequence.positions is None else sequence.positions
         )
-        visibility = Visibility(queries, keys, mask, sequence.documents)
+        if prefix is not None:
+            prefix = F.pad(prefix, (keys - queries, 0))  # what a cache holds lies before every query anyway
+        visibility = Visibility(queries, keys, mask, sequence.documents, prefix=prefix)
         return Context(visibility, position[:, keys - queries :], position, memory, memory_mask, cache)
 
 

@@ -1,6 +1,16 @@
 """From files of text to batches of ids: sources, filters, a store on disk, and batches of similar lengths."""
 
-from clearhead.data.batches import Batch, PairBatches, TokenBatches, collate, epoch_batches
+from clearhead.data.batches import (
+    Batch,
+    EpochBatches,
+    Plan,
+    TokenBatches,
+    collate,
+    epoch_batches,
+    pair_batches,
+    pair_plan,
+    random_stream,
+)
 from clearhead.data.lines import read_lines
 from clearhead.data.prepare import cache_root, cached_tokenizers, prepare_pairs
 from clearhead.data.sources import (
@@ -17,12 +27,13 @@ from clearhead.data.store import FilterReport, PairStore, SpecialIds
 __all__ = [
     "Batch",
     "DatasetPairs",
+    "EpochBatches",
     "FilePair",
     "FilterReport",
     "JsonLinesPairs",
-    "PairBatches",
     "PairSource",
     "PairStore",
+    "Plan",
     "SpecialIds",
     "TokenBatches",
     "TsvPairs",
@@ -30,8 +41,11 @@ __all__ = [
     "cached_tokenizers",
     "collate",
     "epoch_batches",
+    "pair_batches",
+    "pair_plan",
     "parse_pair_source",
     "prepare_pairs",
+    "random_stream",
     "read_lines",
     "read_pairs",
 ]

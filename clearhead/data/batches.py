@@ -1,13 +1,13 @@
-"""Batches of pairs: of similar lengths, within a budget of tokens, in an order that seed and epoch alone decide.
+"""Batches: of similar lengths, within a budget of tokens, in an order that seed and epoch alone decide.
 
 Shape suffixes: B rows of a batch, S source tokens, T target tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,42 +23,46 @@ NO_LABEL = -100
 _JITTER = 3.0
 
 
+BatchT = TypeVar("BatchT")
+Make = Callable[[Indices, int, int], BatchT]
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Some pairs as rectangles of ids; masks are True at real tokens.
+    """Some examples as rectangles of ids; masks are True at real tokens, and None where all are.
 
     Args:
-        ids: source and end token, then padding.
+        ids: what the first stack reads.
         mask: where `ids` is real.
-        target_ids: start token and target, what the decoder reads.
-        target_mask: where `target_ids` is real.
-        labels: target and end token, what the decoder should say; -100 at padding.
+        labels: what the model should say: an id for each token of the last stack with NO_LABEL where nothing is asked;
+            or for each example a class, a number, or for each class 1 or 0.
         num_labels: labels that count.
-        num_tokens: real tokens of source and labels together, end tokens included.
-        rows: which pairs of the store these are.
+        num_tokens: real tokens that the stacks read.
+        rows: which examples of the store these are.
+        target_ids: what the decoder of a two-stack model reads, already shifted.
+        target_mask: where `target_ids` is real.
+        documents: the document each of `ids` belongs to; None: each row is one.
+        segments: the segment of each of `ids`.
+        prefix: where `ids` is part of the prefix that everything may attend to.
     """
 
     ids: Int64[Tensor, "batch source"]
-    mask: Bool[Tensor, "batch source"]
-    target_ids: Int64[Tensor, "batch target"]
-    target_mask: Bool[Tensor, "batch target"]
-    labels: Int64[Tensor, "batch target"]
+    mask: Bool[Tensor, "batch source"] | None
+    labels: Int64[Tensor, "batch *labels"] | Float[Tensor, "batch *labels"]
     num_labels: int
     num_tokens: int
-    rows: Int64[ndarray, " batch"]
+    rows: Int64[ndarray, " _"]
+    target_ids: Int64[Tensor, "batch target"] | None = None
+    target_mask: Bool[Tensor, "batch target"] | None = None
+    documents: Int64[Tensor, "batch source"] | None = None
+    segments: Int64[Tensor, "batch source"] | None = None
+    prefix: Bool[Tensor, "batch source"] | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the same batch with its tensors on a device."""
-        return Batch(
-            ids=self.ids.to(device),
-            mask=self.mask.to(device),
-            target_ids=self.target_ids.to(device),
-            target_mask=self.target_mask.to(device),
-            labels=self.labels.to(device),
-            num_labels=self.num_labels,
-            num_tokens=self.num_tokens,
-            rows=self.rows,
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
 
 def collate(store: PairStore, rows: Indices) -> Batch:
@@ -197,27 +201,36 @@ class TokenBatches:
         return 1 - int(self._source.sum() + self._target.sum()) / positions
 
 
-class PairBatches:
+@runtime_checkable
+class Plan(Protocol):
+    """Which rows go together in each epoch."""
+
+    def epoch(self, number: int) -> list[Indices]:
+        """Return the batches of an epoch, counted from 0, each the indices of its rows."""
+
+
+def random_stream(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Return the generator of one batch: what is drawn for it depends on nothing that happened before."""
+    # The last number keeps these streams apart from that of the plan: trailing zeros would not count.
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, index, 1])))
+
+
+class EpochBatches(Generic[BatchT]):
     """Batches for training without end: epoch after epoch, from a place that a checkpoint can hold.
 
     Args:
-        store: the pairs.
-        batch_tokens: the budget of `TokenBatches`.
-        seed: from 0; decides the order of every epoch.
-        shuffle: False gives the same order in every epoch.
-
-    Raises:
-        InputError: a pair is longer than the budget.
+        plan: which rows go together.
+        make: makes a batch of some rows, given the numbers of the epoch and of the batch within it.
+        identity: JSON values that tell these batches from others: data, seed, sizes.
     """
 
-    def __init__(self, store: PairStore, *, batch_tokens: int, seed: int, shuffle: bool = True) -> None:
-        self.store = store
-        self.plan = TokenBatches(
-            store.source_lengths + 1, store.target_lengths + 1, batch_tokens=batch_tokens, seed=seed, shuffle=shuffle
-        )
+    def __init__(self, plan: Plan, make: Make[BatchT], *, identity: Mapping[str, Any]) -> None:
+        self.plan = plan
+        self._make = make
+        self._identity = dict(identity)
         self._epoch = 0
         self._place = 0
-        self._batches = self.plan.epoch(0)
+        self._batches = plan.epoch(0)
 
     @property
     def epoch(self) -> int:
@@ -229,15 +242,19 @@ class PairBatches:
         """The number of batches of the current epoch."""
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[BatchT]:
         return self
 
-    def __next__(self) -> Batch:
-        batch = collate(self.store, self._batches[self._place])
+    def __next__(self) -> BatchT:
+        batch = self.peek()
         self._place += 1
         if self._place == len(self._batches):
             self._go(self._epoch + 1, 0)
         return batch
+
+    def peek(self) -> BatchT:
+        """Return the next batch and stay in place."""
+        return self._make(self._batches[self._place], self._epoch, self._place)
 
     def _go(self, epoch: int, place: int) -> None:
         if epoch != self._epoch:
@@ -246,17 +263,7 @@ class PairBatches:
 
     def state(self) -> dict[str, Any]:
         """Return the place of the next batch, and what it is a place in, as JSON."""
-        return {"epoch": self._epoch, "batch": self._place, **self._plan_state()}
-
-    def _plan_state(self) -> dict[str, Any]:
-        plan = self.plan
-        return {
-            "seed": plan.seed,
-            "shuffle": plan.shuffle,
-            "batch_tokens": plan.batch_tokens,
-            "pairs": len(plan),
-            "data": self.store.identity,
-        }
+        return {"epoch": self._epoch, "batch": self._place, **self._identity}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to a place that `state` returned; the work does not grow with the batches already seen.
@@ -264,13 +271,42 @@ class PairBatches:
         Raises:
             InputError: the place belongs to other data or to another plan of batches.
         """
-        own = self._plan_state()
+        own = self._identity
         faults = [f"{key} was {state.get(key)!r}, now {own[key]!r}" for key in own if state.get(key) != own[key]]
         if faults:
             raise InputError(f"the place in the training data belongs to another set of batches: {'; '.join(faults)}")
         epoch, place = int(state["epoch"]), int(state["batch"])
         self._go(epoch, place)
         assert 0 <= place < len(self._batches), "a place that state() returned is inside its epoch"
+
+
+def pair_batches(store: PairStore, *, batch_tokens: int, seed: int, shuffle: bool = True) -> EpochBatches[Batch]:
+    """Return endless training batches of pairs.
+
+    Args:
+        store: the pairs.
+        batch_tokens: the budget of `TokenBatches`.
+        seed: from 0; decides the order of every epoch.
+        shuffle: False gives the same order in every epoch.
+
+    Raises:
+        InputError: a pair is longer than the budget.
+    """
+    plan = pair_plan(store, batch_tokens=batch_tokens, seed=seed, shuffle=shuffle)
+    identity = {
+        "seed": seed,
+        "shuffle": shuffle,
+        "batch_tokens": batch_tokens,
+        "pairs": len(store),
+        "data": store.identity,
+    }
+    return EpochBatches(plan, lambda rows, epoch, index: collate(store, rows), identity=identity)
+
+
+def pair_plan(store: PairStore, *, batch_tokens: int, seed: int, shuffle: bool = True) -> TokenBatches:
+    """Return which pairs go together; arguments as of `pair_batches`."""
+    sides = (store.source_lengths + 1, store.target_lengths + 1)
+    return TokenBatches(*sides, batch_tokens=batch_tokens, seed=seed, shuffle=shuffle)
 
 
 def epoch_batches(store: PairStore, *, batch_tokens: int) -> Iterator[Batch]:
@@ -283,7 +319,5 @@ def epoch_batches(store: PairStore, *, batch_tokens: int) -> Iterator[Batch]:
     Raises:
         InputError: a pair is longer than the budget.
     """
-    plan = TokenBatches(
-        store.source_lengths + 1, store.target_lengths + 1, batch_tokens=batch_tokens, seed=0, shuffle=False
-    )
+    plan = pair_plan(store, batch_tokens=batch_tokens, seed=0, shuffle=False)
     return (collate(store, rows) for rows in plan.epoch(0))

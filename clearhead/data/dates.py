@@ -9,15 +9,12 @@ from __future__ import annotations
 import datetime
 import random
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from clearhead.data.cldr import folded, read_locale
 from clearhead.errors import InputError
-
-if TYPE_CHECKING:
-    from babel import Locale
 
 FIRST_YEAR, LAST_YEAR = 1900, 2099
 STYLES = ("full", "long", "medium")
@@ -38,7 +35,6 @@ ZEROS = {
     "olck": "\u1c50",
     "tibt": "\u0f20",
 }
-_MARKS = dict.fromkeys((0x200C, 0x200D, 0x200E, 0x200F, 0x061C))
 _ROOT_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 _Day: TypeAlias = tuple[int, int]  # month and day
@@ -104,7 +100,7 @@ class DateStyle:
 
     def folded(self) -> DateStyle:
         """Return the style as one sees it who minds neither case nor width nor invisible marks."""
-        parts = [(axis, tuple(_folded(text) for text in table)) for axis, table in self.parts]
+        parts = [(axis, tuple(folded(text) for text in table)) for axis, table in self.parts]
         return DateStyle(self.locale, self.style, tuple(parts))
 
 
@@ -174,12 +170,6 @@ def make_date_sets(
     return DateSets(train, valid, test, dropped)
 
 
-def language_name(locale: str) -> str:
-    """Return the English name of a locale's language, such as "German"."""
-    cldr = _locale(locale)
-    return str(cldr.english_name if cldr.territory is None else cldr.get_language_name("en"))
-
-
 def check_meanings(pairs: Iterable[DatePair]) -> None:
     """Raise InputError if one text stands for two dates."""
     meanings: dict[str, DatePair] = {}
@@ -217,7 +207,7 @@ def _shares(total: int, count: int) -> list[int]:
 
 
 def _read_style(locale: str, style: str) -> DateStyle:
-    cldr = _locale(locale)
+    cldr = read_locale(locale)
     from babel import dates
 
     system = cldr.default_numbering_system
@@ -249,19 +239,6 @@ def _read_style(locale: str, style: str) -> DateStyle:
     return DateStyle(locale, style, tuple(parts))
 
 
-def _locale(name: str) -> Locale:
-    try:
-        from babel import Locale, UnknownLocaleError
-    except ImportError:
-        raise InputError(
-            "dates are written with Babel, which is not installed: pip install 'clearhead[demo]'"
-        ) from None
-    try:
-        return Locale.parse(name)
-    except (UnknownLocaleError, ValueError):
-        raise InputError(f"Babel does not know the locale '{name}'; expected a name such as 'de' or 'ar_EG'") from None
-
-
 def _unsound(style: DateStyle, texts: _Texts) -> str:
     """Say why nobody writes, or could read, this style; empty where it is sound."""
     axes = [axis for axis, _ in style.parts]
@@ -290,7 +267,3 @@ def _clash(style: DateStyle, texts: _Texts, meanings: dict[str, tuple[_Day, Date
         own[text] = day, style
     meanings.update(own)
     return ""
-
-
-def _folded(text: str) -> str:
-    return unicodedata.normalize("NFKC", text).casefold().translate(_MARKS)

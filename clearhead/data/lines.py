@@ -1,16 +1,19 @@
-"""Text files as lines: UTF-8 only, plain or .gz, cut at line feeds and nowhere else."""
+"""Text files, whole or as lines: UTF-8 only, plain or .gz, read in stretches, cut at line feeds and nowhere else."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from clearhead.errors import InputError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_BLOCK_BYTES = 1 << 20
 
 
 def read_lines(path: Path) -> list[str]:
@@ -25,13 +28,62 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         InputError: the file is missing, empty, unreadable, not UTF-8, or a gzip file that is cut off or damaged.
     """
-    text = _decode(path, _read_bytes(path))
-    if not text:
-        raise InputError(f"{path}: the file is empty; expected at least one line of text")
-    lines = text.replace("\r\n", "\n").split("\n")
-    if not lines[-1]:
-        lines.pop()
+    lines = list(stream_lines(path))
+    if not lines:
+        raise empty_file(path)
     return lines
+
+
+def stream_lines(path: Path) -> Iterator[str]:
+    """Go through the lines that `read_lines` returns one by one; an empty file has none.
+
+    Args:
+        path: a plain file, or a gzip file whose name ends in .gz.
+
+    Raises:
+        InputError: as for `read_lines`, but for an empty file.
+    """
+    return split_lines(stream_text(path))
+
+
+def split_lines(stretches: Iterable[str]) -> Iterator[str]:
+    """Cut a text at its line feeds.
+
+    Args:
+        stretches: the text in parts of any lengths.
+    """
+    begun: list[str] = []
+    for text in stretches:
+        first, *more = text.split("\n")
+        begun.append(first)
+        if more:
+            yield "".join(begun)
+            yield from more[:-1]
+            begun = [more[-1]]
+    rest = "".join(begun)
+    if rest:
+        yield rest
+
+
+def stream_text(path: Path) -> Iterator[str]:
+    """Go through the text of a file in stretches of about a megabyte; every line ends in a single line feed.
+
+    Args:
+        path: a plain file, or a gzip file whose name ends in .gz.
+
+    Raises:
+        InputError: the file is missing, unreadable, not UTF-8, or a gzip file that is cut off or damaged.
+    """
+    held = ""
+    for text in _decoded(path):
+        text = held + text
+        # A carriage return at the end may be the first half of a line end.
+        held = "\r" if text.endswith("\r") else ""
+        text = text[: len(text) - len(held)].replace("\r\n", "\n")
+        if text:
+            yield text
+    if held:
+        yield held
 
 
 def file_digest(path: Path) -> str:
@@ -47,56 +99,76 @@ def file_digest(path: Path) -> str:
         raise _unreadable(path, error) from None
 
 
-def _read_bytes(path: Path) -> bytes:
+def empty_file(path: Path) -> InputError:
+    """Return the mistake of a file without text."""
+    return InputError(f"{path}: the file is empty; expected at least one line of text")
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    """Decode a file block by block; a mistake is named by its line and by its byte in that line."""
+    mark = codecs.BOM_UTF8
+    line, column = 1, 0  # of the first byte of `content`; columns count from 0 here
+    content, is_first = b"", True
+    for block in _blocks(path):
+        content += block
+        if is_first and len(content) < len(mark) and block:
+            continue  # whether a mark is there shows with the third byte
+        if is_first and content.startswith(mark):
+            content, column = content[len(mark) :], len(mark)
+        guess = "; it looks like UTF-16" if is_first and content.startswith(_UTF16_MARKS) else ""
+        is_first = False
+        try:
+            text, used = codecs.utf_8_decode(content, "strict", not block)
+        except UnicodeDecodeError as error:
+            line += content.count(b"\n", 0, error.start)
+            line_start = content.rfind(b"\n", 0, error.start) + 1
+            column = error.start - line_start + 1 + (0 if line_start else column)
+            raise InputError(
+                f"{path}:{line}: invalid UTF-8, byte 0x{content[error.start]:02x} at byte {column} of the line{guess}; "
+                "convert the file to UTF-8"
+            ) from None
+        last_feed = content.rfind(b"\n", 0, used)
+        line += content.count(b"\n", 0, used)
+        column = used - last_feed - 1 if last_feed >= 0 else column + used
+        content = content[used:]
+        yield text
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Read the bytes of a file, unpacked where its name says so, and an empty block at the end."""
     try:
-        if path.suffix == ".gz":
-            return _read_gzip(path)
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            begin = file.peek(len(_GZIP_MAGIC))[: len(_GZIP_MAGIC)]
+            if path.suffix == ".gz":
+                yield from _unpacked(path, begin)
+            elif begin == _GZIP_MAGIC:
+                raise InputError(
+                    f"{path}: expected plain text, but this is a gzip file; give it a name that ends in .gz"
+                )
+            else:
+                while block := file.read(_BLOCK_BYTES):
+                    yield block
     except OSError as error:
         raise _unreadable(path, error) from None
-    if content.startswith(_GZIP_MAGIC):
-        raise InputError(f"{path}: expected plain text, but this is a gzip file; give it a name that ends in .gz")
-    return content
+    yield b""
 
 
-def _read_gzip(path: Path) -> bytes:
-    packed = path.read_bytes()
+def _unpacked(path: Path, begin: bytes) -> Iterator[bytes]:
+    num_lines = 0
     try:
-        return gzip.decompress(packed)
+        with gzip.open(path, "rb") as file:
+            # One read of the packed bytes at a time: what comes before a cut is seen before the cut is.
+            while block := file.read1(_BLOCK_BYTES):
+                num_lines += block.count(b"\n")
+                yield block
     except EOFError:
-        num_lines = _count_whole_lines(packed)
         raise InputError(
             f"{path}:{num_lines + 1}: the gzip data is cut off here, after {num_lines} whole lines; "
             "copy or download the file again"
         ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        reason = "it is damaged" if packed.startswith(_GZIP_MAGIC) else "it is not a gzip file"
+        reason = "it is damaged" if begin == _GZIP_MAGIC else "it is not a gzip file"
         raise InputError(f"{path}: expected gzip data because of the name, but {reason} ({error})") from None
-
-
-def _count_whole_lines(packed: bytes) -> int:
-    """Count the lines before the end of gzip data that breaks off; several members may follow each other."""
-    count = 0
-    while packed:
-        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-        count += member.decompress(packed).count(b"\n")
-        packed = member.unused_data
-    return count
-
-
-def _decode(path: Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        # The error counts from behind a byte-order mark.
-        start = error.start + (3 if content.startswith(b"\xef\xbb\xbf") else 0)
-        line = content.count(b"\n", 0, start) + 1
-        column = start - (content.rfind(b"\n", 0, start) + 1) + 1
-        guess = "; it looks like UTF-16" if content.startswith(_UTF16_MARKS) else ""
-        raise InputError(
-            f"{path}:{line}: invalid UTF-8, byte 0x{content[start]:02x} at byte {column} of the line{guess}; "
-            "convert the file to UTF-8"
-        ) from None
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from clearhead.data.records import identity_key
 from clearhead.data.sources import Pair, PairSource, read_pairs
 from clearhead.data.store import (
     PairStore,
@@ -24,6 +23,7 @@ from clearhead.data.store import (
     select,
     write_store,
 )
+from clearhead.data.texts import WHOLE, Share, TextSize, TextSource, measure, read_stretches
 from clearhead.errors import InputError
 from clearhead.text import Tokenizer, TokenizerPair, train_tokenizer
 
@@ -32,12 +32,23 @@ Progress = Callable[[int, int], None]
 # Raised whenever what is written, or how it is made, changes: older entries are then no longer found.
 _FORMAT = 1
 _CHUNK_PAIRS = 20_000
+_EXCERPT_CHARACTERS = 1 << 14
 
 
 def cache_root() -> Path:
     """Return the folder of prepared data: the environment variable CLEARHEAD_CACHE, or a folder in the user's cache."""
     named = os.environ.get("CLEARHEAD_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "clearhead"
+
+
+def cache_folder(what: str, *inputs: object) -> Path:
+    """Return where the cache keeps what is made from some inputs.
+
+    Args:
+        what: the kind of thing.
+        inputs: JSON values, all that it depends on.
+    """
+    return cache_root() / what / identity_key(_FORMAT, *inputs)
 
 
 def cached_tokenizers(source: PairSource, *, kind: str, vocab_size: int, joint: bool) -> TokenizerPair:
@@ -54,7 +65,7 @@ def cached_tokenizers(source: PairSource, *, kind: str, vocab_size: int, joint: 
         RunFailure: the cache cannot be written.
     """
     library = importlib.metadata.version("tokenizers")
-    folder = _folder("tokenizers", source.identity(), kind, vocab_size, joint, library)
+    folder = cache_folder("tokenizers", source.identity(), kind, vocab_size, joint, library)
     if folder.is_dir():
         try:
             return TokenizerPair.load(folder)
@@ -74,6 +85,92 @@ def cached_tokenizers(source: PairSource, *, kind: str, vocab_size: int, joint: 
     with publishing(folder) as temporary:
         trained.save(temporary)
     return trained
+
+
+def cached_text_tokenizer(
+    source: TextSource, *, kind: str, vocab_size: int, share: Share = WHOLE, mask: bool = False, sentinels: int = 0
+) -> Tokenizer:
+    """Train a tokenizer on a text, or open what an earlier run trained on the same content.
+
+    Args:
+        source: where the text comes from; it may be larger than memory.
+        kind: a kind of `train_tokenizer`.
+        vocab_size: rows of the vocabulary, special tokens included.
+        share: where the part to train on begins and ends, as for `read_documents`.
+        mask: whether there is a token that stands for a hidden one.
+        sentinels: how many tokens stand for hidden stretches of text.
+
+    Raises:
+        InputError: the source is unusable, or does not support the vocabulary.
+        RunFailure: the cache cannot be written.
+    """
+    identity = [*source.identity(), list(share)]
+    return cached_tokenizer(
+        _Excerpt(source, share), identity, kind=kind, vocab_size=vocab_size, mask=mask, sentinels=sentinels
+    )
+
+
+def cached_tokenizer(
+    texts: Iterable[str],
+    identity: Sequence[object],
+    *,
+    kind: str,
+    vocab_size: int,
+    mask: bool = False,
+    sentinels: int = 0,
+) -> Tokenizer:
+    """Train a tokenizer on any texts, or open what an earlier run trained on the same content.
+
+    Args:
+        texts: the texts; what can be gone through several times need not fit in memory.
+        identity: JSON values that the texts depend on.
+        kind: a kind of `train_tokenizer`.
+        vocab_size: rows of the vocabulary, special tokens included.
+        mask: whether there is a token that stands for a hidden one.
+        sentinels: how many tokens stand for hidden stretches of text.
+
+    Raises:
+        InputError: the texts are unusable, or do not support the vocabulary.
+        RunFailure: the cache cannot be written.
+    """
+    library = importlib.metadata.version("tokenizers")
+    folder = cache_folder("tokenizers", "one", list(identity), kind, vocab_size, mask, sentinels, library)
+    if folder.is_dir():
+        try:
+            return Tokenizer.load(folder)
+        except InputError:
+            discard(folder)
+    trained = train_tokenizer(kind, texts, vocab_size=vocab_size, mask=mask, sentinels=sentinels)
+    with publishing(folder) as temporary:
+        trained.save(temporary / "tokenizer.json")
+    return trained
+
+
+class _Excerpt:
+    """The text of a source for the training of a tokenizer, in parts of some thousand characters, any number of times.
+
+    A long text in one part would need a hundred times its memory, and one core would do all the work.
+    """
+
+    def __init__(self, source: TextSource, share: Share) -> None:
+        self._source, self._share = source, share
+        self._size: TextSize | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        if self._size is None:
+            self._size = measure(self._source)
+        held = ""
+        for stretch in read_stretches(self._source, self._share, self._size):
+            if stretch.starts and held:
+                yield held
+                held = ""
+            text, start = held + stretch.text, 0
+            while stop := text.find("\n", start + _EXCERPT_CHARACTERS) + 1:
+                yield text[start:stop]
+                start = stop
+            held = text[start:]
+        if held:
+            yield held
 
 
 def prepare_pairs(
@@ -107,7 +204,7 @@ def prepare_pairs(
     if max_ratio is not None and not max_ratio >= 1:
         raise InputError(f"max_ratio is {max_ratio}; expected a number of at least 1")
     ratio = max_ratio if training else None
-    folder = _folder("pairs", source.identity(), tokenizers.fingerprint, max_length, ratio)
+    folder = cache_folder("pairs", source.identity(), tokenizers.fingerprint, max_length, ratio)
     if folder.is_dir():
         try:
             return PairStore(folder)
@@ -161,8 +258,3 @@ def _special(tokenizers: TokenizerPair) -> SpecialIds:
         target_bos=target.bos_id,
         target_eos=target.eos_id,
     )
-
-
-def _folder(what: str, *inputs: object) -> Path:
-    key = hashlib.sha256(json.dumps([_FORMAT, *inputs]).encode()).hexdigest()
-    return cache_root() / what / key

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clearhead.data.alignment import first_misaligned
-from clearhead.data.lines import file_digest, read_lines
-from clearhead.errors import InputError, nearest
+from clearhead.data.lines import read_lines
+from clearhead.data.records import (
+    Form,
+    column_position,
+    content,
+    load_named,
+    parse_form,
+    parse_record,
+    path_of,
+    shown,
+    text_field,
+)
+from clearhead.errors import InputError
 
 Pair = tuple[str, str]
 
@@ -41,7 +50,7 @@ class FilePair:
 
     def identity(self) -> list[str]:
         """Return what the pairs depend on."""
-        return ["files", _content(self.source), _content(self.target)]
+        return ["files", content(self.source), content(self.target)]
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,8 @@ class TsvPairs:
     def read(self) -> list[Pair]:
         """Return the pairs in file order; a first line that names the columns is not a pair."""
         rows = [line.split("\t") for line in read_lines(self.path)]
-        source, target = (self._position(column, rows[0]) for column in (self.source_column, self.target_column))
+        columns = (self.source_column, self.target_column)
+        source, target = (column_position(column, rows[0], f"{self.path}:1") for column in columns)
         needed = max(source, target) + 1
         header = self._num_header_lines
         for number, row in enumerate(rows[header:], start=header + 1):
@@ -75,16 +85,6 @@ class TsvPairs:
     def _num_header_lines(self) -> int:
         return int(isinstance(self.source_column, str) or isinstance(self.target_column, str))
 
-    def _position(self, column: int | str, names: Sequence[str]) -> int:
-        if isinstance(column, int):
-            return column
-        if column not in names:
-            raise InputError(
-                f"{self.path}:1: there is no column '{column}'; the first line names "
-                f"{', '.join(map(repr, names))}{nearest(column, names)}"
-            )
-        return names.index(column)
-
     def place(self, index: int) -> str:
         """Return where pair number `index`, counted from 0, stands."""
         return f"{self.path}:{index + 1 + self._num_header_lines}"
@@ -92,7 +92,7 @@ class TsvPairs:
     def identity(self) -> list[str]:
         """Return what the pairs depend on."""
         columns = [repr(self.source_column), repr(self.target_column)]
-        return ["tsv", _content(self.path), *columns]
+        return ["tsv", content(self.path), *columns]
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,8 @@ class JsonLinesPairs:
         return [self._pair(line, self.place(index)) for index, line in enumerate(read_lines(self.path))]
 
     def _pair(self, line: str, place: str) -> Pair:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{place}: expected one JSON object in the line, but at character {error.colno}: {error.msg.lower()}"
-            ) from None
-        return _field(record, self.source_field, place), _field(record, self.target_field, place)
+        record = parse_record(line, place)
+        return text_field(record, self.source_field, place), text_field(record, self.target_field, place)
 
     def place(self, index: int) -> str:
         """Return where pair number `index`, counted from 0, stands."""
@@ -128,7 +123,7 @@ class JsonLinesPairs:
 
     def identity(self) -> list[str]:
         """Return what the pairs depend on."""
-        return ["jsonl", _content(self.path), self.source_field, self.target_field]
+        return ["jsonl", content(self.path), self.source_field, self.target_field]
 
 
 @dataclass(frozen=True)
@@ -153,22 +148,12 @@ class DatasetPairs:
         """Return the pairs in the order of the data set."""
         rows = enumerate(self._load())
         return [
-            (_field(row, self.source_field, place), _field(row, self.target_field, place))
+            (text_field(row, self.source_field, place), text_field(row, self.target_field, place))
             for place, row in ((self.place(index), row) for index, row in rows)
         ]
 
     def _load(self) -> Any:
-        try:
-            library = importlib.import_module("datasets")
-        except ImportError:
-            raise InputError(
-                f"data set '{self.name}' needs the datasets library; install it with: pip install 'clearhead[datasets]'"
-            ) from None
-        try:
-            return library.load_dataset(self.name, self.config, split=self.split)
-        except (OSError, ValueError, LookupError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise InputError(f"data set '{self.name}', split '{self.split}', cannot be loaded: {reason}") from None
+        return load_named(self.name, self.config, self.split)
 
     def place(self, index: int) -> str:
         """Return where pair number `index`, counted from 0, stands."""
@@ -195,51 +180,37 @@ def read_pairs(source: PairSource) -> list[Pair]:
     return pairs
 
 
-@dataclass(frozen=True)
-class _Form:
-    """One way to write a source down: the key that tells it, and its other keys with whether they are required."""
-
-    marker: str
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-    make: Callable[[Mapping[str, Any]], PairSource]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.marker, *self.required, *self.optional)
-
-
 _COLUMNS = ("source_column", "target_column")
 _FIELDS = ("source_field", "target_field")
 
 
 def _make_files(table: Mapping[str, Any]) -> FilePair:
-    return FilePair(source=_path(table["source"]), target=_path(table["target"]))
+    return FilePair(source=path_of(table["source"]), target=path_of(table["target"]))
 
 
 def _make_tsv(table: Mapping[str, Any]) -> TsvPairs:
-    return TsvPairs(_path(table["tsv"]), **{key: table[key] for key in _COLUMNS if key in table})
+    return TsvPairs(path_of(table["tsv"]), **{key: table[key] for key in _COLUMNS if key in table})
 
 
 def _make_json_lines(table: Mapping[str, Any]) -> JsonLinesPairs:
-    return JsonLinesPairs(_path(table["jsonl"]), table["source_field"], table["target_field"])
+    return JsonLinesPairs(path_of(table["jsonl"]), table["source_field"], table["target_field"])
 
 
 def _make_dataset(table: Mapping[str, Any]) -> DatasetPairs:
     return DatasetPairs(
         name=table["dataset"],
         split=table["split"],
-        source_field=table["source_field"],
-        target_field=table["target_field"],
+        source_field=table.get("source_field", "source"),
+        target_field=table.get("target_field", "target"),
         config=table.get("config"),
     )
 
 
-_FORMS = (
-    _Form("source", ("target",), (), _make_files),
-    _Form("tsv", (), _COLUMNS, _make_tsv),
-    _Form("jsonl", _FIELDS, (), _make_json_lines),
-    _Form("dataset", ("split", *_FIELDS), ("config",), _make_dataset),
+_FORMS: tuple[Form[PairSource], ...] = (
+    Form("source", ("target",), (), _make_files),
+    Form("tsv", (), _COLUMNS, _make_tsv),
+    Form("jsonl", _FIELDS, (), _make_json_lines),
+    Form("dataset", ("split",), (*_FIELDS, "config"), _make_dataset),
 )
 
 
@@ -252,29 +223,7 @@ def parse_pair_source(table: Mapping[str, Any]) -> PairSource:
     Raises:
         InputError: every unknown or missing key and every wrong type, in one report.
     """
-    # A lone "target" is half of two files, which the report below completes.
-    forms = [form for form in _FORMS if form.marker in table] or [form for form in _FORMS[:1] if "target" in table]
-    if len(forms) != 1:
-        every = [key for form in _FORMS for key in form.keys]
-        hint = next((found for key in table if key not in every and (found := nearest(key, every))), "")
-        raise InputError(
-            "expected data in exactly one form (source and target; tsv; jsonl; or dataset), "
-            f"received {', '.join(map(repr, table)) or 'nothing'}{hint}"
-        )
-    form = forms[0]
-    faults = [
-        f"'{key}' does not belong to data given by '{form.marker}'{nearest(key, form.keys)}"
-        for key in table
-        if key not in form.keys
-    ]
-    for key in form.keys:
-        if key in table:
-            faults += _value_faults(key, table[key])
-        elif key not in form.optional:
-            faults.append(f"'{key}' is missing; data given by '{form.marker}' needs it")
-    if faults:
-        raise InputError.from_faults(faults, subject="the data table")
-    return form.make(table)
+    return parse_form(table, _FORMS, expected="source and target; tsv; jsonl; or dataset", value_faults=_value_faults)
 
 
 def _value_faults(key: str, value: object) -> list[str]:
@@ -284,41 +233,6 @@ def _value_faults(key: str, value: object) -> list[str]:
         return []
     expected = "a column number from 0 or a column name" if key in _COLUMNS else "a text that is not empty"
     return [f"'{key}' is {value!r}; expected {expected}"]
-
-
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
-
-
-def _content(path: Path) -> str:
-    return f"{'gz' if path.suffix == '.gz' else 'plain'} {file_digest(path)}"
-
-
-def _field(record: object, field: str, place: str) -> str:
-    """Return a text of a record by its field, or by a path of fields joined with dots."""
-    names = [field] if isinstance(record, Mapping) and field in record else field.split(".")
-    value = record
-    for name in names:
-        if not isinstance(value, Mapping):
-            raise InputError(f"{place}: expected an object with the field '{name}', received {_shown(value)}")
-        if name not in value:
-            raise InputError(
-                f"{place}: there is no field '{name}'; the fields are "
-                f"{', '.join(map(repr, value)) or 'none'}{nearest(name, map(str, value))}"
-            )
-        value = value[name]
-    if not isinstance(value, str):
-        raise InputError(f"{place}: field '{field}' is {_shown(value)}; expected a text")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError(f"{place}: field '{field}' holds a lone surrogate, which is not Unicode text") from None
-    return value
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _unequal(source_path: Path, source: Sequence[str], target_path: Path, target: Sequence[str]) -> str:
@@ -332,5 +246,5 @@ def _unequal(source_path: Path, source: Sequence[str], target_path: Path, target
         return f"{counts}; {path}:{line} and what follows has no partner, or the other file was cut short"
     return (
         f"{counts}; by the lengths of the lines the first that looks wrong is {path}:{line} "
-        f"({_shown(longer[line - 1])} beside {_shown(shorter[line - 1])})"
+        f"({shown(longer[line - 1])} beside {shown(shorter[line - 1])})"
     )

@@ -10,9 +10,10 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
@@ -106,8 +107,7 @@ class PairStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
+            arrays, record = read_arrays(folder, _ARRAYS)
             self.report = FilterReport(**record["report"])
             self.special = SpecialIds(**record["special"])
             self.identity = str(record["identity"])
@@ -115,8 +115,8 @@ class PairStore:
             raise InputError(
                 f"{folder}: not a whole store of tokenised pairs ({error}); prepare the data again"
             ) from None
-        self._source = Side(arrays["source_ids"].view(ndarray), np.array(arrays["source_offsets"]))
-        self._target = Side(arrays["target_ids"].view(ndarray), np.array(arrays["target_offsets"]))
+        self._source = Side(arrays["source_ids"], np.array(arrays["source_offsets"]))
+        self._target = Side(arrays["target_ids"], np.array(arrays["target_offsets"]))
         self.lines: Rows = np.array(arrays["lines"])
         for side in (self._source, self._target):
             if len(side.offsets) != len(self) + 1 or side.offsets[-1] != len(side.ids):
@@ -219,15 +219,40 @@ def write_store(
         RunFailure: the folder cannot be written.
     """
     arrays = (source.ids, source.offsets, target.ids, target.offsets, lines)
-    with publishing(folder) as temporary:
-        for name, array in zip(_ARRAYS, arrays, strict=True):
-            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
-        identity = hashlib.sha256()
-        for array in arrays:
-            identity.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
-        record = {"report": asdict(report), "special": asdict(special), "identity": identity.hexdigest()}
-        (temporary / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+    write_arrays(
+        folder, dict(zip(_ARRAYS, arrays, strict=True)), {"report": asdict(report), "special": asdict(special)}
+    )
     return PairStore(folder)
+
+
+def write_arrays(folder: Path, arrays: Mapping[str, ndarray], record: Mapping[str, Any]) -> None:
+    """Write arrays and a record, together with a hash of the arrays, so that others see all of it or nothing.
+
+    Args:
+        folder: where they go; what another process put there meanwhile stays.
+        arrays: by name, in the order in which they are hashed.
+        record: JSON values; its key "identity" becomes the hash.
+
+    Raises:
+        RunFailure: the folder cannot be written.
+    """
+    with publishing(folder) as temporary:
+        identity = hashlib.sha256()
+        for name, array in arrays.items():
+            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+            identity.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
+        (temporary / _RECORD).write_text(json.dumps({**record, "identity": identity.hexdigest()}), encoding="utf-8")
+
+
+def read_arrays(folder: Path, names: Sequence[str]) -> tuple[dict[str, ndarray], dict[str, Any]]:
+    """Map the arrays that `write_arrays` wrote into memory, and read their record.
+
+    Raises:
+        OSError, ValueError: a file is missing or damaged.
+    """
+    record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).view(ndarray) for name in names}
+    return arrays, record
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Batched, cached beam search over an encoder-decoder model; beam size 1 is greedy search.
+"""Batched, cached beam search, for translations and for continuations of prompts; beam size 1 is greedy search.
 
 The rules, for one sentence with beam size B:
 
@@ -9,12 +9,17 @@ The rules, for one sentence with beam size B:
   of them. A live hypothesis with sum s <= 0 can at most reach s / limit ** alpha, because later tokens only lower the
   sum and no hypothesis is longer than the limit. So stopping early returns exactly what running on to the limit would
   return. With B = 1 the first finished hypothesis is the answer: greedy search keeps no rival.
-- At the limit a sentence is done. If nothing has finished by then, its live hypotheses are cut off: the end token is
-  forced, with the probability the model gives it, and these candidates are marked `cut_off`.
+- At the limit a sentence is done, and what lives is cut off; such candidates are marked `cut_off`. A translation should
+  end: its live hypotheses count only if nothing has finished, and the end token is forced onto them, with the
+  probability the model gives it. A prompt can be continued for ever (`open_ended`): its live hypotheses compete as they
+  are, without an end token.
 - Equal sums: the extension of the better parent goes first. Equal scores: the shorter hypothesis, then the smaller ids.
 
-Shapes: M sentences still in the batch, B live hypotheses of each (1 before the first step), R = M * B decoder rows,
-S source tokens, T generated tokens, V vocabulary, C extensions looked at, X banned ids, N all sentences.
+A length is the number of generated tokens, the end token included; a prompt does not count.
+
+Shapes: M sentences (or prompts) still in the batch, B live hypotheses of each (1 before the first step), R = M * B
+decoder rows, S source tokens, T prompt and generated tokens, V vocabulary, C extensions looked at, X banned ids, N all
+sentences.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ from clearhead.core import Cache, Output, Transformer
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.candidate import Candidate, length_normalised
 from clearhead.generate.options import SearchOptions
+from clearhead.generate.processors import Processor, apply
 
 
 def beam_search(
@@ -66,13 +72,60 @@ def beam_search(
     limits = target_limits(module, mask_NS.sum(1).tolist(), options)
     banned = sorted({bos_id, pad_id} - {eos_id})
     with torch.inference_mode():
-        search = _Search(limits, banned, eos_id, options, ids_NS.device)
+        nothing_NT = ids_NS.new_empty(len(ids_NS), 0)
+        search = _Search(limits, eos_id, options, nothing_NT, ids_NS.new_tensor(banned))
         cache = Cache()
         memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
         start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
         out = module.decode(start_N1, memory_NSD, memory_mask=mask_NS, cache=cache)
-        while (tokens_R1 := search.step(_newest_logits(out), cache)) is not None:
-            out = module.decode(tokens_R1, cache=cache)
+        return _run(module, search, _newest_logits(out), cache)
+
+
+def continue_beams(
+    module: Transformer,
+    cache: Cache,
+    prompts_NT: Int[Tensor, "batch tokens"],
+    logits_NV: Float[Tensor, "batch vocab"],
+    *,
+    limits: list[int],
+    eos_id: int,
+    banned_X: Int[Tensor, " banned"],
+    chain: Sequence[Processor],
+    options: SearchOptions,
+) -> list[list[Candidate]]:
+    """Return the best continuations of prompts that have been read, best first, by the rules at the top of this file.
+
+    Args:
+        module: in evaluation mode.
+        cache: holds the prompts.
+        prompts_NT: their ids, as processors read them.
+        logits_NV: fp32, of the token behind each prompt; destroyed.
+        limits: most tokens generated behind each prompt.
+        eos_id: id that ends a hypothesis.
+        banned_X: ids never generated.
+        chain: changes the log-probabilities of every step; what it returns is what hypotheses are ranked by.
+        options: beam size, length penalty, hypotheses wanted and their shortest length.
+
+    Returns:
+        One list for each prompt with up to `n_best` different candidates.
+
+    Raises:
+        RunFailure: the model's output is not a number, or every token is banned.
+    """
+    with torch.inference_mode():
+        search = _Search(limits, eos_id, options, prompts_NT, banned_X, chain=chain, open_ended=True)
+        found = _run(module, search, logits_NV, cache)
+    if not all(found):
+        raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
+    return found
+
+
+def _run(
+    module: Transformer, search: _Search, logits_RV: Float[Tensor, "rows vocab"], cache: Cache
+) -> list[list[Candidate]]:
+    """Decode until every sentence is done."""
+    while (tokens_R1 := search.step(logits_RV, cache)) is not None:
+        logits_RV = _newest_logits(module.decode(tokens_R1, cache=cache))
     return [finished.ranked for finished in search.finished]
 
 
@@ -153,6 +206,14 @@ def top_log_probabilities(
     return (top_RC - normaliser_R[:, None]).clamp_(max=0.0), ids_RC, normaliser_R
 
 
+def top_changed_log_probabilities(
+    logits_RV: Float[Tensor, "rows vocab"], banned_X: Int[Tensor, " banned"], count: int
+) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
+    """Return the same of log-probabilities that processors have changed, which are not normalised again."""
+    top_RC, ids_RC = logits_RV.index_fill(1, banned_X, -torch.inf).topk(min(count, logits_RV.shape[1]), dim=1)
+    return top_RC.clamp_(max=0.0), ids_RC, logits_RV.new_zeros(len(logits_RV))
+
+
 def best_extensions(
     log_probs_RC: Float[Tensor, "rows top"],
     ids_RC: Int[Tensor, "rows top"],
@@ -175,19 +236,30 @@ class _Search:
     """One batch of sentences: live hypotheses in tensors, finished ones in lists; finished sentences leave."""
 
     def __init__(
-        self, limits: list[int], banned: list[int], eos_id: int, options: SearchOptions, device: torch.device
+        self,
+        limits: list[int],
+        eos_id: int,
+        options: SearchOptions,
+        prompts_NT: Int[Tensor, "batch tokens"],
+        banned_X: Int[Tensor, " banned"],
+        *,
+        chain: Sequence[Processor] = (),
+        open_ended: bool = False,
     ) -> None:
-        """Start every sentence with one empty hypothesis."""
+        """Start every sentence with one hypothesis, which is empty behind its prompt."""
         self.options = options
         self.limits = limits
         self.eos_id = eos_id
+        self.chain = chain
+        self.open_ended = open_ended
         self.finished = [Finished(options.n_best) for _ in limits]
         self.alive = list(range(len(limits)))
         self.length = 0
-        self.sums_MB = torch.zeros(len(limits), 1, device=device)
-        self.prefix_RT = torch.empty(len(limits), 0, dtype=torch.int64, device=device)
-        self.banned_X = torch.tensor(banned, dtype=torch.int64, device=device)
-        self.banned_early_X = torch.tensor([*banned, eos_id], dtype=torch.int64, device=device)
+        self.prompt_length = prompts_NT.shape[1]
+        self.sums_MB = torch.zeros(len(limits), 1, device=prompts_NT.device)
+        self.prefix_RT = prompts_NT
+        self.banned_X = banned_X
+        self.banned_early_X = torch.cat([banned_X, banned_X.new_tensor([eos_id])])
 
     def step(self, logits_RV: Float[Tensor, "rows vocab"], cache: Cache) -> Int[Tensor, "next_rows 1"] | None:
         """Take one token for every live hypothesis.
@@ -199,14 +271,17 @@ class _Search:
         beams = self.options.beam_size
         # Each of B hypotheses has one end token, so 2B extensions always hold B that live on; greedy needs no rival.
         count = 1 if beams == 1 else 2 * beams
-        end_R = logits_RV[:, self.eos_id].clone()
         banned_X = self.banned_early_X if self.length < self.options.min_length else self.banned_X
-        log_probs_RC, ids_RC, normaliser_R = top_log_probabilities(logits_RV, banned_X, count)
+        if self.chain:
+            logits_RV = apply(self.chain, logits_RV.log_softmax(1), self.prefix_RT)
+        top = top_changed_log_probabilities if self.chain else top_log_probabilities
+        end_R = logits_RV[:, self.eos_id].clone()
+        log_probs_RC, ids_RC, normaliser_R = top(logits_RV, banned_X, count)
         best = best_extensions(log_probs_RC, ids_RC, self.sums_MB, count)
         is_end_MC = (best.ids_MC == self.eos_id) & (best.sums_MC > -torch.inf)
         self._keep_finished(best, is_end_MC[:, :beams])
         live = best.take(is_end_MC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams])
-        kept = self._unfinished(live.sums_MC[:, 0].tolist(), end_R - normaliser_R)
+        kept = self._unfinished(live, end_R - normaliser_R)
         return self._advance(live, kept, cache) if kept else None
 
     def _keep_finished(self, best: Extensions, is_end_MB: Bool[Tensor, "sentences beams"]) -> None:
@@ -216,23 +291,32 @@ class _Search:
             return
         rows = sentences * self.sums_MB.shape[1] + best.parents_MC[sentences, places]
         sums = best.sums_MC[sentences, places]
-        for place, prefix, total in zip(sentences.tolist(), self.prefix_RT[rows].tolist(), sums.tolist(), strict=True):
-            self._finish(place, prefix, total, cut_off=False)
+        prefixes = self._generated(rows)
+        for place, prefix, total in zip(sentences.tolist(), prefixes, sums.tolist(), strict=True):
+            self._finish(place, prefix, self.eos_id, total, cut_off=False)
 
-    def _finish(self, place: int, prefix: list[int], total: float, *, cut_off: bool) -> None:
-        """Add prefix + end token to the list of the sentence at this place of the batch."""
+    def _generated(self, rows_R: Int[Tensor, " some_rows"]) -> list[list[int]]:
+        """Return what these rows hold behind their prompts."""
+        return self.prefix_RT[rows_R, self.prompt_length :].tolist()
+
+    def _finish(self, place: int, prefix: list[int], last: int, total: float, *, cut_off: bool) -> None:
+        """Add prefix + last token to the list of the sentence at this place of the batch."""
         score = length_normalised(total, self.length, self.options.length_penalty)
-        self.finished[self.alive[place]].add(Candidate((*prefix, self.eos_id), score, total, cut_off))
+        self.finished[self.alive[place]].add(Candidate((*prefix, last), score, total, cut_off))
 
-    def _unfinished(self, live_best: list[float], end_log_probs_R: Float[Tensor, " rows"]) -> list[int]:
-        """Return the places of the sentences that go on; cut off those that end with nothing finished."""
+    def _unfinished(self, live: Extensions, end_log_probs_R: Float[Tensor, " rows"]) -> list[int]:
+        """Return the places of the sentences that go on; cut off what lives of the others, where it counts."""
         kept = []
-        for place, best_sum in enumerate(live_best):
+        for place, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
             if math.isnan(best_sum):
                 raise RunFailure(f"the model's output at target token {self.length} is not a number.")
+            has_finished = bool(self.finished[self.alive[place]].ranked)
             if self._goes_on(self.alive[place], best_sum):
                 kept.append(place)
-            elif not self.finished[self.alive[place]].ranked:
+            elif self.open_ended:
+                if not (self.options.beam_size == 1 and has_finished):
+                    self._cut_off_open(place, live)
+            elif not has_finished:
                 self._cut_off(place, end_log_probs_R)
         return kept
 
@@ -247,12 +331,26 @@ class _Search:
 
     def _cut_off(self, place: int, end_log_probs_R: Float[Tensor, " rows"]) -> None:
         """Force the end token onto the hypotheses that this step was to extend."""
-        beams = self.sums_MB.shape[1]
-        rows = slice(place * beams, (place + 1) * beams)
-        totals = (self.sums_MB[place] + end_log_probs_R[rows]).tolist()
-        for prefix, total in zip(self.prefix_RT[rows].tolist(), totals, strict=True):
+        rows_B = self._rows_of(place)
+        totals = (self.sums_MB[place] + end_log_probs_R[rows_B]).tolist()
+        for prefix, total in zip(self._generated(rows_B), totals, strict=True):
             if total > -math.inf:
-                self._finish(place, prefix, total, cut_off=True)
+                self._finish(place, prefix, self.eos_id, total, cut_off=True)
+
+    def _cut_off_open(self, place: int, live: Extensions) -> None:
+        """Let the extensions that live at the limit compete as they are."""
+        if self.length < self.limits[self.alive[place]]:
+            return
+        prefixes = self._generated(self._rows_of(place)[live.parents_MC[place]])
+        ends = zip(prefixes, live.ids_MC[place].tolist(), live.sums_MC[place].tolist(), strict=True)
+        for prefix, last, total in ends:
+            if total > -math.inf:
+                self._finish(place, prefix, last, total, cut_off=True)
+
+    def _rows_of(self, place: int) -> Int[Tensor, " beams"]:
+        """Return the rows of the hypotheses of the sentence at this place of the batch."""
+        beams = self.sums_MB.shape[1]
+        return torch.arange(place * beams, (place + 1) * beams, device=self.sums_MB.device)
 
     def _advance(self, live: Extensions, kept: list[int], cache: Cache) -> Int[Tensor, "next_rows 1"]:
         """Make the live extensions of the kept sentences the new hypotheses, in the cache too."""

@@ -1,8 +1,11 @@
-"""What search returns: candidates in ids, hypotheses in text, and the one formula of their score."""
+"""What search and generation return, in ids and in text, and the one formula of their score."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+StopReason = Literal["end", "stop", "length"]
 
 
 def length_normalised(log_probability: float, length: int, length_penalty: float) -> float:
@@ -23,10 +26,11 @@ class Candidate:
     """One finished hypothesis in ids.
 
     Args:
-        ids: target tokens without the start token; the last one is the end token.
+        ids: target tokens without the start token or the prompt; the last one is the end token, if it ended.
         score: `log_probability` / len(ids) ** length_penalty.
         log_probability: sum of the natural-log probabilities of `ids`.
-        cut_off: True when the end token was forced at the greatest length because no hypothesis had ended by itself.
+        cut_off: True when it did not end by itself: a translation's end token was then forced at the greatest length,
+            because no hypothesis had ended; a continued prompt has no end token.
     """
 
     ids: tuple[int, ...]
@@ -50,3 +54,40 @@ class Hypothesis:
     tokens: list[str]
     score: float
     log_probability: float
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What was generated behind one prompt, in ids.
+
+    Args:
+        ids: generated tokens, the end token and the tokens of a stop text included.
+        score: `log_probability` / len(ids) ** length_penalty.
+        log_probability: sum of the natural-log probabilities of `ids` as the model gives them, before temperature and
+            filters; in beam search with a repetition penalty the penalised values, which its ranking compares.
+        stop_reason: "end": the end token came; "stop": a stop text was complete; "length": the limit was reached.
+        text: the text up to the stop text, where one was looked for; else None.
+    """
+
+    ids: tuple[int, ...]
+    score: float
+    log_probability: float
+    stop_reason: StopReason
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was generated behind one prompt, in text.
+
+    Args:
+        text: without the prompt and without the stop text that ended it.
+        tokens: all generated tokens as strings, the end token and those of a stop text included.
+        score: length-normalised log-probability, before temperature and filters.
+        stop_reason: "end": the end token came; "stop": a stop text was complete; "length": the limit was reached.
+    """
+
+    text: str
+    tokens: list[str]
+    score: float
+    stop_reason: StopReason

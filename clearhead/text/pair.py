@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.errors import InputError
+from clearhead.text.merges import has_merges
 from clearhead.text.tokenizer import Tokenizer
 
 _JOINT = "tokenizer.json"
@@ -51,15 +52,15 @@ class TokenizerPair:
 
     @classmethod
     def load(cls, folder: Path) -> TokenizerPair:
-        """Load what `save` wrote, or a folder with any one `tokenizer.json` as a joint pair.
+        """Load what `save` wrote, or a folder with any one tokenizer as a joint pair.
 
         Raises:
             InputError: the folder holds no tokenizer, only one side of two, or an unusable one.
         """
-        if (folder / _JOINT).is_file():
-            tokenizer = Tokenizer.load(folder / _JOINT)
-            return cls(source=tokenizer, target=tokenizer, joint=True)
         missing = [name for name in (_SOURCE, _TARGET) if not (folder / name).is_file()]
+        if (folder / _JOINT).is_file() or (len(missing) == 2 and has_merges(folder)):
+            tokenizer = Tokenizer.load(folder)
+            return cls(source=tokenizer, target=tokenizer, joint=True)
         if len(missing) == 2:
             raise InputError(f"{folder}: expected {_JOINT}, or {_SOURCE} and {_TARGET}, but found none of them")
         if missing:

@@ -6,43 +6,21 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import tokenizers
+from jaxtyping import Int64
+from numpy import ndarray
 
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError
 from clearhead.text.files import read_json_object, write_json
+from clearhead.text.merges import has_merges, read_merges
+from clearhead.text.roles import Roles, find_roles
+from clearhead.text.spans import Span, trim_spans, word_numbers
 
-# Names under which published tokenizers keep each role, in the order in which they are looked for.
-WELL_KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
-        "unk": ("<unk>", "[UNK]", "<|unk|>"),
-        "bos": ("<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|begin_of_text|>", "[CLS]"),
-        "eos": ("</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "[SEP]"),
-    }
-)
-_JOINED = re.compile(r"@@(?: |$)")
-
-
-@dataclass(frozen=True)
-class Roles:
-    """The ids that have a meaning of their own.
-
-    Args:
-        pad: fills the rectangle of a batch; never read as a mask.
-        unk: stands for text outside the vocabulary, or None where every text has an encoding.
-        bos: starts what a decoder reads.
-        eos: ends a sequence.
-    """
-
-    pad: int
-    unk: int | None
-    bos: int
-    eos: int
+_JOINT = "@@"
+_JOINED = re.compile(rf"{_JOINT}(?: |$)")
 
 
 class Tokenizer:
@@ -89,6 +67,16 @@ class Tokenizer:
         """The id that ends a sequence."""
         return self.roles.eos
 
+    @property
+    def mask_id(self) -> int | None:
+        """The id that stands for a hidden token, or None where the vocabulary has none."""
+        return self.roles.mask
+
+    @property
+    def sentinel_ids(self) -> tuple[int, ...]:
+        """The ids that stand for hidden stretches of text, in order; empty where the vocabulary has none."""
+        return self.roles.sentinels
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without special ids."""
         return self.encode_batch([text])[0]
@@ -107,6 +95,46 @@ class Tokenizer:
         except TypeError:
             raise InputError(_untokenizable(texts)) from None
         return [self._plain(encoding.ids) for encoding in encodings]
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
+        """Return the ids that `encode` returns, and for each the characters of the text that it stands for.
+
+        White space at the ends of a span is left out, but for a piece that is nothing else. A piece that holds a part
+        of a character has the whole of it, and a piece that only marks the start of a word has the word's first
+        character. Where no id stands for a character, as for white space that the tokenizer drops, no span has it.
+
+        Args:
+            text: a str without lone surrogates.
+
+        Returns:
+            The ids, and for each the place of its first character and the place behind its last one.
+
+        Raises:
+            InputError: the text is not a str, or holds a lone surrogate.
+        """
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        except TypeError:
+            raise InputError(_untokenizable([text])) from None
+        ids, spans = encoding.ids, encoding.offsets
+        if self.roles.unk is None and not self._reserved.isdisjoint(ids):
+            spans = [span for index, span in zip(ids, spans, strict=True) if index not in self._reserved]
+        return self._plain(ids), trim_spans(text, spans)
+
+    def words(self, text: str) -> tuple[list[int], Int64[ndarray, " tokens"]]:
+        """Return the ids that `encode` returns, and for each the number of its word, counted from 0.
+
+        Words are what white space separates in the text; where the text came segmented, "@@ " joins. An id of white
+        space alone belongs to the word behind it, as white space does in vocabularies that write it into their words.
+
+        Args:
+            text: a str without lone surrogates.
+
+        Raises:
+            InputError: the text is not a str, or holds a lone surrogate.
+        """
+        ids, spans = self.encode_with_spans(text)
+        return ids, word_numbers(text, spans, joint=_JOINT if self.kind == "split" else None)
 
     def _plain(self, ids: list[int]) -> list[int]:
         """Replace reserved ids: a vocabulary of words or of unigram pieces can hold "</s>" as an ordinary entry."""
@@ -150,28 +178,34 @@ class Tokenizer:
             "eos_token": self._token(self.roles.eos),
             "clearhead": {"kind": self.kind, "fingerprint": self.fingerprint},
         }
+        if self.roles.mask is not None:
+            config["mask_token"] = self._token(self.roles.mask)
+        if self.roles.sentinels:
+            config["additional_special_tokens"] = self.tokens(self.roles.sentinels)
         write_json(path, self._document)
         write_json(_config_path(path), config)
 
     @classmethod
     def load(cls, path: Path, *, roles: Mapping[str, str] | None = None) -> Tokenizer:
-        """Load a tokenizer trained here, or any `tokenizer.json` of the tokenizers library.
+        """Load a tokenizer trained here, any `tokenizer.json` of the tokenizers library, or byte-level merges.
 
         Args:
-            path: the file, or a folder that holds `tokenizer.json`.
-            roles: token texts for "pad", "unk", "bos", "eos"; they win over what the files say.
+            path: the file; or a folder that holds `tokenizer.json`, or else `vocab.json` and `merges.txt`.
+            roles: token texts for "pad", "unk", "bos", "eos", "mask"; they win over what the files say.
 
         Raises:
             InputError: a file is missing or unusable, a role cannot be found, or a file changed since it was saved.
         """
-        path = path / "tokenizer.json" if path.is_dir() else path
-        document = read_json_object(path, what="a tokenizer.json")
+        folder, path = path, path / "tokenizer.json" if path.is_dir() else path
         config_path = _config_path(path)
         config = read_json_object(config_path, what="a tokenizer_config.json") if config_path.is_file() else {}
+        if not path.exists() and has_merges(folder):
+            document = read_merges(folder, prefix_space=config.get("add_prefix_space") is True)
+        else:
+            document = read_json_object(path, what="a tokenizer.json")
         own = config.get("clearhead") or {}
-        tokenizer = cls(
-            document, kind=own.get("kind", "pretrained"), roles=_find_roles(path, document, config, roles or {})
-        )
+        found = find_roles(path, _backend(document), config, roles or {})
+        tokenizer = cls(document, kind=own.get("kind", "pretrained"), roles=found)
         saved = own.get("fingerprint")
         if saved is not None and roles is None and saved != tokenizer.fingerprint:
             raise InputError(
@@ -197,46 +231,14 @@ def _backend(document: Mapping[str, Any]) -> tokenizers.Tokenizer:
 def _fingerprint(document: Mapping[str, Any], kind: str, roles: Roles) -> str:
     """Hash the document as stored, not as the library writes it, so that a newer library gives the same fingerprint."""
     meaning = {key: value for key, value in document.items() if key not in ("truncation", "padding", "version")}
-    content = [meaning, kind, roles.pad, roles.unk, roles.bos, roles.eos]
+    content: list[Any] = [meaning, kind, roles.pad, roles.unk, roles.bos, roles.eos]
+    if roles.mask is not None or roles.sentinels:
+        content += [roles.mask, list(roles.sentinels)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _config_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}_config.json")
-
-
-def _find_roles(path: Path, document: Mapping[str, Any], config: Mapping[str, Any], given: Mapping[str, str]) -> Roles:
-    unknown = [role for role in given if role not in WELL_KNOWN]
-    if unknown:
-        raise InputError(
-            f"'{unknown[0]}' is not a role; expected pad, unk, bos or eos{nearest(unknown[0], WELL_KNOWN)}"
-        )
-    backend = _backend(document)
-    added = {token.content: index for index, token in backend.get_added_tokens_decoder().items()}
-    found: dict[str, int | None] = {}
-    for role, names in WELL_KNOWN.items():
-        named = given.get(role) or _content(config.get(f"{role}_token"))
-        if named is None:
-            found[role] = next((added[name] for name in names if name in added), None)
-            continue
-        found[role] = backend.token_to_id(named)
-        if found[role] is None:
-            valid = nearest(named, backend.get_vocab(with_added_tokens=True))
-            raise InputError(f"{path}: the {role} token '{named}' is not in the vocabulary{valid}")
-    eos = found["eos"]
-    if eos is None:
-        raise InputError(f"{path}: no end token among {sorted(added) or 'no added tokens'}; name it as the eos role")
-    pad = eos if found["pad"] is None else found["pad"]
-    # Checkpoints without a start token (T5, Marian) start their decoder with the padding token.
-    bos = pad if found["bos"] is None else found["bos"]
-    return Roles(pad=pad, unk=found["unk"] if found["unk"] != eos else None, bos=bos, eos=eos)
-
-
-def _content(entry: object) -> str | None:
-    """Return the text of a token entry, which published files write as a string or as a record."""
-    if isinstance(entry, Mapping):
-        entry = entry.get("content")
-    return entry if isinstance(entry, str) else None
 
 
 def _untokenizable(texts: Sequence[object]) -> str:

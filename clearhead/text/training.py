@@ -8,16 +8,19 @@ merge (ties between merges are broken by id), and unigram scores are rounded and
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from clearhead.errors import InputError, nearest
-from clearhead.text.tokenizer import Roles, Tokenizer
+from clearhead.text.roles import Roles, sentinel
+from clearhead.text.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
+MASK_TOKEN = "<mask>"
 ROLES = Roles(pad=0, unk=1, bos=2, eos=3)
 KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "byte", "split")
 
@@ -30,19 +33,33 @@ _SCORE_DECIMALS = 3
 _NUM_BYTES = 256
 
 
-def train_tokenizer(kind: str, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+@dataclass(frozen=True)
+class _Size:
+    """How many rows a vocabulary gets, and which special tokens are the first of them."""
+
+    vocab_size: int
+    special: tuple[str, ...]
+
+
+def train_tokenizer(
+    kind: str, texts: Iterable[str], *, vocab_size: int, mask: bool = False, sentinels: int = 0
+) -> Tokenizer:
     """Train a tokenizer of one kind.
 
     Args:
         kind: one of KINDS. "bpe", "unigram", "wordpiece" and "word" mark word starts, so that decoding restores a text
             up to its white space; "byte-bpe", "byte" and "character" restore it exactly; "split" takes tokens
             separated by white space as they are and joins "@@ " when it decodes.
-        texts: the texts, read once.
+        texts: the texts. Those of an iterator are kept in memory; what can be gone through several times is not, and
+            may be larger.
         vocab_size: rows of the vocabulary, special tokens included. Subword kinds reach it exactly; for "word",
-            "character" and "split" it is an upper limit; "byte" always has 260 rows and needs room for them.
+            "character" and "split" it is an upper limit; "byte" has 256 rows beside the special tokens, and needs room
+            for them.
+        mask: whether there is a token "<mask>" that stands for a hidden one.
+        sentinels: how many tokens "<extra_id_0>", "<extra_id_1>" and so on stand for hidden stretches of text.
 
     Returns:
-        A tokenizer whose special tokens are "<pad>", "<unk>", "<s>", "</s>" with ids 0 to 3.
+        A tokenizer whose special tokens come first: "<pad>", "<unk>", "<s>", "</s>" with ids 0 to 3, then the others.
 
     Raises:
         InputError: an unknown kind, no text, or a vocabulary that the text does not support.
@@ -51,32 +68,52 @@ def train_tokenizer(kind: str, texts: Iterable[str], *, vocab_size: int) -> Toke
         raise InputError(
             f"'{kind}' is not a kind of tokenizer; expected one of {', '.join(KINDS)}{nearest(kind, KINDS)}"
         )
-    if vocab_size <= len(SPECIAL_TOKENS):
-        raise InputError(f"vocab_size is {vocab_size}; expected more than the {len(SPECIAL_TOKENS)} special tokens")
-    texts = list(texts)
+    if sentinels < 0:
+        raise InputError(f"sentinels is {sentinels}; expected 0 or more")
+    special, roles = _special_tokens(mask, sentinels)
+    if vocab_size <= len(special):
+        raise InputError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
+    size = _Size(vocab_size, special)
+    if isinstance(texts, Iterator):
+        texts = list(texts)  # some kinds go through the texts several times
     if kind == "byte":
-        model: models.Model = _byte_model(vocab_size)
+        model: models.Model = _byte_model(size)
     elif not any(text and not text.isspace() for text in texts):
         raise InputError(f"no text to train a {kind} tokenizer on: expected at least one line that is not empty")
     else:
-        model = _train_model(kind, texts, vocab_size)
+        model = _train_model(kind, texts, size)
     backend = _pipeline(kind)
     backend.model = model
-    backend.add_special_tokens(list(SPECIAL_TOKENS))
-    return Tokenizer(json.loads(backend.to_str()), kind=kind, roles=ROLES)
+    backend.add_special_tokens(list(special))
+    return Tokenizer(json.loads(backend.to_str()), kind=kind, roles=roles)
 
 
-def _train_model(kind: str, texts: Sequence[str], vocab_size: int) -> models.Model:
+def _special_tokens(mask: bool, sentinels: int) -> tuple[tuple[str, ...], Roles]:
+    """Return the special tokens in the order of their ids, and the roles that those have."""
+    masks = (MASK_TOKEN,) if mask else ()
+    first = len(SPECIAL_TOKENS) + len(masks)
+    roles = Roles(
+        pad=ROLES.pad,
+        unk=ROLES.unk,
+        bos=ROLES.bos,
+        eos=ROLES.eos,
+        mask=len(SPECIAL_TOKENS) if mask else None,
+        sentinels=tuple(range(first, first + sentinels)),
+    )
+    return (*SPECIAL_TOKENS, *masks, *map(sentinel, range(sentinels))), roles
+
+
+def _train_model(kind: str, texts: Iterable[str], size: _Size) -> models.Model:
     backend = _pipeline(kind)
     match kind:
         case "bpe" | "byte-bpe":
-            return _train_merges(backend, texts, vocab_size, kind)
+            return _train_merges(backend, texts, size, kind)
         case "wordpiece":
-            return _train_wordpiece(backend, texts, vocab_size)
+            return _train_wordpiece(backend, texts, size)
         case "unigram":
-            return _train_unigram(backend, texts, vocab_size)
+            return _train_unigram(backend, texts, size)
         case _:
-            return _train_word_level(backend, texts, vocab_size)
+            return _train_word_level(backend, texts, size)
 
 
 def _pipeline(kind: str) -> tokenizers.Tokenizer:
@@ -120,10 +157,10 @@ def _set_marked_words(backend: tokenizers.Tokenizer, kind: str) -> None:
     backend.decoder = joined if kind == "wordpiece" else spaces
 
 
-def _train(backend: tokenizers.Tokenizer, texts: Sequence[str], trainer: Any) -> dict[str, Any]:
+def _train(backend: tokenizers.Tokenizer, texts: Iterable[str], trainer: Any) -> dict[str, Any]:
     """Run the library's trainer and return what it made of the model, as data."""
     try:
-        backend.train_from_iterator(texts, trainer, length=len(texts))
+        backend.train_from_iterator(iter(texts), trainer)
     except (TypeError, UnicodeEncodeError):
         raise InputError("expected texts as str of whole Unicode characters to train a tokenizer on") from None
     document: dict[str, Any] = json.loads(backend.to_str())
@@ -131,19 +168,19 @@ def _train(backend: tokenizers.Tokenizer, texts: Sequence[str], trainer: Any) ->
     return model
 
 
-def _words(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[str]:
+def _words(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> list[str]:
     """Return the distinct pieces into which the texts are cut before a model sees them."""
     backend.model = models.WordLevel({}, unk_token=SPECIAL_TOKENS[1])
     return list(_train(backend, texts, trainers.WordLevelTrainer(vocab_size=2**62, show_progress=False))["vocab"])
 
 
-def _check_room(kind: str, vocab_size: int, needed: int, of_what: str) -> None:
-    if vocab_size < needed:
-        fixed = _NUM_BYTES + len(SPECIAL_TOKENS)
+def _check_room(kind: str, size: _Size, needed: int, of_what: str) -> None:
+    if size.vocab_size < needed:
+        fixed = _NUM_BYTES + len(size.special)
         other = f", or use byte-bpe, which needs {fixed}" if needed > fixed else ""
         raise InputError(
-            f"vocab_size is {vocab_size}, but a {kind} tokenizer of this text needs at least {needed}: "
-            f"{len(SPECIAL_TOKENS)} special tokens and {needed - len(SPECIAL_TOKENS)} {of_what}; "
+            f"vocab_size is {size.vocab_size}, but a {kind} tokenizer of this text needs at least {needed}: "
+            f"{len(size.special)} special tokens and {needed - len(size.special)} {of_what}; "
             f"raise vocab_size{other}"
         )
 
@@ -156,41 +193,41 @@ def _check_reached(kind: str, vocab_size: int, reached: int) -> None:
         )
 
 
-def _train_merges(backend: tokenizers.Tokenizer, texts: Sequence[str], vocab_size: int, kind: str) -> models.Model:
+def _train_merges(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size, kind: str) -> models.Model:
     initial_alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "byte-bpe" else []
     unknown = None if initial_alphabet else SPECIAL_TOKENS[1]
     backend.model = models.BPE(unk_token=unknown)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=size.vocab_size,
         min_frequency=_MIN_FREQUENCY,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(size.special),
         initial_alphabet=initial_alphabet,
         show_progress=False,
     )
     learned = _train(backend, texts, trainer)
     alphabet = sum(len(entry) == 1 for entry in learned["vocab"])
-    _check_room(kind, vocab_size, alphabet + len(SPECIAL_TOKENS), "bytes" if initial_alphabet else "characters")
-    _check_reached(kind, vocab_size, len(learned["vocab"]))
+    _check_room(kind, size, alphabet + len(size.special), "bytes" if initial_alphabet else "characters")
+    _check_reached(kind, size.vocab_size, len(learned["vocab"]))
     merges = [(left, right) for left, right in learned["merges"]]
     return models.BPE(vocab=learned["vocab"], merges=merges, unk_token=unknown)
 
 
-def _train_wordpiece(backend: tokenizers.Tokenizer, texts: Sequence[str], vocab_size: int) -> models.Model:
+def _train_wordpiece(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> models.Model:
     unknown = SPECIAL_TOKENS[1]
     words = _words(backend, texts)
     inside = sorted(set("".join(word[1:] for word in words)))
-    first = [*SPECIAL_TOKENS, *sorted(set("".join(words))), *(_CONTINUING + character for character in inside)]
-    _check_room("wordpiece", vocab_size, len(first), "characters (at the start of a word and inside one)")
+    first = [*size.special, *sorted(set("".join(words))), *(_CONTINUING + character for character in inside)]
+    _check_room("wordpiece", size, len(first), "characters (at the start of a word and inside one)")
     backend.model = models.WordPiece(vocab={}, unk_token=unknown)
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
+        vocab_size=size.vocab_size,
         min_frequency=_MIN_FREQUENCY,
         special_tokens=first,  # the trainer numbers these in order, and breaks ties between merges by number
         continuing_subword_prefix=_CONTINUING,
         show_progress=False,
     )
     vocab = _train(backend, texts, trainer)["vocab"]
-    _check_reached("wordpiece", vocab_size, len(vocab))
+    _check_reached("wordpiece", size.vocab_size, len(vocab))
     return models.WordPiece(
         vocab=vocab,
         unk_token=unknown,
@@ -199,30 +236,30 @@ def _train_wordpiece(backend: tokenizers.Tokenizer, texts: Sequence[str], vocab_
     )
 
 
-def _train_unigram(backend: tokenizers.Tokenizer, texts: Sequence[str], vocab_size: int) -> models.Model:
+def _train_unigram(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> models.Model:
     characters = set("".join(_words(backend, texts)))
-    _check_room("unigram", vocab_size, len(characters) + len(SPECIAL_TOKENS), "characters")
-    pieces = _unigram_pieces(backend, texts, vocab_size)
-    if len(pieces) < vocab_size:
+    _check_room("unigram", size, len(characters) + len(size.special), "characters")
+    pieces = _unigram_pieces(backend, texts, size)
+    if len(pieces) < size.vocab_size:
         # Asked for less, the trainer can prune further: only a size that a training reached may be recommended.
-        reached = vocab_size
+        reached = size.vocab_size
         while len(pieces) < reached:
             reached = len(pieces)
-            pieces = _unigram_pieces(backend, texts, reached)
-        _check_reached("unigram", vocab_size, reached)
+            pieces = _unigram_pieces(backend, texts, _Size(reached, size.special))
+        _check_reached("unigram", size.vocab_size, reached)
     return models.Unigram(vocab=pieces, unk_id=ROLES.unk, byte_fallback=False)
 
 
-def _unigram_pieces(backend: tokenizers.Tokenizer, texts: Sequence[str], vocab_size: int) -> list[tuple[str, float]]:
+def _unigram_pieces(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> list[tuple[str, float]]:
     """Return the special tokens and the learned pieces in canonical order with canonical scores."""
     backend.model = models.Unigram()
     trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        vocab_size=size.vocab_size,
+        special_tokens=list(size.special),
         unk_token=SPECIAL_TOKENS[1],
         show_progress=False,
     )
-    learned = [(piece, score) for piece, score in _train(backend, texts, trainer)["vocab"][len(SPECIAL_TOKENS) :]]
+    learned = [(piece, score) for piece, score in _train(backend, texts, trainer)["vocab"][len(size.special) :]]
     lowest = min(score for _, score in learned)
     # The trainer gives characters that it pruned the lowest score plus 1e-4 for each one before them, in hash order.
     penalised = lowest + 1e-4 * (sum(len(piece) == 1 for piece, _ in learned) + 1)
@@ -232,31 +269,31 @@ def _unigram_pieces(backend: tokenizers.Tokenizer, texts: Sequence[str], vocab_s
     }
     # Every character stays; the trainer overshoots where they alone fill the vocabulary.
     ordered = sorted(scores.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))
-    kept = ordered[: vocab_size - len(SPECIAL_TOKENS)]
+    kept = ordered[: size.vocab_size - len(size.special)]
     ordered = sorted(kept, key=lambda item: (-item[1], item[0]))
-    return [*((token, 0.0) for token in SPECIAL_TOKENS), *ordered]
+    return [*((token, 0.0) for token in size.special), *ordered]
 
 
-def _train_word_level(backend: tokenizers.Tokenizer, texts: Sequence[str], vocab_size: int) -> models.Model:
+def _train_word_level(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> models.Model:
     # Room for the special tokens twice: a text may contain them as words, which the vocabulary leaves to their role.
     trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size + len(SPECIAL_TOKENS),
+        vocab_size=size.vocab_size + len(size.special),
         min_frequency=0,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(size.special),
         show_progress=False,
     )
     learned: dict[str, int] = _train(backend, texts, trainer)["vocab"]
-    words = sorted((word for word in learned if word not in SPECIAL_TOKENS), key=lambda word: learned[word])
-    entries = [*SPECIAL_TOKENS, *words][:vocab_size]
+    words = sorted((word for word in learned if word not in size.special), key=lambda word: learned[word])
+    entries = [*size.special, *words][: size.vocab_size]
     return models.WordLevel({entry: index for index, entry in enumerate(entries)}, unk_token=SPECIAL_TOKENS[1])
 
 
-def _byte_model(vocab_size: int) -> models.Model:
-    needed = _NUM_BYTES + len(SPECIAL_TOKENS)
-    _check_room("byte", vocab_size, needed, "bytes")
+def _byte_model(size: _Size) -> models.Model:
+    needed = _NUM_BYTES + len(size.special)
+    _check_room("byte", size, needed, "bytes")
     # The library writes a byte as the character of that number where it can be printed, the others from 256 upwards.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     printed = {ord(character): character for character in alphabet}
     moved = (character for character in alphabet if ord(character) >= _NUM_BYTES)
-    entries = [*SPECIAL_TOKENS, *(printed[byte] if byte in printed else next(moved) for byte in range(_NUM_BYTES))]
+    entries = [*size.special, *(printed[byte] if byte in printed else next(moved) for byte in range(_NUM_BYTES))]
     return models.BPE(vocab={entry: index for index, entry in enumerate(entries)}, merges=[])

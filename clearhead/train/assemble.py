@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
 
 from clearhead.core import Transformer, build
-from clearhead.data import (
-    Batch,
-    PairBatches,
-    PairSource,
-    PairStore,
-    cached_tokenizers,
-    collate,
-    parse_pair_source,
-    prepare_pairs,
-    read_pairs,
-)
+from clearhead.data import Batch
 from clearhead.errors import InputError
 from clearhead.machine import choose_device, choose_precision
 from clearhead.spec import Model
@@ -34,20 +23,28 @@ from clearhead.train.checkpoint import (
     saved_choices,
 )
 from clearhead.train.loop import Trainer
-from clearhead.train.loss import token_loss
 from clearhead.train.optimizer import build_optimizer
-from clearhead.train.preflight import TokenSide, preflight
+from clearhead.train.preflight import preflight
 from clearhead.train.progress import Progress, SeveralProgress, TensorBoardProgress
 from clearhead.train.random_state import seed_everything
-from clearhead.train.recipe import resolve_spec
 from clearhead.train.ring import save_averaged
-from clearhead.train.run_directory import RunDirectory, is_run_directory, measured_weights, open_run
+from clearhead.train.run_directory import (
+    SPEC_FILE,
+    TASK_FILE,
+    RunDirectory,
+    is_run_directory,
+    measured_weights,
+    model_files,
+    open_run,
+    read_task,
+)
 from clearhead.train.runfile import RunFile, to_toml
-from clearhead.train.runfile_sections import Section
 from clearhead.train.schedule import KINDS_WITH_AN_END, build_schedule
 from clearhead.train.settings import EarlyStop, TrainResult, TrainSettings, planned_steps
+from clearhead.train.tasks import parts_of
+from clearhead.train.tasks.parts import Start, TaskParts, TaskSetup
 from clearhead.train.text_file import read_text_file
-from clearhead.train.validation import ValidateTranslation, joined, spread
+from clearhead.train.work import measure_work
 from clearhead.weights import load_tensors
 
 # What may change when a run goes on: how long it takes and what it keeps, never what its next step computes.
@@ -65,10 +62,6 @@ MAY_DIFFER = (
 )
 
 PLANNED_STEPS = "planned_steps"
-
-# A vocabulary without a size of its own takes every entry of the text.
-EVERY_ENTRY = 2**31 - 8
-BYTE_ENTRIES = 260
 
 
 def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainResult:
@@ -90,18 +83,28 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         if run_file.train.tensorboard:
             progress = SeveralProgress([progress, TensorBoardProgress(run / "tensorboard")])
         choices = (saved_choices(run) or {}) if resume else {}
-        tokenizers = _tokenizers(run_file, directory, choices)
-        data = _prepare(run_file, tokenizers, progress)
-        spec = _settle_spec(run_file, directory, tokenizers, resume)
+        start = _find_start(run_file.task.init)
+        setup = TaskSetup(
+            run_file=run_file,
+            find_tokenizers=lambda train: _tokenizers(run_file, directory, choices, start, train),
+            start=start,
+            progress=progress,
+            device=device,
+        )
+        parts = parts_of(setup)
+        _settle_spec(parts.spec, directory, resume)
+        directory.write_text(TASK_FILE, parts.record.to_json())
         precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
-        settings = _settings(run_file, precision, tokenizers)
+        settings = _settings(run_file, precision, parts)
         seed_everything(settings.seed)
-        module = build(spec, device=device)
-        trainer = _trainer(run_file, settings, module, tokenizers, data, progress, directory)
+        module = build(parts.spec, device=device)
+        if start is not None and not resume:
+            _take_weights(module, start, progress)
+        trainer = _trainer(run_file, settings, module, parts, progress, directory)
         if resume:
             _mention_moved_schedule(run_file, choices, trainer.settings, progress)
         else:
-            _preflight(trainer, data, tokenizers, module, run_file.train.batch_tokens)
+            _preflight(trainer, parts, module)
         return trainer.run(resume=resume)
 
 
@@ -144,33 +147,24 @@ def _kept_weights(run: Path) -> dict[int, Path]:
     return found
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The prepared pairs of a run."""
-
-    train: PairStore
-    valid: PairStore
-    valid_source: PairSource
-
-
-def _tokenizers(run_file: RunFile, directory: RunDirectory, choices: dict[str, object]) -> TokenizerPair:
+def _tokenizers(
+    run_file: RunFile,
+    directory: RunDirectory,
+    choices: Mapping[str, object],
+    start: Start | None,
+    train: Callable[[], TokenizerPair],
+) -> TokenizerPair:
     """Train, load or find again the tokenizers, and refuse others than the checkpoint was trained with."""
     section = run_file.tokenizer
     remembered = choices.get("tokenizer")
-    if section.path is not None:
+    if start is not None:
+        tokenizers = start.tokenizers
+    elif section.path is not None:
         tokenizers = _load_tokenizers(Path(section.path))
-    elif remembered is not None:
-        tokenizers = TokenizerPair.load(directory.path)
     else:
-        assert section.kind is not None, "the rules of the run file want kind or path"
-        tokenizers = cached_tokenizers(
-            _source(run_file.data.train),
-            kind=section.kind,
-            vocab_size=section.vocab_size or (BYTE_ENTRIES if section.kind == "byte" else EVERY_ENTRY),
-            joint=section.joint is not False,
-        )
+        tokenizers = TokenizerPair.load(directory.path) if remembered is not None else train()
     if remembered is not None and tokenizers.fingerprint != remembered:
-        where = section.path or directory.path
+        where = section.path or run_file.task.init or directory.path
         raise InputError(
             f"the checkpoints in {directory.path} were trained with another tokenizer than the one in {where} "
             f"(fingerprint {str(remembered)[:12]}, not {tokenizers.fingerprint[:12]}): restore that tokenizer, "
@@ -187,44 +181,50 @@ def _load_tokenizers(path: Path) -> TokenizerPair:
     return TokenizerPair(source=one, target=one, joint=True)
 
 
-def _source(table: Section) -> PairSource:
-    return parse_pair_source(table.model_dump(exclude_none=True))
+def _find_start(reference: str) -> Start | None:
+    """Return the trained model that [task] init names; None where the run starts from scratch."""
+    if not reference:
+        return None
+    try:
+        folder, weights = model_files(reference)
+        return Start(
+            spec=Model.from_json(read_text_file(folder / SPEC_FILE, "spec file")),
+            tokenizers=TokenizerPair.load(folder),
+            weights=weights,
+            record=read_task(folder),
+        )
+    except InputError as error:
+        raise InputError(f"[task] init: {error}") from None
 
 
-def _prepare(run_file: RunFile, tokenizers: TokenizerPair, progress: Progress) -> _Data:
-    data = run_file.data
-    stores = {}
-    for name, table in (("train", data.train), ("valid", data.valid)):
-        try:
-            stores[name] = prepare_pairs(
-                _source(table),
-                tokenizers,
-                max_length=data.max_length,
-                max_ratio=data.max_ratio,
-                training=name == "train",
-            )
-        except InputError as error:
-            raise InputError(f"[data] {name}: {error}") from None
-        progress.message(f"{name}: {stores[name].report}")
-    return _Data(stores["train"], stores["valid"], _source(data.valid))
-
-
-def _settle_spec(run_file: RunFile, directory: RunDirectory, tokenizers: TokenizerPair, resume: bool) -> Model:
-    """Write the spec of a new run; a run that goes on must mean the same model."""
-    spec = resolve_spec(
-        run_file.model,
-        source_vocab=tokenizers.source.vocab_size,
-        target_vocab=tokenizers.target.vocab_size,
-        joint=tokenizers.joint,
+def _take_weights(module: Transformer, start: Start, progress: Progress) -> None:
+    """Copy the weights of the start, all but those of a head that the task does not share."""
+    found, wanted = load_tensors(start.weights), module.state_dict()
+    same_head = module.spec.head == start.spec.head
+    kept = {name: tensor for name, tensor in found.items() if name in wanted and (same_head or not _of_head(name))}
+    new = [name for name in wanted if name not in kept]
+    with torch.no_grad():
+        for name, tensor in kept.items():
+            wanted[name].copy_(tensor)
+    dropped = len(found) - len(kept)
+    progress.message(
+        f"from {start.weights}: {len(kept)} tensors taken, {len(new)} new ({', '.join(new) or 'none'}), {dropped} left"
     )
-    file = directory.path / "spec.json"
+
+
+def _of_head(name: str) -> bool:
+    return name.startswith("head.")
+
+
+def _settle_spec(spec: Model, directory: RunDirectory, resume: bool) -> None:
+    """Write the spec of a new run; a run that goes on must mean the same model."""
+    file = directory.path / SPEC_FILE
     if resume and file.exists() and Model.from_json(read_text_file(file, "spec file")) != spec:
         raise InputError(f"{file} describes another model than the run file: restore the one it was started with")
-    directory.write_text("spec.json", spec.to_json())
-    return spec
+    directory.write_text(SPEC_FILE, spec.to_json())
 
 
-def _settings(run_file: RunFile, precision: Literal["fp32", "bf16"], tokenizers: TokenizerPair) -> TrainSettings:
+def _settings(run_file: RunFile, precision: Literal["fp32", "bf16"], parts: TaskParts[Batch]) -> TrainSettings:
     train = run_file.train
     early = train.early_stop
     assert train.validate_every is not None, "the run file fills its defaults"
@@ -240,14 +240,20 @@ def _settings(run_file: RunFile, precision: Literal["fp32", "bf16"], tokenizers:
         keep=train.keep,
         average=train.average or 0,
         ema=train.ema,
-        early_stop=EarlyStop("score" if early.metric == "bleu" else "loss", early.patience)
+        early_stop=EarlyStop("loss" if early.metric == "loss" else "score", early.patience)
         if early is not None
         else None,
         seed=train.seed,
         precision=precision,
         threads=train.threads,
-        score_name="BLEU",
-        choices={"tokenizer": tokenizers.fingerprint},
+        best_by=parts.best_by,
+        score_name=parts.score_name,
+        choices={
+            "tokenizer": parts.tokenizers.fingerprint,
+            "score_name": parts.score_name,
+            "valid_data": parts.valid_data,
+            **measure_work(parts.batches).choices(),
+        },
     )
 
 
@@ -255,24 +261,15 @@ def _trainer(
     run_file: RunFile,
     settings: TrainSettings,
     module: Transformer,
-    tokenizers: TokenizerPair,
-    data: _Data,
+    parts: TaskParts[Batch],
     progress: Progress,
     directory: RunDirectory,
 ) -> Trainer[Batch]:
     """Put the parts of a training run together."""
     train = run_file.train
-    device = next(module.parameters()).device
-    batches = PairBatches(data.train, batch_tokens=train.batch_tokens, seed=train.seed)
-    progress.message(f"padding: {100 * batches.plan.padding_waste(0):.1f} % of the positions in a batch")
     assert train.learning_rate is not None and train.warmup is not None and train.weight_decay is not None
-
-    steps = planned_steps(settings, batches.batches_per_epoch)
+    steps = planned_steps(settings, parts.batches.batches_per_epoch)
     settings = replace(settings, choices={**settings.choices, PLANNED_STEPS: steps or 0})
-
-    def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        return token_loss(module, batch.to(device), label_smoothing=train.label_smoothing)
-
     return Trainer(
         module=module,
         optimizer=build_optimizer(
@@ -290,9 +287,9 @@ def _trainer(
             steps=steps,
             width=_width(module.spec),
         ),
-        batches=batches,
-        loss=loss,
-        validate=_validation(run_file, tokenizers, data, device),
+        batches=parts.batches,
+        loss=parts.loss,
+        validate=parts.validate,
         settings=settings,
         progress=progress,
         directory=directory,
@@ -311,65 +308,22 @@ def _mention_moved_schedule(
         )
 
 
-def _validation(run_file: RunFile, tokenizers: TokenizerPair, data: _Data, device: torch.device) -> ValidateTranslation:
-    scored = spread(len(data.valid), run_file.train.bleu_sentences or 0)
-    texts = [pair[1] for pair in read_pairs(data.valid_source)] if scored else []
-    references = [texts[data.valid.lines[row]] for row in scored]
-    return ValidateTranslation(
-        store=data.valid,
-        tokenizers=tokenizers,
-        references=[joined(text) for text in references] if tokenizers.target.kind == "split" else references,
-        scored=scored,
-        batch_tokens=max(run_file.train.batch_tokens, run_file.data.max_length),
-        device=device,
-    )
-
-
 def _width(spec: Model) -> int:
     top = spec.decoder or spec.encoder
     assert top is not None, "a validated model has a stack"
     return top.width
 
 
-def _preflight(
-    trainer: Trainer[Batch], data: _Data, tokenizers: TokenizerPair, module: Transformer, batch_tokens: int
-) -> None:
+def _preflight(trainer: Trainer[Batch], parts: TaskParts[Batch], module: Transformer) -> None:
     """Check everything once more against the model that was built, and say what the run will cost."""
-    store = data.train
-    rows = PairBatches(store, batch_tokens=batch_tokens, seed=trainer.settings.seed).plan.epoch(0)
-    widths = [len(part) * int(store.source_lengths[part].max() + store.target_lengths[part].max()) for part in rows]
-    tokens = int(store.source_lengths.sum() + store.target_lengths.sum()) + 2 * len(store)
     report = preflight(
         module,
         trainer.loss,
-        collate(store, rows[widths.index(max(widths))]),
+        parts.widest,
         trainer.settings,
-        sides=_sides(data, tokenizers, module),
-        mean_tokens=tokens / len(rows),
-        batches_per_epoch=len(rows),
+        sides=parts.sides(module),
+        mean_tokens=parts.mean_tokens,
+        batches_per_epoch=parts.batches.batches_per_epoch,
     )
     for line in report.lines():
         trainer.progress.message(line)
-
-
-def _sides(data: _Data, tokenizers: TokenizerPair, module: Transformer) -> list[TokenSide]:
-    """Describe both sides of the data as the module will see them, the longest of training and validation."""
-    stores = (data.train, data.valid)
-    roles = ("pad", "bos", "eos")
-    sides = []
-    for name, tokenizer, rows in (
-        ("source", tokenizers.source, module.num_source_ids),
-        ("target", tokenizers.target, module.num_target_ids),
-    ):
-        parts = [store.source_side if name == "source" else store.target_side for store in stores]
-        sides.append(
-            TokenSide(
-                name=name,
-                largest_id=max(int(part.ids.max()) for part in parts),
-                vocabulary_rows=rows,
-                longest=max(int(part.lengths.max()) for part in parts) + 1,
-                max_positions=module.max_positions,
-                special_ids={role: getattr(tokenizer, f"{role}_id") for role in roles},
-            )
-        )
-    return sides

@@ -28,27 +28,35 @@ _SAFE_EXPONENT = 60.0
 
 @runtime_checkable
 class LabelledBatch(Protocol):
-    """What a batch must carry so that its loss can be computed."""
+    """What a batch must carry so that the loss of its tokens can be computed."""
 
     @property
     def ids(self) -> Int[Tensor, "batch source"]:
         """What the first stack reads."""
 
     @property
-    def mask(self) -> Bool[Tensor, "batch source"]:
-        """True at the real tokens of ids."""
+    def mask(self) -> Bool[Tensor, "batch source"] | None:
+        """True at the real tokens of ids; None: all are."""
 
     @property
-    def target_ids(self) -> Int[Tensor, "batch length"]:
-        """What the decoder reads, already shifted."""
-
-    @property
-    def target_mask(self) -> Bool[Tensor, "batch length"]:
-        """True at the real tokens of target_ids."""
+    def target_ids(self) -> Int[Tensor, "batch target"] | None:
+        """What the decoder of a two-stack model reads, already shifted."""
 
     @property
     def labels(self) -> Int[Tensor, "batch length"]:
-        """What the decoder must say; NO_LABEL where nothing is asked."""
+        """What the stack that runs last must say; NO_LABEL where nothing is asked."""
+
+    @property
+    def segments(self) -> Int[Tensor, "batch source"] | None:
+        """The segment of each of ids."""
+
+    @property
+    def documents(self) -> Int[Tensor, "batch source"] | None:
+        """The document of each of ids."""
+
+    @property
+    def prefix(self) -> Bool[Tensor, "batch source"] | None:
+        """Where ids is part of a prefix that all may attend to."""
 
 
 def linear_cross_entropy(
@@ -99,17 +107,26 @@ def linear_cross_entropy(
 def token_loss(module: nn.Module, batch: LabelledBatch, *, label_smoothing: float) -> tuple[Float[Tensor, ""], int]:
     """Sum the cross-entropy of one batch over its labels, without building its logits.
 
+    Padding stands on the right of what a causal decoder reads, where no real token can look, so such a decoder needs
+    no mask and keeps its causal kernel.
+
     Args:
-        module: a Transformer with two stacks and a vocabulary head.
-        batch: ids, mask, target_ids, target_mask and labels of one batch.
+        module: a Transformer with a vocabulary head.
+        batch: ids and labels of one batch, and what its model reads beside them.
         label_smoothing: share of the target that is spread evenly over the vocabulary, from 0 up to but not 1.
 
     Returns:
         the sum in nats and the number of labels it runs over.
     """
     model: Any = module
-    # Targets are padded on the right only, where a causal decoder cannot look: no mask, so the causal kernel applies.
-    out = model.states(batch.ids, batch.target_ids, mask=batch.mask)
+    out = model.states(
+        batch.ids,
+        batch.target_ids,
+        mask=None if model.encoder is None else batch.mask,
+        segments=batch.segments,
+        documents=batch.documents,
+        prefix=batch.prefix,
+    )
     labels_N = batch.labels.flatten()
     rows = (labels_N != NO_LABEL).nonzero().squeeze(1)
     hidden_ND = select_rows(out.hidden.flatten(0, 1), rows)

@@ -6,22 +6,34 @@ from dataclasses import replace
 from pathlib import Path
 
 from clearhead.errors import InputError, nearest
-from clearhead.spec import Model
+from clearhead.spec import Head, Model
 from clearhead.train.runfile_sections import ModelSection
 from clearhead.train.text_file import read_text_file
-from clearhead.zoo import RECIPES, Recipe, resolve
+from clearhead.zoo import RECIPES, Recipe, resolve, with_head
 
 DEFAULT_PRESET = "transformer"
 
 
-def resolve_spec(section: ModelSection, *, source_vocab: int, target_vocab: int, joint: bool) -> Model:
+def resolve_spec(
+    section: ModelSection,
+    *,
+    kind: str,
+    source_vocab: int,
+    target_vocab: int,
+    joint: bool,
+    head: Head | None = None,
+    prefix: bool = False,
+) -> Model:
     """Return the spec that a [model] table means for vocabularies of these sizes.
 
     Args:
         section: the checked table.
+        kind: the task, for the messages.
         source_vocab: rows of the source vocabulary.
         target_vocab: rows of the target vocabulary.
         joint: whether both sides have one vocabulary, so that their tables can be shared.
+        head: what turns states into outputs; None: scores of the vocabulary.
+        prefix: whether a model with only a decoder shows the prefix of a text to all of it.
 
     Raises:
         InputError: every size that is impossible, or does not fit the vocabularies.
@@ -32,10 +44,15 @@ def resolve_spec(section: ModelSection, *, source_vocab: int, target_vocab: int,
             model = Model.from_json(read_text_file(path, "spec file"))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        if model.encoder is None or model.decoder is None or model.head is None:
-            raise InputError(f"{path}: the task 'translate' needs a spec with an encoder, a decoder and a head")
+        if head is not None:
+            return with_head(model, head)
+        if model.head is None:
+            raise InputError(f"{path}: the task '{kind}' needs a spec with a head")
         return model
-    return resolve(_recipe(section, joint), source_vocab=source_vocab, target_vocab=target_vocab)
+    recipe = _recipe(section, joint)
+    if prefix and recipe.family == "decoder":
+        recipe = replace(recipe, prefix=True)
+    return resolve(recipe, source_vocab=source_vocab, target_vocab=target_vocab, head=head)
 
 
 def _recipe(section: ModelSection, joint: bool) -> Recipe:
@@ -44,9 +61,7 @@ def _recipe(section: ModelSection, joint: bool) -> Recipe:
     if preset not in RECIPES:
         raise InputError(f"there is no preset '{preset}'{nearest(preset, RECIPES)}; there are {', '.join(RECIPES)}")
     recipe = RECIPES[preset]
-    if recipe.family != "encoder-decoder":
-        raise InputError(f"the preset '{preset}' has only one stack; the task 'translate' needs an encoder-decoder")
-    given = section.model_dump(exclude={"preset", "spec", "family"}, exclude_none=True)
+    given = section.model_dump(exclude={"preset", "spec"}, exclude_none=True)
     if not joint:
         given = {"tie": "decoder", **given}
     recipe = replace(recipe, **given)

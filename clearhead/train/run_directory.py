@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from clearhead.errors import InputError, nearest
+from clearhead.task import TaskRecord
 from clearhead.train.checkpoint import (
     AVERAGED_WEIGHTS,
     WEIGHTS,
@@ -26,8 +27,12 @@ from clearhead.train.checkpoint import (
     read_best,
     write_text,
 )
+from clearhead.train.text_file import read_text_file
 
 RUN_FILE: Final = "run.toml"
+SPEC_FILE: Final = "spec.json"
+TASK_FILE: Final = "task.json"
+WEIGHTS_FILE: Final = "weights.safetensors"
 LOCK: Final = "lock"
 AVERAGED: Final = "averaged"
 
@@ -179,6 +184,43 @@ def resolve_reference(reference: str) -> RunReference:
         case text:
             hint = nearest(text, ["best", "last", "averaged"])
             raise InputError(f"'@{text}' names no checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N.")
+
+
+def model_files(reference: str) -> tuple[Path, Path]:
+    """Find the folder and the weights of a trained model.
+
+    Args:
+        reference: a run directory, optionally with @best, @last, @averaged or @step-N, or a saved model's folder.
+
+    Returns:
+        the folder with spec, tokenizers and record, and the file of the weights.
+
+    Raises:
+        InputError: nothing usable is there; the sentence says what was expected.
+    """
+    folder, label = split_reference(reference)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; expected a run directory or a saved model")
+    if is_run_directory(folder):
+        weights = resolve_reference(reference).weights
+    elif label is not None:
+        raise InputError(f"{folder} is a saved model and has no checkpoint '@{label}'")
+    else:
+        weights = folder / WEIGHTS_FILE
+    for needed in (folder / SPEC_FILE, weights):
+        if not needed.is_file():
+            raise InputError(f"{folder} is no run directory and no saved model: {needed.name} is missing")
+    return folder, weights
+
+
+def read_task(folder: Path) -> TaskRecord:
+    """Read what the model in a folder was trained for.
+
+    Raises:
+        InputError: the record is missing or is none.
+    """
+    file = folder / TASK_FILE
+    return TaskRecord.from_json(read_text_file(file, "task record"), str(file))
 
 
 def _last(run: Path) -> RunReference:

@@ -63,9 +63,6 @@ def parse_run_file(text: str, name: str, overrides: Sequence[str] = ()) -> RunFi
     places = Places(name, find_lines(text), origins)
     run, found = _validate(raw, places)
     faults += found + [_placed(fault, places) for fault in check_rules(run)]
-    if run.task.kind != "translate":
-        # What another task wants of [data] is not known here, so its faults would mislead.
-        faults = [fault for fault in faults if fault.address[0] not in ("data", "model")]
     run = fill_defaults(run)
     if not any(fault.address[:1] == ("model",) for fault in faults):
         faults += _model_faults(run, places)
@@ -210,7 +207,9 @@ def _model_faults(run: RunFile, places: Places) -> list[Fault]:
     from clearhead.train.recipe import resolve_spec
 
     try:
-        resolve_spec(run.model, source_vocab=1009, target_vocab=1009, joint=run.tokenizer.joint is not False)
+        if not run.task.init:
+            joint = run.tokenizer.joint is not False
+            resolve_spec(run.model, kind=run.task.kind, source_vocab=1009, target_vocab=1009, joint=joint)
     except InputError as error:
         return [Fault(("model",), f"{places.of(('model',))}{error}")]
     return []

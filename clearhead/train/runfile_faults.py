@@ -131,9 +131,10 @@ def _sentence(address: Address, items: Sequence[Any], raw: Mapping[str, Any], pl
         return places.of(address[:-1]) + _missing_key(address)
     if kind.startswith("union_tag"):
         return places.of(address) + (
-            f"{name_of(address)} must be a table that says where the pairs are, such as "
-            '{ source = "train.de", target = "train.en" }, { tsv = "train.tsv" }, { jsonl = "train.jsonl" } '
-            'or { dataset = "name" }' + f"; received {describe_value(first['input'])}"
+            f"{name_of(address)} must be a table that says where the text is, such as "
+            '{ text = "train.txt" }, { source = "train.de", target = "train.en" }, { tsv = "train.tsv" }, '
+            '{ jsonl = "train.jsonl" } '
+            'or { dataset = "name", split = "train" }' + f"; received {describe_value(first['input'])}"
         )
     expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
     received = first["input"]

@@ -5,8 +5,8 @@ Each rule is a plain function over the values that parsed, so a fault in one key
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeVar
 
 from clearhead.errors import InputError
 from clearhead.train.runfile_faults import Address, Fault, name_of
@@ -16,6 +16,29 @@ LENGTHS = ("steps", "epochs", "seconds")
 SCHEDULES_WITH_AN_END = ("cosine", "linear", "wsd")
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 Kind = TypeVar("Kind", bound=Section)
+Family = Literal["encoder", "decoder", "encoder-decoder"]
+
+# Which families make sense for a task; the first is what an absent key means.
+FAMILIES: dict[str, tuple[Family, ...]] = {
+    "translate": ("encoder-decoder",),
+    "generate": ("decoder", "encoder-decoder"),
+    "fill": ("encoder",),
+    "classify": ("encoder", "decoder", "encoder-decoder"),
+    "tag": ("encoder", "decoder"),
+    "embed": ("encoder", "decoder"),
+    "denoise": ("encoder-decoder",),
+}
+
+# The keys of [task] that belong to one kind of task.
+TASK_KEYS: dict[str, tuple[str, ...]] = {
+    "translate": (),
+    "generate": ("objective",),
+    "fill": ("mask_share", "whole_words"),
+    "classify": ("labels", "pool"),
+    "tag": (),
+    "embed": ("pool", "temperature"),
+    "denoise": ("noise", "noise_share", "mean_span"),
+}
 
 
 def check_rules(run: RunFile) -> list[Fault]:
@@ -31,44 +54,95 @@ def _fault(address: str, sentence: str) -> Fault:
 
 
 def _task(run: RunFile) -> Iterator[Fault]:
-    if run.task.kind != "translate":
-        yield _fault("task.kind", f"'{run.task.kind}' is not available yet; this version trains 'translate'")
-    if run.task.init:
-        yield _fault("task.init", "is not available yet: this version trains from scratch, so leave it empty")
+    kind, own = run.task.kind, TASK_KEYS[run.task.kind]
+    for key in _given(run.task):
+        if key not in (*own, "kind", "init"):
+            homes = " and ".join(f"'{name}'" for name, keys in TASK_KEYS.items() if key in keys)
+            yield _fault(f"task.{key}", f"has no effect for the task '{kind}', only for {homes}; remove it")
+    if run.task.objective == "causal" and family_of(run) == "encoder-decoder":
+        yield _fault("task.objective", "= 'causal' needs [model] family = 'decoder'; with an encoder it is 'prefix'")
 
 
 def _sources(run: RunFile) -> Iterator[Fault]:
-    from clearhead.data.sources import parse_pair_source
-
+    parse = _parser_of(run.task.kind)
     for name in ("train", "valid"):
+        table = getattr(run.data, name)
+        if isinstance(table, float):
+            if run.task.kind in ("translate", "embed"):
+                yield _fault("data.valid", "must be a table for pairs; `clearhead new` can hold out some of them")
+            continue
         try:
-            parse_pair_source(getattr(run.data, name).model_dump(exclude_none=True))
+            parse(table.model_dump(exclude_none=True))
         except InputError as error:
             yield _fault(f"data.{name}", f"is not usable: {error}")
+    for key, kinds in (("pack", ("generate",)), ("max_ratio", ("translate", "embed"))):
+        if getattr(run.data, key) is not None and run.task.kind not in kinds:
+            yield _fault(f"data.{key}", f"has no effect for the task '{run.task.kind}'; remove it")
+
+
+def _parser_of(kind: str) -> Callable[[Mapping[str, Any]], object]:
+    """Return what reads the [data] tables of a task."""
+    if kind in ("translate", "embed"):
+        from clearhead.data.sources import parse_pair_source
+
+        return parse_pair_source
+    if kind == "classify":
+        from clearhead.data.labelled import parse_labelled_source
+
+        return parse_labelled_source
+    if kind == "tag":
+        from clearhead.data.tagged import parse_tagged_source
+
+        return parse_tagged_source
+    from clearhead.data.texts import parse_text_source
+
+    return parse_text_source
+
+
+def family_of(run: RunFile) -> Family:
+    """Return the family of the model that a run file means."""
+    return run.model.family or FAMILIES[run.task.kind][0]
 
 
 def _tokenizer(run: RunFile) -> Iterator[Fault]:
     tokenizer = run.tokenizer
+    if run.task.init:
+        for key in _given(tokenizer):
+            yield _fault(f"tokenizer.{key}", "has no effect beside [task] init, which brings its own; remove it")
+        return
     if tokenizer.kind is None and tokenizer.path is None:
         yield _fault("tokenizer", "needs 'kind' (train one on the training text) or 'path' (use an existing one)")
     if tokenizer.path is not None:
         for key in ("kind", "vocab_size", "joint"):
             if getattr(tokenizer, key) is not None:
                 yield _fault(f"tokenizer.{key}", "has no effect beside 'path': the file says it; remove one of the two")
+    elif tokenizer.joint is not None and run.task.kind != "translate":
+        yield _fault("tokenizer.joint", f"has no effect for the task '{run.task.kind}', which has one tokenizer")
     elif tokenizer.kind == "byte" and tokenizer.vocab_size is not None:
         yield _fault("tokenizer.vocab_size", "has no effect for kind 'byte', which always has the 256 bytes; remove it")
 
 
 def _model(run: RunFile) -> Iterator[Fault]:
     model = run.model
-    if model.family != "encoder-decoder":
-        yield _fault("model.family", f"must be 'encoder-decoder' for the task 'translate', received '{model.family}'")
+    kind, allowed = run.task.kind, FAMILIES[run.task.kind]
+    if run.task.init:
+        for key in _given(model):
+            yield _fault(f"model.{key}", "has no effect beside [task] init, which brings its own model; remove it")
+        return
+    if model.family is not None and model.family not in allowed:
+        families = " or ".join(f"'{family}'" for family in allowed)
+        yield _fault("model.family", f"must be {families} for the task '{kind}', received '{model.family}'")
     if model.spec is not None:
         others = [key for key in _given(model) if key not in ("spec", "family")]
         for key in others:
             yield _fault(
                 f"model.{key}", "has no effect beside 'spec', which says the whole model; remove one of the two"
             )
+    one_stack = [key for key in ("encoder_layers", "decoder_layers") if getattr(model, key) is not None]
+    if one_stack and family_of(run) != "encoder-decoder":
+        yield _fault(
+            f"model.{one_stack[0]}", f"is for two stacks; a model with only one ({family_of(run)}) takes 'layers'"
+        )
     if model.layers is not None and model.encoder_layers is not None and model.decoder_layers is not None:
         yield _fault("model.layers", "has no effect beside 'encoder_layers' and 'decoder_layers'; remove it")
     if model.tie == "all" and run.tokenizer.joint is False:
@@ -115,6 +189,11 @@ def _schedule(run: RunFile) -> Iterator[Fault]:
 
 def _validation(run: RunFile) -> Iterator[Fault]:
     train = run.train
+    if run.task.kind != "translate":
+        if train.bleu_sentences is not None:
+            yield _fault("train.bleu_sentences", f"has no effect for the task '{run.task.kind}'; remove it")
+        if train.early_stop is not None and train.early_stop.metric == "bleu":
+            yield _fault("train.early_stop.metric", "= 'bleu' is for the task 'translate'; use 'score' or 'loss'")
     if train.early_stop is not None and train.early_stop.metric == "bleu" and train.bleu_sentences == 0:
         yield _fault(
             "train.bleu_sentences", "= 0 conflicts with early_stop metric 'bleu', which needs sentences to translate"
@@ -137,6 +216,8 @@ def fill_defaults(run: RunFile) -> RunFile:
     """Fill every key whose default depends on other keys; filling twice changes nothing."""
     return run.model_copy(
         update={
+            "task": _filled(run.task, _task_defaults(run)),
+            "data": _filled(run.data, {"pack": True} if run.task.kind == "generate" else {}),
             "tokenizer": _filled(run.tokenizer, _tokenizer_defaults(run)),
             "model": _filled(run.model, _model_defaults(run)),
             "train": _filled(run.train, _train_defaults(run)),
@@ -148,20 +229,36 @@ def _filled(section: Kind, defaults: dict[str, Any]) -> Kind:
     return section.model_copy(update={key: value for key, value in defaults.items() if getattr(section, key) is None})
 
 
+def _task_defaults(run: RunFile) -> dict[str, Any]:
+    """Return the published values: 15 % of words masked; 15 % noise in spans of 3, or 30 % where spans are infilled."""
+    infill = run.task.noise == "infill"
+    # The family of a start is not known here, and the usual pool follows from it.
+    pool = {} if run.task.init else {"pool": "mean" if family_of(run) == "encoder" else "last"}
+    by_kind: dict[str, dict[str, Any]] = {
+        "generate": {"objective": "prefix" if family_of(run) == "encoder-decoder" else "causal"},
+        "fill": {"mask_share": 0.15, "whole_words": False},
+        "denoise": {"noise": "spans", "noise_share": 0.3 if infill else 0.15, "mean_span": 3.0},
+        "classify": {"labels": "one", **pool},
+        "embed": {"temperature": 0.05, **pool},
+    }
+    return by_kind.get(run.task.kind, {})
+
+
 def _tokenizer_defaults(run: RunFile) -> dict[str, Any]:
     if run.tokenizer.kind is None:
         return {}
-    defaults: dict[str, Any] = {"joint": True}
+    defaults: dict[str, Any] = {"joint": True} if run.task.kind == "translate" else {}
     if run.tokenizer.kind in SUBWORD_KINDS:
         defaults["vocab_size"] = 8000
     return defaults
 
 
 def _model_defaults(run: RunFile) -> dict[str, Any]:
-    if run.model.spec is not None:
+    if run.model.spec is not None or run.task.init:
         return {}
     two_vocabularies = run.tokenizer.joint is False
-    return {"preset": "transformer", **({"tie": "decoder"} if two_vocabularies else {})}
+    tie = {"tie": "decoder"} if two_vocabularies else {}
+    return {"family": family_of(run), "preset": "transformer", **tie}
 
 
 def _train_defaults(run: RunFile) -> dict[str, Any]:
@@ -172,7 +269,7 @@ def _train_defaults(run: RunFile) -> dict[str, Any]:
         "warmup": _warmup(train),
         "weight_decay": 0.0,
         "validate_every": 500,
-        "bleu_sentences": 500 if asks_for_bleu else 100,
+        **({"bleu_sentences": 500 if asks_for_bleu else 100} if run.task.kind == "translate" else {}),
     }
 
 

@@ -15,6 +15,7 @@ TRAINED_VOCABULARIES = ("bpe", "byte-bpe", "unigram", "wordpiece", "word", "char
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -31,6 +32,15 @@ class Task(Section):
 
     kind: Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise"]
     init: str = ""
+    objective: Literal["causal", "prefix"] | None = None
+    noise: Literal["spans", "infill"] | None = None
+    noise_share: Share | None = None
+    mean_span: Annotated[float, Field(ge=1.0)] | None = None
+    mask_share: Share | None = None
+    whole_words: bool | None = None
+    labels: Literal["one", "several", "number"] | None = None
+    pool: Literal["first", "mean", "last"] | None = None
+    temperature: Positive | None = None
 
 
 class FilePair(Section):
@@ -56,18 +66,34 @@ class JsonLines(Section):
     target_field: str = "target"
 
 
+class TextTable(Section):
+    """Text without a second side: a file, a folder, JSON lines; with labels where the task has them."""
+
+    text: str
+    field: str | None = None
+    document: Literal["file", "line", "paragraph"] | None = None
+    pattern: str | None = None
+    labels: str | int | None = None
+    text_column: str | int | None = None
+    pair: str | int | None = None
+
+
 class HubDataset(Section):
-    """A Hugging Face data set by name."""
+    """A Hugging Face data set by name; which fields it takes depends on the task."""
 
     dataset: str
-    split: str = "train"
-    source_field: str = "source"
-    target_field: str = "target"
+    split: str
     config: str | None = None
+    source_field: str | None = None
+    target_field: str | None = None
+    field: str | None = None
+    labels: str | None = None
+    pair: str | None = None
 
 
 SOURCE_FORMS: dict[str, type[Section]] = {
     "source": FilePair,
+    "text": TextTable,
     "tsv": TsvTable,
     "jsonl": JsonLines,
     "dataset": HubDataset,
@@ -75,36 +101,50 @@ SOURCE_FORMS: dict[str, type[Section]] = {
 
 
 def _form_of(table: Any) -> str | None:
-    """Return which way of naming parallel text a table uses, by the key that only this way has.
+    """Return which way of naming data a table uses, by the key that only this way has.
 
     The tag is never a valid key, so that it can be told from the keys in a fault's location.
     """
     if isinstance(table, Section):
         return next(f"by {name}" for name, form in SOURCE_FORMS.items() if isinstance(table, form))
+    if isinstance(table, int | float):
+        return "by share"
     if not isinstance(table, dict):
         return None
-    for key in ("tsv", "jsonl", "dataset"):
+    for key in ("text", "tsv", "jsonl", "dataset"):
         if key in table:
             return f"by {key}"
     return "by source" if "source" in table or "target" in table else None
 
 
-ParallelText = Annotated[
+Source = Annotated[
     Annotated[FilePair, Tag("by source")]
+    | Annotated[TextTable, Tag("by text")]
     | Annotated[TsvTable, Tag("by tsv")]
     | Annotated[JsonLines, Tag("by jsonl")]
     | Annotated[HubDataset, Tag("by dataset")],
     Discriminator(_form_of),
 ]
 
+SourceOrShare = Annotated[
+    Annotated[FilePair, Tag("by source")]
+    | Annotated[TextTable, Tag("by text")]
+    | Annotated[TsvTable, Tag("by tsv")]
+    | Annotated[JsonLines, Tag("by jsonl")]
+    | Annotated[HubDataset, Tag("by dataset")]
+    | Annotated[Share, Tag("by share")],
+    Discriminator(_form_of),
+]
+
 
 class Data(Section):
-    """Where the pairs are and which of them are kept."""
+    """Where the text is and which of it is kept; a number for `valid` takes that share from the end of `train`."""
 
-    train: ParallelText
-    valid: ParallelText
+    train: Source
+    valid: SourceOrShare
     max_length: Annotated[int, Field(ge=2)] = 128
     max_ratio: Annotated[float, Field(ge=1.0)] | None = None
+    pack: bool | None = None
 
 
 class TokenizerSection(Section):
@@ -119,7 +159,7 @@ class TokenizerSection(Section):
 class ModelSection(Section):
     """The model as a preset (or a spec file) and what differs from it; None leaves the preset's value."""
 
-    family: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
+    family: Literal["encoder", "decoder", "encoder-decoder"] | None = None
     preset: str | None = None
     spec: str | None = None
     layers: Count | None = None
@@ -139,6 +179,7 @@ class ModelSection(Section):
     dropout: Fraction | None = None
     attention_dropout: Fraction | None = None
     activation_dropout: Fraction | None = None
+    window: Count | None = None
     qk_norm: bool | None = None
     bias: bool | None = None
     tie: Literal["all", "decoder", "none"] | None = None
@@ -148,7 +189,7 @@ class ModelSection(Section):
 class EarlyStop(Section):
     """Stop when the metric has not improved for `patience` validations."""
 
-    metric: Literal["loss", "bleu"] = "loss"
+    metric: Literal["loss", "bleu", "score"] = "loss"
     patience: Count = 10
 
 
@@ -189,7 +230,7 @@ class RunFile(Section):
 
     task: Task
     data: Data
-    tokenizer: TokenizerSection
+    tokenizer: TokenizerSection = TokenizerSection()
     model: ModelSection = ModelSection()
     train: Train
 

@@ -55,7 +55,7 @@ def draw_alignments(alignments: Sequence[Alignment], path: Path, *, title: str) 
     columns = [max(boxes[n].width for n in range(start, len(boxes), 2)) for start in range(min(2, len(boxes)))]
     heights = [max(boxes[n].height for n in row) for row in rows]
     head, bar = 0.62, 0.75
-    width = max(sum(columns) + 0.3, _length(title) * 1.5 + 0.5, _length(LEGEND) + 2.2)
+    width = max(sum(columns) + 0.3, text_width(title) * 1.5 + 0.5, text_width(LEGEND) + 2.2)
     height = head + sum(heights) + bar
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
@@ -68,7 +68,7 @@ def draw_alignments(alignments: Sequence[Alignment], path: Path, *, title: str) 
             area = (left + box.left) / width, low / height, box.grid_width / width, box.grid_height / height
             _draw_one(figure.add_axes(area), alignments[n])
         top -= row_height
-    _draw_scale(figure.add_axes((0.25 / width, 0.42 / height, 1.6 / width, 0.12 / height)))
+    draw_scale(figure.add_axes((0.25 / width, 0.42 / height, 1.6 / width, 0.12 / height)), LEGEND)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
@@ -86,9 +86,9 @@ class _Box:
     @classmethod
     def around(cls, alignment: Alignment) -> _Box:
         target_size, source_size = alignment.weights.shape
-        left = max(_length(token) for token in alignment.target_tokens) + 0.25
+        left = max(text_width(token) for token in alignment.target_tokens) + 0.25
         top = _labels_height(alignment) + 0.45
-        return cls(left, top, source_size * CELL, target_size * CELL, _length(alignment.title) * 1.1)
+        return cls(left, top, source_size * CELL, target_size * CELL, text_width(alignment.title) * 1.1)
 
     @property
     def width(self) -> float:
@@ -99,18 +99,18 @@ class _Box:
         return self.top + self.grid_height + 0.2
 
 
-def _length(text: str) -> float:
+def text_width(text: str) -> float:
     """Return how many inches a label takes; a label that is all blank takes none."""
     return float(TextPath((0, 0), text, prop=FONT).get_extents().width) / 72 if text.strip() else 0.0
 
 
 def _labels_height(alignment: Alignment) -> float:
     """Return the room above the grid: a label wider than its column stands on end."""
-    return max(0.16, *(_length(token) for token in alignment.source_tokens if _is_turned(token)), 0.0) + 0.08
+    return max(0.16, *(text_width(token) for token in alignment.source_tokens if _is_turned(token)), 0.0) + 0.08
 
 
 def _is_turned(token: str) -> bool:
-    return _length(token) > CELL
+    return text_width(token) > CELL
 
 
 def _draw_one(axes: Axes, alignment: Alignment) -> None:
@@ -140,7 +140,8 @@ def _draw_one(axes: Axes, alignment: Alignment) -> None:
     )
 
 
-def _draw_scale(axes: Axes) -> None:
+def draw_scale(axes: Axes, legend: str) -> None:
+    """Draw the colours from 0 to 1 as a bar, with what they mean beside it."""
     axes.imshow(np.linspace(0, 1, 256)[None], cmap="Blues", aspect="auto", extent=(0, 1, 0, 1))
     axes.set_yticks([])
     axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"], fontsize=8, color=FAINT)
@@ -150,7 +151,7 @@ def _draw_scale(axes: Axes) -> None:
     axes.text(
         1.06,
         0.5,
-        LEGEND,
+        legend,
         fontsize=8,
         color=FAINT,
         va="center",

@@ -26,6 +26,8 @@ class Recipe:
         segments: rows of the segment table; 0: none.
         dropout: at the end of every branch and of the embedding.
         attention_dropout, activation_dropout: on attention weights, on the inner layer of feed-forward networks.
+        window: how many tokens back, and in an encoder ahead, self-attention sees; None: all there are.
+        prefix: whether everything in a decoder may attend to the prefix that a call names.
         qk_norm: whether queries and keys are normed.
         bias: whether linear maps and layer norms have one.
         attention_scale: multiplies the scores; None: head_size ** -0.5.
@@ -59,6 +61,8 @@ class Recipe:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
+    window: int | None = None
+    prefix: bool = False
     qk_norm: bool = False
     bias: bool = True
     attention_scale: float | None = None
@@ -70,13 +74,14 @@ class Recipe:
     initialization: Literal["xavier", "normal"] = "xavier"
 
 
-def resolve(recipe: Recipe, *, source_vocab: int, target_vocab: int) -> spec.Model:
+def resolve(recipe: Recipe, *, source_vocab: int, target_vocab: int, head: spec.Head | None = None) -> spec.Model:
     """Write out the spec of a recipe.
 
     Args:
         recipe: sizes and choices.
         source_vocab: rows of the table of the first stack.
         target_vocab: rows of the table of the decoder; the same as source_vocab where tables are tied.
+        head: what turns states into outputs; None: scores of the vocabulary.
 
     Raises:
         InputError: sizes that do not fit together, every fault in one report.
@@ -95,7 +100,7 @@ def resolve(recipe: Recipe, *, source_vocab: int, target_vocab: int) -> spec.Mod
     model = spec.Model(
         encoder=encoder,
         decoder=decoder,
-        head=_head(recipe, target_vocab if decoder else source_vocab, f"{owner}.embedding.table"),
+        head=head or _vocabulary_head(recipe, target_vocab if decoder else source_vocab, f"{owner}.embedding.table"),
         initialization=spec.Normal() if recipe.initialization == "normal" else spec.Xavier(),
     )
     return spec.validate(model)
@@ -109,6 +114,8 @@ def _faults(recipe: Recipe, source_vocab: int, target_vocab: int) -> list[str]:
         faults.append(f"heads {recipe.heads} is not a multiple of kv_heads {recipe.kv_heads}")
     if recipe.positions == "sinusoidal" and recipe.width % 2:
         faults.append(f"sinusoidal positions need an even width, got {recipe.width}")
+    if recipe.prefix and (recipe.window is not None or recipe.family != "decoder"):
+        faults.append("a prefix that all may attend to needs a model with only a decoder, and no window")
     if recipe.family == "encoder-decoder" and recipe.tie == "all" and source_vocab != target_vocab:
         faults.append(
             f"tie = 'all' needs one vocabulary, but the source has {source_vocab} entries and the target "
@@ -160,7 +167,7 @@ def _attention(
         num_heads=recipe.heads,
         num_kv_heads=recipe.kv_heads or recipe.heads,
         head_size=recipe.head_size or recipe.width // recipe.heads,
-        mask=spec.Causal() if side == "decoder" and source == "self" else spec.Full(),
+        mask=_mask(recipe, side) if source == "self" else spec.Full(),
         position=rotary,
         score_bias=alibi or buckets,
         scale=recipe.attention_scale,
@@ -168,6 +175,14 @@ def _attention(
         query_key_norm=spec.RMSNorm() if recipe.qk_norm else None,
         dropout=recipe.attention_dropout,
     )
+
+
+def _mask(recipe: Recipe, side: Literal["encoder", "decoder"]) -> spec.Full | spec.Causal | spec.Window | spec.Prefix:
+    if recipe.window is not None:
+        return spec.Window(before=recipe.window, after=recipe.window if side == "encoder" else 0)
+    if side == "encoder":
+        return spec.Full()
+    return spec.Prefix() if recipe.prefix else spec.Causal()
 
 
 def _feed_forward(recipe: Recipe) -> spec.FeedForward:
@@ -205,7 +220,7 @@ def _buckets(recipe: Recipe, side: str) -> spec.RelativeBuckets:
     return spec.RelativeBuckets(num_heads=recipe.heads, bidirectional=side == "encoder")
 
 
-def _head(recipe: Recipe, outputs: int, table: str) -> spec.Head:
+def _vocabulary_head(recipe: Recipe, outputs: int, table: str) -> spec.Head:
     weight = None if recipe.tie == "none" else spec.Reference(path=table)
     last = spec.Linear(size=outputs, bias=recipe.output_bias, weight=weight, scale=recipe.output_scale)
     if not recipe.output_transform:

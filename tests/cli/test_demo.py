@@ -1,31 +1,19 @@
-"""The demo's own parts: what it refuses, where it writes, how it counts; and one tiny demo from end to end."""
+"""The demo command's own parts: what it refuses, where it writes, what it says at the end."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 
 pytest.importorskip("babel")
 
 from clearhead.cli import demo as demos
-from clearhead.cli.demo import DemoPlan, exact_match, free_folder, run_demo, score_table
+from clearhead.cli.demo_parts import DemoOutcome, DemoPlan, free_folder, results_console
 from clearhead.cli.main import main, make_app
-from clearhead.data.dates import DatePair
 from clearhead.errors import InputError
-
-TINY = ("train.steps=3", "train.warmup=1", "train.validate_every=2", "train.batch_tokens=311", "model.width=16")
-LOCALES = ("de", "fa", "ja")
-
-
-def tiny(run: Path) -> DemoPlan:
-    return DemoPlan(
-        run=run, seed=3, locales=LOCALES, train_size=211, valid_per_locale=5, test_per_locale=7, overrides=TINY
-    )
 
 
 def test_options_are_these() -> None:
@@ -37,7 +25,10 @@ def test_options_are_these() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("generate", "the demo 'generate' is not there yet"), ("translat", "did you mean 'translate'?")],
+    [
+        ("translat", "there is no demo 'translat' (did you mean 'translate'?)"),
+        ("tag", "there are: translate, generate, classify, fill"),
+    ],
 )
 def test_other_kinds_are_refused(kind: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", kind]) == 2
@@ -46,77 +37,96 @@ def test_other_kinds_are_refused(kind: str, expected: str, capsys: pytest.Captur
     assert expected in captured.err and captured.err.count("\n") == 1
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", demos.KINDS)
+def test_a_folder_in_use_is_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("precious", encoding="utf-8")
-    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert main(["demo", kind, "--out", str(tmp_path)]) == 2
     assert "is not an empty folder; name a new one with --out" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_the_next_free_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for expected in ("runs/demo", "runs/demo-2", "runs/demo-3"):
-        folder = free_folder(None)
+    for expected in ("runs/demo-fill", "runs/demo-fill-2", "runs/demo-fill-3"):
+        folder = free_folder(None, Path("runs/demo-fill"))
         assert folder == Path(expected)
         folder.mkdir(parents=True)
     with pytest.raises(InputError, match="not an empty folder"):
-        free_folder(Path("runs"))
+        free_folder(Path("runs"), Path("runs/demo-fill"))
 
 
-def test_exact_match_counts_by_locale() -> None:
-    pairs = [DatePair("a", "1901-02-03", "fa"), DatePair("b", "1901-02-04", "de"), DatePair("c", "1901-02-05", "fa")]
-    assert exact_match(pairs, ["1901-02-03", "1901-02-04", "1901-02-06"]) == {"de": 1.0, "fa": 0.5}
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, DemoPlan]]:
+    """Put something quick in place of every demo; return what was asked of them."""
+    asked: list[tuple[str, DemoPlan]] = []
+
+    def stand_in(kind: str) -> None:
+        def run(plan: DemoPlan) -> DemoOutcome:
+            asked.append((kind, plan))
+            plan.run.mkdir(parents=True)
+            (plan.run / "there.png").touch()
+            return DemoOutcome(
+                record={"kind": kind},
+                pictures={"Seen": "there.png", "Unseen": "gone.png"},
+                commands={"Go on": "clearhead x"},
+            )
+
+        monkeypatch.setattr(demos, f"run_{kind}", run)
+
+    for kind in demos.KINDS:
+        stand_in(kind)
+    return asked
 
 
-def test_the_table_names_every_locale_and_the_lowest() -> None:
-    console = Console(width=100, record=True, file=None, quiet=True)
-    console.quiet = False
-    with console.capture() as shown:
-        console.print(score_table({"de": 1.0, "fa": 0.75, "ja": 0.9}, 60))
-    text = shown.get()
-    for locale, language, share in [("de", "German", "100.0"), ("fa", "Persian", "75.0"), ("ja", "Japanese", "90.0")]:
-        assert re.search(rf"{locale}\W+{language}\W+{share} %", text), text
-    assert "lowest: fa 75.0 %" in text
-    assert "88.33 %" in text
+def test_each_kind_has_its_demo_and_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = stand_ins(monkeypatch)
+    for words in ([], ["generate"], ["classify"], ["fill"], ["translate"]):
+        assert main(["demo", *words]) == 0
+    assert [(kind, plan.run.as_posix()) for kind, plan in asked] == [
+        ("translate", "runs/demo"),
+        ("generate", "runs/demo-generate"),
+        ("classify", "runs/demo-classify"),
+        ("fill", "runs/demo-fill"),
+        ("translate", "runs/demo-2"),
+    ]
+    assert asked[0][1] == DemoPlan(run=Path("runs/demo"), seed=1, overrides=[])
+    shown = capsys.readouterr().out
+    assert "clearhead train runs/demo-fill/run.toml train.run=runs/demo-fill-again" in shown
+    assert "Go on: clearhead x" in shown
 
 
-def test_a_tiny_demo_makes_an_ordinary_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
-    run = tmp_path / "run"
-    exact = run_demo(tiny(run))
-    assert set(exact) == set(LOCALES)
-    for name in ("run.toml", "spec.json", "metrics.jsonl", "plots/loss.png", "plots/alignment.png", "data/test.tsv"):
-        assert (run / name).stat().st_size > 0, name
-    dates = {
-        part: {line.split("\t")[1] for line in (run / "data" / f"{part}.tsv").read_text(encoding="utf-8").splitlines()}
-        for part in ("train", "valid", "test")
-    }
-    assert (
-        not dates["train"] & dates["test"]
-        and not dates["train"] & dates["valid"]
-        and not dates["valid"] & dates["test"]
-    )
-    assert main(["inspect", str(run)]) == 0
+def test_only_pictures_that_were_drawn_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_ins(monkeypatch)
+    assert main(["demo", "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert f"Seen: {tmp_path}/run/there.png" in shown and "Unseen" not in shown and "Loss" not in shown
+
+
+def test_code_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "x = {a[1:2]:key: [bold]}  # 5 :x: " + "long " * 99
+    results_console().print(code, markup=False)
+    assert capsys.readouterr().out == code + "\n"
+
+
+def test_options_reach_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = stand_ins(monkeypatch)
+    words = ["--seed", "7", "--threads", "1", "--device", "cpu", "--precision", "fp32", "--batch-size", "5"]
+    assert main(["demo", "fill", "--out", str(tmp_path / "run"), *words]) == 0
+    ((_, plan),) = asked
+    assert (plan.seed, plan.device, plan.precision, plan.batch_size) == (7, "cpu", "fp32", 5)
+    assert plan.overrides == ["train.device=cpu", "train.precision=fp32", "train.threads=1"]
 
 
 def test_json_ends_with_one_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[DemoPlan] = []
-
-    def quick(plan: DemoPlan, **_: object) -> dict[str, float]:
-        seen.append(plan)
-        return {"de": 1.0, "fa": 0.5}
-
-    monkeypatch.setattr(demos, "run_demo", quick)
+    stand_ins(monkeypatch)
     run = tmp_path / "run"
-    assert main(["demo", "--json", "--out", str(run), "--seed", "7", "--threads", "1"]) == 0
+    assert main(["demo", "classify", "--json", "--out", str(run)]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert record == {
-        "exact_match": 0.75,
-        "per_locale": {"de": 1.0, "fa": 0.5},
-        "seconds": record["seconds"],
-        "run": str(run),
-    }
-    assert seen[0].seed == 7
-    assert seen[0].overrides == ["train.threads=1"]
+    assert record == {"kind": "classify", "seconds": record["seconds"], "run": str(run)}
+    assert record["seconds"] >= 0

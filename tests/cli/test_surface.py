@@ -10,13 +10,38 @@ import typer
 from clearhead.cli.main import main, make_app
 
 MACHINE = {"--device", "--precision", "--threads", "--batch-size", "--seed"}
+DATA = {"--source", "--target", "--text", "--labels", "--text-column", "--pair", "--document"}
 SURFACE = {
-    "new": {"--source", "--target", "--valid-source", "--valid-target", "--output", "-o", "--run", "--json"},
+    "new": {"--valid-source", "--valid-target", "--valid-text", "--valid-labels", "--output", "-o", "--run", "--json"}
+    | DATA,
     "train": {"--resume", "--json"} | MACHINE,
     "translate": {"--beam-size", "--n-best", "--length-penalty", "--json"} | MACHINE,
+    "generate": {
+        "--prompt",
+        "--prompt-file",
+        "--max-new-tokens",
+        "--temperature",
+        "--top-k",
+        "--top-p",
+        "--min-p",
+        "--repetition-penalty",
+        "--no-repeat-ngram-size",
+        "--num-return-sequences",
+        "--beam-size",
+        "--length-penalty",
+        "--penalty-alpha",
+        "--stop",
+        "--json",
+    }
+    | MACHINE,
+    "fill": {"--file", "--top-k", "--json"} | MACHINE,
+    "classify": {"--pair", "--json"} | MACHINE,
+    "tag": {"--json"} | MACHINE,
+    "embed": {"--pair", "--similarity", "--output", "-o", "--json"} | MACHINE,
     "evaluate": {
-        "--source",
-        "--target",
+        "--plot",
+        "--window",
+        "--stride",
         "--tokenize",
         "--lowercase",
         "--beam-size",
@@ -25,7 +50,9 @@ SURFACE = {
         "-o",
         "--json",
     }
+    | DATA
     | MACHINE,
+    "compare": {"--output", "-o", "--json"},
     "average": {"--last", "--json"},
     "inspect": {"--length", "--json"},
 }
@@ -33,7 +60,13 @@ ARGUMENTS = {
     "new": ["task"],
     "train": ["file", "overrides"],
     "translate": ["ref", "file"],
+    "generate": ["ref"],
+    "fill": ["ref", "text"],
+    "classify": ["ref", "file"],
+    "tag": ["ref", "file"],
+    "embed": ["ref", "file"],
     "evaluate": ["ref"],
+    "compare": ["runs"],
     "average": ["run"],
     "inspect": ["ref"],
 }
@@ -108,7 +141,11 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["translate", "no-such-run", __file__], "no-such-run is not a folder; expected a run directory"),
         (["inspect", "no-such-run"], "no-such-run: there is no such run directory or spec file"),
         (["new", "translat", "--source", "a", "--target", "b"], "did you mean 'translate'?"),
-        (["new", "classify", "--source", "a", "--target", "b"], "'classify' is not available yet"),
+        (["new", "classify", "--source", "a", "--target", "b"], "--source, --target cannot be used here"),
+        (["generate", "r", "--top", "3"], "no such option: --top"),
+        (["classify"], "missing argument 'REF'"),
+        (["embed", "no-such-run", __file__], "no-such-run is not a folder; expected a run directory"),
+        (["evaluate", "no-such-run", "--text", "t"], "no-such-run is not a folder; expected a run directory"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence_and_exit_code_2(

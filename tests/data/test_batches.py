@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from clearhead.data import (
     FilePair,
-    PairBatches,
     PairStore,
     TokenBatches,
     cached_tokenizers,
     collate,
     epoch_batches,
+    pair_batches,
     prepare_pairs,
 )
 from clearhead.errors import InputError
@@ -160,7 +160,7 @@ def test_one_pair_is_a_batch_too(tmp_path: Path) -> None:
 
 def test_training_goes_round_and_validation_once(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    batches = PairBatches(store, batch_tokens=64, seed=5)
+    batches = pair_batches(store, batch_tokens=64, seed=5)
     for epoch in range(3):
         assert batches.epoch == epoch
         seen = [next(batches).rows for _ in range(batches.batches_per_epoch)]
@@ -172,13 +172,13 @@ def test_training_goes_round_and_validation_once(tmp_path: Path) -> None:
 
 def test_a_place_is_found_again_anywhere(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    batches = PairBatches(store, batch_tokens=64, seed=5)
+    batches = pair_batches(store, batch_tokens=64, seed=5)
     states, following = [], []
     for _ in range(2 * batches.batches_per_epoch + 3):
         states.append(json.dumps(batches.state()))
         following.append(next(batches))
     for index in (0, 5, batches.batches_per_epoch - 1, batches.batches_per_epoch, len(states) - 2):
-        again = PairBatches(store, batch_tokens=64, seed=5)
+        again = pair_batches(store, batch_tokens=64, seed=5)
         again.load_state(json.loads(states[index]))
         for expected in following[index : index + 2]:
             found = next(again)
@@ -189,7 +189,7 @@ def test_a_place_is_found_again_anywhere(tmp_path: Path) -> None:
 
 
 def test_restoring_does_not_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = PairBatches(make_store(tmp_path), batch_tokens=64, seed=5)
+    batches = pair_batches(make_store(tmp_path), batch_tokens=64, seed=5)
     planned: list[int] = []
     epoch = batches.plan.epoch
     monkeypatch.setattr(batches.plan, "epoch", lambda number: planned.append(number) or epoch(number))
@@ -200,10 +200,10 @@ def test_restoring_does_not_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_place_in_other_data_is_refused(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    state = PairBatches(store, batch_tokens=64, seed=5).state()
+    state = pair_batches(store, batch_tokens=64, seed=5).state()
     with pytest.raises(InputError, match="batch_tokens was 64, now 65"):
-        PairBatches(store, batch_tokens=65, seed=5).load_state(state)
+        pair_batches(store, batch_tokens=65, seed=5).load_state(state)
     with pytest.raises(InputError, match="seed was 5, now 6"):
-        PairBatches(store, batch_tokens=64, seed=6).load_state(state)
+        pair_batches(store, batch_tokens=64, seed=6).load_state(state)
     with pytest.raises(InputError, match="data was"):
-        PairBatches(make_store(tmp_path, seed=4), batch_tokens=64, seed=5).load_state(state)
+        pair_batches(make_store(tmp_path, seed=4), batch_tokens=64, seed=5).load_state(state)

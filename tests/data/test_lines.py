@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.data import read_lines
+import clearhead.data.lines as lines_module
+from clearhead.data.lines import read_lines, stream_lines, stream_text
 from clearhead.errors import InputError
 
 
@@ -85,3 +86,41 @@ def test_a_damaged_gzip_and_a_wrong_name_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(gzip.compress(b"text\n"))
     with pytest.raises(InputError, match=r"give it a name that ends in \.gz"):
         read_lines(tmp_path / "c.txt")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_blocks_of_any_size_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, name: str) -> None:
+    texts = ["grün\r\n東京\n👩\r\n\r\n\rx\r", "\n", "a\r\n", "é"]
+    whole = [stream(write(tmp_path, text.encode(), name)) for text in texts]
+    monkeypatch.setattr(lines_module, "_BLOCK_BYTES", size)
+    for text, lines in zip(texts, whole, strict=True):
+        path = write(tmp_path, text.encode(), name)
+        assert stream(path) == lines == text.replace("\r\n", "\n")
+        assert list(stream_lines(path)) == read_lines(path)
+
+
+def stream(path: Path) -> str:
+    return "".join(stream_text(path))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1 << 20])
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (b"gr\xc3\xbcn\nblau\ncaf\xe9 noir\n", r"a\.txt:3: invalid UTF-8, byte 0xe9 at byte 4 of"),
+        (b"\xef\xbb\xbfcaf\xe9 noir\n", r"a\.txt:1: invalid UTF-8, byte 0xe9 at byte 7 of"),
+        (b"ab\nc\xe6\x9d", r"a\.txt:2: invalid UTF-8, byte 0xe6 at byte 2 of"),
+        ("ün\n".encode("utf-16"), r"a\.txt:1: invalid UTF-8, byte 0xff at byte 1 of the line; it looks like UTF-16"),
+    ],
+)
+def test_a_mistake_has_one_place_whatever_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, content: bytes, place: str
+) -> None:
+    monkeypatch.setattr(lines_module, "_BLOCK_BYTES", size)
+    with pytest.raises(InputError, match=place):
+        stream(write(tmp_path, content))
+
+
+def test_a_stream_of_an_empty_file_has_nothing(tmp_path: Path) -> None:
+    assert list(stream_lines(write(tmp_path, b""))) == list(stream_text(write(tmp_path, b"\xef\xbb\xbf"))) == []

@@ -9,9 +9,10 @@ import torch
 
 from clearhead import core as ch
 from clearhead.errors import InputError
+from clearhead.generate.batching import batches_by_cost, pad_ids
 from clearhead.generate.beam import beam_search
 from clearhead.generate.candidate import Candidate
-from clearhead.generate.engine import batches_by_cost, pad_ids, translate_ids
+from clearhead.generate.engine import translate_ids
 from clearhead.generate.options import SearchOptions
 from tests.generate.tiny import BOS, EOS, PAD, some_sources, tiny_model
 

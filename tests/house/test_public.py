@@ -15,31 +15,43 @@ from tests.house.source import package_sources
 
 NAMES = {
     "clearhead": """
-        Cache Hypothesis InputError Model MultiHeadAttention Output PairScore RunFailure Transformer build load presets
-        spec
+        Cache Classification Entity Filled Generation Hypothesis InputError Model MultiHeadAttention Output PairScore
+        RunFailure Transformer build load presets spec
     """,
     "clearhead.cli": "",
+    "clearhead.compare": "",
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
     "clearhead.data": """
-        Batch DatasetPairs FilePair FilterReport JsonLinesPairs PairBatches PairSource PairStore SpecialIds TokenBatches
-        TsvPairs cache_root cached_tokenizers collate epoch_batches parse_pair_source prepare_pairs read_lines
-        read_pairs
+        Batch DatasetPairs EpochBatches FilePair FilterReport JsonLinesPairs PairSource PairStore Plan SpecialIds
+        TokenBatches TsvPairs cache_root cached_tokenizers collate epoch_batches pair_batches pair_plan
+        parse_pair_source prepare_pairs random_stream read_lines read_pairs
     """,
+    "clearhead.data.noise": "Infill Masked PrefixLM PrefixSplit Spans num_sentinels",
     "clearhead.generate": """
-        Candidate CorpusLoss Hypothesis PairScore SearchOptions TranslationScores beam_search bleu_chrf evaluate_pairs
-        length_normalised score_pairs translate_ids
+        Candidate Continuation CorpusLoss GenerateOptions Generation Hypothesis PairScore Request SearchOptions TextLoss
+        TranslationScores beam_search bleu_chrf evaluate_pairs generate_ids generate_texts length_normalised score_pairs
+        score_sequences score_texts stream_ids stream_text text_loss texts_loss translate_ids
+    """,
+    "clearhead.predict": "",
+    "clearhead.spec": """
+        Activation Alibi Attention Biases Branch Causal Embedding EmbeddingPosition FeedForward Full Function Head
+        HeadLayer Layer LayerNorm Learned Linear Mask Model Node Norm Normal Pool Prefix RMSNorm Reference
+        RelativeBuckets Rotary ScoreBias Sinusoidal Stack Step Table Unit Window Xavier consistency_faults validate walk
     """,
     "clearhead.text": "KINDS Roles Tokenizer TokenizerPair train_tokenizer",
     "clearhead.train": "",
+    "clearhead.train.tasks": "",
     "clearhead.view": "",
     "clearhead.weights": "fill load_tensors save_tensors",
-    "clearhead.zoo": "RECIPES Recipe presets resolve",
+    "clearhead.zoo": "RECIPES Recipe label_head presets resolve token_head vector_head with_head",
 }
 
 # What a user calls on the objects above.
 METHODS = {
     "Cache": "extend select",
-    "Model": "save score spec tokenizer translate translate_n_best",
+    "Model": """
+        classify embed fill generate save score spec stream tag tokenizer translate translate_n_best
+    """,
     "MultiHeadAttention": "attend body forward",
     "Transformer": "decode encode forward max_positions num_source_ids num_target_ids states",
 }

@@ -10,15 +10,15 @@ import pytest
 
 from tests.house.source import Source, package_sources, python_sources
 
-FILE_LINES, FUNCTION_LINES, CONSTRUCTOR_PARAMETERS, CORE_LINES = 500, 60, 8, 1200
+FILE_LINES, FUNCTION_LINES, CONSTRUCTOR_PARAMETERS, CORE_LINES = 500, 60, 8, 1250
 
 # Each part may import from its own rank and from those above it in this list.
 RANKS = (
-    {"errors", "machine", "spec"},
+    {"errors", "machine", "spec", "task"},
     {"core"},
     {"zoo", "weights"},
-    {"text", "data", "train", "generate", "check", "precision", "view"},
-    {"model", "__init__"},
+    {"text", "data", "train", "generate", "predict", "check", "precision", "view"},
+    {"model", "compare", "__init__"},
     {"cli", "__main__"},
 )
 

@@ -56,6 +56,12 @@ def test_explicit_is_fused(name: str, mask_side: str | None, monkeypatch: pytest
         assert float((one - other).abs().max()) <= 1e-5 * max(float(other.abs().max()), 0.01 * largest)
 
 
+def test_explicit_is_fused_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reads a bias of another type than its queries as if it were of theirs."""
+    (logits, _), (fused_logits, _) = both_bodies(tiny("decoder/post/alibi").double(), monkeypatch, "left")
+    assert difference(fused_logits, logits) <= 1e-6
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in MODELS if name.endswith("buckets")])
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead import spec
 from clearhead.core import build
+from clearhead.task import TaskRecord
 from clearhead.text import TokenizerPair
 from clearhead.text.training import train_tokenizer
 from clearhead.weights import fill, load_tensors, save_tensors
@@ -44,7 +45,7 @@ def test_a_whole_model_comes_back_bit_for_bit(joint: bool, tmp_path: Path) -> No
     target = source if joint else train_tokenizer("word", ["u v w x y z"], vocab_size=50)
     recipe = Recipe(layers=2, width=14, heads=2, positions="learned", max_positions=23, tie="all" if joint else "none")
     module = build(resolve(recipe, source_vocab=source.vocab_size, target_vocab=target.vocab_size)).eval()
-    model = ch.Model(module, TokenizerPair(source, target, joint))
+    model = ch.Model(module, TokenizerPair(source, target, joint), TaskRecord(kind="translate"))
     model.save(tmp_path / "saved")
     again = ch.load(tmp_path / "saved")
     assert again.spec == model.spec

@@ -23,6 +23,9 @@ class Pairs:
     target_ids: Tensor
     target_mask: Tensor
     labels: Tensor
+    segments: None = None
+    documents: None = None
+    prefix: None = None
 
     def rows(self, rows: slice) -> Pairs:
         """Some rows, without the padding that all of them share."""

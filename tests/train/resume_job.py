@@ -42,7 +42,7 @@ def reversed_words(folder: Path) -> None:
 def real_trainer(run: Path) -> Trainer[Any]:
     """The parts of a translation run, with everything on that could be forgotten in a checkpoint."""
     from clearhead.core import build
-    from clearhead.data import Batch, FilePair, PairBatches, cached_tokenizers, prepare_pairs
+    from clearhead.data import Batch, FilePair, cached_tokenizers, pair_batches, prepare_pairs
     from clearhead.train.loss import token_loss
     from clearhead.train.optimizer import build_optimizer
     from clearhead.train.schedule import build_schedule
@@ -57,7 +57,7 @@ def real_trainer(run: Path) -> Trainer[Any]:
     module = build(
         resolve(recipe, source_vocab=tokenizers.source.vocab_size, target_vocab=tokenizers.target.vocab_size)
     )
-    valid = PairBatches(store, batch_tokens=66, seed=0, shuffle=False)
+    valid = pair_batches(store, batch_tokens=66, seed=0, shuffle=False)
 
     def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         return token_loss(module, batch, label_smoothing=0.1)
@@ -71,7 +71,7 @@ def real_trainer(run: Path) -> Trainer[Any]:
         module=module,
         optimizer=build_optimizer(module, kind="muon", learning_rate=0.01, weight_decay=0.01),
         schedule=build_schedule("plateau", learning_rate=0.01, warmup=5, steps=STEPS, width=14),
-        batches=PairBatches(store, batch_tokens=66, seed=9),
+        batches=pair_batches(store, batch_tokens=66, seed=9),
         loss=loss,
         validate=validate,
         settings=TrainSettings(

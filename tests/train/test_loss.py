@@ -260,9 +260,17 @@ class FakeModel(nn.Module):
         self.head = FakeHead()
         self.table = nn.Embedding(VOCABULARY, WIDTH)
 
-    def states(self, ids: Tensor, target_ids: Tensor, *, mask: Tensor) -> States:
+    encoder = "any"
+
+    def states(
+        self, ids: Tensor, target_ids: Tensor, *, mask: Tensor, segments: None, documents: None, prefix: None
+    ) -> States:
+        assert segments is documents is prefix is None
         memory = (self.table(ids) * mask.unsqueeze(2)).sum(1, keepdim=True)
         return States(self.table(target_ids) + memory)
+
+
+TENSORS = ("ids", "mask", "target_ids", "target_mask", "labels")
 
 
 @dataclass(frozen=True)
@@ -272,6 +280,14 @@ class FakeBatch:
     target_ids: Tensor
     target_mask: Tensor
     labels: Tensor
+    segments: None = None
+    documents: None = None
+    prefix: None = None
+
+
+def states_of(model: FakeModel, batch: FakeBatch) -> Tensor:
+    nothing = {"segments": None, "documents": None, "prefix": None}
+    return model.states(batch.ids, batch.target_ids, mask=batch.mask, **nothing).hidden
 
 
 def make_batch(rows: int = 3) -> FakeBatch:
@@ -285,7 +301,7 @@ def make_batch(rows: int = 3) -> FakeBatch:
 def test_the_loss_of_a_batch_is_that_of_its_real_labels() -> None:
     model, batch = FakeModel(), make_batch()
     total, count = token_loss(model, batch, label_smoothing=0.1)
-    hidden = model.states(batch.ids, batch.target_ids, mask=batch.mask).hidden
+    hidden = states_of(model, batch)
     logits = F.linear(hidden.tanh() * 0.5, model.head.weight_VD, model.head.bias_V)
     expected = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=0.1, reduction="sum")
     assert far(total, expected) < 1e-6
@@ -297,7 +313,7 @@ def test_the_loss_of_a_batch_is_that_of_its_real_labels() -> None:
 
 def test_sums_of_micro_batches_are_the_sum_of_the_batch() -> None:
     model, whole = FakeModel(), make_batch()
-    parts = [FakeBatch(*(getattr(whole, name)[rows] for name in FakeBatch.__annotations__)) for rows in ([0, 1], [2])]
+    parts = [FakeBatch(*(getattr(whole, name)[rows] for name in TENSORS)) for rows in ([0, 1], [2])]
     total, count = token_loss(model, whole, label_smoothing=0.1)
     sums = [token_loss(model, part, label_smoothing=0.1) for part in parts]
     assert count == sum(number for _, number in sums)

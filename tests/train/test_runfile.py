@@ -201,8 +201,8 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         ),
         (with_keys("train", 'device = "tpu"'), 9, "must be one of auto, cpu, cuda, mps or cuda:N"),
         (MINIMAL.replace('"translate"', '"translat"'), 2, "did you mean 'translate'?"),
-        (MINIMAL.replace('"translate"', '"classify"'), 2, "'classify' is not available yet"),
-        (with_keys("task", 'init = "runs/a"'), 2, "init is not available yet"),
+        (with_keys("task", "mask_share = 0.2"), 2, "has no effect for the task 'translate', only for 'fill'"),
+        (with_keys("model", 'family = "decoder"'), 12, "must be 'encoder-decoder' for the task 'translate'"),
     ],
 )
 def test_fault_is_named_with_its_line(text: str, line: int, expected: str) -> None:

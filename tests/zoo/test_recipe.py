@@ -15,7 +15,7 @@ CHANGES = {
     "family": "encoder", "layers": 3, "encoder_layers": 5, "decoder_layers": 5, "width": 22, "heads": 4, "kv_heads": 1,
     "head_size": 10, "feedforward": 19, "activation": "silu", "gated": True, "norm": "rms", "norm_place": "pre",
     "norm_eps": 0.01, "final_norm": True, "embedding_norm": False, "positions": "rotary", "segments": 3,
-    "dropout": 0.7, "attention_dropout": 0.7, "activation_dropout": 0.7, "qk_norm": True, "bias": False,
+    "window": 5, "dropout": 0.7, "attention_dropout": 0.7, "activation_dropout": 0.7, "qk_norm": True, "bias": False,
     "attention_scale": 2.0, "embedding_scale": 3.0, "output_scale": 0.3, "output_bias": True,
     "output_transform": False, "tie": "none", "initialization": "normal",
 }  # fmt: skip
@@ -30,6 +30,9 @@ def test_no_field_is_without_effect(name: str) -> None:
     if name == "max_positions":
         learned = replace(BASE, positions="learned")
         assert written(replace(learned, max_positions=31)) != written(learned)
+    elif name == "prefix":
+        one_stack = replace(BASE, family="decoder")
+        assert written(replace(one_stack, prefix=True)) != written(one_stack)
     else:
         assert written(replace(BASE, **{name: CHANGES[name]})) != written(BASE)
 

@@ -1,0 +1,87 @@
+"""`clearhead classify`: the label of each text, with its probability."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clearhead.cli.console import (
+    BatchSize,
+    Device,
+    JsonLines,
+    LineFile,
+    Precision,
+    Ref,
+    Seed,
+    Threads,
+    prepare_machine,
+    show,
+    show_json,
+)
+from clearhead.cli.lines import Line, Paired, answered_lines, answered_pairs, one_line
+from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead.predict.classify import Classification
+
+
+def classify(
+    ref: Ref,
+    file: LineFile = Path("-"),
+    pair: Paired = False,
+    as_json: JsonLines = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+) -> None:
+    """Classify texts, one line in, one line out.
+
+    \b
+    Example:
+      clearhead classify runs/reviews reviews.txt > labels.txt
+      echo "a warm and funny film" | clearhead classify runs/reviews
+      clearhead classify runs/paraphrases pairs.tsv --pair --json
+
+    A line of output is the most probable label and, after a tab, its probability. Where several labels may be right it
+    is those with a probability of at least one half, with commas between them, and where the model gives a number it is
+    that number. An empty line is answered by an empty line. --json writes {"index", "text", "label", "labels",
+    "probability", "probabilities", "is_cut"}, or "value" instead of labels; is_cut says that only the front was read.
+    """
+    import clearhead
+
+    prepare_machine(threads, seed)
+    model = clearhead.load(ref, device=device, precision=precision)
+    if model.task.is_paired and not pair:
+        raise InputError("this model was trained on pairs: add --pair, and put a tab between the two texts of a line")
+    if pair:
+        for both, answer in answered_pairs(file, model.classify, batch_size=batch_size):
+            _show(both, answer, as_json)
+    else:
+        for line, answer in answered_lines(file, model.classify, batch_size=batch_size):
+            _show(line, answer, as_json)
+
+
+def _show(line: Line[str] | Line[tuple[str, str]], answer: Classification | None, as_json: bool) -> None:
+    if as_json:
+        show_json({**line.record(), **_record(answer)})
+    elif answer is None or answer.probability is None:
+        show("" if answer is None else answer.label)
+    else:
+        show(f"{one_line(answer.label)}\t{answer.probability:.4f}")
+
+
+def _record(answer: Classification | None) -> dict[str, object]:
+    """Return what the model says: of a class, of several, or a number."""
+    if answer is None:
+        return {"label": None, "probability": None}
+    if answer.value is not None:
+        return {"value": answer.value, "is_cut": answer.is_cut}
+    return {
+        "label": answer.label,
+        "labels": list(answer.labels),
+        "probability": answer.probability,
+        "probabilities": dict(answer.probabilities),
+        "is_cut": answer.is_cut,
+    }

@@ -1,0 +1,141 @@
+"""`clearhead embed`: a vector for each text, or how alike two texts are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.cli.console import (
+    BatchSize,
+    Device,
+    LineFile,
+    Precision,
+    Ref,
+    Seed,
+    Threads,
+    prepare_machine,
+    say,
+    show,
+    show_json,
+)
+from clearhead.cli.lines import Line, Paired, answered_lines, answered_pairs, name_of
+from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+    from clearhead import Model
+
+    Answered = Iterator[tuple[Line[str], ndarray | None]] | Iterator[tuple[Line[tuple[str, str]], ndarray | None]]
+
+ARRAY = ".npy"
+
+
+def embed(
+    ref: Ref,
+    file: LineFile = Path("-"),
+    pair: Paired = False,
+    similarity: Annotated[
+        bool, typer.Option("--similarity", help="The cosine of the two texts in a line, with a tab between them.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A .npy file for the vectors, float32, a row for each line.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON object for each line of input; with -o one in all.")
+    ] = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+) -> None:
+    """Make a vector of each text, one line in, one line out.
+
+    \b
+    Example:
+      clearhead embed runs/captions captions.txt -o captions.npy
+      clearhead embed runs/captions pairs.tsv --similarity
+      echo "two dogs in the snow" | clearhead embed runs/captions --json
+
+    Vectors are pooled and normalised as the model says. Without -o a line of output is the vector as a JSON list. With
+    --pair the two texts of a line are read together and have one vector; with --similarity each has its own, and the
+    output is their cosine, from -1 to 1. An empty line has no vector: its line of output is empty, or null in JSON, and
+    -o refuses it. --json writes {"index", "text", "vector"}, for two texts "pair" too, or "similarity"; with -o it ends
+    with {"file", "texts", "width"}.
+    """
+    _check_output(output, pair, similarity)
+    import clearhead
+
+    prepare_machine(threads, seed)
+    model = clearhead.load(ref, device=device, precision=precision)
+    if similarity:
+        _show_similarities(model, file, batch_size, as_json)
+        return
+    answered: Answered
+    if pair:
+        answered = answered_pairs(file, lambda pairs: list(model.embed(pairs)), batch_size=batch_size)
+    else:
+        answered = answered_lines(file, lambda texts: list(model.embed(texts)), batch_size=batch_size)
+    if output is not None:
+        _save(output, file, answered, as_json)
+        return
+    for line, vector in answered:
+        _show(line, vector, as_json)
+
+
+def _check_output(output: Path | None, pair: bool, similarity: bool) -> None:
+    if similarity and (pair or output is not None):
+        other = "--pair reads both texts as one" if pair else "-o keeps vectors"
+        raise InputError(f"{other}, and --similarity compares two vectors: leave out one of them")
+    if output is not None and output.suffix != ARRAY:
+        raise InputError(f"-o writes a {ARRAY} file, but names {output}: give a name that ends in {ARRAY}")
+
+
+def _show(line: Line[str] | Line[tuple[str, str]], vector: ndarray | None, as_json: bool) -> None:
+    numbers = None if vector is None else [float(number) for number in vector]
+    if as_json:
+        show_json({**line.record(), "vector": numbers})
+    else:
+        show("" if numbers is None else json.dumps(numbers))
+
+
+def _save(output: Path, file: Path, answered: Answered, as_json: bool) -> None:
+    """Write the vectors of all lines; a file is left only when every line has one."""
+    import numpy as np
+
+    rows = []
+    for line, vector in answered:
+        if vector is None:
+            raise InputError(f"{name_of(file)}:{line.number}: the line is empty, and every row of {output} is a vector")
+        rows.append(vector)
+    if not rows:
+        raise InputError(f"{name_of(file)}: there is no text to embed; expected at least one line")
+    vectors = np.stack(rows)
+    try:
+        np.save(output, vectors, allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror or error}") from None
+    say(f"{len(vectors)} vectors of width {vectors.shape[1]}")
+    if as_json:
+        show_json({"file": str(output), "texts": len(vectors), "width": vectors.shape[1]})
+    else:
+        show(str(output))
+
+
+def _show_similarities(model: Model, file: Path, batch_size: int | None, as_json: bool) -> None:
+    from clearhead.predict.similarity import similarity
+
+    def cosines(pairs: list[tuple[str, str]]) -> list[float]:
+        firsts, seconds = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return [float(one) for one in similarity(model.module, model.tokenizer, firsts, seconds)]
+
+    for line, cosine in answered_pairs(file, cosines, batch_size=batch_size):
+        if as_json:
+            show_json({**line.record(), "similarity": cosine})
+        else:
+            show("" if cosine is None else f"{cosine:.6f}")

@@ -1,0 +1,93 @@
+"""`clearhead fill`: what stands in the blanks of a text, with probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.cli.console import (
+    BatchSize,
+    Device,
+    JsonLines,
+    Precision,
+    Ref,
+    Seed,
+    Threads,
+    prepare_machine,
+    show,
+    show_json,
+)
+from clearhead.cli.lines import Line, answered_lines, one_line
+from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead.predict.fill import Filled
+
+STANDARD_INPUT = "-"
+
+
+def fill(
+    ref: Ref,
+    text: Annotated[
+        str,
+        typer.Argument(metavar="TEXT|-", help="Text with blanks: ___ or the mask token; - is standard input."),
+    ] = STANDARD_INPUT,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE|-", help="A file of texts, one in a line, instead of TEXT.")
+    ] = None,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Candidates for each blank.")] = 5,
+    as_json: JsonLines = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+) -> None:
+    """Fill the blanks of a text with the most probable words, one line in, one line out.
+
+    \b
+    Example:
+      clearhead fill runs/captions "A dog ___ through the snow."
+      clearhead fill runs/captions --file captions.txt --top-k 1 | cut -f 1
+
+    A blank is one entry of the model's vocabulary. A line of output holds the text with the best candidates and then,
+    for each blank and after a tab, its candidates with their probabilities. An empty line is answered by an empty line.
+    --json writes {"index", "text", "filled", "blanks"}; a blank is a list of {"text", "token", "probability", "start",
+    "end", "filled"}, best first, and start and end count the characters of the given text.
+    """
+    _check_source(text, file, batch_size)
+    import clearhead
+
+    prepare_machine(threads, seed)
+    model = clearhead.load(ref, device=device, precision=precision)
+    source = Path(STANDARD_INPUT) if file is None else file
+    given = None if text == STANDARD_INPUT else text
+    for line, blanks in answered_lines(
+        source, lambda texts: model.fill(texts, top_k=top_k), batch_size=batch_size, given=given
+    ):
+        _show(line, blanks or [], as_json)
+
+
+def _check_source(text: str, file: Path | None, batch_size: int | None) -> None:
+    if text == STANDARD_INPUT:
+        return
+    if file is not None:
+        raise InputError("TEXT and --file are two ways to give the text: give one of them")
+    if batch_size is not None:
+        raise InputError("--batch-size has no effect on a single TEXT; remove it, or give a file of texts with --file")
+    if "\n" in text:
+        raise InputError("TEXT is a single line; give several in a file with --file")
+
+
+def _show(line: Line[str], blanks: Sequence[Sequence[Filled]], as_json: bool) -> None:
+    filled = blanks[0][0].filled if blanks else ""
+    if as_json:
+        candidates = [[asdict(one) for one in blank] for blank in blanks]
+        show_json({**line.record(), "filled": filled, "blanks": candidates})
+        return
+    columns = ["  ".join(f"{one_line(one.text)} {one.probability:.4f}" for one in blank) for blank in blanks]
+    show("\t".join([one_line(filled), *columns]))

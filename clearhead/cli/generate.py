@@ -1,0 +1,179 @@
+"""`clearhead generate`: text that goes on from a prompt, shown as it comes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.cli.console import (
+    BatchSize,
+    Device,
+    LengthPenalty,
+    Precision,
+    Ref,
+    Threads,
+    prepare_machine,
+    read_lines,
+    show,
+    show_json,
+    show_piece,
+)
+from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead.generate.candidate import Generation
+    from clearhead.generate.options import GenerateOptions
+
+SEPARATOR = "---"
+# What a single growing text has no use for; the check before it lets only values without effect through.
+NOT_STREAMED = ("num_return_sequences", "beam_size", "length_penalty")
+
+Prompt = Annotated[
+    list[str] | None, typer.Option("--prompt", help="What the text begins with; several times: several prompts.")
+]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option("--prompt-file", metavar="F|-", help="A file that is the prompt, its last line end left out."),
+]
+MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens generated; by default 100.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="Draw from logits divided by this; 0: the most probable token.")
+]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Draw from the K most probable tokens.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Draw from the fewest tokens with probability P in all.")]
+MinP = Annotated[
+    float | None, typer.Option("--min-p", help="Draw from tokens with at least P times the largest probability.")
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option("--repetition-penalty", help="Above 1: tokens that have occurred become less likely.")
+]
+NoRepeat = Annotated[int | None, typer.Option("--no-repeat-ngram-size", help="No N tokens in a row occur twice.")]
+NumSequences = Annotated[int | None, typer.Option("--num-return-sequences", help="Sequences for each prompt.")]
+Beams = Annotated[int | None, typer.Option("--beam-size", help="Above 1: beam search with this many hypotheses.")]
+PenaltyAlpha = Annotated[
+    float | None, typer.Option("--penalty-alpha", help="Above 0: contrastive search among the --top-k tokens.")
+]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", help="Stop before this text; several times: before the first of them.")
+]
+GenerateSeed = Annotated[int | None, typer.Option("--seed", help="Draw, and draw the same whenever it is the same.")]
+JsonSequences = Annotated[bool, typer.Option("--json", help="Write one JSON object for each sequence.")]
+
+
+def generate(
+    ref: Ref,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    no_repeat_ngram_size: NoRepeat = None,
+    num_return_sequences: NumSequences = None,
+    beam_size: Beams = None,
+    length_penalty: LengthPenalty = None,
+    penalty_alpha: PenaltyAlpha = None,
+    stop: Stop = None,
+    as_json: JsonSequences = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
+    batch_size: BatchSize = None,
+    seed: GenerateSeed = None,
+) -> None:
+    """Continue a prompt, shown as it comes; without a prompt, begin a text.
+
+    \b
+    Example:
+      clearhead generate runs/stories --prompt "Once upon a time" --max-new-tokens 200
+      clearhead generate runs/stories --prompt "Once" --temperature 0.8 --top-p 0.95 --seed 7
+      clearhead generate runs/code --prompt-file begin.py --beam-size 4 --json
+
+    The most probable token is taken each time, unless --temperature, --top-k, --top-p, --min-p, --seed or several
+    sequences ask for chance. Options that conflict are all named. The output is what follows the prompt. Several
+    sequences, and the best of --beam-size, are shown once they are finished, with a line --- between them; the score is
+    the sum of log-probabilities / length ** A. --json writes {"index", "prompt", "text", "tokens", "score",
+    "stop_reason"} for each. Ctrl-C keeps what was shown.
+    """
+    chosen: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "no_repeat_ngram_size": no_repeat_ngram_size,
+        "num_return_sequences": num_return_sequences, "beam_size": beam_size, "length_penalty": length_penalty,
+        "penalty_alpha": penalty_alpha, "stop": stop or None, "seed": seed, "batch_size": batch_size,
+    }  # fmt: skip
+    prompts = _prompts(prompt or [], prompt_file)
+    options = {name: value for name, value in chosen.items() if value is not None}
+    streams = _check(options, prompts) and not as_json
+    import clearhead
+
+    prepare_machine(threads, seed)
+    model = clearhead.load(ref, device=device, precision=precision)
+    if streams:
+        streamed = {name: value for name, value in options.items() if name not in NOT_STREAMED}
+        _show_stream(model.stream(prompts[0], **streamed))
+    else:
+        _show_all(prompts, model.generate(prompts, **options), as_json)
+
+
+def _prompts(texts: Sequence[str], file: Path | None) -> list[str]:
+    if texts and file is not None:
+        raise InputError("--prompt and --prompt-file are two ways to give the prompt: give one of them")
+    return ["\n".join(read_lines(file))] if file is not None else list(texts) or [""]
+
+
+def _check(options: dict[str, Any], prompts: Sequence[str]) -> bool:
+    """Refuse options that conflict before a model is loaded; return whether there is one sequence, piece by piece."""
+    from clearhead.generate.options import GenerateOptions
+
+    try:
+        checked = GenerateOptions(**options)
+    except InputError as error:
+        raise InputError(_as_flags(str(error), GenerateOptions)) from None
+    if "batch_size" in options and len(prompts) == 1:
+        raise InputError("--batch-size has no effect with one prompt, which is a batch by itself; remove it")
+    return checked.method != "beam" and checked.num_return_sequences == 1 and len(prompts) == 1
+
+
+def _as_flags(message: str, options: type[GenerateOptions]) -> str:
+    """Name options as they are written on a command line."""
+    names = "|".join(sorted(options.__dataclass_fields__, key=len, reverse=True))
+    return re.sub(rf"\b({names})\b(?! search)", lambda match: "--" + match[0].replace("_", "-"), message)
+
+
+def _show_stream(pieces: Iterable[str]) -> None:
+    """Show a text piece by piece and end its last line, also where Ctrl-C or a failure cuts it off."""
+    last = ""
+    try:
+        for piece in pieces:
+            # Noted first: Ctrl-C can come as soon as the piece is on its way.
+            last = piece or last
+            show_piece(piece)
+    finally:
+        if last and not last.endswith("\n"):
+            show()
+
+
+def _show_all(prompts: Sequence[str], found: Sequence[Sequence[Generation]], as_json: bool) -> None:
+    sequences = [(index, one) for index, several in enumerate(found) for one in several]
+    for number, (index, one) in enumerate(sequences):
+        if as_json:
+            show_json(
+                {
+                    "index": index,
+                    "prompt": prompts[index],
+                    "text": one.text,
+                    "tokens": one.tokens,
+                    "score": one.score,
+                    "stop_reason": one.stop_reason,
+                }
+            )
+            continue
+        if number:
+            show(SEPARATOR)
+        show(one.text.removesuffix("\n"))

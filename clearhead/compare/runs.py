@@ -1,0 +1,222 @@
+"""What a run directory says of its run: resolved run file, spec, metrics, and what a checkpoint remembers."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from clearhead.core import build
+from clearhead.errors import InputError
+from clearhead.spec import Model
+from clearhead.train.checkpoint import STATE, newest_sound
+from clearhead.train.metrics import FILE_NAME, Metrics, read_metrics
+from clearhead.train.run_directory import RUN_FILE, split_reference
+from clearhead.train.text_file import read_text_file
+from clearhead.train.work import Work
+
+SPEC_FILE: Final = "spec.json"
+SCORE_NAME: Final = "score_name"
+PLANNED_STEPS: Final = "planned_steps"
+SCORE_NAMES: Final[Mapping[str, str]] = {"translate": "BLEU"}
+"""What scores were called before runs remembered it."""
+
+Quality = Literal["score", "loss"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, finished or not.
+
+    Attributes:
+        path: its directory, as it was given.
+        configuration: the resolved run file.
+        spec: the model.
+        metrics: the lines of its metrics, at least one.
+        state: what its newest sound checkpoint remembers besides tensors, or None where it has none.
+    """
+
+    path: Path
+    configuration: Mapping[str, Any]
+    spec: Model
+    metrics: tuple[Metrics, ...]
+    state: Mapping[str, Any] | None
+
+    @property
+    def task(self) -> str:
+        """The kind of task."""
+        return str(self.key("task.kind"))
+
+    @property
+    def seed(self) -> int:
+        """What decides weights and order at the start."""
+        return int(self.key("train.seed") or 0)
+
+    @property
+    def family(self) -> str:
+        """Which stacks the model has."""
+        names = [name for name in ("encoder", "decoder") if getattr(self.spec, name) is not None]
+        return "-".join(names)
+
+    @property
+    def choices(self) -> Mapping[str, Any]:
+        """What was chosen or found once at the start; empty where no checkpoint says it."""
+        return self.state["choices"] if self.state is not None else {}
+
+    @property
+    def work(self) -> Work | None:
+        """The work of all text seen, or None where the run does not remember how its text is shaped."""
+        sample = Work.from_choices(self.choices)
+        return None if sample is None else sample.scaled(self.metrics[-1].tokens)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The speed of training alone, over the whole run."""
+        tokens, seconds, before = 0, 0.0, 0
+        for row in self.metrics:
+            if row.tokens_per_second > 0:
+                tokens += row.tokens - before
+                seconds += (row.tokens - before) / row.tokens_per_second
+            before = row.tokens
+        return tokens / seconds if seconds > 0 else None
+
+    @property
+    def score_name(self) -> str:
+        """What the validation score is called."""
+        return str(self.choices.get(SCORE_NAME) or SCORE_NAMES.get(self.task, "score"))
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """How many numbers the model has."""
+        return count_parameters(self.spec)
+
+    @property
+    def unfinished(self) -> str | None:
+        """How far a run came that has not met its end yet, in words; None where it has, or where nothing tells."""
+        if self.state is None:
+            return None
+        tally, planned = self.state["tally"], int(self.choices.get(PLANNED_STEPS) or self.key("train.steps") or 0)
+        seconds, patience = self.key("train.seconds"), self.key("train.early_stop.patience")
+        ended = [
+            planned > 0 and tally["step"] >= planned,
+            seconds is not None and tally["seconds"] >= seconds,
+            patience is not None and tally["misses"] >= patience,
+        ]
+        if any(ended) or not (planned or seconds or patience):
+            return None
+        step = self.metrics[-1].step
+        return f"step {step:,} of {planned:,}" if planned else f"step {step:,}"
+
+    def key(self, name: str) -> Any:
+        """Return the value of a dotted key of the run file, or None where it is not set."""
+        return flat(self.configuration).get(name)
+
+    def points(self, quality: Quality) -> list[tuple[Metrics, float]]:
+        """Return every validation with its loss or score."""
+        values = ((row, row.valid_score if quality == "score" else row.valid_loss) for row in self.metrics)
+        return [(row, value) for row, value in values if value is not None]
+
+    def best(self, quality: Quality) -> float | None:
+        """Return the highest score or the lowest loss of all validations."""
+        values = [value for _, value in self.points(quality)]
+        return None if not values else max(values) if quality == "score" else min(values)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many numbers a model has.
+
+    Attributes:
+        total: all of them, shared ones once.
+        embeddings: those in the tables of tokens, segments and positions that the stacks begin with.
+    """
+
+    total: int
+    embeddings: int
+
+
+def count_parameters(spec: Model) -> Parameters:
+    """Count the parameters of a model from its spec, without making them."""
+    counts = {name: one.numel() for name, one in build(spec, device="meta").named_parameters()}
+    tables = ("table", "segments", "position")
+    embeddings = [
+        count
+        for name, count in counts.items()
+        if ".embedding." in name and name.split(".embedding.")[1].split(".")[0] in tables
+    ]
+    return Parameters(sum(counts.values()), sum(embeddings))
+
+
+def read_run(path: Path) -> Run:
+    """Read what a run directory says; a run still in training may be read too.
+
+    Args:
+        path: the run directory.
+
+    Raises:
+        InputError: it is no run directory, one of its files cannot be read, or it has no metrics yet.
+    """
+    folder, label = split_reference(str(path))
+    if label is not None and folder.is_dir():
+        raise InputError(f"{path} names one checkpoint, but whole runs are compared: name {folder}")
+    if not path.exists():
+        raise InputError(f"{path}: there is no such run directory")
+    missing = [name for name in (RUN_FILE, SPEC_FILE) if not (path / name).is_file()]
+    if missing:
+        raise InputError(
+            f"{path} is not a run directory, for it has no {' and no '.join(missing)}: name a folder that "
+            "'clearhead train' wrote"
+        )
+    configuration = _configuration(path / RUN_FILE)
+    try:
+        spec = Model.from_json(read_text_file(path / SPEC_FILE, "spec file"))
+    except InputError as error:
+        raise InputError(f"{path / SPEC_FILE}: {error}") from None
+    metrics = tuple(read_metrics(path / FILE_NAME))
+    if not metrics:
+        raise InputError(
+            f"{path} has no metrics yet, so there is nothing to compare: let it train for some steps first"
+        )
+    return Run(path, configuration, spec, metrics, _newest_state(path))
+
+
+def _configuration(file: Path) -> dict[str, Any]:
+    text = read_text_file(file, "run file")
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{file} is not a valid run file ({error}): restore it, or leave this run out") from None
+    if not isinstance(tree.get("task"), dict) or not isinstance(tree.get("train"), dict):
+        raise InputError(f"{file} has no [task] and [train]: restore the run file that 'clearhead train' wrote")
+    return tree
+
+
+def _newest_state(run: Path) -> dict[str, Any] | None:
+    """Read the state of the newest sound checkpoint; a run in training may delete it while it is read."""
+    for _ in range(5):
+        try:
+            folder, _ = newest_sound(run)
+            if folder is None:
+                return None
+            state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+            return state
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested configuration as dotted keys."""
+    return dict(_leaves(tree, ""))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

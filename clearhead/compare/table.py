@@ -1,0 +1,183 @@
+"""Runs as rows: those that differ in nothing but their seed are one row, with mean and spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+from clearhead.compare.flops import training_flops
+from clearhead.compare.runs import Quality, Run, flat, read_run
+from clearhead.errors import InputError
+from clearhead.train.run_directory import differing_keys
+
+SEED_KEYS: Final = ("train.run", "train.seed")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number measured once for each seed.
+
+    Attributes:
+        mean: over the seeds.
+        deviation: the sample standard deviation, or None for one seed.
+        count: how many seeds have the number.
+    """
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[int | float | None]) -> Spread | None:
+        """Summarise the numbers that are there, or return None where none is."""
+        found = [value for value in values if value is not None]
+        if not found:
+            return None
+        mean = math.fsum(found) / len(found)
+        squares = math.fsum((value - mean) ** 2 for value in found)
+        return cls(mean, math.sqrt(squares / (len(found) - 1)) if len(found) > 1 else None, len(found))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: the seeds of one configuration.
+
+    Attributes:
+        name: what it is called, unique among the rows.
+        runs: its runs, in the order they were given.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        """The run that speaks for what all seeds share."""
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, in rising order."""
+        return sorted(run.seed for run in self.runs)
+
+    @property
+    def flops(self) -> Spread | None:
+        """Training FLOPs, where the runs remember how their text is shaped."""
+        return self.spread(lambda run: None if run.work is None else training_flops(run.spec, run.work))
+
+    @property
+    def tokens(self) -> Spread:
+        """Tokens seen."""
+        return self._always(lambda run: run.metrics[-1].tokens)
+
+    @property
+    def steps(self) -> Spread:
+        """Optimizer steps taken."""
+        return self._always(lambda run: run.metrics[-1].step)
+
+    @property
+    def seconds(self) -> Spread:
+        """Wall-clock seconds, validations included."""
+        return self._always(lambda run: run.metrics[-1].seconds)
+
+    @property
+    def tokens_per_second(self) -> Spread | None:
+        """Speed of training alone."""
+        return self.spread(lambda run: run.tokens_per_second)
+
+    def best(self, quality: Quality) -> Spread | None:
+        """Return the best validation of every seed, where it was validated."""
+        return self.spread(lambda run: run.best(quality))
+
+    def spread(self, value: Callable[[Run], int | float | None]) -> Spread | None:
+        """Summarise a number over the seeds."""
+        return Spread.of([value(run) for run in self.runs])
+
+    def _always(self, value: Callable[[Run], int | float]) -> Spread:
+        found = self.spread(value)
+        assert found is not None, "a run that was read has metrics"
+        return found
+
+
+def read_rows(paths: Sequence[Path]) -> list[Row]:
+    """Read runs and gather the seeds of one configuration, in the order of their first run.
+
+    Args:
+        paths: run directories, at least one.
+
+    Raises:
+        InputError: one of them cannot be read or is named twice, or they learn different tasks; all faults together.
+    """
+    faults, runs, seen = [], [], dict[Path, Path]()
+    for path in paths:
+        place = path.resolve()
+        if place in seen:
+            faults.append(f"{path} is named twice (also as {seen[place]}): name each run once")
+            continue
+        seen[place] = path
+        try:
+            runs.append(read_run(path))
+        except InputError as error:
+            faults.append(str(error))
+    if faults:
+        raise InputError.from_faults(faults, subject="the comparison")
+    _refuse_mixed_tasks(runs)
+    groups: list[list[Run]] = []
+    for run in runs:
+        alike = next((group for group in groups if is_seed_of(run, group[0])), None)
+        groups.append([run]) if alike is None else alike.append(run)
+    return [Row(name, tuple(group)) for name, group in zip(_names(groups), groups, strict=True)]
+
+
+def is_seed_of(run: Run, other: Run) -> bool:
+    """Return whether two runs differ in nothing but their seed and their directory."""
+    return not set(differing_keys(run.configuration, other.configuration)) - set(SEED_KEYS)
+
+
+def differences(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Return the keys of the run files in which rows differ, each with its value in every row (None: not set)."""
+    tables = [flat(row.first.configuration) for row in rows]
+    keys = sorted({key for table in tables for key in differing_keys(tables[0], table)} - set(SEED_KEYS), key=_place)
+    return {key: [table.get(key) for table in tables] for key in keys}
+
+
+def _place(key: str) -> tuple[int, str]:
+    """Sort keys as a run file has its tables."""
+    tables = ("task", "data", "tokenizer", "model", "train")
+    table = key.partition(".")[0]
+    return (tables.index(table) if table in tables else len(tables)), key
+
+
+def _refuse_mixed_tasks(runs: Sequence[Run]) -> None:
+    first = runs[0]
+    for run in runs:
+        if run.task != first.task:
+            raise InputError(
+                f"{run.path} learns the task '{run.task}', but {first.path} learns '{first.task}': compare runs of one "
+                "task with one another"
+            )
+
+
+def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Name rows by their folders, as shortly as it tells them apart; seeds by what their names begin with."""
+    for parts in (1, 2):
+        names = [_name(["/".join(run.path.resolve().parts[-parts:]) for run in group]) for group in groups]
+        if len(set(names)) == len(names):
+            return names
+    return [str(group[0].path) for group in groups]
+
+
+def _name(paths: Sequence[str]) -> str:
+    if len(paths) == 1:
+        return paths[0]
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*paths, strict=False))
+    shared = "".join(letters[0] for letters in alike)
+    if any(path[len(shared) : len(shared) + 1].isdigit() for path in paths):
+        # "dates-1" and "dates-12" share "dates-1", which is one of them
+        shared = shared.rstrip("0123456789")
+    shared = shared.removesuffix("seed").rstrip("-_.")
+    return paths[0] if not shared or shared.endswith("/") else shared

@@ -1,0 +1,186 @@
+"""What labels mean: one class, several classes or a number, as the training data has them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int64
+from numpy import ndarray
+
+from clearhead.data.labelled_sources import LabelledTexts
+from clearhead.data.records import shown
+from clearhead.errors import InputError, nearest
+
+LabelKind = Literal["one", "several", "number"]
+_MOST_SHOWN = 12
+# From here on, labels that are all different are taken for a wrong column.
+_SUSPICIOUS = 20
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """The labels that a model can give.
+
+    Args:
+        kind: one class for each text, several of them or none, or a number.
+        names: the classes in the order of the model's outputs; none for numbers.
+        mean: of the numbers of the training data.
+        scale: their standard deviation; a model learns (number - mean) / scale.
+    """
+
+    kind: LabelKind
+    names: tuple[str, ...] = ()
+    mean: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of a head for these labels."""
+        return 1 if self.kind == "number" else len(self.names)
+
+    def encode(self, data: LabelledTexts) -> Int64[ndarray, " texts"] | Float[ndarray, "texts ..."]:
+        """Return the labels as a model learns them.
+
+        Args:
+            data: the labels as they stand in the source.
+
+        Returns:
+            The index of the class; or for each class 1 or 0; or the number in units of the training data.
+
+        Raises:
+            InputError: a label is missing, unknown, or no number.
+        """
+        if self.kind == "number":
+            values = [_number(label, data.place(index)) for index, label in enumerate(data.labels)]
+            return (np.array(values, dtype=np.float64) - self.mean) / self.scale
+        index_of = {name: index for index, name in enumerate(self.names)}
+        if self.kind == "one":
+            found = [self._index(_one(data, row), index_of, data, row) for row in range(len(data))]
+            return np.array(found, dtype=np.int64)
+        sets = np.zeros((len(data), len(self.names)), dtype=np.float32)
+        for row in range(len(data)):
+            for name in _several(data, row):
+                sets[row, self._index(name, index_of, data, row)] = 1.0
+        return sets
+
+    def _index(self, name: str, index_of: dict[str, int], data: LabelledTexts, row: int) -> int:
+        if name not in index_of:
+            raise InputError(
+                f"{data.place(row)}: the label {shown(name)} is not among the {len(self.names)} of the training data "
+                f"({_listed(self.names)}){nearest(name, self.names)}"
+            )
+        return index_of[name]
+
+    def describe(self, data: LabelledTexts) -> str:
+        """Return how often each label stands in some data, or how its numbers spread."""
+        if self.kind == "number":
+            values = [_number(label, data.place(index)) for index, label in enumerate(data.labels)]
+            return f"numbers from {min(values):g} to {max(values):g}"
+        counts = _counts(data, self.kind)
+        shares = [f"{name} {counts[name]:,}" for name in self.names]
+        return f"{len(self.names)} labels: {_listed(shares)}"
+
+
+def learn_labels(data: LabelledTexts, kind: LabelKind) -> LabelSet:
+    """Return the labels that stand in training data: classes in order of number or name, numbers with their spread.
+
+    Args:
+        data: the labels as they stand in the source.
+        kind: what a label is.
+
+    Raises:
+        InputError: a label is missing or no number, there is nothing to tell apart, or every label is another one.
+    """
+    place = data.place(0)
+    if kind == "number":
+        values = np.array([_number(label, data.place(index)) for index, label in enumerate(data.labels)])
+        if np.all(values == values[0]):
+            raise InputError(
+                f"{place}: all {len(data)} labels from here on are the number {values[0]:g}; there is nothing to learn"
+            )
+        return LabelSet(kind, mean=float(values.mean()), scale=float(values.std()))
+    names = _counts(data, kind)
+    if kind == "several" and not names:
+        raise InputError(f"{place}: none of the {len(data)} texts from here on has a label; check the column of labels")
+    if kind == "one" and len(names) == 1:
+        raise InputError(
+            f"{place}: all {len(data)} texts from here on have the label {shown(next(iter(names)))}; "
+            "a classifier needs at least two classes"
+        )
+    if kind == "one" and len(names) == len(data) >= _SUSPICIOUS:
+        raise InputError(
+            f"{place}: each of the {len(data)} texts from here on has a label of its own ({_listed(sorted(names))}); "
+            'check the column of labels, or set labels = "number" under [task]'
+        )
+    return LabelSet(kind, names=tuple(sorted(names, key=_order)))
+
+
+def _order(name: str) -> tuple[int, float, str]:
+    """Whole numbers in order of size in front of words in order of their letters."""
+    is_number = name.lstrip("-").isdecimal() and name.isascii()
+    return (0, float(name), name) if is_number else (1, 0.0, name)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_SHOWN
+    return ", ".join(names[:_MOST_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _counts(data: LabelledTexts, kind: LabelKind) -> Counter[str]:
+    """Count how often each class stands in some data."""
+    rows = range(len(data))
+    if kind == "one":
+        return Counter(_one(data, row) for row in rows)
+    return Counter(name for row in rows for name in _several(data, row))
+
+
+def _one(data: LabelledTexts, row: int) -> str:
+    name = _name(data.labels[row], data.place(row), 'several labels need labels = "several" under [task]')
+    if not name:
+        raise InputError(f"{data.place(row)}: the label is missing; expected the name of a class")
+    return name
+
+
+def _several(data: LabelledTexts, row: int) -> tuple[str, ...]:
+    label, place = data.labels[row], data.place(row)
+    if label is None:
+        return ()
+    parts = label if isinstance(label, list | tuple) else label.split(",") if isinstance(label, str) else [label]
+    names = [_name(part, place, "a list of labels holds names") for part in parts]
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _name(value: object, place: str, hint: str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        name = value.strip()
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise InputError(f"{place}: the label {shown(name)} holds a lone surrogate, which is not Unicode text")
+        return name
+    if isinstance(value, float):
+        hint = 'numbers need labels = "number" under [task]'
+    raise InputError(f"{place}: the label is {shown(value)}; expected the name of a class ({hint})")
+
+
+def _number(value: object, place: str) -> float:
+    number = math.nan
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            number = float(value)
+    if not math.isfinite(number):
+        raise InputError(
+            f"{place}: the label is {shown(value)}; expected a finite number (for classes set "
+            'labels = "one" or "several" under [task])'
+        )
+    return number

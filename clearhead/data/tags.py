@@ -1,0 +1,152 @@
+"""Tags of words: entities with borders in three schemes of writing them, or plain classes.
+
+IOB2: B- begins an entity, I- continues it. IOB1: I- does both, and B- only parts an entity from one of the same type
+right before it. BIOES: E- ends an entity and S- is a whole one. Plain: one class for each word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from clearhead.data.records import shown
+from clearhead.errors import InputError, nearest
+
+OUTSIDE = "O"
+Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]
+_PREFIXED = re.compile(r"([BIES])-(.+)")
+_ENDS = frozenset("ESO")
+
+
+@dataclass(frozen=True)
+class TaggedTexts:
+    """Sentences of words with a tag for each.
+
+    Args:
+        words: the words of each sentence.
+        tags: their tags.
+        where: says where word `word` of sentence `sentence` stands, both counted from 0.
+    """
+
+    words: Sequence[Sequence[str]]
+    tags: Sequence[Sequence[str]]
+    where: Callable[[int, int], str]
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+
+def find_scheme(data: TaggedTexts) -> Scheme:
+    """Return how some tags are written.
+
+    Raises:
+        InputError: they follow no scheme; the first word that breaks it is named.
+    """
+    prefixes = Counter(tag[0] for tags in data.tags for tag in tags if _PREFIXED.fullmatch(tag))
+    if not prefixes:
+        return "plain"
+    for sentence, word in _places(data):
+        tag = data.tags[sentence][word]
+        if tag != OUTSIDE and not _PREFIXED.fullmatch(tag):
+            raise InputError(
+                f"{data.where(sentence, word)}: the tag is {shown(tag)}, but other tags here begin with B- or I-; "
+                f"expected '{OUTSIDE}' or a tag with B-, I-, E- or S- in front"
+            )
+    if prefixes["E"] or prefixes["S"]:
+        _check(data, _breaks_bioes, "in the scheme BIOES, which its E- and S- tags announce")
+        return "BIOES"
+    if next(_breaks(data, _breaks_iob2), None) is None:
+        return "IOB2"
+    if next(_breaks(data, _breaks_iob1), None) is None:
+        return "IOB1"
+    _check(data, _breaks_iob2, "where other entities begin with B- (IOB2)")
+    raise AssertionError("a scheme that is not IOB2 breaks it somewhere")
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Write IOB1 tags as IOB2: an I- that begins an entity becomes B-."""
+    found = []
+    before = OUTSIDE
+    for tag in tags:
+        found.append(f"B-{tag[2:]}" if tag[0] == "I" and before[2:] != tag[2:] else tag)
+        before = tag
+    return found
+
+
+@dataclass(frozen=True)
+class TagSet:
+    """The tags that a model can give.
+
+    Args:
+        names: in the order of the model's outputs.
+    """
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tags: Sequence[Sequence[str]], scheme: Scheme) -> TagSet:
+        """Return the tags of training data, each type of entity with all prefixes that its scheme has."""
+        found = {tag for sentence in tags for tag in sentence}
+        if scheme == "plain":
+            return cls(tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, tag))))
+        kinds = sorted({tag[2:] for tag in found if tag != OUTSIDE})
+        prefixes = "BIES" if scheme == "BIOES" else "BI"
+        return cls((OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in prefixes)))
+
+    @property
+    def fallback(self) -> int:
+        """The tag of a word that the tokenizer has no piece for: outside, or else the first."""
+        return self.names.index(OUTSIDE) if OUTSIDE in self.names else 0
+
+    def encode(self, data: TaggedTexts) -> list[list[int]]:
+        """Return the index of each tag.
+
+        Raises:
+            InputError: a tag that training did not see.
+        """
+        index_of = {name: index for index, name in enumerate(self.names)}
+        for sentence, word in _places(data):
+            tag = data.tags[sentence][word]
+            if tag not in index_of:
+                raise InputError(
+                    f"{data.where(sentence, word)}: the tag {shown(tag)} is not among the {len(self.names)} of the "
+                    f"training data{nearest(tag, self.names)}"
+                )
+        return [[index_of[tag] for tag in tags] for tags in data.tags]
+
+
+def _places(data: TaggedTexts) -> Iterator[tuple[int, int]]:
+    return ((sentence, word) for sentence, tags in enumerate(data.tags) for word in range(len(tags)))
+
+
+def _breaks(data: TaggedTexts, breaks: Callable[[str, str], bool]) -> Iterator[tuple[int, int, str, str]]:
+    """Find the neighbours that a scheme does not allow, the end of a sentence counted as outside."""
+    for sentence, tags in enumerate(data.tags):
+        for word, (before, tag) in enumerate(zip([OUTSIDE, *tags], [*tags, OUTSIDE], strict=True)):
+            if breaks(before, tag):
+                yield sentence, min(word, len(tags) - 1), before, tag
+
+
+def _check(data: TaggedTexts, breaks: Callable[[str, str], bool], expected: str) -> None:
+    for sentence, word, before, tag in _breaks(data, breaks):
+        raise InputError(
+            f"{data.where(sentence, word)}: tag '{tag}' cannot follow '{before}' {expected}; mend the tags, or drop "
+            "the prefixes for plain classes"
+        )
+
+
+def _breaks_iob2(before: str, tag: str) -> bool:
+    return tag[0] == "I" and before[2:] != tag[2:]
+
+
+def _breaks_iob1(before: str, tag: str) -> bool:
+    return tag[0] == "B" and before[2:] != tag[2:]
+
+
+def _breaks_bioes(before: str, tag: str) -> bool:
+    is_open = before[0] not in _ENDS
+    continues = tag[0] in "IE"
+    return is_open != continues or (continues and before[2:] != tag[2:])

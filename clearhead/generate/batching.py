@@ -1,0 +1,81 @@
+"""What search, generation and scoring share: batches by cost, rectangles of ids, and a model in evaluation mode.
+
+Shapes: B sentences of a batch, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from clearhead.errors import InputError
+
+
+def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None) -> Iterator[list[int]]:
+    """Yield lists of indices, costliest first, so that rows * greatest cost stays within the budget.
+
+    Args:
+        costs: what each sentence takes, its padded neighbours aside.
+        budget: most of rows * greatest cost; one sentence that exceeds it alone is a batch of its own.
+        most_rows: most sentences of a batch; None: only the budget counts.
+    """
+    order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
+    start = 0
+    while start < len(order):
+        rows = max(budget // max(costs[order[start]], 1), 1)
+        if most_rows is not None:
+            rows = min(rows, most_rows)
+        yield order[start : start + rows]
+        start += rows
+
+
+def pad_ids(
+    sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device
+) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
+    """Return the sequences as one right-padded int64 tensor and the mask of their real tokens."""
+    longest = max(len(sequence) for sequence in sequences)
+    ids_BT = torch.tensor([[*sequence, *[pad_id] * (longest - len(sequence))] for sequence in sequences], device=device)
+    lengths_B1 = torch.tensor([[len(sequence)] for sequence in sequences], device=device)
+    return ids_BT, torch.arange(longest, device=device) < lengths_B1
+
+
+def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None, *, what: str) -> None:
+    """Refuse sequences that are empty or longer than the model's positions.
+
+    Raises:
+        InputError: one report that names the first of them, counted from 1.
+    """
+    faults = []
+    for number, sequence in enumerate(sequences, start=1):
+        if not sequence:
+            faults.append(f"{what} {number} has no tokens: leave it out.")
+        elif max_positions is not None and len(sequence) > max_positions:
+            faults.append(
+                f"{what} {number} has {len(sequence)} tokens, but the model has {max_positions} positions: "
+                "split or shorten it."
+            )
+    most_named = 10
+    if len(faults) > most_named:
+        faults[most_named:] = [f"and {len(faults) - most_named} more like these."]
+    if faults:
+        raise InputError.from_faults(faults, subject=f"the {what} text")
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device that the module's parameters are on; the CPU for a module without any."""
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Switch dropout off for the time of the block, and back to what it was."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)

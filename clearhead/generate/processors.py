@@ -1,0 +1,243 @@
+"""What changes the logits of the next token before it is chosen, in the order of `processors` and then `warpers`.
+
+Each is a small frozen value that is called with the logits and the ids so far, and returns new logits. Order and values
+are those of the logits processors of the transformers library, equal scores included, so that settings carry over.
+
+Shapes: R rows, T tokens so far, V vocabulary, N size of an n-gram, W windows of that size, C candidates of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+NO_ID = -1
+"""Fills the ids of rows that are shorter than others; it is no token and repeats nothing."""
+
+# Below this many outputs sorting them all costs nothing that could be saved.
+_FEW_OUTPUTS = 1024
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+"""Called with logits [rows, vocab] and ids so far [rows, tokens]; returns logits and leaves those it was given."""
+
+
+def apply(
+    chain: Sequence[Processor], logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+) -> Float[Tensor, "rows vocab"]:
+    """Apply processors one after the other.
+
+    Args:
+        chain: in order; an empty one returns the logits themselves.
+        logits_RV: fp32.
+        ids_RT: prompt and generated ids, `NO_ID` where a row is shorter than the others.
+    """
+    for processor in chain:
+        logits_RV = processor(logits_RV, ids_RT)
+    return logits_RV
+
+
+def without(
+    logits_RV: Float[Tensor, "rows vocab"], marked_RV: Bool[Tensor, "rows vocab"]
+) -> Float[Tensor, "rows vocab"]:
+    """Return the logits with -inf at the marked ids."""
+    return logits_RV.masked_fill(marked_RV, -torch.inf)
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty:
+    """Makes ids that have occurred less likely: a positive logit is divided, a negative one multiplied.
+
+    Args:
+        penalty: above 0; 1 changes nothing, more discourages repetition.
+
+    Source: arXiv 1909.05858, section 4.1, in the form that also lowers negative logits.
+    """
+
+    penalty: float | int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        spare = logits_RV.shape[1]
+        ids_RT = _with_spare(ids_RT, spare)
+        logits_RW = functional.pad(logits_RV, (0, 1))
+        seen_RT = logits_RW.gather(1, ids_RT)
+        seen_RT = torch.where(seen_RT < 0, seen_RT * self.penalty, seen_RT / self.penalty)
+        return logits_RW.scatter(1, ids_RT, seen_RT)[:, :spare]
+
+
+@dataclass(frozen=True)
+class NoRepeatNGram:
+    """Bans every id that would complete an n-gram which has occurred.
+
+    Args:
+        size: n, at least 1; 1 bans every id that has occurred.
+
+    Source: arXiv 1705.04304, section 2.5.
+    """
+
+    size: int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        if ids_RT.shape[1] < self.size:
+            return logits_RV
+        spare = logits_RV.shape[1]
+        newest_RN = ids_RT[:, ids_RT.shape[1] + 1 - self.size :]
+        windows_RWN = ids_RT.unfold(1, self.size, 1)
+        matches_RW = (windows_RWN[:, :, :-1] == newest_RN[:, None]).all(dim=2)
+        completing_RW = torch.where(matches_RW, _with_spare(windows_RWN[:, :, -1], spare), spare)
+        banned_RV = logits_RV.new_zeros((len(logits_RV), spare + 1), dtype=torch.bool)
+        return without(logits_RV, banned_RV.scatter_(1, completing_RW, True)[:, :spare])
+
+
+@dataclass(frozen=True)
+class MinimumLength:
+    """Bans the end token until enough tokens have been generated.
+
+    Args:
+        length: tokens that come before the end token at the earliest.
+        eos_id: the end token.
+        prompt_length: how many of the ids so far are the prompt, padding included.
+    """
+
+    length: int
+    eos_id: int
+    prompt_length: int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        if ids_RT.shape[1] - self.prompt_length >= self.length:
+            return logits_RV
+        end_1 = torch.tensor([self.eos_id], device=logits_RV.device)
+        return logits_RV.index_fill(1, end_1, -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class BannedIds:
+    """Bans ids that may never be generated.
+
+    Args:
+        banned_X: the ids, int64, on the device of the logits.
+    """
+
+    banned_X: Int[Tensor, " banned"]
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        return logits_RV.index_fill(1, self.banned_X, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Divides all logits: below 1 sharpens the distribution, above 1 flattens it.
+
+    Args:
+        temperature: above 0.
+    """
+
+    temperature: float | int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        return logits_RV / self.temperature
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Keeps the k most probable ids, and those equal to the last of them.
+
+    Args:
+        count: k, at least 1.
+
+    Source: arXiv 1805.04833, section 5.
+    """
+
+    count: int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        top_RC = logits_RV.topk(min(self.count, logits_RV.shape[1]), dim=1).values
+        return without(logits_RV, logits_RV < top_RC[:, -1:])
+
+
+@dataclass(frozen=True)
+class TopP:
+    """Keeps the smallest set of most probable ids whose probabilities reach p; which of equal ones stay is left open.
+
+    Args:
+        share: p, above 0 and at most 1.
+
+    Source: arXiv 1904.09751, section 3.1.
+    """
+
+    share: float | int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        size = logits_RV.shape[1]
+        if size >= _FEW_OUTPUTS:
+            probs_RV = logits_RV.softmax(1)
+            # Ids as rare as this cannot together make up what is removed, so they go without being sorted.
+            rare_RV = probs_RV < 0.999 * (1.0 - self.share) / size
+            count = max(size - int(rare_RV.sum(1).min()), 1)
+            if count < size // 4:
+                return self._of_shortlist(logits_RV, probs_RV, count)
+        sorted_RV, order_RV = logits_RV.sort(dim=1)
+        removed_RV = sorted_RV.softmax(1).cumsum(1) <= 1.0 - self.share
+        removed_RV[:, -1] = False
+        return without(logits_RV, removed_RV.scatter(1, order_RV, removed_RV))
+
+    def _of_shortlist(
+        self, logits_RV: Float[Tensor, "rows vocab"], probs_RV: Float[Tensor, "rows vocab"], count: int
+    ) -> Float[Tensor, "rows vocab"]:
+        """Do the same with the most probable ids alone, for sorting a large vocabulary costs more than all else."""
+        listed_probs_RC, listed_RC = (part.flip(1) for part in probs_RV.topk(count, dim=1))
+        rest_R1 = probs_RV.scatter(1, listed_RC, 0.0).sum(1, keepdim=True)
+        removed_RC = rest_R1 + listed_probs_RC.cumsum(1) <= 1.0 - self.share
+        removed_RC[:, -1] = False
+        removed_RV = torch.ones_like(logits_RV, dtype=torch.bool).scatter_(1, listed_RC, removed_RC)
+        return without(logits_RV, removed_RV)
+
+
+@dataclass(frozen=True)
+class MinP:
+    """Keeps the ids whose probability is at least a share of the largest one.
+
+    Args:
+        share: from 0 to 1.
+
+    Source: arXiv 2407.01082, section 3.
+    """
+
+    share: float | int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        probs_RV = logits_RV.softmax(1)
+        return without(logits_RV, probs_RV < self.share * probs_RV.amax(1, keepdim=True))
+
+
+def _with_spare(ids: Int[Tensor, "*axes"], spare: int) -> Int[Tensor, "*axes"]:
+    """Replace what is no output, padding above all, by a spare column behind the last one."""
+    return torch.where((ids < 0) | (ids >= spare), spare, ids)

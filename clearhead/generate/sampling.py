@@ -1,0 +1,199 @@
+"""One token after the other, the most probable one or one drawn by chance.
+
+Every sequence has a stream of random numbers of its own, so that its text does not depend on who shares its batch.
+
+Shapes: R rows (sequences still in the batch), T tokens so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.random import PCG64, Generator, SeedSequence
+from torch import Tensor
+
+from clearhead.core import Transformer
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.processors import (
+    BannedIds,
+    MinimumLength,
+    MinP,
+    NoRepeatNGram,
+    Processor,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    apply,
+)
+from clearhead.generate.start import Start
+
+# Numbers drawn at a time; what a stream gives does not depend on it.
+_DRAWN_AHEAD = 64
+
+
+def repetition_processors(options: GenerateOptions) -> list[Processor]:
+    """Return what keeps text from repeating itself, in order."""
+    chain: list[Processor] = []
+    if options.repetition_penalty != 1:
+        chain.append(RepetitionPenalty(options.repetition_penalty))
+    if options.no_repeat_ngram_size > 0:
+        chain.append(NoRepeatNGram(options.no_repeat_ngram_size))
+    return chain
+
+
+def processors(
+    options: GenerateOptions, eos_id: int, prompt_length: int, banned_X: Int[Tensor, " banned"]
+) -> list[Processor]:
+    """Return what changes the logits before a method looks at them, in order."""
+    chain = repetition_processors(options)
+    if options.min_new_tokens > 0:
+        chain.append(MinimumLength(options.min_new_tokens, eos_id, prompt_length))
+    if len(banned_X):
+        chain.append(BannedIds(banned_X))
+    return chain
+
+
+def warpers(options: GenerateOptions) -> list[Processor]:
+    """Return what shapes the distribution that sampling draws from, in order; it comes after the processors."""
+    chain: list[Processor] = []
+    if options.divisor != 1:
+        chain.append(Temperature(options.divisor))
+    if options.top_k > 0:
+        chain.append(TopK(options.top_k))
+    if options.top_p < 1:
+        chain.append(TopP(options.top_p))
+    if options.min_p > 0:
+        chain.append(MinP(options.min_p))
+    return chain
+
+
+def fetch(tokens_R: Int[Tensor, " rows"], log_probs_R: Float[Tensor, " rows"]) -> tuple[list[int], list[float]]:
+    """Bring tokens and log-probabilities to Python, waiting for a device only once."""
+    both = torch.stack([tokens_R.double(), log_probs_R.double()]).tolist()
+    return [int(token) for token in both[0]], both[1]
+
+
+def draw(probs_RV: Float[Tensor, "rows vocab"], uniform_R: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    """Return the id at which the running sum of each row's probabilities passes its share of the total.
+
+    Args:
+        probs_RV: not negative; ids of probability 0 are never drawn.
+        uniform_R: fp64, from 0 to below 1.
+    """
+    # In fp32 the running sum of a large vocabulary would be off by more than its rare tokens have.
+    running_RV = probs_RV.double().cumsum(1)
+    total_R1 = running_RV[:, -1:]
+    below_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
+    place_R1 = torch.searchsorted(running_RV, torch.minimum(uniform_R[:, None] * total_R1, below_R1), right=True)
+    return place_R1[:, 0].clamp_(max=probs_RV.shape[1] - 1)
+
+
+class Streams:
+    """A stream of uniform random numbers for each row.
+
+    Args:
+        seeds: one for each row.
+        device: where the numbers are wanted.
+    """
+
+    def __init__(self, seeds: Sequence[SeedSequence], device: torch.device) -> None:
+        self._generators = [Generator(PCG64(seed)) for seed in seeds]
+        self._device = device
+        self._used = _DRAWN_AHEAD
+        self._drawn_RN: Float[Tensor, "rows ahead"] | None = None
+
+    def next(self) -> Float[Tensor, " rows"]:
+        """Return the next number of each row, fp64, from 0 to below 1."""
+        if self._drawn_RN is None or self._used == _DRAWN_AHEAD:
+            drawn = np.stack([generator.random(_DRAWN_AHEAD) for generator in self._generators])
+            self._drawn_RN, self._used = torch.from_numpy(drawn).to(self._device), 0
+        self._used += 1
+        return self._drawn_RN[:, self._used - 1]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self._generators = [self._generators[row] for row in rows]
+        if self._drawn_RN is not None:
+            self._drawn_RN = self._drawn_RN[list(rows)]
+
+
+def seed_of(seed: int | None, number: int, ids: Sequence[int]) -> SeedSequence:
+    """Return the seed of one sequence: it follows from the user's seed, the prompt, and its number at that prompt.
+
+    Args:
+        seed: None: new on every call.
+        number: of the sequence among those of its prompt.
+        ids: the prompt, and the source where there is one.
+    """
+    return SeedSequence() if seed is None else SeedSequence([seed, number, len(ids), *ids])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The logits of a step on their way to a token.
+
+    Args:
+        chain: what changes the logits before a token is chosen.
+        streams: where chance comes from; None: the most probable token is taken.
+    """
+
+    chain: Sequence[Processor]
+    streams: Streams | None
+
+    def of(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
+        """Return a token for each row and the log-probability that the unchanged logits give it.
+
+        Args:
+            logits_RV: fp32.
+            ids_RT: prompt and generated ids.
+        """
+        changed_RV = apply(self.chain, logits_RV, ids_RT)
+        if self.streams is None:
+            best_R, tokens_R = changed_RV.max(1)
+        else:
+            tokens_R = draw(changed_RV.softmax(1), self.streams.next())
+            best_R = changed_RV.gather(1, tokens_R[:, None])[:, 0]
+        chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - logits_RV.logsumexp(1)
+        return tokens_R, torch.where(best_R == -torch.inf, best_R, chosen_R)
+
+
+class Sampling:
+    """Sampling, and greedy search where the choice has no streams.
+
+    Args:
+        module: in evaluation mode.
+        start: the prompts, one for each sequence.
+        choice: how logits become a token.
+    """
+
+    def __init__(self, module: Transformer, start: Start, choice: Choice) -> None:
+        self._module, self._choice, self._cache = module, choice, start.cache
+        self._ids_RT, self._logits_RV = start.ids, start.logits
+        self._newest_R: Int[Tensor, " rows"] | None = None
+
+    def step(self) -> tuple[list[int], list[float]]:
+        """Return the next token of each row and its log-probability: -inf where every token is banned."""
+        if self._newest_R is not None:
+            # A token is read only when one more is wanted behind it.
+            out = self._module.decode(self._newest_R[:, None], cache=self._cache)
+            assert out.logits is not None
+            self._logits_RV = out.logits[:, -1].float()
+        tokens_R, log_probs_R = self._choice.of(self._logits_RV, self._ids_RT)
+        self._newest_R = tokens_R
+        self._ids_RT = torch.cat([self._ids_RT, tokens_R[:, None]], 1)
+        return fetch(tokens_R, log_probs_R)
+
+    def keep(self, rows_K: Int[Tensor, " kept"]) -> None:
+        """Go on with these rows only; called after a step."""
+        assert self._newest_R is not None
+        self._cache.select(rows_K, memory_rows=rows_K)
+        self._newest_R, self._ids_RT = self._newest_R[rows_K], self._ids_RT[rows_K]
+        if self._choice.streams is not None:
+            self._choice.streams.keep(rows_K.tolist())

@@ -1,0 +1,143 @@
+"""What every method of generation begins with: prompts that a model has read, in one pass, into a cache.
+
+Prompts of a batch end together: shorter ones are padded on the left. A position counts real tokens only, so a padded
+prompt gives what it gives alone.
+
+Shapes: R rows (prompts), T prompt tokens, S source tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.core import Cache, Transformer
+from clearhead.core import Sequence as Read
+from clearhead.errors import InputError
+from clearhead.generate.batching import device_of, pad_ids
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.processors import NO_ID
+
+
+@dataclass(frozen=True)
+class Start:
+    """Prompts that have been read.
+
+    Args:
+        cache: holds all their tokens.
+        ids: the prompts, `NO_ID` in front of the shorter ones.
+        hidden: the decoder's last states of all their tokens.
+        logits: fp32, of the token that follows each.
+    """
+
+    cache: Cache
+    ids: Int[Tensor, "rows tokens"]
+    hidden: Float[Tensor, "rows tokens width"]
+    logits: Float[Tensor, "rows vocab"]
+
+    def repeated(self, count: int) -> Start:
+        """Return every prompt several times, side by side, each with a memory of its own."""
+        if count == 1:
+            return self
+        rows_R = torch.arange(len(self.ids), device=self.ids.device).repeat_interleave(count)
+        self.cache.select(rows_R, memory_rows=rows_R)
+        return replace(self, ids=self.ids[rows_R], hidden=self.hidden[rows_R], logits=self.logits[rows_R])
+
+
+def read_prompts(
+    module: Transformer,
+    prompts: Sequence[Sequence[int]],
+    sources: Sequence[Sequence[int]] | None = None,
+    *,
+    pad_id: int,
+) -> Start:
+    """Run the model over prompts; where its masks are of the prefix kind, the prompt is the prefix.
+
+    Args:
+        module: in evaluation mode; a decoder alone, or both stacks.
+        prompts: what the decoder reads, none empty.
+        sources: what the encoder reads, one for each prompt; None for a decoder alone.
+        pad_id: padding id.
+    """
+    ids_RT, mask_RT = pad_left(prompts, pad_id, device_of(module))
+    all_real = bool(mask_RT.all())
+    mask = None if all_real else mask_RT
+    cache = Cache()
+    assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
+    memory, memory_mask = None, None
+    if sources is not None:
+        source_RS, memory_mask = pad_ids(sources, pad_id, device_of(module))
+        memory = module.encode(source_RS, mask=memory_mask).memory
+        cache.memory_mask = memory_mask
+    prefix = mask_RT if has_prefix_mask(module) else None
+    # Logits of the last token alone: those of a long prompt would cost more than its states.
+    hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), memory, memory_mask, cache)
+    logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
+    return Start(cache, ids_RT.masked_fill(~mask_RT, NO_ID), hidden_RTD, logits_RV)
+
+
+def pad_left(
+    sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device
+) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
+    """Return the sequences as one left-padded int64 tensor and the mask of their real tokens."""
+    longest = max(len(sequence) for sequence in sequences)
+    ids_BT = torch.tensor([[*[pad_id] * (longest - len(sequence)), *sequence] for sequence in sequences], device=device)
+    padding_B1 = torch.tensor([[longest - len(sequence)] for sequence in sequences], device=device)
+    return ids_BT, torch.arange(longest, device=device) >= padding_B1
+
+
+def has_prefix_mask(module: Transformer) -> bool:
+    """Say whether attentions of the decoder show a prefix to every token."""
+    return any(isinstance(node, spec.Prefix) for _, node in spec.walk(module.spec))
+
+
+def check_model(module: Transformer, *, with_sources: bool) -> None:
+    """Refuse models that cannot say a next token.
+
+    Raises:
+        InputError: there is no decoder, no head over a vocabulary, or sources do not fit the stacks.
+    """
+    if module.decoder is None:
+        raise InputError("generation needs a model with a decoder; this one has only an encoder")
+    if module.head is None or module.head.is_pooled:
+        raise InputError("generation needs a model whose head says the next token; this one's head does not")
+    if with_sources and module.encoder is None:
+        raise InputError("sources are for a model with an encoder; this one reads its prompt with the decoder")
+    if module.encoder is not None and not with_sources:
+        raise InputError("a model with an encoder needs a source for each prompt")
+
+
+def token_limits(module: Transformer, prompts: Sequence[Sequence[int]], options: GenerateOptions) -> list[int]:
+    """Return how many tokens can be generated behind each prompt.
+
+    A model with a table of positions reads no prompt that is longer than the table, and stops where the table ends: a
+    token that is generated last is not read, so that one more token than positions left can be had, though not in
+    contrastive search, which reads its candidates. Positions that are computed (rotary, sinusoidal, biases on scores)
+    set no limit; beyond the trained length the model runs, and its text may get worse.
+
+    Raises:
+        InputError: a prompt that is empty, longer than the positions, or holds ids outside the vocabulary.
+    """
+    most = module.max_positions
+    unread = 0 if options.method == "contrastive" else 1
+    faults, limits = [], []
+    for number, prompt in enumerate(prompts, start=1):
+        room = options.max_new_tokens if most is None else most - len(prompt) + unread
+        if not prompt:
+            faults.append(f"prompt {number} has no tokens: begin it with the start token.")
+        elif not 0 <= min(prompt) <= max(prompt) < module.num_target_ids:
+            faults.append(f"prompt {number} holds ids outside the model's {module.num_target_ids} rows.")
+        elif room < 1:
+            faults.append(
+                f"prompt {number} has {len(prompt)} tokens, the start token included, but the model has {most} "
+                f"positions{'' if unread else ' and contrastive search needs one more'}: shorten it."
+            )
+        limits.append(min(room, options.max_new_tokens))
+    if faults:
+        raise InputError.from_faults(faults, subject="the prompts")
+    return limits

@@ -1,0 +1,196 @@
+"""From a prompt in text to what a model says next, whole or as it comes, and how probable a text is.
+
+A model reads a prompt as it read its training text: the start token and the prompt's tokens. An empty prompt is the
+start token alone. A model with an encoder reads the prompt there, closed by the end token, and its decoder begins at
+the start token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError
+from clearhead.generate.candidate import Continuation, Generation
+from clearhead.generate.generation import Request, generate_ids, stream_ids
+from clearhead.generate.growing import text_behind
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.perplexity import TextLoss, score_sequences, text_loss
+from clearhead.generate.scoring import PairScore
+from clearhead.generate.start import check_model
+from clearhead.text import Tokenizer, TokenizerPair
+
+
+def generate_texts(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    prompts: Sequence[str],
+    options: GenerateOptions,
+    *,
+    continues: bool = True,
+    on_token: Callable[[int, int, int], None] | None = None,
+) -> list[list[Generation]]:
+    """Continue each prompt.
+
+    Args:
+        module: a decoder alone, or both stacks; run in evaluation mode, its own mode is restored.
+        tokenizers: of the model; a decoder alone uses that of the target.
+        prompts: one text each.
+        options: how to continue them.
+        continues: whether the text of a model with an encoder stands behind the prompt, so that it may begin with a
+            space; False where it was trained to say something else about what it reads.
+        on_token: called with the numbers of prompt and sequence and each id, as `generate_ids` does.
+
+    Returns:
+        For each prompt the sequences asked for; text and tokens exclude the prompt.
+
+    Raises:
+        InputError: a model that cannot generate, or a prompt that it cannot read.
+        RunFailure: the model's output is not a number, or the options ban every token.
+    """
+    if isinstance(prompts, str):
+        raise InputError("prompts must be a list of texts; put the single text into a list")
+    request = _request(module, tokenizers, prompts, options, continues)
+    found = generate_ids(module, request, on_token=on_token)
+    return [
+        [_generation(tokenizers.target, one, request.context(number)) for one in some]
+        for number, some in enumerate(found)
+    ]
+
+
+def stream_text(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    prompt: str,
+    options: GenerateOptions,
+    *,
+    continues: bool = True,
+) -> Generator[str, None, Generation]:
+    """Continue one prompt and yield its text as it becomes certain; the pieces together are the text.
+
+    Held back are unfinished characters, and what may be the beginning of a stop text.
+
+    Args:
+        module, tokenizers, options, continues: as for `generate_texts`; the module is in evaluation mode until the
+            generator is exhausted or closed.
+        prompt: one text.
+
+    Returns:
+        The whole generation, as the value of the generator.
+
+    Raises:
+        InputError: as for `generate_texts`; or beam search, or several sequences, which are no single growing text.
+    """
+    request = _request(module, tokenizers, [prompt], options, continues)
+    pieces = stream_ids(module, request)
+
+    def stream() -> Generator[str, None, Generation]:
+        found = yield from pieces
+        return _generation(tokenizers.target, found, request.context(0))
+
+    return stream()
+
+
+def score_texts(
+    module: Transformer,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    length_penalty: float = 1.0,
+) -> list[PairScore]:
+    """Return how probable a decoder finds each text, end token included.
+
+    Args:
+        module: a decoder alone; run in evaluation mode, its own mode is restored.
+        tokenizer: of the model.
+        texts: texts to score; an empty one is the end token alone.
+        window, stride: as for `score_sequences`.
+        length_penalty: exponent alpha of the score.
+
+    Raises:
+        InputError: a model that cannot say a next token, or a window that it cannot read.
+    """
+    return score_sequences(
+        module,
+        _framed(tokenizer, texts),
+        pad_id=tokenizer.pad_id,
+        window=window,
+        stride=stride,
+        length_penalty=length_penalty,
+    )
+
+
+def texts_loss(
+    module: Transformer,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> TextLoss:
+    """Return loss, perplexity and bits per byte of texts, each a document of its own with an end token.
+
+    Args:
+        module, tokenizer, texts, window, stride: as for `score_texts`.
+        on_batch: called with the number of tokens done, after each batch.
+
+    Raises:
+        InputError: as for `score_texts`; or no texts.
+    """
+    return text_loss(
+        module,
+        _framed(tokenizer, texts),
+        pad_id=tokenizer.pad_id,
+        num_bytes=sum(len(text.encode()) for text in texts),
+        window=window,
+        stride=stride,
+        on_batch=on_batch,
+    )
+
+
+def _framed(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return each text as a model was trained on it."""
+    return [[tokenizer.bos_id, *ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(list(texts))]
+
+
+def _request(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    prompts: Sequence[str],
+    options: GenerateOptions,
+    continues: bool,
+) -> Request:
+    """Return prompts in the form in which the stacks read them."""
+    source, target = tokenizers.source, tokenizers.target
+    has_encoder = module.encoder is not None
+    check_model(module, with_sources=has_encoder)
+    encoded = (source if has_encoder else target).encode_batch(list(prompts))
+    starts = [[target.bos_id] for _ in encoded]
+    framed = [[target.bos_id, *ids] for ids in encoded]
+    return Request(
+        prompts=starts if has_encoder else framed,
+        options=options,
+        eos_id=target.eos_id,
+        pad_id=target.pad_id,
+        banned=_banned(module, target),
+        sources=[[*ids, source.eos_id] for ids in encoded] if has_encoder else None,
+        decode=target.decode,
+        contexts=framed if continues or not has_encoder else starts,
+    )
+
+
+def _banned(module: Transformer, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids that are no text: start and padding, and outputs without an entry in the vocabulary."""
+    assert module.head is not None
+    num_outputs = len(module.head.projection().weight_VD)
+    return [tokenizer.bos_id, tokenizer.pad_id, *range(tokenizer.vocab_size, num_outputs)]
+
+
+def _generation(tokenizer: Tokenizer, found: Continuation, context: Sequence[int]) -> Generation:
+    """Return a continuation in text."""
+    ids = found.ids[:-1] if found.stop_reason == "end" else found.ids
+    text = text_behind(tokenizer.decode, ids, context) if found.text is None else found.text
+    return Generation(text, tokenizer.tokens(found.ids), found.score, found.stop_reason)

@@ -1,0 +1,247 @@
+"""How good predictions are: classes, entities and numbers.
+
+Shape suffixes: N examples, L labels, U different values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int64, Integer, Real
+from numpy import ndarray
+
+OUTSIDE = "O"
+"""The tag of a word that belongs to no entity."""
+
+Span = tuple[int, int, str]
+
+
+def accuracy(predicted_N: Integer[ndarray, " examples"], expected_N: Integer[ndarray, " examples"]) -> float:
+    """Return the share of examples whose class is right, 0 to 1.
+
+    Args:
+        predicted_N: classes as indices; at least one.
+        expected_N: the right ones.
+    """
+    return float(np.mean(predicted_N == expected_N))
+
+
+def confusion_matrix(
+    predicted_N: Integer[ndarray, " examples"], expected_N: Integer[ndarray, " examples"], *, num_labels: int
+) -> Int64[ndarray, "labels labels"]:
+    """Count how often each class was taken for each other one; row = expected, column = predicted.
+
+    Args:
+        predicted_N: classes as indices from 0 to num_labels - 1.
+        expected_N: the right ones.
+        num_labels: rows and columns.
+    """
+    cells_N = expected_N.astype(np.int64) * num_labels + predicted_N
+    return np.bincount(cells_N, minlength=num_labels * num_labels).reshape(num_labels, num_labels).astype(np.int64)
+
+
+def f1_by_label(confusion_LL: Int64[ndarray, "labels labels"]) -> Float[ndarray, " labels"]:
+    """Return the F1 of each class, 0 to 1; NaN for a class that was neither expected nor predicted.
+
+    Args:
+        confusion_LL: row = expected, column = predicted.
+    """
+    return _f1(np.diag(confusion_LL), confusion_LL.sum(0), confusion_LL.sum(1))
+
+
+def macro_f1(confusion_LL: Int64[ndarray, "labels labels"]) -> float:
+    """Return the mean F1 of the classes that were expected or predicted at least once, 0 to 1.
+
+    Args:
+        confusion_LL: row = expected, column = predicted; not all zero.
+    """
+    return float(np.nanmean(f1_by_label(confusion_LL)))
+
+
+@dataclass(frozen=True)
+class SeveralScores:
+    """How well sets of labels were met, each 0 to 1.
+
+    Args:
+        micro_f1: F1 of all decisions together.
+        macro_f1: mean F1 of the labels that were expected or predicted at least once.
+        exact: share of examples whose whole set is right.
+    """
+
+    micro_f1: float
+    macro_f1: float
+    exact: float
+
+
+def several_scores(
+    predicted_NL: Bool[ndarray, "examples labels"], expected_NL: Bool[ndarray, "examples labels"]
+) -> SeveralScores:
+    """Score sets of labels; where nothing was expected and nothing predicted, F1 counts as 1.
+
+    Args:
+        predicted_NL: True where a label was given.
+        expected_NL: True where it belongs.
+    """
+    correct_L, predicted_L, expected_L = (
+        part.sum(0) for part in (predicted_NL & expected_NL, predicted_NL, expected_NL)
+    )
+    by_label_L = _f1(correct_L, predicted_L, expected_L)
+    total = int(predicted_L.sum() + expected_L.sum())
+    return SeveralScores(
+        micro_f1=2 * int(correct_L.sum()) / total if total else 1.0,
+        macro_f1=float(np.nanmean(by_label_L)) if total else 1.0,
+        exact=float(np.mean((predicted_NL == expected_NL).all(1))),
+    )
+
+
+def _f1(
+    correct_L: Integer[ndarray, " labels"],
+    predicted_L: Integer[ndarray, " labels"],
+    expected_L: Integer[ndarray, " labels"],
+) -> Float[ndarray, " labels"]:
+    """F1 = 2 correct / (predicted + expected): the harmonic mean of precision and recall."""
+    total_L = predicted_L + expected_L
+    return np.where(total_L > 0, 2.0 * correct_L / np.maximum(total_L, 1), np.nan)
+
+
+def mean_squared_error(predicted_N: Real[ndarray, " examples"], expected_N: Real[ndarray, " examples"]) -> float:
+    """Return the mean of the squared differences, at least one example."""
+    return float(np.mean(np.square(np.asarray(predicted_N, np.float64) - np.asarray(expected_N, np.float64))))
+
+
+def pearson(first_N: Real[ndarray, " examples"], second_N: Real[ndarray, " examples"]) -> float:
+    """Return the linear correlation, -1 to 1; 0 where a side does not vary, because then nothing goes with it.
+
+    Args:
+        first_N: one number for each example.
+        second_N: another one.
+    """
+    first, second = (np.asarray(side, np.float64) for side in (first_N, second_N))
+    if len(first) < 2 or np.all(first == first[0]) or np.all(second == second[0]):
+        return 0.0
+    # Scaled before squaring, so that tiny and huge numbers neither vanish nor overflow.
+    first, second = (side - side.mean() for side in (first, second))
+    first, second = (side / np.abs(side).max() for side in (first, second))
+    ratio = float(first @ second) / float(np.sqrt(first @ first) * np.sqrt(second @ second))
+    return min(1.0, max(-1.0, ratio))
+
+
+def spearman(first_N: Real[ndarray, " examples"], second_N: Real[ndarray, " examples"]) -> float:
+    """Return the correlation of ranks, -1 to 1; equal numbers share the mean of their ranks.
+
+    Args:
+        first_N: one number for each example.
+        second_N: another one.
+
+    Source: Spearman 1904; ties as in Kendall 1945.
+    """
+    return pearson(_ranks(first_N), _ranks(second_N))
+
+
+def _ranks(values_N: Real[ndarray, " examples"]) -> Float[ndarray, " examples"]:
+    _, place_N, count_U = np.unique(np.asarray(values_N), return_inverse=True, return_counts=True)
+    last_U = np.cumsum(count_U)
+    return (last_U - (count_U - 1) / 2)[place_N]
+
+
+def split_tag(tag: str) -> tuple[str, str]:
+    """Return the prefix of a tag (B, I, E or S) and its entity type; a plain class is an entity of its own (S)."""
+    if tag == OUTSIDE:
+        return OUTSIDE, ""
+    if len(tag) > 2 and tag[0] in "BIES" and tag[1] == "-":
+        return tag[0], tag[2:]
+    return "S", tag
+
+
+def entity_spans(tags: Sequence[str]) -> list[Span]:
+    """Return the entities of a sentence as first word, word behind the last, and type.
+
+    The rule is that of conlleval: a tag I after another type or after O begins an entity, as B does; E ends one and S
+    is a whole one. Plain classes, tags without such a prefix, are one entity for each word.
+
+    Args:
+        tags: one for each word.
+
+    Source: Tjong Kim Sang and Buchholz 2000, and its program conlleval.
+    """
+    spans: list[Span] = []
+    start, last_prefix, last_type = 0, OUTSIDE, ""
+    for index, tag in enumerate([*tags, OUTSIDE]):
+        prefix, kind = split_tag(tag)
+        is_border = prefix in "BSO" or last_prefix in "ESO" or kind != last_type
+        if is_border and last_prefix != OUTSIDE:
+            spans.append((start, index, last_type))
+        if is_border:
+            start = index
+        last_prefix, last_type = prefix, kind
+    return spans
+
+
+@dataclass(frozen=True)
+class EntityCounts:
+    """How many entities were expected, predicted, and predicted with the right borders and the right type."""
+
+    expected: int = 0
+    predicted: int = 0
+    correct: int = 0
+
+    @property
+    def precision(self) -> float:
+        """The share of predicted entities that are right, 0 to 1; 0 where none was predicted."""
+        return self.correct / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """The share of expected entities that were found, 0 to 1; 0 where none was expected."""
+        return self.correct / self.expected if self.expected else 0.0
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        total = self.expected + self.predicted
+        return 2 * self.correct / total if total else 0.0
+
+
+@dataclass(frozen=True)
+class EntityScores:
+    """What conlleval reports.
+
+    Args:
+        all: counts over all types.
+        by_type: counts of each type, in order of name.
+        tag_accuracy: the share of words whose tag is right, 0 to 1.
+        num_words: words in all.
+    """
+
+    all: EntityCounts
+    by_type: Mapping[str, EntityCounts]
+    tag_accuracy: float
+    num_words: int
+
+
+def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> EntityScores:
+    """Count entities as conlleval does: right is what has the same first word, last word and type.
+
+    Args:
+        predicted: the tags of each sentence.
+        expected: the right ones, as many for each sentence.
+    """
+    counts = {name: Counter[str]() for name in ("expected", "predicted", "correct")}
+    right = num_words = 0
+    for guessed, true in zip(predicted, expected, strict=True):
+        assert len(guessed) == len(true), "one tag for each word"
+        found, wanted = set(entity_spans(guessed)), set(entity_spans(true))
+        for name, spans in (("expected", wanted), ("predicted", found), ("correct", found & wanted)):
+            counts[name].update(kind for _, _, kind in spans)
+        right += sum(one == other for one, other in zip(guessed, true, strict=True))
+        num_words += len(true)
+    kinds = sorted(counts["expected"] | counts["predicted"])
+    return EntityScores(
+        all=EntityCounts(**{name: counter.total() for name, counter in counts.items()}),
+        by_type={kind: EntityCounts(**{name: counter[kind] for name, counter in counts.items()}) for kind in kinds},
+        tag_accuracy=right / num_words if num_words else 0.0,
+        num_words=num_words,
+    )

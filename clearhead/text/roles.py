@@ -1,0 +1,107 @@
+"""The ids that have a meaning of their own, and how they are found in the files of a published tokenizer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+
+from clearhead.errors import InputError, nearest
+
+# Names under which published tokenizers keep each role, in the order in which they are looked for.
+WELL_KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
+        "unk": ("<unk>", "[UNK]", "<|unk|>"),
+        "bos": ("<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|begin_of_text|>", "[CLS]"),
+        "eos": ("</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "[SEP]"),
+        "mask": ("<mask>", "[MASK]", "<|mask|>"),
+    }
+)
+# What a configuration without a start or an end token may name in their place.
+_STAND_INS: Mapping[str, str] = MappingProxyType({"bos": "cls", "eos": "sep"})
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The ids that have a meaning of their own.
+
+    Args:
+        pad: fills the rectangle of a batch; never read as a mask.
+        unk: stands for text outside the vocabulary, or None where every text has an encoding.
+        bos: starts what a decoder reads.
+        eos: ends a sequence.
+        mask: stands for a hidden token, or None where the vocabulary has no such entry.
+        sentinels: stand for hidden stretches of text, the first stretch's id first.
+    """
+
+    pad: int
+    unk: int | None
+    bos: int
+    eos: int
+    mask: int | None = None
+    sentinels: tuple[int, ...] = ()
+
+
+def sentinel(number: int) -> str:
+    """Return the entry that stands for a hidden stretch of text; stretches are counted from 0."""
+    return f"<extra_id_{number}>"
+
+
+def find_roles(path: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], given: Mapping[str, str]) -> Roles:
+    """Find the roles of a published tokenizer: what the caller says wins over its configuration, and that over names.
+
+    Args:
+        path: the file that the tokenizer came from, for messages.
+        backend: the tokenizer.
+        config: the content of `tokenizer_config.json`, empty where there is none.
+        given: token texts for some of the roles.
+
+    Raises:
+        InputError: a role that does not exist, a token that is not in the vocabulary, or no end token.
+    """
+    unknown = [role for role in given if role not in WELL_KNOWN]
+    if unknown:
+        raise InputError(
+            f"'{unknown[0]}' is not a role; expected one of {', '.join(WELL_KNOWN)}{nearest(unknown[0], WELL_KNOWN)}"
+        )
+    added = {token.content: index for index, token in backend.get_added_tokens_decoder().items()}
+    found: dict[str, int | None] = {}
+    for role, names in WELL_KNOWN.items():
+        named = given.get(role) or _content(config.get(f"{role}_token"))
+        if named is not None:
+            found[role] = _named_id(path, backend, role, named)
+            continue
+        stand_in = _content(config.get(f"{_STAND_INS[role]}_token")) if role in _STAND_INS else None
+        candidates = names if stand_in is None else (stand_in, *names)
+        found[role] = next((added[name] for name in candidates if name in added), None)
+    eos = found["eos"]
+    if eos is None:
+        raise InputError(f"{path}: no end token among {sorted(added) or 'no added tokens'}; name it as the eos role")
+    pad = eos if found["pad"] is None else found["pad"]
+    # Checkpoints without a start token (T5, Marian) start their decoder with the padding token.
+    bos = pad if found["bos"] is None else found["bos"]
+    unk = found["unk"] if found["unk"] != eos else None
+    sentinels = (added.get(sentinel(number)) for number in itertools.count())
+    consecutive = itertools.takewhile(lambda index: index is not None, sentinels)
+    return Roles(pad, unk, bos, eos, found["mask"], tuple(index for index in consecutive if index is not None))
+
+
+def _named_id(path: Path, backend: tokenizers.Tokenizer, role: str, named: str) -> int:
+    index: int | None = backend.token_to_id(named)
+    if index is None:
+        valid = nearest(named, backend.get_vocab(with_added_tokens=True))
+        raise InputError(f"{path}: the {role} token '{named}' is not in the vocabulary{valid}")
+    return index
+
+
+def _content(entry: object) -> str | None:
+    """Return the text of a token entry, which published files write as a string or as a record."""
+    if isinstance(entry, Mapping):
+        entry = entry.get("content")
+    return entry if isinstance(entry, str) else None

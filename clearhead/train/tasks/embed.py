@@ -1,0 +1,218 @@
+"""Embedding: one model reads both texts of a pair, and their vectors should be nearest to each other.
+
+Shape suffixes: N pairs, D width of a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.core import Transformer
+from clearhead.data import PairStore, cached_tokenizers, prepare_pairs
+from clearhead.data.contrast import (
+    ContrastBatch,
+    collate_contrast,
+    contrast_batches,
+    contrast_epoch,
+    contrast_plan,
+    store_groups,
+)
+from clearhead.data.framing import framed_length
+from clearhead.data.store import Indices, Rows
+from clearhead.errors import InputError
+from clearhead.predict.retrieval import recall_at
+from clearhead.spec import Model
+from clearhead.task import TaskRecord
+from clearhead.text import Tokenizer, TokenizerPair
+from clearhead.train.contrast_loss import contrastive_loss
+from clearhead.train.preflight import TokenSide
+from clearhead.train.progress import Progress
+from clearhead.train.runfile import RunFile
+from clearhead.train.settings import Validation
+from clearhead.train.tasks.parts import TaskParts, TaskSetup
+from clearhead.train.tasks.translate import pair_source, vocabulary_size
+from clearhead.train.validation import spread
+from clearhead.zoo import vector_head, with_head
+
+# Recall depends on how many texts there are to choose from, so the count is part of what the score means.
+_MOST_CHOICES = 2_000
+# The filter of pairs counts one special id beside a text, and a framed text has two.
+_UNCOUNTED = framed_length(0, paired=False) - 1
+
+
+def parts(setup: TaskSetup) -> TaskParts[ContrastBatch]:
+    """Prepare pairs, tokenizer and model of a contrastive run.
+
+    Raises:
+        InputError: the data, the tokenizer or the sizes cannot be used.
+    """
+    run_file, train = setup.run_file, setup.run_file.train
+    temperature = run_file.task.temperature
+    assert temperature is not None, "the run file fills its defaults"
+    if train.label_smoothing:
+        raise InputError("[train] label_smoothing has no effect for the task 'embed'; remove it")
+    tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
+    stores = _prepare(run_file, tokenizer, setup.progress)
+    store = stores["train"]
+    plan = contrast_plan(store, batch_tokens=train.batch_tokens, seed=train.seed)
+    batches = contrast_batches(store, batch_tokens=train.batch_tokens, seed=train.seed)
+    setup.progress.message(
+        f"{len(store) / batches.batches_per_epoch:.0f} pairs in a batch, each to be told from all others; "
+        f"padding: {100 * plan.padding_waste(0):.1f} % of the positions"
+    )
+
+    def loss(module: nn.Module, batch: ContrastBatch) -> tuple[Tensor, int]:
+        return batch_loss(module, batch.to(setup.device), temperature=temperature, bos_id=tokenizer.bos_id)[0]
+
+    return TaskParts(
+        tokenizers=TokenizerPair(source=tokenizer, target=tokenizer, joint=True),
+        spec=_spec(setup, tokenizer),
+        batches=batches,
+        loss=loss,
+        validate=ValidateContrast(
+            store=stores["valid"],
+            groups=store_groups(stores["valid"]),
+            batch_tokens=max(train.batch_tokens, 2 * run_file.data.max_length),
+            temperature=temperature,
+            bos_id=tokenizer.bos_id,
+            device=setup.device,
+        ),
+        sides=lambda module: _sides(setup, stores, tokenizer, module),
+        widest=_widest(store, plan.epoch(0)),
+        mean_tokens=plan.num_tokens / batches.batches_per_epoch,
+        record=TaskRecord(kind="embed", max_length=run_file.data.max_length),
+        valid_data=stores["valid"].identity,
+        score_name="recall@1",
+        best_by="score",
+    )
+
+
+def _spec(setup: TaskSetup, tokenizer: Tokenizer) -> Model:
+    # Which pool is usual is known only once there is a spec; any head will do to get one.
+    model = setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=vector_head(pool="mean"))
+    return with_head(model, vector_head(pool=setup.pool(model)))
+
+
+@dataclass(frozen=True)
+class ValidateContrast:
+    """Measures a module on held-out pairs.
+
+    Args:
+        store: the held-out pairs as ids.
+        groups: what `store_groups` says of them.
+        batch_tokens: padded tokens of one side of a batch; the batches are the same every time.
+        temperature: what cosines are divided by.
+        bos_id: what the decoder of a two-stack model reads.
+        device: where the module is.
+    """
+
+    store: PairStore
+    groups: Rows
+    batch_tokens: int
+    temperature: float
+    bos_id: int
+    device: torch.device
+
+    def __call__(self, module: nn.Module) -> Validation:
+        """Return the mean loss of a pair in nats, and recall@1 in percent, the mean of both directions."""
+        total, count = 0.0, 0
+        rows, firsts, seconds = [], [], []
+        for batch in contrast_epoch(self.store, self.groups, batch_tokens=self.batch_tokens):
+            (loss, labels), first_ND, second_ND = batch_loss(
+                module, batch.to(self.device), temperature=self.temperature, bos_id=self.bos_id
+            )
+            total += float(loss)
+            count += labels
+            rows.append(batch.rows)
+            firsts.append(first_ND.float().cpu().numpy())
+            seconds.append(second_ND.float().cpu().numpy())
+        place = np.argsort(np.concatenate(rows))[spread(len(self.store), _MOST_CHOICES)]
+        chosen = np.concatenate(rows)[place]
+        found = recall_at(np.concatenate(firsts)[place], np.concatenate(seconds)[place], groups=self.groups[chosen])
+        return Validation(loss=total / count, score=100 * found.mean)
+
+
+def batch_loss(
+    module: nn.Module, batch: ContrastBatch, *, temperature: float, bos_id: int
+) -> tuple[tuple[Float[Tensor, ""], int], Float[Tensor, "pairs width"], Float[Tensor, "pairs width"]]:
+    """Return the summed loss of a batch with the count of its pairs, and the vectors of both sides.
+
+    Args:
+        module: a Transformer whose head pools.
+        batch: on the module's device.
+        temperature: what cosines are divided by.
+        bos_id: what the decoder of a two-stack model reads: it sees the text through its memory alone.
+    """
+    assert isinstance(module, Transformer), "embedding needs the module that was built for it"
+    has_two_stacks = module.encoder is not None and module.decoder is not None
+    vectors = []
+    for ids_NT, mask_NT in ((batch.ids, batch.mask), (batch.other_ids, batch.other_mask)):
+        start_N1 = ids_NT.new_full((len(ids_NT), 1), bos_id) if has_two_stacks else None
+        vectors.append(module(ids_NT, start_N1, mask=mask_NT).logits)
+    first_ND, second_ND = vectors
+    return contrastive_loss(first_ND, second_ND, batch.groups, temperature=temperature), first_ND, second_ND
+
+
+def _train_tokenizer(run_file: RunFile) -> Tokenizer:
+    section = run_file.tokenizer
+    assert section.kind is not None, "the rules of the run file want kind or path"
+    pair = cached_tokenizers(
+        pair_source(run_file.data.train), kind=section.kind, vocab_size=vocabulary_size(run_file), joint=True
+    )
+    return pair.source
+
+
+def _prepare(run_file: RunFile, tokenizer: Tokenizer, progress: Progress) -> dict[str, PairStore]:
+    """Return the prepared pairs of training and validation, and say what the filters dropped."""
+    data, stores = run_file.data, {}
+    if data.max_length < framed_length(1, paired=False):
+        raise InputError(
+            f"[data] max_length is {data.max_length}; a text between its start and end token needs at least "
+            f"{framed_length(1, paired=False)}"
+        )
+    for name in ("train", "valid"):
+        try:
+            stores[name] = prepare_pairs(
+                pair_source(getattr(data, name)),
+                TokenizerPair(source=tokenizer, target=tokenizer, joint=True),
+                max_length=data.max_length - _UNCOUNTED,
+                max_ratio=data.max_ratio,
+                training=name == "train",
+            )
+        except InputError as error:
+            raise InputError(f"[data] {name}: {error}") from None
+        progress.message(f"{name}: {stores[name].report}")
+    if len(stores["valid"]) < 2:
+        raise InputError("[data] valid: there is 1 pair; recall needs at least 2 to choose from")
+    return stores
+
+
+def _widest(store: PairStore, batches: list[Indices]) -> ContrastBatch:
+    """Return the batch with the most positions, padding included."""
+
+    def positions(rows: Indices) -> int:
+        return len(rows) * int(store.source_lengths[rows].max() + store.target_lengths[rows].max())
+
+    return collate_contrast(store, max(batches, key=positions), store_groups(store))
+
+
+def _sides(setup: TaskSetup, stores: dict[str, PairStore], tokenizer: Tokenizer, module: nn.Module) -> list[TokenSide]:
+    """Describe both sides of the data as the module will see them, the longest of training and validation."""
+    sides = []
+    for name in ("source", "target"):
+        texts = [store.source_side if name == "source" else store.target_side for store in stores.values()]
+        sides.append(
+            setup.side(
+                name,
+                tokenizer,
+                module,
+                largest_id=max(int(part.ids.max()) for part in texts),
+                longest=max(framed_length(int(part.lengths.max()), paired=False) for part in texts),
+            )
+        )
+    return sides

@@ -1,0 +1,102 @@
+"""What the tasks on plain text share: the prepared text, its tokenizer, and the loss of held-out tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from clearhead.data import Batch
+from clearhead.data.corpus import Corpus, prepare_corpus
+from clearhead.data.prepare import cached_text_tokenizer
+from clearhead.data.texts import TextSource, parse_text_source
+from clearhead.errors import InputError
+from clearhead.text import Tokenizer, TokenizerPair
+from clearhead.train.loss import token_loss
+from clearhead.train.preflight import TokenSide
+from clearhead.train.runfile import RunFile
+from clearhead.train.runfile_sections import Section
+from clearhead.train.tasks.parts import TaskSetup
+from clearhead.train.tasks.translate import vocabulary_size
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """The prepared text of a run."""
+
+    train: Corpus
+    valid: Corpus
+
+
+def train_text_tokenizer(run_file: RunFile, *, mask: bool = False, sentinels: int = 0) -> Tokenizer:
+    """Train the tokenizer of a run on its training text, or find it again.
+
+    Args:
+        run_file: the checked run file.
+        mask: whether the vocabulary has a mask token.
+        sentinels: how many sentinel tokens it has.
+
+    Raises:
+        InputError: the text is unusable, or does not support the vocabulary.
+    """
+    section = run_file.tokenizer
+    assert section.kind is not None, "the rules of the run file want kind or path"
+    source, share = _part(run_file, "train")
+    return cached_text_tokenizer(
+        source, kind=section.kind, vocab_size=vocabulary_size(run_file), share=share, mask=mask, sentinels=sentinels
+    )
+
+
+def prepare_corpora(setup: TaskSetup, tokenizer: Tokenizer) -> Corpora:
+    """Return the prepared text of training and validation, and say how much it is.
+
+    Raises:
+        InputError: a source is unusable.
+    """
+    stores = []
+    for name in ("train", "valid"):
+        source, share = _part(setup.run_file, name)
+        try:
+            store = prepare_corpus(source, tokenizer, share=share)
+        except InputError as error:
+            raise InputError(f"[data] {name}: {error}") from None
+        setup.progress.message(f"{name}: {store.num_tokens:,} tokens in {len(store):,} documents")
+        stores.append(store)
+    return Corpora(*stores)
+
+
+def _part(run_file: RunFile, name: str) -> tuple[TextSource, tuple[float, float]]:
+    """Return the source of training or validation text, and which share of it that part is."""
+    held_out = run_file.data.valid
+    if isinstance(held_out, float):
+        table: object = run_file.data.train
+        share = (0.0, 1.0 - held_out) if name == "train" else (1.0 - held_out, 1.0)
+    else:
+        table, share = getattr(run_file.data, name), (0.0, 1.0)
+    assert isinstance(table, Section)
+    return parse_text_source(table.model_dump(exclude_none=True)), share
+
+
+def one_sided(tokenizer: Tokenizer) -> TokenizerPair:
+    """Return one tokenizer as the pair that a run keeps."""
+    return TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
+
+
+def text_sides(
+    setup: TaskSetup, tokenizer: Tokenizer, corpora: Corpora, module: nn.Module, *, longest: int
+) -> list[TokenSide]:
+    """Describe the text as the module will see it."""
+    largest = max(corpora.train.largest_id, corpora.valid.largest_id)
+    return [setup.side("source", tokenizer, module, largest_id=largest, longest=longest)]
+
+
+def mean_token_loss(module: nn.Module, batches: Iterable[Batch], device: torch.device) -> float:
+    """Return the mean loss of a label in nats, without label smoothing."""
+    total, count = 0.0, 0
+    for batch in batches:
+        loss, labels = token_loss(module, batch.to(device), label_smoothing=0.0)
+        total += float(loss)
+        count += labels
+    return total / max(1, count)

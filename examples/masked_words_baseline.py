@@ -1,0 +1,117 @@
+"""Take every word of every line out in turn, and print how often a masked model and two simpler guesses put it back.
+
+Usage: python examples/masked_words_baseline.py RUN TRAINING_TEXT UNSEEN_TEXT [MOST_LINES]
+
+RUN was trained with [task] kind = "fill" on TRAINING_TEXT, one text in each line. A word is a run of letters; capitals
+do not count. The unigram guess is always the commonest word. The bigram guess is the word with the largest
+a * P(word | word before) + b * P(word | word behind) + (1 - a - b) * P(word), where a and b are those that are best on
+the last tenth of the training text when the rest is counted. A model's blank is one entry of its vocabulary, so a word
+that its tokenizer writes in several pieces counts as wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import clearhead as ch
+
+SHARES = [(a / 5, b / 5) for a in range(5) for b in range(5 - a)]
+TUNED_ON = 400
+BLANK = "___"
+START, END = "<start>", "<end>"
+
+Question = tuple[str, str, str]
+"""A word, what stands before it and what stands behind it."""
+
+
+def words_of(line: str) -> list[re.Match[str]]:
+    """Return where the words of a line are."""
+    return [found for found in re.finditer(r"[^\W\d_]+", line) if found.group().isalpha()]
+
+
+def questions_of(line: str) -> list[Question]:
+    """Return every word of a line with its neighbours, which may be numbers or signs."""
+    tokens = [START, *re.findall(r"[^\W\d_]+|\d+|[^\w\s]", line.casefold()), END]
+    return [
+        (word, before, behind)
+        for before, word, behind in zip(tokens, tokens[1:], tokens[2:], strict=False)
+        if word.isalpha()
+    ]
+
+
+class Bigrams:
+    """Counts of words: alone, behind each word, and before each word."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.alone: Counter[str] = Counter()
+        self.behind: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.before: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for word, before, behind in (question for line in lines for question in questions_of(line)):
+            self.alone[word] += 1
+            self.behind[before][word] += 1
+            self.before[behind][word] += 1
+        self.commonest = self.alone.most_common(1)[0][0]
+
+    def guess(self, question: Question, shares: tuple[float, float]) -> str:
+        """Return the most probable word between the neighbours of a question."""
+        _, before, behind = question
+        scores: defaultdict[str, float] = defaultdict(float)
+        for share, counts in zip(shares, (self.behind[before], self.before[behind]), strict=True):
+            weight = share / max(1, counts.total())
+            for word, count in counts.items():
+                scores[word] += weight * count
+        scores[self.commonest] += 0.0
+        rest = (1 - sum(shares)) / self.alone.total()
+        return max(sorted(scores), key=lambda word: scores[word] + rest * self.alone[word])
+
+
+def accuracy(counts: Bigrams, questions: Sequence[Question], shares: tuple[float, float]) -> float:
+    """Return the share of questions that the bigram guess gets right."""
+    return sum(counts.guess(question, shares) == question[0] for question in questions) / max(1, len(questions))
+
+
+def best_shares(lines: Sequence[str]) -> tuple[float, float]:
+    """Return the weights of both neighbours that are best on the last tenth of the lines."""
+    held_out = max(1, len(lines) // 10)
+    counts = Bigrams(lines[:-held_out])
+    questions = [question for line in lines[-held_out:] for question in questions_of(line)][:TUNED_ON]
+    return max(SHARES, key=lambda shares: accuracy(counts, questions, shares))
+
+
+def model_hits(model: ch.Model, lines: Sequence[str]) -> list[bool]:
+    """Return for every word of the lines whether the model's first candidate is right."""
+    blanked, wanted = [], []
+    for line in lines:
+        for found in words_of(line):
+            blanked.append(line[: found.start()] + BLANK + line[found.end() :])
+            wanted.append(found.group().casefold())
+    answers = model.fill(blanked, top_k=1)
+    return [blanks[0][0].text.casefold() == word for blanks, word in zip(answers, wanted, strict=True)]
+
+
+def masked_words(run: str, training: Path, unseen: Path, most_lines: int | None = None) -> dict[str, float]:
+    """Return how many words were asked for, and which share of them each way gets right."""
+    train = [line for line in training.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in unseen.read_text(encoding="utf-8").splitlines() if words_of(line)][:most_lines]
+    questions = [question for line in lines for question in questions_of(line)]
+    counts, shares = Bigrams(train), best_shares(train)
+    hits = model_hits(ch.load(run), lines)
+    return {
+        "words": len(questions),
+        "unigram": sum(word == counts.commonest for word, _, _ in questions) / len(questions),
+        "bigram": accuracy(counts, questions, shares),
+        "model": sum(hits) / len(hits),
+    }
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (4, 5):
+        sys.exit(__doc__)
+    result = masked_words(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:]))
+    print(f"{result.pop('words'):,} words of unseen text, each taken out alone")
+    for name, share in result.items():
+        print(f"{name:8} {100 * share:5.1f} % right")

@@ -1,0 +1,42 @@
+"""Score what needs no model: each word gets the tag it had most often in training, unknown words the commonest tag.
+
+Usage: python examples/tag_baseline.py TRAIN.conll TEST.conll
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+
+from clearhead.data.tagged import parse_tagged_source, read_tagged
+from clearhead.data.tags import TaggedTexts
+from clearhead.predict.metrics import EntityScores, entity_f1
+
+
+def most_frequent_tags(train: TaggedTexts, test: TaggedTexts) -> EntityScores:
+    """Return how good the most frequent tags are.
+
+    Args:
+        train: sentences to count in.
+        test: sentences to score.
+    """
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    total: Counter[str] = Counter()
+    for words, tags in zip(train.words, train.tags, strict=True):
+        total.update(tags)
+        for word, tag in zip(words, tags, strict=True):
+            counts[word][tag] += 1
+    best = {word: _commonest(found) for word, found in counts.items()}
+    guesses = [[best.get(word, _commonest(total)) for word in words] for words in test.words]
+    return entity_f1(guesses, test.tags)
+
+
+def _commonest(counts: Counter[str]) -> str:
+    return min(counts, key=lambda tag: (-counts[tag], tag))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    scores = most_frequent_tags(*(read_tagged(parse_tagged_source({"text": path})) for path in sys.argv[1:]))
+    print(f"entity F1 {100 * scores.all.f1:.1f} %, words with the right tag {100 * scores.tag_accuracy:.1f} %")

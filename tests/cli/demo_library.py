@@ -1,0 +1,29 @@
+"""A small made-up library of Python files for the demos that read one, and settings with which they take seconds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+WORDS = ("value", "name", "path", "index", "result", "items", "parser", "reader")
+TINY = (
+    *("train.steps=3", "train.warmup=1", "train.validate_every=2", "train.batch_tokens=257", "model.width=16"),
+    *("model.heads=2", "model.layers=1", "model.feedforward=23", "tokenizer.vocab_size=307", "data.max_length=61"),
+)
+
+
+def made_up_library(folder: Path, count: int = 61) -> Path:
+    """Write modules that look like code; about one in twenty will be held out."""
+    source = random.Random(7)
+    folder.mkdir()
+    for number in range(count):
+        functions = []
+        for place in range(3):
+            one, two, three = source.sample(WORDS, 3)
+            loop = f"    for {one} in range(len({two})):\n        {three} = {two}[{one}]\n" if place else ""
+            functions.append(
+                f"def read_{one}({two}, {three}):\n    if {two} is None:\n        return {three}\n"
+                f"{loop}    return {three}\n"
+            )
+        (folder / f"module{number}.py").write_text("\n\n".join(functions), encoding="utf-8")
+    return folder

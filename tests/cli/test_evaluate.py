@@ -1,0 +1,193 @@
+"""`clearhead evaluate` measures each kind of model as its training did, and refuses what has no effect."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clearhead
+from tests.cli.test_commands import last_json, run
+from tests.cli.test_generate import refused
+
+Runs = Callable[[str], Path]
+
+
+def validated(run_directory: Path) -> dict[str, Any]:
+    """Return the last validation of a run."""
+    lines = (run_directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return next(row for row in reversed(rows) if row["valid_loss"] is not None)
+
+
+def data_of(run_directory: Path, kind: str) -> list[str]:
+    """Return the options that name the validation data of a tiny run."""
+    folder = run_directory.parent
+    column = ["--labels", "number" if kind == "number" else "label"]
+    return {
+        "generate": ["--text", f"{folder}/held-out.txt", "--document", "line"],
+        "fill": ["--text", f"{folder}/held-out.txt", "--document", "line"],
+        "denoise": ["--text", f"{folder}/held-out.txt", "--document", "line"],
+        "prefix": ["--text", f"{folder}/held-out.txt", "--document", "line"],
+        "several": ["--text", f"{folder}/valid.jsonl", *column],
+        "tag": ["--text", f"{folder}/valid.conll"],
+        "embed": ["--source", f"{folder}/valid.source", "--target", f"{folder}/valid.target"],
+    }.get(kind, ["--text", f"{folder}/valid.tsv", *column, *(["--pair", "other"] if kind == "pair" else [])])
+
+
+def evaluated(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    """Evaluate the last checkpoint of a tiny run on its validation data."""
+    found = runs(kind)
+    return last_json(run(capfd, "evaluate", f"{found}@last", *data_of(found, kind), "--json", *options))
+
+
+SCORES: dict[str, Callable[[dict[str, Any]], float]] = {
+    "classify": lambda record: 100 * record["accuracy"],
+    "pair": lambda record: 100 * record["accuracy"],
+    "number": lambda record: 100 * record["spearman"],
+    "several": lambda record: 100 * record["micro_f1"],
+    "tag": lambda record: 100 * record["f1"],
+    "embed": lambda record: 100 * record["recall_at_1"],
+}
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_it_agrees_with_the_validation(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    record, expected = evaluated(kind, runs, capfd), validated(runs(kind))
+    assert math.isclose(SCORES[kind](record), expected["valid_score"], rel_tol=1e-6, abs_tol=1e-6)
+    if "loss" in record:
+        assert math.isclose(record["loss"], expected["valid_loss"], rel_tol=1e-5)
+
+
+def test_the_loss_of_text_is_that_of_the_validation(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    record = evaluated("generate", runs, capfd)
+    text = (runs("generate").parent / "held-out.txt").read_bytes().replace(b"\n", b"")
+    assert math.isclose(record["loss"], validated(runs("generate"))["valid_loss"], rel_tol=1e-5)
+    assert math.isclose(record["perplexity"], math.exp(record["loss"]), rel_tol=1e-9)
+    assert record["bytes"] == len(text) and record["tokens"] == len(text) + 25
+    nats = record["loss"] * record["tokens"]
+    assert math.isclose(record["bits_per_byte"], nats / math.log(2) / len(text), rel_tol=1e-9)
+
+
+def test_a_stride_gives_each_token_more_before_it(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    apart = evaluated("generate", runs, capfd, "--window", "5")
+    sliding = evaluated("generate", runs, capfd, "--window", "5", "--stride", "1")
+    assert apart["tokens"] == sliding["tokens"] and apart["loss"] != sliding["loss"]
+    whole = evaluated("generate", runs, capfd, "--window", "101", "--stride", "1")
+    assert math.isclose(whole["loss"], evaluated("generate", runs, capfd)["loss"], rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["fill", "denoise", "prefix"])
+def test_hidden_tokens_are_the_same_every_time(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = (evaluated(kind, runs, capfd, "--seed", seed) for seed in ("1", "2"))
+    assert first == second and set(first) == {"loss", "perplexity", "accuracy"}
+    assert math.isclose(first["perplexity"], math.exp(first["loss"]), rel_tol=1e-9) and 0 <= first["accuracy"] <= 1
+
+
+def test_classes_for_a_person(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = runs("classify")
+    picture = tmp_path / "confusion.png"
+    out = run(capfd, "evaluate", str(found), *data_of(found, "classify"), "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for expected in ("accuracy", "macro F1", "precision", "early", "late"):
+        assert expected in out
+
+
+def test_the_table_of_classes_follows_from_the_matrix(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    record = evaluated("pair", runs, capfd)
+    matrix = np.array(record["confusion"])
+    assert matrix.sum() == record["texts"]
+    for index, (name, row) in enumerate(record["labels"].items()):
+        assert name == ("early", "late")[index] and row["count"] == matrix[index].sum()
+        predicted = matrix[:, index].sum()
+        assert row["precision"] == (matrix[index, index] / predicted if predicted else None)
+        assert row["recall"] == matrix[index, index] / row["count"]
+    f1 = [row["f1"] for row in record["labels"].values()]
+    assert math.isclose(record["macro_f1"], sum(f1) / len(f1), rel_tol=1e-9)
+
+
+def test_columns_by_number_and_labels_in_a_file(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = runs("classify")
+    by_name = evaluated("classify", runs, capfd)
+    rows = [line.split("\t") for line in (found.parent / "valid.tsv").read_text("utf-8").splitlines()[1:]]
+    (tmp_path / "plain.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    for name, column in (("texts", 0), ("labels", 1)):
+        (tmp_path / name).write_text("".join(f"{row[column]}\n" for row in rows), encoding="utf-8")
+    for text, labels in (("plain.tsv", "1"), ("texts", f"{tmp_path}/labels")):
+        options = ["--text", f"{tmp_path}/{text}", "--labels", labels, "--json"]
+        assert last_json(run(capfd, "evaluate", f"{found}@last", *options)) == by_name
+
+
+def test_entities_for_a_person(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    found = runs("tag")
+    out = run(capfd, "evaluate", str(found), *data_of(found, "tag"))
+    assert "NAME" in out and "accuracy of tags" in out
+
+
+def test_similarities_follow_scores(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = runs("embed")
+    sides = [(found.parent / f"valid.{side}").read_text("utf-8").splitlines() for side in ("source", "target")]
+    first, second = (clearhead.load(f"{found}@last").embed(side) for side in sides)
+    cosines = (first * second).sum(1)
+    (tmp_path / "scores").write_text("".join(f"{-cosine:.9f}\n" for cosine in cosines), encoding="utf-8")
+    record = evaluated("embed", runs, capfd, "--labels", str(tmp_path / "scores"), "--batch-size", "7")
+    assert record["pairs"] == len(cosines) and record["spearman"] < -0.99
+    (tmp_path / "scores").write_text("1\ntwo\n", encoding="utf-8")
+    options = [*data_of(found, "embed"), "--labels", str(tmp_path / "scores")]
+    assert "scores:2: expected a number" in refused(capfd, "evaluate", str(found), *options)
+    (tmp_path / "scores").write_text("1\n2\n", encoding="utf-8")
+    assert "has 2 lines, but there are 31 pairs" in refused(capfd, "evaluate", str(found), *options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "expected"),
+    [
+        ("classify", ["--text", "t"], "--labels is missing: a model trained to 'classify' is evaluated with --text F"),
+        ("embed", [], "--source and --target are missing"),
+        ("embed", ["--text", "t"], "--text has no effect here: a model trained to 'embed'"),
+        (
+            "tag",
+            ["--text", "t", "--labels", "l", "--window", "3"],
+            "--labels, --window have no effect here: a model trained to 'tag' is evaluated with --text F",
+        ),
+        ("generate", ["--text", "t", "--plot", "a.png"], "--plot has no effect here"),
+        ("fill", ["--text", "t", "--stride", "2"], "--stride has no effect here"),
+        ("classify", ["--text", "t", "--labels", "l", "--plot", "a.pdf"], "give a name that ends in .png"),
+        ("generate", ["--text", "nowhere"], "nowhere: there is no such file"),
+    ],
+)
+def test_a_wrong_combination_is_one_sentence(
+    kind: str, arguments: list[str], expected: str, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(capfd, "evaluate", str(runs(kind)), *arguments)
+    assert expected in message and message.count("\n") == 1, message
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "expected"),
+    [
+        ("prefix", ["--window", "3"], "--window has no effect here"),
+        ("several", ["--plot", "a.png"], "this model gives no single class"),
+        ("generate", ["--stride", "17"], "stride must be from 1 to the window of 16"),
+        ("generate", ["--text-column", "a"], "'field' belongs to JSON lines"),
+        ("classify", ["--text-column", "labl"], "there is no column 'labl'"),
+        ("pair", ["--labels", "lable"], "did you mean 'label'?"),
+    ],
+)
+def test_what_suits_the_task_but_not_the_data(
+    kind: str, arguments: list[str], expected: str, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = runs(kind)
+    assert expected in refused(capfd, "evaluate", str(found), *data_of(found, kind), *arguments)
+
+
+def test_labels_that_training_did_not_see(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.tsv").write_text("text\tlabel\na m u\tearly\nb n v\tlater\n", encoding="utf-8")
+    options = ["--text", f"{tmp_path}/t.tsv", "--labels", "label"]
+    message = refused(capfd, "evaluate", str(runs("classify")), *options)
+    assert "t.tsv:3" in message and "later" in message and "did you mean 'late'?" in message

@@ -1,0 +1,184 @@
+"""`clearhead new` for the tasks beyond translation: what it writes is accepted, trains, and fits the data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli.main import main
+from clearhead.train.runfile import load_run_file
+from tests.cli.test_generate import refused
+from tests.cli.tiny_run import PAIRS, write_pairs
+from tests.cli.tiny_tasks import LINES, SENTENCES, write_labelled, write_lines, write_sets, write_tagged
+
+KINDS = ("generate", "fill", "denoise", "classify", "tag", "embed")
+SMALL = ["train.steps=3", "train.warmup=1", "model.width=16", "model.feedforward=8", "model.layers=1", "model.heads=2"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tests run in the folder of their data, so that paths are short."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_data(folder: Path, kind: str) -> list[str]:
+    """Write data of one kind, and return the options that name it."""
+    if kind == "embed":
+        write_pairs(folder, "train", PAIRS)
+        return ["--source", "train.source", "--target", "train.target"]
+    if kind == "tag":
+        write_tagged(folder, "train", SENTENCES)
+        return ["--text", "train.conll"]
+    if kind == "classify":
+        write_labelled(folder, "train", SENTENCES)
+        return ["--text", "train.tsv", "--labels", "label"]
+    write_lines(folder / "text.txt", LINES)
+    return ["--text", "text.txt"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_writes_trains(kind: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", kind, *write_data(folder, kind), "--json"]) == 0, capfd.readouterr().err
+    record = json.loads(capfd.readouterr().out)
+    text = (folder / "run.toml").read_text(encoding="utf-8")
+    assert text.count("#") > 15 and f'kind = "{kind}"' in text
+    written = load_run_file(folder / "run.toml")
+    assert record["file"] == "run.toml" and record["run"] == written.train.run
+    assert main(["train", "run.toml", *SMALL]) == 0, capfd.readouterr().err
+    assert (folder / written.train.run / "checkpoints" / "step-3").is_dir()
+
+
+def test_every_kth_labelled_text_is_held_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = write_labelled(folder, "train", SENTENCES).read_bytes()
+    assert main(["new", "classify", "--text", "train.tsv", "--labels", "label", "--pair", "other"]) == 0
+    assert "held out 12 texts" in capfd.readouterr().err and (folder / "train.tsv").read_bytes() == before
+    parts = {}
+    for name in ("train", "valid"):
+        lines = (folder / "run-data" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        parts[name] = [json.loads(line) for line in lines]
+    assert [record["text"] for record in parts["valid"]] == SENTENCES[9::10]
+    assert sorted(record["text"] for part in parts.values() for record in part) == sorted(SENTENCES)
+    assert all(record["pair"] == record["text"][::-1] for part in parts.values() for record in part)
+    written = load_run_file(folder / "run.toml").data
+    assert written.train.model_dump(exclude_none=True) == {
+        "text": "run-data/train.jsonl", "labels": "label", "pair": "pair",
+    }  # fmt: skip
+
+
+def test_tagged_sentences_are_held_out_whole(folder: Path) -> None:
+    write_tagged(folder, "train", SENTENCES)
+    assert main(["new", "tag", "--text", "train.conll"]) == 0
+    lines = (folder / "run-data" / "valid.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [" ".join(json.loads(line)["tokens"]) for line in lines] == SENTENCES[9::10]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_validation_is_used_and_nothing_is_copied(kind: str, folder: Path) -> None:
+    options = write_data(folder, kind)
+    if kind == "embed":
+        write_pairs(folder, "val", PAIRS[:7])
+        valid = ["--valid-source", "val.source", "--valid-target", "val.target"]
+    else:
+        name = options[1].replace("train", "val")
+        (folder / name).write_bytes((folder / options[1]).read_bytes())
+        valid = ["--valid-text", name]
+    assert main(["new", kind, *options, *valid, "--run", "runs/x", "-o", "own.toml"]) == 0
+    written = load_run_file(folder / "own.toml")
+    given = written.data.valid.model_dump(exclude_none=True)
+    assert valid[1] in given.values() and written.train.run == "runs/x"
+    assert not list(folder.glob("*-data"))
+
+
+@pytest.mark.parametrize(("column", "expected"), [("label", "one"), ("number", "number")])
+def test_what_a_label_is_follows_from_the_column(column: str, expected: str, folder: Path) -> None:
+    write_labelled(folder, "train", SENTENCES)
+    assert main(["new", "classify", "--text", "train.tsv", "--labels", column]) == 0
+    assert load_run_file(folder / "run.toml").task.labels == expected
+
+
+def test_lists_are_several_labels(folder: Path) -> None:
+    write_sets(folder, "train", SENTENCES)
+    assert main(["new", "classify", "--text", "train.jsonl", "--labels", "label"]) == 0
+    assert load_run_file(folder / "run.toml").task.labels == "several"
+
+
+def test_columns_by_number_and_labels_in_a_file(folder: Path) -> None:
+    write_lines(folder / "texts", SENTENCES)
+    write_lines(folder / "labels", [sentence[0] for sentence in SENTENCES])
+    assert main(["new", "classify", "--text", "texts", "--labels", "labels"]) == 0
+    write_lines(folder / "plain.tsv", [f"{sentence[0]}\t{sentence}" for sentence in SENTENCES])
+    assert main(["new", "classify", "--text", "plain.tsv", "--labels", "0", "-o", "plain.toml"]) == 0
+    copies = [(folder / name / "train.jsonl").read_bytes() for name in ("run-data", "plain-data")]
+    assert copies[0] == copies[1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (LINES, "line"),
+        ([line.removesuffix(".") for line in LINES], "file"),
+        ([f"    {line}" for line in LINES], "file"),
+    ],
+)
+def test_sentences_are_documents_and_other_lines_are_not(lines: list[str], expected: str, folder: Path) -> None:
+    write_lines(folder / "text.txt", lines)
+    assert main(["new", "generate", "--text", "text.txt"]) == 0
+    assert load_run_file(folder / "run.toml").data.train.model_dump()["document"] == expected
+    assert main(["new", "generate", "--text", "text.txt", "--document", "paragraph", "-o", "own.toml"]) == 0
+    assert load_run_file(folder / "own.toml").data.train.model_dump()["document"] == "paragraph"
+
+
+def test_a_folder_of_text(folder: Path) -> None:
+    (folder / "corpus").mkdir()
+    for index in range(5):
+        write_lines(folder / "corpus" / f"{index}.txt", LINES[index::5])
+    assert main(["new", "generate", "--text", "corpus"]) == 0
+    written = load_run_file(folder / "run.toml")
+    assert written.train.run == "runs/corpus-generate" and written.data.valid == 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["classify", "--text", "t"], "--labels is missing: new classify takes --text F --labels F"),
+        (["generate"], "--text is missing"),
+        (["translate", "--text", "t"], "--text cannot be used here: new translate takes --source F --target F"),
+        (["tag", "--text", "t", "--labels", "l"], "--labels cannot be used here: new tag takes --text F"),
+        (["fill", "--text", "t", "--valid-source", "a"], "--valid-source cannot be used here"),
+        (["classify", "--text", "t", "--labels", "l", "--valid-labels", "v"], "--valid-labels has no effect without"),
+        (["generate", "--text", "nowhere"], "nowhere: there is no such file"),
+        (["clasify", "--text", "t"], "did you mean 'classify'?"),
+    ],
+)
+def test_what_is_missing_or_too_much_is_named(
+    arguments: list[str], expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert expected in refused(capfd, "new", *arguments)
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "expected"),
+    [("classify", 19, "has 19 texts"), ("tag", 19, "has 19 tagged sentences"), ("generate", 7, "needs at least 1000")],
+)
+def test_too_little_data(kind: str, count: int, expected: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = write_data(folder, kind)
+    if kind == "classify":
+        write_labelled(folder, "train", SENTENCES[::6][:count])
+    elif kind == "tag":
+        write_tagged(folder, "train", SENTENCES[:count])
+    else:
+        write_lines(folder / "text.txt", LINES[:count])
+    assert expected in refused(capfd, "new", kind, *options)
+
+
+def test_labels_that_cannot_be_learned(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_lines(folder / "texts", SENTENCES)
+    write_lines(folder / "same", ["x"] * len(SENTENCES))
+    write_lines(folder / "all", SENTENCES)
+    assert "at least two classes" in refused(capfd, "new", "classify", "--text", "texts", "--labels", "same")
+    assert "a label of its own" in refused(capfd, "new", "classify", "--text", "texts", "--labels", "all")
+    assert not (folder / "run.toml").exists()

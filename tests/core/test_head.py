@@ -1,0 +1,64 @@
+"""Pools see real tokens only, wherever the padding stands; unit vectors have length 1."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead import spec
+from clearhead.core.head import Head
+from clearhead.errors import InputError
+from clearhead.zoo import Recipe, label_head, resolve, token_head, vector_head, with_head
+
+WIDTH = 7
+
+
+def states() -> tuple[torch.Tensor, list[int]]:
+    torch.manual_seed(3)
+    return torch.randn(5, 11, WIDTH), [11, 1, 3, 8, 5]
+
+
+@pytest.mark.parametrize("by", ["first", "mean", "last"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_pool_is_that_of_the_real_tokens_alone(by: str, side: str) -> None:
+    real, lengths = states()
+    head = Head(WIDTH, spec.Head(layers=(spec.Pool(by=by),)))
+    padded = torch.full((5, 13, WIDTH), 1e6)
+    mask = torch.zeros(5, 13, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        place = slice(0, length) if side == "right" else slice(13 - length, 13)
+        padded[row, place], mask[row, place] = real[row, :length], True
+    found = head(padded, mask)
+    for row, length in enumerate(lengths):
+        text = real[row, :length]
+        expected = {"first": text[0], "mean": text.mean(0), "last": text[-1]}[by]
+        torch.testing.assert_close(found[row], expected)
+        torch.testing.assert_close(head(text[None])[0], expected)
+
+
+def test_a_unit_has_length_one_and_keeps_its_direction() -> None:
+    real, _ = states()
+    head = Head(WIDTH, vector_head(pool="mean"))
+    found, mean = head(real), real.mean(1)
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(5))
+    torch.testing.assert_close(found * mean.norm(dim=1, keepdim=True), mean)
+
+
+def test_outputs_are_of_sequences_where_a_head_pools_and_of_tokens_where_not() -> None:
+    real, _ = states()
+    pooled, tokens = Head(WIDTH, label_head(WIDTH, 3, pool="last")), Head(WIDTH, token_head(3))
+    for module in (pooled, tokens):
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter)
+    assert pooled.is_pooled and pooled(real).shape == (5, 3)
+    assert not tokens.is_pooled and tokens(real).shape == (5, 11, 3)
+
+
+def test_a_head_that_does_not_fit_is_refused() -> None:
+    model = resolve(Recipe(family="encoder", layers=1, width=6, heads=2), source_vocab=29, target_vocab=29)
+    assert with_head(model, vector_head(pool="first")).encoder == model.encoder
+    twice = spec.Head(layers=(spec.Pool(by="mean"), spec.Pool(by="mean")))
+    with pytest.raises(InputError, match="pooled once, got 2"):
+        with_head(model, twice)
+    with pytest.raises(InputError, match="last layer must be linear where nothing is pooled"):
+        with_head(model, spec.Head(layers=(spec.Unit(),)))

@@ -1,0 +1,113 @@
+"""Generation options: which method follows from them, and every fault and conflict at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from clearhead.errors import InputError
+from clearhead.generate.options import GenerateOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        (GenerateOptions(), "greedy"),
+        (GenerateOptions(temperature=0), "greedy"),
+        (GenerateOptions(temperature=0.8), "sample"),
+        (GenerateOptions(top_k=5), "sample"),
+        (GenerateOptions(top_p=0.9), "sample"),
+        (GenerateOptions(min_p=0.1), "sample"),
+        (GenerateOptions(seed=0), "sample"),
+        (GenerateOptions(num_return_sequences=3), "sample"),
+        (GenerateOptions(penalty_alpha=0.6, top_k=4), "contrastive"),
+        (GenerateOptions(beam_size=4, num_return_sequences=3), "beam"),
+        (GenerateOptions(top_k=0, top_p=1, min_p=0, penalty_alpha=0, repetition_penalty=1, stop=[]), "greedy"),
+    ],
+)
+def test_the_method_follows_from_the_options(options: GenerateOptions, method: str) -> None:
+    assert options.method == method
+    assert options.divisor == (0.8 if options.temperature == 0.8 else 0.0 if options.temperature == 0 else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("min_new_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("no_repeat_ngram_size", -1),
+        ("num_return_sequences", 0),
+        ("beam_size", 0),
+        ("length_penalty", -1.0),
+        ("penalty_alpha", 1.5),
+        ("seed", -1),
+        ("batch_size", 0),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+    ],
+)
+def test_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"^{name} must be ") as caught:
+        GenerateOptions(**{name: value})
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 2.0), ("seed", True), ("temperature", "1"), ("stop", 7)])
+def test_value_of_wrong_type_is_refused_by_name(name: str, value: Any) -> None:
+    """Set behind the constructor's back, where the type checker of the test run cannot get in first."""
+    options = GenerateOptions()
+    object.__setattr__(options, name, value)
+    with pytest.raises(InputError, match=f"^{name} must be .* not {value!r}"):
+        options.__post_init__()
+
+
+CONFLICTS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"temperature": 0, "top_k": 5, "top_p": 0.9, "min_p": 0.1}, ["top_k", "top_p", "min_p"]),
+    ({"temperature": 0, "seed": 1, "num_return_sequences": 2}, ["seed", "num_return_sequences"]),
+    (
+        {"beam_size": 3, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 1, "penalty_alpha": 0.6,
+         "stop": "a"},
+        ["temperature", "top_k", "top_p", "min_p", "seed", "penalty_alpha", "stop"],
+    ),
+    (
+        {"penalty_alpha": 0.6, "top_k": 4, "temperature": 0.5, "top_p": 0.9, "min_p": 0.1, "seed": 1,
+         "num_return_sequences": 2},
+        ["temperature", "top_p", "min_p", "seed", "num_return_sequences"],
+    ),
+    ({"penalty_alpha": 0.6}, ["penalty_alpha needs top_k"]),
+    ({"penalty_alpha": 0.6, "top_k": 1}, ["penalty_alpha needs top_k"]),
+    ({"length_penalty": 0.6}, ["length_penalty"]),
+    ({"beam_size": 2, "num_return_sequences": 3}, ["num_return_sequences is 3 but beam_size is 2"]),
+    ({"min_new_tokens": 5, "max_new_tokens": 3}, ["min_new_tokens is 5"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "named"), CONFLICTS)
+def test_options_in_conflict_are_all_named(options: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        GenerateOptions(**options)
+    message = str(caught.value)
+    assert all(name in message for name in named)
+    assert len(named) == 1 or f"has {len(named)} faults" in message.replace("have", "has"), message
+
+
+def test_all_values_out_of_range_are_in_one_report() -> None:
+    with pytest.raises(InputError, match="the generation options has 3 faults"):
+        GenerateOptions(top_k=-1, top_p=2.0, stop="")
+
+
+def test_stops_are_one_text_or_several() -> None:
+    assert GenerateOptions(stop="ab").stops == ("ab",)
+    assert GenerateOptions(stop=["a", "b"]).stops == ("a", "b")
+    assert GenerateOptions().stops == ()

@@ -1,0 +1,147 @@
+"""Logits processors against those of the transformers library, value by value, and what padding must not change."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.processors import (
+    NO_ID,
+    BannedIds,
+    MinimumLength,
+    MinP,
+    NoRepeatNGram,
+    Processor,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    apply,
+)
+from clearhead.generate.sampling import processors, warpers
+
+peer = pytest.importorskip("transformers.generation.logits_process", reason="transformers is not installed")
+
+EOS, PROMPT = 2, 5
+
+
+def logits_of(shape: str) -> Tensor:
+    """Logits of every kind that is hard: ties in plenty, a peak, ids that are banned already, a large vocabulary."""
+    torch.manual_seed(7)
+    match shape:
+        case "plain":
+            return torch.randn(7, 29) * 3
+        case "ties":
+            return torch.randint(-3, 4, (11, 31)).float()
+        case "flat":
+            return torch.zeros(3, 17)
+        case "peak":
+            return torch.randn(3, 37) + 40 * torch.eye(3, 37)
+        case "banned":
+            return torch.randn(5, 23).masked_fill(torch.rand(5, 23) < 0.6, -torch.inf).index_fill(1, torch.tensor(3), 1)
+        case "large":
+            return torch.randn(5, 5003) * 4
+        case _:
+            return (torch.randn(5, 5003) * 4).round()
+
+
+SHAPES = ["plain", "ties", "flat", "peak", "banned", "large", "large ties"]
+
+
+def ids_of(logits_RV: Tensor, length: int = 19) -> Tensor:
+    return torch.randint(min(logits_RV.shape[1], 11), (len(logits_RV), length))
+
+
+def pairs() -> dict[str, tuple[Processor, Any]]:
+    """Ours and theirs with the same settings."""
+    found: dict[str, tuple[Processor, Any]] = {
+        "minimum reached": (MinimumLength(14, EOS, PROMPT), peer.MinNewTokensLengthLogitsProcessor(PROMPT, 14, EOS)),
+        "minimum ahead": (MinimumLength(15, EOS, PROMPT), peer.MinNewTokensLengthLogitsProcessor(PROMPT, 15, EOS)),
+        "banned": (BannedIds(torch.tensor([1, 7, 11])), peer.SuppressTokensLogitsProcessor([1, 7, 11])),
+    }
+    for value in (0.3, 1.7):
+        found[f"temperature {value}"] = Temperature(value), peer.TemperatureLogitsWarper(value)
+        found[f"repetition {value}"] = RepetitionPenalty(value), peer.RepetitionPenaltyLogitsProcessor(value)
+    for size in (1, 2, 3, 19, 23):
+        found[f"n-gram {size}"] = NoRepeatNGram(size), peer.NoRepeatNGramLogitsProcessor(size)
+    for count in (1, 5, 10**6):
+        found[f"top-k {count}"] = TopK(count), peer.TopKLogitsWarper(count)
+    for share in (0.05, 0.5, 0.9, 0.999, 1.0):
+        found[f"top-p {share}"] = TopP(share), peer.TopPLogitsWarper(share)
+        found[f"min-p {share}"] = MinP(share), peer.MinPLogitsWarper(share)
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_processor_gives_the_values_of_transformers(shape: str) -> None:
+    for name, (ours, theirs) in pairs().items():
+        logits_RV = logits_of(shape)
+        ids_RT = ids_of(logits_RV)
+        before = logits_RV.clone()
+        found, expected = ours(logits_RV, ids_RT), theirs(ids_RT, logits_RV.clone())
+        if shape == "large ties" and name.startswith("top-p"):
+            # Sorting promises no order of equal values, so only how many of them stay can be compared.
+            found, expected = found.sort(1).values, expected.sort(1).values
+        assert torch.equal(found, expected), name
+        assert torch.equal(logits_RV, before), f"{name} changed its argument"
+
+
+def test_the_order_is_that_of_transformers() -> None:
+    """Their own list for the same options, class by class, and the same values from the whole chain."""
+    utils = pytest.importorskip("transformers.generation.utils")
+    options = GenerateOptions(
+        temperature=0.7, top_k=9, top_p=0.8, min_p=0.05, repetition_penalty=1.3, no_repeat_ngram_size=2,
+        min_new_tokens=7, max_new_tokens=11,
+    )  # fmt: skip
+    config = utils.GenerationConfig(
+        temperature=0.7, top_k=9, top_p=0.8, min_p=0.05, repetition_penalty=1.3, no_repeat_ngram_size=2,
+        min_new_tokens=7, max_new_tokens=11, do_sample=True, suppress_tokens=[0, 1],
+    )  # fmt: skip
+    config._eos_token_tensor = torch.tensor([EOS])
+    model = SimpleNamespace(
+        config=SimpleNamespace(is_encoder_decoder=False), _merge_criteria_processor_list=lambda own, _: own
+    )
+    theirs = utils.GenerationMixin._get_logits_processor(model, config, input_ids_seq_length=PROMPT, device="cpu")
+    ours = [*processors(options, EOS, PROMPT, torch.tensor([0, 1])), *warpers(options)]
+    same = {
+        "RepetitionPenalty": "RepetitionPenaltyLogitsProcessor", "NoRepeatNGram": "NoRepeatNGramLogitsProcessor",
+        "MinimumLength": "MinNewTokensLengthLogitsProcessor", "BannedIds": "SuppressTokensLogitsProcessor",
+        "Temperature": "TemperatureLogitsWarper", "TopK": "TopKLogitsWarper", "TopP": "TopPLogitsWarper",
+        "MinP": "MinPLogitsWarper",
+    }  # fmt: skip
+    assert [same[type(one).__name__] for one in ours] == [type(one).__name__ for one in theirs]
+    for length in (PROMPT, PROMPT + 6, PROMPT + 7):
+        logits_RV = logits_of("ties")
+        ids_RT = ids_of(logits_RV, length)
+        found = apply(ours, logits_RV, ids_RT)
+        assert torch.equal(found, theirs(ids_RT, logits_RV))
+        assert bool((found == -torch.inf).any()) and bool((found > -torch.inf).any(1).all())
+
+
+def test_padding_in_front_repeats_nothing() -> None:
+    """Rows of different lengths give what each gives alone, and what transformers gives for its padding lengths."""
+    logits_RV = logits_of("plain")
+    ids_RT = torch.randint(3, 9, (7, 13))
+    lengths = [13, 1, 2, 7, 3, 11, 5]
+    padded_RT = ids_RT.clone()
+    for row, length in enumerate(lengths):
+        padded_RT[row, : 13 - length] = NO_ID
+    for processor in (RepetitionPenalty(1.7), NoRepeatNGram(1), NoRepeatNGram(2), NoRepeatNGram(3)):
+        found = processor(logits_RV, padded_RT)
+        for row, length in enumerate(lengths):
+            alone = processor(logits_RV[row : row + 1], ids_RT[row : row + 1, 13 - length :])
+            assert torch.equal(found[row : row + 1], alone)
+    theirs = peer.RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=13 - torch.tensor(lengths))
+    assert torch.equal(RepetitionPenalty(1.7)(logits_RV, padded_RT), theirs(padded_RT.clamp(min=0), logits_RV))
+
+
+def test_top_p_of_a_large_vocabulary_sorts_only_its_likely_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the parity above would not speak of the short list at all."""
+    monkeypatch.setattr(Tensor, "sort", None, raising=False)
+    kept = TopP(0.9)(logits_of("large"), torch.zeros(5, 1, dtype=torch.int64)) > -torch.inf
+    assert int(kept.sum(1).min()) > 1 and int(kept.sum(1).max()) < 5003 // 4

@@ -1,0 +1,223 @@
+"""Vectors of texts: alone or in company, in the order given, of length 1, and cosines and recall made of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.core import Transformer, build
+from clearhead.errors import InputError, RunFailure
+from clearhead.predict.embed import embed, vector_width
+from clearhead.predict.retrieval import Recall, evaluate_retrieval, recall_at
+from clearhead.predict.similarity import similarity
+from clearhead.text import Tokenizer, train_tokenizer
+from clearhead.zoo import Recipe, label_head, resolve, vector_head, with_head
+
+WIDTH = 14
+TEXTS = ["aa bb cc dd ee ff gg", "hh", "", "aa bb cc", "gg hh aa bb cc dd ee ff gg hh aa", "dd ee", "bb"]
+MODELS = [("encoder", "mean"), ("encoder", "first"), ("decoder", "last"), ("encoder-decoder", "last")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer("word", ["aa bb cc dd ee ff gg hh"], vocab_size=100)
+
+
+def model(
+    tokenizer: Tokenizer, family: str = "encoder", pool: str = "mean", positions: str = "rotary", segments: int = 0
+) -> Transformer:
+    sizes = {"layers": 2, "width": WIDTH, "heads": 7, "feedforward": 11, "max_positions": 13}
+    recipe = Recipe(family=family, positions=positions, segments=segments, **sizes)  # type: ignore[arg-type]
+    base = resolve(recipe, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size)
+    torch.manual_seed(3)
+    return build(with_head(base, vector_head(pool=pool)))  # type: ignore[arg-type]
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("family", "pool"), MODELS)
+def test_a_vector_depends_on_its_text_alone(tokenizer: Tokenizer, family: str, pool: str) -> None:
+    module = model(tokenizer, family, pool)
+    together = embed(module, tokenizer, TEXTS)
+    assert together.dtype == np.float32 and together.shape == (len(TEXTS), WIDTH)
+    alone = np.concatenate([embed(module, tokenizer, [text]) for text in TEXTS])
+    assert_close(together, alone)
+    assert_close(embed(module, tokenizer, TEXTS, batch_tokens=1), alone)
+    assert_close(embed(module, tokenizer, TEXTS[::-1])[::-1], alone)
+    assert len(np.unique(alone.round(4), axis=0)) == len(TEXTS), "different texts have different vectors here"
+
+
+@pytest.mark.parametrize(("family", "pool"), MODELS)
+def test_every_vector_has_length_one(tokenizer: Tokenizer, family: str, pool: str) -> None:
+    vectors = embed(model(tokenizer, family, pool), tokenizer, TEXTS)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("family", "pool"), MODELS)
+def test_padding_on_either_side_changes_nothing(tokenizer: Tokenizer, family: str, pool: str) -> None:
+    module = model(tokenizer, family, pool).eval()
+    framed = [tokenizer.bos_id, *tokenizer.encode("aa bb cc"), tokenizer.eos_id]
+    pads = [tokenizer.pad_id] * 3
+    start = torch.tensor([[tokenizer.bos_id]]) if family == "encoder-decoder" else None
+    with torch.inference_mode():
+        plain, right, left = (
+            module(torch.tensor([ids]), start, mask=torch.tensor([mask])).logits
+            for ids, mask in (
+                (framed, [True] * 5),
+                ([*framed, *pads], [True] * 5 + [False] * 3),
+                ([*pads, *framed], [False] * 3 + [True] * 5),
+            )
+        )
+    torch.testing.assert_close(right, plain)
+    torch.testing.assert_close(left, plain)
+    assert_close(embed(module, tokenizer, ["aa bb cc"]), plain.numpy())
+
+
+def test_the_vector_is_the_pooled_state(tokenizer: Tokenizer) -> None:
+    """Worked out from the last states, without the head."""
+    ids = torch.tensor([[tokenizer.bos_id, *tokenizer.encode("aa bb cc"), tokenizer.eos_id]])
+    for pool in ("mean", "first", "last"):
+        module = model(tokenizer, pool=pool).eval()
+        with torch.inference_mode():
+            hidden = module(ids).hidden[0].numpy()
+        state = {"mean": hidden.mean(0), "first": hidden[0], "last": hidden[-1]}[pool]
+        assert_close(embed(module, tokenizer, ["aa bb cc"])[0], state / np.linalg.norm(state))
+
+
+def test_an_empty_text_is_its_start_and_end(tokenizer: Tokenizer) -> None:
+    module = model(tokenizer)
+    ids = torch.tensor([[tokenizer.bos_id, tokenizer.eos_id]])
+    with torch.inference_mode():
+        expected = module.eval()(ids).logits.numpy()
+    assert_close(embed(module, tokenizer, [""]), expected)
+
+
+def test_a_pair_is_read_as_one_sequence(tokenizer: Tokenizer) -> None:
+    module = model(tokenizer, segments=2)
+    pairs = [("aa bb", "cc"), ("dd", ""), ("aa", "bb cc")]
+    found = embed(module, tokenizer, pairs)
+    bos, eos = tokenizer.bos_id, tokenizer.eos_id
+    for vector, (first, second) in zip(found, pairs, strict=True):
+        one, two = [bos, *tokenizer.encode(first), eos], [*tokenizer.encode(second), eos]
+        segments = torch.tensor([[0] * len(one) + [1] * len(two)])
+        with torch.inference_mode():
+            expected = module.eval()(torch.tensor([one + two]), segments=segments).logits[0].numpy()
+        assert_close(vector, expected)
+    assert np.abs(found[0] - found[2]).max() > 1e-3
+    with pytest.raises(InputError, match="received 1 texts among 2 pairs"):
+        embed(module, tokenizer, [("aa", "bb"), "cc", ("dd", "ee")])
+
+
+def test_the_module_keeps_its_mode_and_dropout_is_off(tokenizer: Tokenizer) -> None:
+    module = model(tokenizer).train()
+    first, second = embed(module, tokenizer, TEXTS), embed(module, tokenizer, TEXTS)
+    assert module.training
+    np.testing.assert_array_equal(first, second)
+
+
+def test_no_text_gives_no_vector(tokenizer: Tokenizer) -> None:
+    assert embed(model(tokenizer), tokenizer, []).shape == (0, WIDTH)
+
+
+def test_the_width_is_that_of_the_last_map(tokenizer: Tokenizer) -> None:
+    base = model(tokenizer).spec
+    module = build(with_head(base, label_head(WIDTH, 3, pool="mean")))
+    assert vector_width(module) == 3
+    assert embed(module, tokenizer, TEXTS).shape == (len(TEXTS), 3)
+
+
+def test_what_cannot_be_embedded_is_said(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match="put the single text into a list"):
+        embed(model(tokenizer), tokenizer, "aa bb")
+    words = build(resolve(Recipe(family="encoder", layers=1, width=WIDTH, heads=7), source_vocab=17, target_vocab=17))
+    with pytest.raises(InputError, match=r'head pools .* train one with .task. kind = "embed"'):
+        embed(words, tokenizer, TEXTS)
+    with pytest.raises(InputError, match="text 2 has 14 tokens, but the model has 13 positions"):
+        embed(model(tokenizer, positions="learned"), tokenizer, ["aa", "aa " * 12])
+
+
+def test_broken_weights_are_said(tokenizer: Tokenizer) -> None:
+    module = model(tokenizer)
+    with torch.no_grad():
+        module.encoder.embedding.rows.weight[tokenizer.encode("hh")[0]] = float("nan")  # type: ignore[union-attr]
+    with pytest.raises(RunFailure, match="the vector of text 2 is not finite, and those of 1 others"):
+        embed(module, tokenizer, TEXTS)
+
+
+def test_similarity_is_the_cosine(tokenizer: Tokenizer) -> None:
+    module = model(tokenizer)
+    vectors = embed(module, tokenizer, TEXTS)
+    found = similarity(module, tokenizer, TEXTS, TEXTS[::-1])
+    assert found.shape == (len(TEXTS),)
+    assert_close(found, np.array([one @ two for one, two in zip(vectors, vectors[::-1], strict=True)]))
+    np.testing.assert_allclose(similarity(module, tokenizer, TEXTS, TEXTS), 1.0, atol=1e-6)
+    assert similarity(module, tokenizer, TEXTS, TEXTS).max() <= 1.0
+    with pytest.raises(InputError, match="7 first texts but 6 second ones"):
+        similarity(module, tokenizer, TEXTS, TEXTS[1:])
+
+
+def unit(seed: int, count: int = 31) -> np.ndarray:
+    vectors = np.random.default_rng(seed).normal(size=(count, 5)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def sorted_recall(questions: np.ndarray, answers: np.ndarray, k: int, groups: list[int]) -> float:
+    """Recall by sorting all answers of each question, the way it is defined."""
+    hits = 0
+    for row, question in enumerate(questions):
+        order = sorted(range(len(answers)), key=lambda index: -float(question @ answers[index]))
+        hits += any(groups[index] == groups[row] for index in order[:k])
+    return hits / len(questions)
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+@pytest.mark.parametrize("entries", [1, 100, 2**24])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_recall_is_what_sorting_finds(monkeypatch: pytest.MonkeyPatch, k: int, entries: int, grouped: bool) -> None:
+    monkeypatch.setattr("clearhead.predict.retrieval._CHUNK_ENTRIES", entries)
+    first = unit(1)
+    second = first + 0.5 * unit(2)
+    second /= np.linalg.norm(second, axis=1, keepdims=True)
+    groups = [row // 2 for row in range(31)] if grouped else list(range(31))
+    found = recall_at(first, second, k, groups=np.array(groups) if grouped else None)
+    assert found == Recall(sorted_recall(first, second, k, groups), sorted_recall(second, first, k, groups))
+    assert found.mean == (found.forward + found.backward) / 2
+    assert 0 < found.mean <= 1
+
+
+def test_recall_has_two_directions() -> None:
+    """Each first text finds its partner, but the first of the second texts is nearer to another."""
+    similarity_33 = np.array([[0.5, 0.4, 0.3], [0.6, 0.7, 0.2], [0.1, 0.2, 0.8]], dtype=np.float32)
+    first, second = np.eye(3, dtype=np.float32), np.ascontiguousarray(similarity_33.T)
+    assert recall_at(first, second) == Recall(1.0, 2 / 3)
+    assert recall_at(second, first) == Recall(2 / 3, 1.0)
+    assert recall_at(first, second, 2) == Recall(1.0, 1.0)
+
+
+def test_equal_vectors_find_nothing() -> None:
+    same = np.ones((7, 1), dtype=np.float32)
+    assert recall_at(same, same) == Recall(0.0, 0.0)
+    assert recall_at(same, same, 7) == Recall(1.0, 1.0)
+    assert recall_at(same, same, groups=np.zeros(7, dtype=np.int64)) == Recall(1.0, 1.0)
+
+
+def test_retrieval_is_recall_of_the_vectors(tokenizer: Tokenizer) -> None:
+    module = model(tokenizer)
+    firsts, seconds = ["aa bb", "cc", "aa bb", "dd ee", "ff"], ["bb aa", "cc dd", "gg", "ee", "ff ff"]
+    vectors = [embed(module, tokenizer, texts) for texts in (firsts, seconds)]
+    groups = np.array([0, 1, 0, 3, 4])
+    found = evaluate_retrieval(module, tokenizer, firsts, seconds, ks=(1, 3))
+    assert found == {k: recall_at(vectors[0], vectors[1], k, groups=groups) for k in (1, 3)}
+    assert found[3].mean >= found[1].mean
+
+
+def test_recall_says_what_it_needs() -> None:
+    with pytest.raises(InputError, match="k is 0"):
+        recall_at(unit(1), unit(2), 0)
+    with pytest.raises(InputError, match="31 first texts but 30"):
+        recall_at(unit(1), unit(2, 30))
+    with pytest.raises(InputError, match="no pairs"):
+        recall_at(unit(1, 0), unit(2, 0))

@@ -1,0 +1,197 @@
+"""Tags of words: what the module says at each word's first piece, where the entities stand, and who may not answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.core import Transformer
+from clearhead.data.tagged import parse_tagged_source
+from clearhead.data.word_splitting import WordSplitter
+from clearhead.errors import InputError, RunFailure
+from clearhead.predict.metrics import entity_spans
+from clearhead.predict.tag import Entity, evaluate_tagged, tag, tag_words
+from clearhead.task import TaskRecord
+from clearhead.text import Tokenizer
+from tests.predict.labelled_models import character_tokenizer, model, random_texts
+
+TAGS = ("O", "B-A", "I-A", "B-B", "I-B")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return character_tokenizer()
+
+
+@pytest.fixture(params=["encoder", "decoder"])
+def module(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Transformer:
+    return model(request.param, tokenizer, count=5)
+
+
+def record(**changes: Any) -> TaskRecord:
+    return TaskRecord(**{"kind": "tag", "labels": TAGS, "max_length": 200, **changes})
+
+
+def said_alone(module: Transformer, tokenizer: Tokenizer, words: list[str]) -> list[list[float]]:
+    """The probabilities of each word's tags; a character tokenizer shows where its first piece is."""
+    text = " ".join(words)
+    ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
+    with torch.no_grad():
+        logits = module.eval()(torch.tensor([ids])).logits
+    assert logits is not None
+    places = np.cumsum([1, *(len(word) + 1 for word in words[:-1])])
+    rows: list[list[float]] = logits[0, places].softmax(1).tolist()
+    return rows
+
+
+def split(text: str) -> list[tuple[int, int]]:
+    return WordSplitter().spans(text)
+
+
+def test_every_text_is_answered_as_if_it_were_alone(module: Transformer, tokenizer: Tokenizer) -> None:
+    texts = [*random_texts(13), "", " , "]
+    module.train()
+    answers = tag(module, tokenizer, record(), texts, batch_tokens=70)
+    assert module.training  # its own mode is restored
+    found = 0
+    for text, answer in zip(texts, answers, strict=True):
+        spans = split(text)
+        if not spans:
+            assert answer == []
+            continue
+        rows = said_alone(module, tokenizer, [text[start:end] for start, end in spans])
+        expected = [
+            (label, spans[first][0], spans[behind - 1][1], np.mean([max(row) for row in rows[first:behind]]))
+            for first, behind, label in entity_spans([TAGS[int(np.argmax(row))] for row in rows])
+        ]
+        assert [(one.label, one.start, one.end) for one in answer] == [one[:3] for one in expected]
+        assert [one.probability for one in answer] == pytest.approx([one[3] for one in expected], abs=1e-5)
+        assert all(one.text == text[one.start : one.end] for one in answer)
+        found += len(answer)
+    assert found > 10
+    one_by_one = tag(module, tokenizer, record(), texts, batch_size=1)
+    places = [[(one.label, one.start, one.end) for one in answer] for answer in answers]
+    assert [[(one.label, one.start, one.end) for one in answer] for answer in one_by_one] == places
+
+
+def test_a_list_of_words_is_a_text_with_spaces(module: Transformer, tokenizer: Tokenizer) -> None:
+    words = ["ab", "c.d", "e", ",", "gh"]
+    (answer,) = tag(module, tokenizer, record(), [words])
+    rows = said_alone(module, tokenizer, words)
+    expected = [" ".join(words[first:last]) for first, last, _ in entity_spans([TAGS[np.argmax(row)] for row in rows])]
+    assert [one.text for one in answer] == expected
+    assert all(" ".join(words)[one.start : one.end] == one.text for one in answer)
+
+
+def test_raw_text_is_split_as_the_training_data_was(tokenizer: Tokenizer) -> None:
+    module = model("encoder", tokenizer, count=2)
+    plain = record(labels=("X", "Y"), inner_signs=".", sign_runs=(",,",))
+    (answer,) = tag(module, tokenizer, plain, ["ab.c ,,d, e"])
+    assert [one.text for one in answer] == ["ab.c", ",,", "d", ",", "e"]
+    assert [(one.start, one.end) for one in answer] == [(0, 4), (5, 7), (7, 8), (8, 9), (10, 11)]
+
+
+def test_long_texts_are_read_in_stretches_and_nothing_is_dropped(tokenizer: Tokenizer) -> None:
+    module = model("encoder", tokenizer, count=2)
+    words = ["abc", "de", "f"] * 20
+    plain = record(labels=("X", "Y"), max_length=17)
+    (answer,) = tag(module, tokenizer, plain, [words])
+    assert [one.text for one in answer] == words
+    (alone,) = tag(module, tokenizer, plain, [words[:5]])
+    # The stretches are even, here of five words, and each is read on its own.
+    assert [one.label for one in answer[:5]] == [one.label for one in alone]
+
+
+def test_a_word_without_a_piece_has_the_fallback(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = model("encoder", tokenizer, count=5)
+    encode = Tokenizer.encode_with_spans
+
+    def deaf(self: Tokenizer, text: str) -> Any:
+        kept = [(index, span) for index, span in zip(*encode(self, text), strict=True) if text[slice(*span)] != "c"]
+        return [index for index, _ in kept], [span for _, span in kept]
+
+    monkeypatch.setattr(Tokenizer, "encode_with_spans", deaf)
+    (found,) = tag_words(module, tokenizer, [["ab", "c", "d"]], fallback=3, max_length=20)
+    assert (found.tags[1], found.probabilities[1]) == (3, 0.0)
+    assert (found.probabilities[[0, 2]] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "count", "pool", "message"),
+    [
+        ({"kind": "generate", "labels": ()}, 5, None, "trained to 'generate', so it knows no tags .* init ="),
+        ({"kind": "classify"}, 5, None, "trained to 'classify', so it knows no tags"),
+        ({}, 4, None, "the model has 4 outputs, but its record names 5 tags"),
+        ({}, 5, "mean", "it knows no tags and would only guess"),
+    ],
+)
+def test_a_head_that_learned_no_tags_never_answers(
+    change: dict[str, Any], count: int, pool: str | None, message: str, tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(InputError, match=message):
+        tag(model("encoder", tokenizer, count=count, pool=pool), tokenizer, record(**change), ["abc"])
+
+
+def test_texts_that_have_no_answer(module: Transformer, tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match="takes a list of texts"):
+        tag(module, tokenizer, record(), "abc")
+    with pytest.raises(InputError, match="text 2 is a list of words, but one of them is ' '"):
+        tag(module, tokenizer, record(), [["a"], ["b", " "]])
+    assert tag(module, tokenizer, record(), []) == []
+
+
+def test_outputs_that_are_not_finite_are_no_answer(module: Transformer, tokenizer: Tokenizer) -> None:
+    with torch.no_grad():
+        next(module.head.parameters()).fill_(math.nan)  # type: ignore[union-attr]
+    with pytest.raises(RunFailure, match="not finite"):
+        tag(module, tokenizer, record(), ["abc"])
+
+
+def write_jsonl(folder: Path, sentences: list[list[str]], tags: list[list[str]]) -> Any:
+    path = folder / "t.jsonl"
+    rows = [json.dumps({"tokens": one, "tags": other}) for one, other in zip(sentences, tags, strict=True)]
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return parse_tagged_source({"text": str(path)})
+
+
+def test_an_evaluation_counts_what_tag_says(tmp_path: Path, module: Transformer, tokenizer: Tokenizer) -> None:
+    sentences = [text.replace(".", "").replace(",", "").split() or ["a"] for text in random_texts(31)]
+    tags = [["B-A", *["O"] * (len(sentence) - 1)] for sentence in sentences]
+    tags[0] = ["B-B", *["I-B"] * (len(sentences[0]) - 1)]
+    judged, report = evaluate_tagged(
+        module, tokenizer, record(), write_jsonl(tmp_path, sentences, tags), batch_tokens=9
+    )
+    answers = tag(module, tokenizer, record(), sentences)
+    assert judged.scores.all.predicted == sum(map(len, answers))
+    assert judged.scores.all.expected == 31
+    first = [Entity("A", sentence[0], 0, len(sentence[0]), 0.0) for sentence in sentences[1:]]
+    hits = sum(
+        any((one.label, one.start, one.end) == (want.label, want.start, want.end) for one in answer)
+        for answer, want in zip(answers[1:], first, strict=True)
+    )
+    whole = " ".join(sentences[0])
+    hits += any((one.label, one.start, one.end) == ("B", 0, len(whole)) for one in answers[0])
+    assert judged.scores.all.correct == hits
+    losses = [
+        -math.log(row[TAGS.index(name)])
+        for sentence, names in zip(sentences, tags, strict=True)
+        for row, name in zip(said_alone(module, tokenizer, sentence), names, strict=True)
+    ]
+    assert judged.loss == pytest.approx(np.mean(losses), rel=1e-4)
+    assert report.startswith("31 sentences of")
+
+
+def test_an_evaluation_with_other_tags_is_refused(tmp_path: Path, module: Transformer, tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match=r'.jsonl:1, word 2: the tag "B-C" is not among the 5'):
+        evaluate_tagged(module, tokenizer, record(), write_jsonl(tmp_path, [["a", "b"]], [["O", "B-C"]]))
