@@ -16,7 +16,9 @@ from clearhead.cli.translate import CHUNK
 from clearhead.errors import InputError, RunFailure
 from tests.cli.tiny_run import write_run_file
 
-COMMAND = [sys.executable, "-c", "import sys; from clearhead.cli.main import main; sys.exit(main())"]
+# A shell's background job, as a test run may be, starts with SIGINT ignored, and so would what it starts.
+LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+COMMAND = [sys.executable, "-c", f"{LISTEN}; import sys; from clearhead.cli.main import main; sys.exit(main())"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from clearhead.cli.main import main
 from tests.cli.test_commands import run
 
 Runs = Callable[[str], Path]
-COMMAND = [sys.executable, "-c", "import sys; from clearhead.cli.main import main; sys.exit(main())"]
+# A shell's background job, as a test run may be, starts with SIGINT ignored, and so would what it starts.
+LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+COMMAND = [sys.executable, "-c", f"{LISTEN}; import sys; from clearhead.cli.main import main; sys.exit(main())"]
 
 
 def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
