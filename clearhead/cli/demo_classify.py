@@ -34,7 +34,7 @@ max_length = 64
 kind = "character"
 [model]
 family = "encoder"
-layers = 3
+layers = 2
 width = 96
 heads = 4
 feedforward = 256
@@ -43,7 +43,7 @@ gated = true
 norm = "rms"
 norm_place = "pre"
 positions = "rotary"
-dropout = 0.1
+dropout = 0.0
 [train]
 run = {run}
 steps = 1000

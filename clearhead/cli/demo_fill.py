@@ -59,7 +59,7 @@ kind = "byte-bpe"
 vocab_size = 4096
 [model]
 family = "encoder"
-layers = 4
+layers = 3
 width = 128
 heads = 4
 feedforward = 352
@@ -73,14 +73,14 @@ bias = false
 dropout = 0.0
 [train]
 run = {run}
-steps = 900
+steps = 650
 batch_tokens = 1024
 optimizer = "muon"
 learning_rate = 0.01
 schedule = "cosine"
-warmup = 90
+warmup = 65
 clip = 1.0
-validate_every = 225
+validate_every = 325
 keep = 1
 """
 

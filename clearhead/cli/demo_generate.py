@@ -54,14 +54,14 @@ bias = false
 dropout = 0.0
 [train]
 run = {run}
-steps = 400
-batch_tokens = 2048
+steps = 450
+batch_tokens = 1024
 optimizer = "muon"
 learning_rate = 0.01
 schedule = "cosine"
-warmup = 40
+warmup = 45
 clip = 1.0
-validate_every = 100
+validate_every = 150
 keep = 10
 """
 
