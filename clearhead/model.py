@@ -389,12 +389,17 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     """
     where = choose_device(device)
     folder, weights = model_files(str(ref))
+    task = read_task(folder)
+    if task.kind in ("classify", "tag") and weights.parent.name == "step-0":
+        raise InputError(
+            f"{weights.parent} is the beginning of a run, whose head is untrained and would only guess; train further"
+        )
     module = build(ModelSpec.from_json((folder / SPEC_FILE).read_text(encoding="utf-8")), device="meta")
     fill(module, load_tensors(weights), source=str(weights))
     module.to(where, torch.bfloat16 if choose_precision(precision, where) == "bf16" else torch.float32)
     tokenizers = TokenizerPair.load(folder)
     _check_vocabulary(module, tokenizers, folder)
-    return Model(module.eval(), tokenizers, read_task(folder))
+    return Model(module.eval(), tokenizers, task)
 
 
 def _check_vocabulary(module: Transformer, tokenizers: TokenizerPair, folder: Path) -> None:

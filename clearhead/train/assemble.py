@@ -203,6 +203,9 @@ def _take_weights(module: Transformer, start: Start, progress: Progress) -> None
     same_head = module.spec.head == start.spec.head
     kept = {name: tensor for name, tensor in found.items() if name in wanted and (same_head or not _of_head(name))}
     new = [name for name in wanted if name not in kept]
+    lost = [name for name in new if same_head or not _of_head(name)]
+    if lost:
+        raise InputError(f"[task] init: {start.weights} lacks {', '.join(lost)}, which its spec.json names")
     with torch.no_grad():
         for name, tensor in kept.items():
             wanted[name].copy_(tensor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -23,7 +22,6 @@ from clearhead.data.labelled import (
 from clearhead.data.labels import LabelKind, LabelSet
 from clearhead.data.prepare import cached_tokenizer
 from clearhead.data.store import Indices, Rows
-from clearhead.data.texts import WHOLE, Share
 from clearhead.errors import InputError
 from clearhead.predict.label_scores import judge_labelled, main_score
 from clearhead.spec import Model
@@ -32,15 +30,13 @@ from clearhead.text import Tokenizer
 from clearhead.train.label_loss import label_loss
 from clearhead.train.preflight import TokenSide
 from clearhead.train.runfile import RunFile
-from clearhead.train.runfile_sections import Section
 from clearhead.train.settings import Validation
-from clearhead.train.tasks.parts import TaskParts, TaskSetup
+from clearhead.train.tasks.parts import TaskParts, TaskSetup, part_of
 from clearhead.train.tasks.text import one_sided
 from clearhead.train.tasks.translate import vocabulary_size
 from clearhead.zoo import label_head, token_head, with_head
 
 SCORES: Mapping[LabelKind, str] = MappingProxyType({"one": "accuracy", "several": "micro F1", "number": "Spearman"})
-SourceT = TypeVar("SourceT")
 
 
 def parts(setup: TaskSetup) -> TaskParts[Batch]:
@@ -112,24 +108,6 @@ class LazyTexts(Iterable[str]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.read())
-
-
-def part_of(run_file: RunFile, name: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> tuple[SourceT, Share]:
-    """Return the source of training or validation data, and which share of it that part is.
-
-    Args:
-        run_file: the checked run file.
-        name: "train" or "valid".
-        parse: turns a table into a source.
-    """
-    held_out = run_file.data.valid
-    if isinstance(held_out, float):
-        share = (0.0, 1.0 - held_out) if name == "train" else (1.0 - held_out, 1.0)
-        table: object = run_file.data.train
-    else:
-        share, table = WHOLE, getattr(run_file.data, name)
-    assert isinstance(table, Section), "a share of nothing was refused"
-    return parse(table.model_dump(exclude_none=True)), share
 
 
 def widest_rows(batches: Iterable[Indices], lengths: Rows) -> Indices:

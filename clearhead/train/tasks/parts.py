@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core import Transformer
+from clearhead.data.texts import WHOLE, Share
 from clearhead.errors import InputError
 from clearhead.task import TaskRecord
 from clearhead.text import Tokenizer, TokenizerPair
@@ -20,9 +21,12 @@ from clearhead.train.preflight import TokenSide
 from clearhead.train.progress import Progress
 from clearhead.train.recipe import resolve_spec
 from clearhead.train.runfile import RunFile
+from clearhead.train.runfile_sections import Section
 from clearhead.train.settings import Metric, Validation
 from clearhead.zoo import with_head
 from clearhead.zoo.heads import PoolBy
+
+SourceT = TypeVar("SourceT")
 
 
 @dataclass(frozen=True)
@@ -169,3 +173,21 @@ class TaskParts(Generic[BatchT]):
     valid_data: str
     score_name: str = "score"
     best_by: Metric = field(default="loss")
+
+
+def part_of(run_file: RunFile, name: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> tuple[SourceT, Share]:
+    """Return the source of training or validation data, and which share of it that part is.
+
+    Args:
+        run_file: the checked run file.
+        name: "train" or "valid".
+        parse: turns a table into a source.
+    """
+    held_out = run_file.data.valid
+    if isinstance(held_out, float):
+        share = (0.0, 1.0 - held_out) if name == "train" else (1.0 - held_out, 1.0)
+        table: object = run_file.data.train
+    else:
+        share, table = WHOLE, getattr(run_file.data, name)
+    assert isinstance(table, Section), "a share of nothing was refused"
+    return parse(table.model_dump(exclude_none=True)), share

@@ -27,8 +27,8 @@ from clearhead.train.loss import token_loss
 from clearhead.train.preflight import TokenSide
 from clearhead.train.runfile import RunFile
 from clearhead.train.settings import Validation
-from clearhead.train.tasks.classify import LazyTexts, part_of, widest_rows
-from clearhead.train.tasks.parts import TaskParts, TaskSetup
+from clearhead.train.tasks.classify import LazyTexts, widest_rows
+from clearhead.train.tasks.parts import TaskParts, TaskSetup, part_of
 from clearhead.train.tasks.text import one_sided
 from clearhead.train.tasks.translate import vocabulary_size
 from clearhead.zoo import token_head

@@ -11,14 +11,13 @@ from torch import nn
 from clearhead.data import Batch
 from clearhead.data.corpus import Corpus, prepare_corpus
 from clearhead.data.prepare import cached_text_tokenizer
-from clearhead.data.texts import TextSource, parse_text_source
+from clearhead.data.texts import parse_text_source
 from clearhead.errors import InputError
 from clearhead.text import Tokenizer, TokenizerPair
 from clearhead.train.loss import token_loss
 from clearhead.train.preflight import TokenSide
 from clearhead.train.runfile import RunFile
-from clearhead.train.runfile_sections import Section
-from clearhead.train.tasks.parts import TaskSetup
+from clearhead.train.tasks.parts import TaskSetup, part_of
 from clearhead.train.tasks.translate import vocabulary_size
 
 
@@ -43,7 +42,7 @@ def train_text_tokenizer(run_file: RunFile, *, mask: bool = False, sentinels: in
     """
     section = run_file.tokenizer
     assert section.kind is not None, "the rules of the run file want kind or path"
-    source, share = _part(run_file, "train")
+    source, share = part_of(run_file, "train", parse_text_source)
     return cached_text_tokenizer(
         source, kind=section.kind, vocab_size=vocabulary_size(run_file), share=share, mask=mask, sentinels=sentinels
     )
@@ -57,7 +56,7 @@ def prepare_corpora(setup: TaskSetup, tokenizer: Tokenizer) -> Corpora:
     """
     stores = []
     for name in ("train", "valid"):
-        source, share = _part(setup.run_file, name)
+        source, share = part_of(setup.run_file, name, parse_text_source)
         try:
             store = prepare_corpus(source, tokenizer, share=share)
         except InputError as error:
@@ -65,18 +64,6 @@ def prepare_corpora(setup: TaskSetup, tokenizer: Tokenizer) -> Corpora:
         setup.progress.message(f"{name}: {store.num_tokens:,} tokens in {len(store):,} documents")
         stores.append(store)
     return Corpora(*stores)
-
-
-def _part(run_file: RunFile, name: str) -> tuple[TextSource, tuple[float, float]]:
-    """Return the source of training or validation text, and which share of it that part is."""
-    held_out = run_file.data.valid
-    if isinstance(held_out, float):
-        table: object = run_file.data.train
-        share = (0.0, 1.0 - held_out) if name == "train" else (1.0 - held_out, 1.0)
-    else:
-        table, share = getattr(run_file.data, name), (0.0, 1.0)
-    assert isinstance(table, Section)
-    return parse_text_source(table.model_dump(exclude_none=True)), share
 
 
 def one_sided(tokenizer: Tokenizer) -> TokenizerPair:
