@@ -21,7 +21,7 @@ class InputError(ValueError):
         if len(faults) == 1:
             return cls(faults[0])
         lines = "\n".join(f"  - {fault}" for fault in faults)
-        return cls(f"{subject} has {len(faults)} faults:\n{lines}")
+        return cls(f"{len(faults)} faults in {subject}:\n{lines}")
 
 
 class RunFailure(RuntimeError):

@@ -11,6 +11,24 @@ from clearhead.errors import InputError
 TaskKind = Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise"]
 
 
+class Noise(BaseModel):
+    """How text was damaged for a model that learned to mend it.
+
+    Args:
+        kind: single tokens masked, spans replaced by sentinels, or spans replaced by one mask each.
+        share: of the tokens.
+        mean_span: mean length of a span in tokens; None where single tokens are masked.
+        whole_words: all tokens of a word are masked or none.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: Literal["mask", "spans", "infill"]
+    share: float
+    mean_span: float | None = None
+    whole_words: bool = False
+
+
 class TaskRecord(BaseModel):
     """What a model was trained for.
 
@@ -21,6 +39,7 @@ class TaskRecord(BaseModel):
         max_length: the longest sequence it was trained on, in tokens with special ones; None: not known.
         is_paired: whether it reads pairs of texts.
         number_mean, number_scale: a number that it gives is output * number_scale + number_mean.
+        noise: how the text was damaged that it learned to mend; None for all other tasks.
         inner_signs, sign_runs: how raw text becomes words like those it was trained on; see `WordSplitter`.
     """
 
@@ -33,6 +52,7 @@ class TaskRecord(BaseModel):
     is_paired: bool = False
     number_mean: float = 0.0
     number_scale: float = 1.0
+    noise: Noise | None = None
     inner_signs: str = ""
     sign_runs: tuple[str, ...] = ()
 

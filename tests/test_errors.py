@@ -11,7 +11,7 @@ def test_one_fault_is_one_sentence() -> None:
 
 def test_several_faults_are_all_listed() -> None:
     report = str(InputError.from_faults(["a is missing", "b is 7"], subject="the file"))
-    assert report == "the file has 2 faults:\n  - a is missing\n  - b is 7"
+    assert report == "2 faults in the file:\n  - a is missing\n  - b is 7"
 
 
 def test_the_nearest_name_is_offered_only_where_one_is_near() -> None:

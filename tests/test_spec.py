@@ -67,7 +67,7 @@ def test_every_fault_is_in_one_report() -> None:
     ):
         assert words in found, found
     lines = found.splitlines()
-    assert lines[0] == f"the spec has {len(lines) - 1} faults:"
+    assert lines[0] == f"{len(lines) - 1} faults in the spec:"
     assert len(set(lines)) == len(lines)
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from clearhead.predict.metrics import EntityScores
 
 Report = tuple[dict[str, Any], list[str]]
-# As in the papers that the noise is from, and as a run file has it by default.
-INFILL_SHARE = 0.3
 BATCH_TOKENS = 8192
 
 
@@ -178,14 +176,14 @@ def _next_tokens(model: Model, corpus: Corpus, request: Request) -> Report:
 
 def _noise(model: Model) -> Masked | Spans | Infill | PrefixSplit | PrefixLM | None:
     """Return what a model was trained to see through; None where it was trained to say next tokens."""
-    from clearhead.data.noise import Infill, Masked, PrefixLM, PrefixSplit, Spans
+    from clearhead.data.noise import PrefixLM, PrefixSplit, build_noise
     from clearhead.generate.start import has_prefix_mask
 
     tokenizer = model.tokenizer
-    if model.task.kind == "fill":
-        return Masked(tokenizer)
-    if model.task.kind == "denoise":
-        return Spans(tokenizer) if tokenizer.sentinel_ids else Infill(tokenizer, INFILL_SHARE)
+    if model.task.kind in ("fill", "denoise"):
+        if model.task.noise is None:
+            raise InputError("the record of this model does not say how the text was damaged that it learned to mend")
+        return build_noise(model.task.noise, tokenizer)
     if model.spec.encoder is not None:
         return PrefixSplit(tokenizer)
     return PrefixLM(tokenizer) if has_prefix_mask(model.module) else None

@@ -62,7 +62,7 @@ def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None,
     if len(faults) > most_named:
         faults[most_named:] = [f"and {len(faults) - most_named} more like these."]
     if faults:
-        raise InputError.from_faults(faults, subject=f"the {what} text")
+        raise InputError.from_faults(faults, subject=f"the {what}s")
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,26 @@ def test_hidden_tokens_are_the_same_every_time(kind: str, runs: Runs, capfd: pyt
     first, second = (evaluated(kind, runs, capfd, "--seed", seed) for seed in ("1", "2"))
     assert first == second and set(first) == {"loss", "perplexity", "accuracy"}
     assert math.isclose(first["perplexity"], math.exp(first["loss"]), rel_tol=1e-9) and 0 <= first["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("kind", ["fill", "denoise"])
+def test_the_noise_is_that_of_the_training(
+    kind: str, runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    losses = []
+    for share in (0.15, 0.5, None):
+        changed = shutil.copytree(runs(kind), tmp_path / str(share))
+        record = json.loads((changed / "task.json").read_text("utf-8"))
+        assert record["noise"]["share"] == 0.15, "what a run file has by default"
+        record["noise"] = record["noise"] | {"share": share} if share else None
+        (changed / "task.json").write_text(json.dumps(record), encoding="utf-8")
+        if share is None:
+            assert "does not say how the text was damaged" in refused(
+                capfd, "evaluate", f"{changed}@last", *data_of(runs(kind), kind)
+            )
+        else:
+            losses.append(last_json(run(capfd, "evaluate", f"{changed}@last", *data_of(runs(kind), kind), "--json")))
+    assert losses[0] == evaluated(kind, runs, capfd) != losses[1]
 
 
 def test_classes_for_a_person(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -233,7 +233,7 @@ def test_one_report_lists_every_fault_and_no_fault_hides_another() -> None:
         "steps = 700", 'steps = "many"'
     )
     message = report(text, "train.keep=none")
-    assert message.startswith("x.toml has 5 faults:")
+    assert message.startswith("5 faults in x.toml:")
     for expected in (
         "'widht'",
         "not a multiple of 4",

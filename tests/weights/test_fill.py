@@ -31,7 +31,7 @@ def test_all_faults_are_in_one_report_and_nothing_is_filled() -> None:
     with pytest.raises(InputError) as caught:
         fill(module, tensors, source="weights.safetensors")
     assert str(caught.value).splitlines() == [
-        "weights.safetensors has 3 faults:",
+        "3 faults in weights.safetensors:",
         "  - 'first.bias' is missing",
         "  - 'frist.bias' has no place in the model (did you mean 'first.bias'?)",
         "  - 'first.weight' has the shape [3, 5], the model needs [5, 3]",

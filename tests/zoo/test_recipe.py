@@ -80,7 +80,7 @@ def test_all_faults_are_named_together() -> None:
     with pytest.raises(InputError) as caught:
         resolve(Recipe(width=15, heads=4, kv_heads=3), source_vocab=7, target_vocab=11)
     report = str(caught.value)
-    assert report.startswith("the model has 4 faults:")
+    assert report.startswith("4 faults in the model:")
     for words in ("15 is not a multiple of heads 4", "kv_heads 3", "even width, got 15", "7 entries and the target 11"):
         assert words in report
 

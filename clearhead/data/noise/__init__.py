@@ -4,9 +4,10 @@ Each is made once and called as `objective(pieces, generator)`. A piece is an ar
 and end token; the same pieces and a generator in the same state give the same batch.
 """
 
+from clearhead.data.noise.build import build_noise
 from clearhead.data.noise.infilling import Infill
 from clearhead.data.noise.masking import Masked
 from clearhead.data.noise.prefix import PrefixLM, PrefixSplit
 from clearhead.data.noise.spans import Spans, num_sentinels
 
-__all__ = ["Infill", "Masked", "PrefixLM", "PrefixSplit", "Spans", "num_sentinels"]
+__all__ = ["Infill", "Masked", "PrefixLM", "PrefixSplit", "Spans", "build_noise", "num_sentinels"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from clearhead.data import Batch
-from clearhead.data.noise import Infill, Spans, num_sentinels
+from clearhead.data.noise import build_noise, num_sentinels
 from clearhead.data.pieces import FRAME
 from clearhead.data.text_batches import piece_batches, piece_epoch
 from clearhead.errors import InputError
-from clearhead.task import TaskRecord
+from clearhead.task import Noise, TaskRecord
 from clearhead.text import Tokenizer
 from clearhead.train.loss import token_loss
 from clearhead.train.preflight import TokenSide
@@ -28,7 +28,9 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     """
     run_file, train = setup.run_file, setup.run_file.train
     tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
-    objective = _objective(run_file, tokenizer)
+    noise = _noise(run_file)
+    _check_sentinels(run_file, tokenizer)
+    objective = build_noise(noise, tokenizer)
     spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size)
     if spec.encoder is None or spec.decoder is None:
         raise InputError("the task 'denoise' needs a model with encoder and decoder; this one has a single stack")
@@ -54,7 +56,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         sides=lambda module: _sides(setup, tokenizer, corpora, module),
         widest=widest,
         mean_tokens=float(widest.num_tokens),
-        record=TaskRecord(kind="denoise", max_length=length),
+        record=TaskRecord(kind="denoise", max_length=length, noise=noise),
         valid_data=corpora.valid.identity,
         score_name="accuracy",
     )
@@ -65,20 +67,22 @@ def _train_tokenizer(run_file: RunFile) -> Tokenizer:
     return train_text_tokenizer(run_file, mask=run_file.task.noise == "infill", sentinels=sentinels)
 
 
-def _objective(run_file: RunFile, tokenizer: Tokenizer) -> Spans | Infill:
-    """Return the noise of a run, and refuse a tokenizer that cannot write it before any text is read."""
-    share, mean_span = run_file.task.noise_share, run_file.task.mean_span
-    assert share is not None and mean_span is not None, "the run file fills its defaults"
-    if run_file.task.noise == "infill":
-        return Infill(tokenizer, share, mean_span)
-    objective = Spans(tokenizer, share, mean_span)
+def _noise(run_file: RunFile) -> Noise:
+    task = run_file.task
+    assert task.noise is not None and task.noise_share is not None, "the run file fills its defaults"
+    return Noise(kind=task.noise, share=task.noise_share, mean_span=task.mean_span)
+
+
+def _check_sentinels(run_file: RunFile, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer that cannot write the noise before any text is read."""
+    if run_file.task.noise != "spans":
+        return
     needed, found = _sentinels_needed(run_file), len(tokenizer.sentinel_ids)
     if found < needed:
         raise InputError(
             f"a text of max_length {run_file.data.max_length} can have {needed} spans, but the tokenizer has {found} "
             "sentinels: shorten [data] max_length, raise [task] mean_span, or take a tokenizer with more sentinels"
         )
-    return objective
 
 
 def _sentinels_needed(run_file: RunFile) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from clearhead.data import Batch
-from clearhead.data.noise import Masked
+from clearhead.data.noise import build_noise
 from clearhead.data.text_batches import piece_batches, piece_epoch
 from clearhead.errors import InputError
-from clearhead.task import TaskRecord
+from clearhead.task import Noise, TaskRecord
 from clearhead.train.loss import token_loss
 from clearhead.train.settings import Validation
 from clearhead.train.tasks.parts import TaskParts, TaskSetup
@@ -26,7 +26,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     share, whole_words = run_file.task.mask_share, run_file.task.whole_words
     assert share is not None and whole_words is not None, "the run file fills its defaults"
     tokenizer = setup.find_tokenizer(lambda: train_text_tokenizer(run_file, mask=True))
-    objective = Masked(tokenizer, share, whole_words)
+    noise = Noise(kind="mask", share=share, whole_words=whole_words)
+    objective = build_noise(noise, tokenizer)
     spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size)
     if spec.encoder is None or spec.decoder is not None:
         raise InputError("the task 'fill' needs a model with an encoder alone, which sees what stands behind a blank")
@@ -51,7 +52,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         sides=lambda module: text_sides(setup, tokenizer, corpora, module, longest=length),
         widest=batches.peek(),
         mean_tokens=corpora.train.num_tokens / batches.batches_per_epoch,
-        record=TaskRecord(kind="fill", max_length=length),
+        record=TaskRecord(kind="fill", max_length=length, noise=noise),
         valid_data=corpora.valid.identity,
         score_name="accuracy",
     )
