@@ -19,6 +19,7 @@ from clearhead.train.runfile import RunFile
 from clearhead.train.settings import Validation
 from clearhead.train.tasks.parts import TaskParts, TaskSetup
 from clearhead.train.tasks.text import (
+    Corpora,
     mean_token_loss,
     one_sided,
     prepare_corpora,
@@ -39,6 +40,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size)
     if spec.decoder is None:
         raise InputError("the task 'generate' needs a model with a decoder; this one has only an encoder")
+    _check_block(corpora, run_file.data.max_length)
     views = _Views(run_file, tokenizer, spec)
     batches = views.training(corpora.train)
 
@@ -60,6 +62,16 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         record=TaskRecord(kind="generate", max_length=views.block),
         valid_data=corpora.valid.identity,
     )
+
+
+def _check_block(corpora: Corpora, block: int) -> None:
+    """Refuse a training text that does not fill one block: its model would never read as far as it is built for."""
+    found = corpora.train.num_tokens
+    if found < block:
+        raise InputError(
+            f"[data] train: the whole text has {found:,} tokens, which is less than one block of max_length {block:,}; "
+            f"take more text, or lower max_length to at most {found:,}"
+        )
 
 
 class _Views:
