@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from clearhead import spec
-from clearhead.core import Transformer, build
 from clearhead.train.assemble import train_run
 from clearhead.train.progress import SilentProgress
 from clearhead.train.runfile import load_run_file
-from tests.train.tasks.text_run import parts_from, run_file
+from tests.train.tasks.text_run import run_file
 
 KINDS = {
     "window": ["model.window=3"],
