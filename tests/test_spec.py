@@ -62,7 +62,8 @@ def test_every_fault_is_in_one_report() -> None:
         "encoder.embedding.dropout: expected less than 1, got 1.5",
         "decoder.width: expected integer, got 'wide'",
         "decoder.score_table.num_heads: missing",
-        "head.layers.0: kind must be one of 'linear', 'activation', 'layer_norm', 'rms_norm', 'pool', 'unit'; "
+        "head.layers.0: kind must be one of 'linear', 'activation', 'layer_norm', 'rms_norm', 'pool', 'soft_cap', "
+        "'unit'; "
         "got 'liner' (did you mean 'linear'?)",
     ):
         assert words in found, found

@@ -72,15 +72,24 @@ class Context:
 
 
 def attention_weights(
-    scores: Float[Tensor, "batch heads queries keys"], allowed: AttentionMask | None
+    scores: Float[Tensor, "batch heads queries keys"],
+    allowed: AttentionMask | None,
+    sink: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
     """Turn scores into weights that sum to one over the allowed keys; a query with none gets zeros.
 
-    Source: arXiv 1706.03762, eq. 1.
+    A sink is one more score for each head: its weight is left out, so that the others sum to less than one.
+
+    Source: arXiv 1706.03762, eq. 1; the sink: arXiv 2309.17453, section 3.2.
     """
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    if sink is not None:
+        column = sink.to(scores.dtype)[:, None, None].expand(len(scores), -1, scores.shape[2], 1)
+        return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
+    weights = scores.softmax(dim=-1)
     if allowed is None:
-        return scores.softmax(dim=-1)
-    weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
+        return weights
     empty = ~allowed.any(dim=-1, keepdim=True)
     # Asking first saves a pass on a CPU; a compiled step would be cut in two by the question.
     is_needed = torch.compiler.is_compiling() or bool(empty.any())
@@ -105,8 +114,10 @@ class Attention(nn.Module):
         self.key = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.key)
         self.value = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.value)
         self.out = nn.Linear(attention.num_heads * size, width, bias=bias.out)
-        self.query_norm = build_norm(size, attention.query_key_norm)
-        self.key_norm = build_norm(size, attention.query_key_norm)
+        self.query_norm = _build_query_key_norm(attention, attention.num_heads)
+        self.key_norm = _build_query_key_norm(attention, attention.num_kv_heads)
+        self.norms_late = attention.query_key_norm is not None and attention.query_key_norm.after_rotation
+        self.sink = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
         self.dropout = Dropout(attention.dropout)
         self.scale = size**-0.5 if attention.scale is None else attention.scale
         owned = isinstance(attention.score_bias, spec.RelativeBuckets)
@@ -117,14 +128,16 @@ class Attention(nn.Module):
     def forward(
         self, x_BTD: Float[Tensor, "batch queries width"], context: Context
     ) -> Float[Tensor, "batch queries width"]:
-        query = self._heads(self.query(x_BTD), self.query_norm)
+        query = self._heads(self.query, x_BTD, self.query_norm)
         if self.spec.source == "memory":
             return self._attend_to_memory(query, context)
-        key, value = self._heads(self.key(x_BTD), self.key_norm), self._heads(self.value(x_BTD))
+        key, value = self._heads(self.key, x_BTD, self.key_norm), self._heads(self.value, x_BTD)
         if self.spec.position is not None:
             size = self.spec.position.size or self.spec.head_size
             cos, sin = context.rotation(size, self.spec.position.theta)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if self.norms_late:
+            query, key = _by_head(self.query_norm, query), _by_head(self.key_norm, key)
         if context.cache is not None:
             key, value = context.cache.self_attention.setdefault(self, KeyValues()).append(key, value)
         bias = self._bias_of(context)
@@ -141,7 +154,8 @@ class Attention(nn.Module):
         kept = context.cache.memory_attention.get(self) if context.cache is not None else None
         if kept is None:
             assert context.memory is not None
-            key, value = self._heads(self.key(context.memory), self.key_norm), self._heads(self.value(context.memory))
+            key = self._heads(self.key, context.memory, self.key_norm)
+            value = self._heads(self.value, context.memory)
             if context.cache is not None:
                 context.cache.memory_attention[self] = (key, value)
         else:
@@ -173,9 +187,11 @@ class Attention(nn.Module):
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         scores = query @ key.transpose(-1, -2) * self.scale
+        if self.spec.soft_cap is not None:
+            scores = self.spec.soft_cap * torch.tanh(scores / self.spec.soft_cap)
         if bias is not None:
             scores = scores + bias
-        weights = self.weights(attention_weights(self.scores(scores), allowed))
+        weights = self.weights(attention_weights(self.scores(scores), allowed, self.sink))
         return self.dropout(weights).to(value.dtype) @ value  # a bias on the scores is float32
 
     def _fused(
@@ -194,21 +210,47 @@ class Attention(nn.Module):
         """Name the body that runs in the present mode for all but short sequences, and say why."""
         if self.scores.is_watched or self.weights.is_watched:
             return "explicit", "scores or weights are being watched"
+        if self.spec.soft_cap is not None or self.spec.sink:
+            return "explicit", f"the fused kernel has no {'sink' if self.spec.sink else 'soft cap'}"
         if self.training and self.dropout.p > 0.0:
             return "explicit", "the fused kernel has no attention dropout on a CPU"
         if self.training and isinstance(self.spec.score_bias, spec.RelativeBuckets | spec.Reference):
             return "explicit", "the fused kernel has no trainable score bias on a CPU"
         return "fused", f"nothing needs the weights; up to {SHORT_ON_CPU} tokens a CPU is faster with the explicit one"
 
-    def _heads(self, x_BTD: Tensor, norm: nn.Module | None = None) -> Float[Tensor, "batch any_heads tokens head_size"]:
-        x_BTHE = x_BTD.unflatten(-1, (-1, self.spec.head_size))
-        return (x_BTHE if norm is None else norm(x_BTHE)).transpose(1, 2)
+    def _heads(
+        self, projection: nn.Module, x_BTD: Tensor, norm: nn.Module | None = None
+    ) -> Float[Tensor, "batch any_heads tokens head_size"]:
+        projected = projection(x_BTD)
+        if self.spec.clip is not None:
+            projected = projected.clamp(-self.spec.clip, self.spec.clip)
+        choice = self.spec.query_key_norm
+        if norm is not None and choice is not None and choice.over == "width":
+            projected = norm(projected)
+        x_BTHE = projected.unflatten(-1, (-1, self.spec.head_size))
+        if norm is not None and choice is not None and choice.over == "head" and not self.norms_late:
+            x_BTHE = norm(x_BTHE)
+        return x_BTHE.transpose(1, 2)
 
     def _bias_of(self, context: Context) -> Tensor | None:
         if isinstance(self.spec.score_bias, spec.Alibi):
             return context.alibi(self.spec.num_heads)
         table = self.borrowed[0] if self.borrowed else self.score_bias
         return None if table is None else context.buckets(table)
+
+
+def _build_query_key_norm(attention: spec.Attention, num_heads: int) -> nn.Module:
+    choice, size = attention.query_key_norm, attention.head_size
+    if choice is None:
+        return build_norm(size, None)
+    if choice.over == "width":
+        return build_norm(num_heads * size, choice.norm)
+    return build_norm((num_heads, size) if choice.per_head else size, choice.norm)
+
+
+def _by_head(norm: nn.Module, x_BHTE: Tensor) -> Float[Tensor, "batch any_heads tokens head_size"]:
+    normed: Tensor = norm(x_BHTE.transpose(1, 2))  # a weight for each head stands on the axes (head, size)
+    return normed.transpose(1, 2)
 
 
 class MultiHeadAttention(Attention):
@@ -300,8 +342,8 @@ class MultiHeadAttention(Attention):
         if mask is not None and mask.dtype != torch.bool:
             raise InputError(f"mask must be boolean, True = may attend; got {mask.dtype}")
         source = query if memory is None else memory
-        heads = self._heads(self.query(query), self.query_norm)
-        key, value = self._heads(self.key(source), self.key_norm), self._heads(self.value(source))
+        heads = self._heads(self.query, query, self.query_norm)
+        key, value = self._heads(self.key, source, self.key_norm), self._heads(self.value, source)
         if mask is not None and mask.dim() < 4:
             mask = mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
         context = _standalone_context(query.shape[1], source.shape[1], mask, query.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from clearhead import spec
+from clearhead.core.norm import LayerNorm, RMSNorm
 
 
 def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> None:
@@ -16,7 +17,7 @@ def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> N
     scaled = isinstance(initialization, spec.Normal) and initialization.scale_branches
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
-        if parameter.dim() < 2:
+        if parameter.dim() < 2 or isinstance(owner, LayerNorm | RMSNorm):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
         elif isinstance(initialization, spec.Normal):

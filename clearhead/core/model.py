@@ -48,6 +48,7 @@ class Transformer(nn.Module):
     def __init__(self, model: spec.Model) -> None:
         super().__init__()
         self.spec = spec.validate(model)
+        _refuse_what_is_not_built(model)
         self.encoder = Stack(model.encoder) if model.encoder else None
         memory_width = model.encoder.width if model.encoder else None
         self.decoder = Stack(model.decoder, memory_width) if model.decoder else None
@@ -229,6 +230,18 @@ class Transformer(nn.Module):
             else:
                 assert isinstance(borrower, Attention) and isinstance(owner, RelativeBuckets)
                 borrower.borrowed = (owner,)
+
+
+def _refuse_what_is_not_built(model: spec.Model) -> None:
+    for path, node in spec.walk(model):
+        unbuilt = isinstance(node, spec.MixtureOfExperts | spec.DistanceTable | spec.Projection | spec.OutProjection)
+        unbuilt |= isinstance(node, spec.Rotary) and node.scaling is not None
+        unbuilt |= isinstance(node, spec.Alibi) and node != spec.Alibi()
+        unbuilt |= isinstance(node, spec.Embedding) and (node.scale_rounding != "none" or node.word_norm is not None)
+        unbuilt |= isinstance(node, spec.Sinusoidal) and node.layout == "fairseq"
+        unbuilt |= isinstance(node, spec.Stack) and node.sharing is not None
+        if unbuilt or isinstance(node, spec.SoftCap):
+            raise InputError(f"{path}: not yet computed")
 
 
 def build(model: spec.Model, *, device: torch.device | str = "cpu") -> Transformer:

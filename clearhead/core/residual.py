@@ -27,6 +27,7 @@ class Branch(nn.Module):
         if isinstance(branch.function, spec.Attention):
             self.function = Attention(width, branch.function, memory_width)
         else:
+            assert isinstance(branch.function, spec.FeedForward)
             self.function = FeedForward(width, branch.function)
         self.post = build_norm(width, branch.post)
         self.dropout = Dropout(branch.dropout)

@@ -49,7 +49,9 @@ class Stack(nn.Module):
     def __init__(self, stack: spec.Stack, memory_width: int | None = None) -> None:
         super().__init__()
         self.embedding = Embedding(stack.width, stack.embedding)
-        self.score_table = RelativeBuckets(stack.score_table) if stack.score_table else None
+        self.score_table = (
+            RelativeBuckets(stack.score_table) if isinstance(stack.score_table, spec.RelativeBuckets) else None
+        )
         self.layers = nn.ModuleList(Layer(stack.width, layer, memory_width) for layer in stack.layers)
         self.final_norm = build_norm(stack.width, stack.final_norm)
 

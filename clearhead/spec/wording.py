@@ -18,6 +18,7 @@ def sentences(error: ValidationError, root: type[BaseModel]) -> list[str]:
 
 def _sentence(fault: dict[str, Any], root: type[BaseModel], base: type[BaseModel]) -> str:
     tags = {str(node.model_fields["kind"].default) for node in _below(base) if "kind" in node.model_fields}
+    tags.add("word")  # the tag of a plain name where a name or a node may stand
     location = [str(part) for part in fault["loc"]]
     path = ".".join(part for part in location if part not in tags) or root.__name__
     received = fault["input"]

@@ -89,7 +89,9 @@ def test_grouped_heads_are_repeated_in_their_order() -> None:
 
 
 def test_scale_and_query_key_norm() -> None:
-    config = spec.Attention(num_heads=2, num_kv_heads=2, head_size=5, scale=0.7, query_key_norm=spec.RMSNorm())
+    config = spec.Attention(
+        num_heads=2, num_kv_heads=2, head_size=5, scale=0.7, query_key_norm=spec.QueryKeyNorm(norm=spec.RMSNorm())
+    )
     module = build(
         spec.Model(
             encoder=spec.Stack(

@@ -34,9 +34,12 @@ NAMES = {
     """,
     "clearhead.predict": "",
     "clearhead.spec": """
-        Activation Alibi Attention Biases Branch Causal Embedding EmbeddingPosition FeedForward Full Function Head
-        HeadLayer Layer LayerNorm Learned Linear Mask Model Node Norm Normal Pool Prefix RMSNorm Reference
-        RelativeBuckets Rotary ScoreBias Sinusoidal Stack Step Table Unit Window Xavier consistency_faults validate walk
+        Activation ActivationName Alibi Attention BandScaling Biases Branch Causal ClampedGate Disentangled
+        DistanceTable DynamicScaling Embedding EmbeddingPosition FeedForward Full Function Head HeadLayer Layer
+        LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
+        OutProjection Pool Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets Rotary RotaryScaling
+        Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table Unit Window Xavier YarnScaling
+        consistency_faults validate walk
     """,
     "clearhead.text": "KINDS Roles Tokenizer TokenizerPair train_tokenizer",
     "clearhead.train": "",
