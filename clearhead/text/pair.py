@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.errors import InputError
-from clearhead.text.merges import has_merges
+from clearhead.text.documents import has_tokenizer
 from clearhead.text.tokenizer import Tokenizer
 
 _JOINT = "tokenizer.json"
@@ -58,7 +58,7 @@ class TokenizerPair:
             InputError: the folder holds no tokenizer, only one side of two, or an unusable one.
         """
         missing = [name for name in (_SOURCE, _TARGET) if not (folder / name).is_file()]
-        if (folder / _JOINT).is_file() or (len(missing) == 2 and has_merges(folder)):
+        if (folder / _JOINT).is_file() or (len(missing) == 2 and has_tokenizer(folder)):
             tokenizer = Tokenizer.load(folder)
             return cls(source=tokenizer, target=tokenizer, joint=True)
         if len(missing) == 2:

@@ -41,7 +41,7 @@ NAMES = {
         Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table Unit Window Xavier YarnScaling
         consistency_faults validate walk
     """,
-    "clearhead.text": "KINDS Roles Tokenizer TokenizerPair train_tokenizer",
+    "clearhead.text": "KINDS PublishedText Roles Tokenizer TokenizerPair load_published train_tokenizer",
     "clearhead.train": "",
     "clearhead.train.tasks": "",
     "clearhead.view": "",
