@@ -4,7 +4,7 @@ One multiplication and one addition are 2 FLOPs. For d the width, H query heads 
 the inner size of a feed-forward network, the forward pass takes
 
     self-attention     2 d E (2 H + 2 K)  for a token, and 4 H E for a pair of a query and a key
-    disentangled       4 H E S            for a token and a term, S the span of distances
+    disentangled       4 H E S            for a token and a term, S the span; the table is projected once and left out
     memory attention   4 d H E            for a decoder token, 4 d_encoder K E for an encoder token, 4 H E for a pair
     feed-forward       4 d F              for a token, or 6 d F with a gate
     mixture            2 d N + k times a feed-forward network, for a token; N experts, of which it passes through k

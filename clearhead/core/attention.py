@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core.cache import Cache, KeyValues
+from clearhead.core.disentangled import Disentangled, DistanceTable
 from clearhead.core.dropout import Dropout
 from clearhead.core.initialize import initialize
 from clearhead.core.mask import AnyMask, AttentionMask, Visibility
@@ -44,6 +45,8 @@ class Context:
     memory: Float[Tensor, "sentences memory_keys memory_width"] | None = None
     memory_mask: Bool[Tensor, "sentences memory_keys"] | None = None
     cache: Cache | None = None
+    length: Int[Tensor, "rows queries"] | None = None  # of the sequence each query belongs to, where that matters
+    depth: int = 0  # how many layers ran before: what one module keeps for each depth it runs at
     made: dict[object, Tensor | None] = field(default_factory=dict)
 
     def mask(self, mask: AnyMask) -> AttentionMask | None:
@@ -52,20 +55,20 @@ class Context:
             self.made[key] = self.visibility.resolve(mask, self.query_position.device)
         return self.made[key]
 
-    def rotation(self, size: int, theta: float) -> tuple[Tensor, Tensor]:
-        key = ("rotation", size, theta)
+    def rotation(self, rotary: spec.Rotary, head_size: int) -> tuple[Tensor, Tensor]:
+        key = (rotary, head_size)
         if key not in self.made:
-            self.made[key] = torch.stack(rotary_angles(self.query_position, size, theta))
+            self.made[key] = torch.stack(rotary_angles(self.query_position, rotary, head_size, self.length))
         cos, sin = self.made[key].unbind()  # type: ignore[union-attr]
         return cos, sin
 
-    def alibi(self, num_heads: int) -> Tensor:
-        key = ("alibi", num_heads)
+    def alibi(self, num_heads: int, rounding: Literal["none", "bfloat16"]) -> Tensor:
+        key = ("alibi", num_heads, rounding)
         if key not in self.made:
-            self.made[key] = alibi_bias(self.query_position, self.key_position, num_heads)
+            self.made[key] = alibi_bias(self.query_position, self.key_position, num_heads, rounding)
         return self.made[key]  # type: ignore[return-value]
 
-    def buckets(self, table: RelativeBuckets) -> Tensor:
+    def read(self, table: RelativeBuckets | DistanceTable) -> Tensor:
         if table not in self.made:
             self.made[table] = table(self.query_position, self.key_position)
         return self.made[table]  # type: ignore[return-value]
@@ -120,8 +123,7 @@ class Attention(nn.Module):
         self.sink = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
         self.dropout = Dropout(attention.dropout)
         self.scale = size**-0.5 if attention.scale is None else attention.scale
-        owned = isinstance(attention.score_bias, spec.RelativeBuckets)
-        self.score_bias = RelativeBuckets(attention.score_bias) if owned else None  # type: ignore[arg-type]
+        self.score_bias = _build_score_bias(width, attention)
         self.borrowed: tuple[RelativeBuckets, ...] = ()  # in a tuple, so that the table is not registered twice
         self.scores, self.weights = Tap(), Tap()
 
@@ -133,14 +135,13 @@ class Attention(nn.Module):
             return self._attend_to_memory(query, context)
         key, value = self._heads(self.key, x_BTD, self.key_norm), self._heads(self.value, x_BTD)
         if self.spec.position is not None:
-            size = self.spec.position.size or self.spec.head_size
-            cos, sin = context.rotation(size, self.spec.position.theta)
+            cos, sin = context.rotation(self.spec.position, self.spec.head_size)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if self.norms_late:
             query, key = _by_head(self.query_norm, query), _by_head(self.key_norm, key)
         if context.cache is not None:
-            key, value = context.cache.self_attention.setdefault(self, KeyValues()).append(key, value)
-        bias = self._bias_of(context)
+            key, value = context.cache.self_attention.setdefault((self, context.depth), KeyValues()).append(key, value)
+        bias = self._bias_of(context, query, key)
         causal = bias is None and context.visibility.is_purely_causal(self.spec.mask)
         if causal and self._body(query, key, None) == "fused":
             mixed = self._fused(query, key, value, None, causal=True)
@@ -151,13 +152,14 @@ class Attention(nn.Module):
     def _attend_to_memory(
         self, query: Float[Tensor, "batch heads queries head_size"], context: Context
     ) -> Float[Tensor, "batch queries width"]:
-        kept = context.cache.memory_attention.get(self) if context.cache is not None else None
+        place = (self, context.depth)
+        kept = context.cache.memory_attention.get(place) if context.cache is not None else None
         if kept is None:
             assert context.memory is not None
             key = self._heads(self.key, context.memory, self.key_norm)
             value = self._heads(self.value, context.memory)
             if context.cache is not None:
-                context.cache.memory_attention[self] = (key, value)
+                context.cache.memory_attention[place] = (key, value)
         else:
             key, value = kept
         # The rows (beams) of one sentence become queries of one row, so that its memory is read once and never copied.
@@ -214,7 +216,9 @@ class Attention(nn.Module):
             return "explicit", f"the fused kernel has no {'sink' if self.spec.sink else 'soft cap'}"
         if self.training and self.dropout.p > 0.0:
             return "explicit", "the fused kernel has no attention dropout on a CPU"
-        if self.training and isinstance(self.spec.score_bias, spec.RelativeBuckets | spec.Reference):
+        if self.training and isinstance(
+            self.spec.score_bias, spec.RelativeBuckets | spec.Reference | spec.Disentangled
+        ):
             return "explicit", "the fused kernel has no trainable score bias on a CPU"
         return "fused", f"nothing needs the weights; up to {SHORT_ON_CPU} tokens a CPU is faster with the explicit one"
 
@@ -232,11 +236,26 @@ class Attention(nn.Module):
             x_BTHE = norm(x_BTHE)
         return x_BTHE.transpose(1, 2)
 
-    def _bias_of(self, context: Context) -> Tensor | None:
-        if isinstance(self.spec.score_bias, spec.Alibi):
-            return context.alibi(self.spec.num_heads)
+    def _bias_of(self, context: Context, query: Tensor, key: Tensor) -> Tensor | None:
+        kind = self.spec.score_bias
+        if isinstance(kind, spec.Alibi):
+            bias = context.alibi(self.spec.num_heads, kind.rounding)
+            return bias * self.scale if kind.scaled else bias
+        if isinstance(self.score_bias, Disentangled):
+            rows = context.read(self.score_bias.borrowed[0])
+            return self.score_bias(query, key, rows, (self.query, self.key, self._heads)) * self.scale
         table = self.borrowed[0] if self.borrowed else self.score_bias
-        return None if table is None else context.buckets(table)
+        return None if table is None else context.read(table)
+
+
+def _build_score_bias(width: int, attention: spec.Attention) -> RelativeBuckets | Disentangled | None:
+    match attention.score_bias:
+        case spec.RelativeBuckets() as buckets:
+            return RelativeBuckets(buckets)
+        case spec.Disentangled() as scores:
+            return Disentangled(width, attention, scores)
+        case _:  # nothing, something without weights, or a table that another module owns
+            return None
 
 
 def _build_query_key_norm(attention: spec.Attention, num_heads: int) -> nn.Module:
@@ -348,14 +367,16 @@ class MultiHeadAttention(Attention):
             mask = mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
         context = _standalone_context(query.shape[1], source.shape[1], mask, query.device)
         if self.spec.position is not None:
-            size, theta = self.spec.position.size or self.spec.head_size, self.spec.position.theta
-            heads = rotate(heads, *rotary_angles(context.query_position, size, theta))
-            key = rotate(key, *rotary_angles(context.key_position, size, theta))
+            length = context.key_position.new_full((1, 1), source.shape[1])
+            heads, key = (
+                rotate(x, *rotary_angles(position, self.spec.position, self.spec.head_size, length))
+                for x, position in ((heads, context.query_position), (key, context.key_position))
+            )
         seen: list[Tensor] = []
         # A watched tap selects the explicit body, the one that has weights to show.
         handle = self.weights.register_forward_hook(lambda *call: seen.append(call[2])) if return_weights else None
         try:
-            mixed = self.attend(heads, key, value, context.mask(self.spec.mask), self._bias_of(context))
+            mixed = self.attend(heads, key, value, context.mask(self.spec.mask), self._bias_of(context, heads, key))
         finally:
             if handle is not None:
                 handle.remove()

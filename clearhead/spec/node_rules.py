@@ -67,10 +67,12 @@ def _attention_faults(node: Attention) -> Iterator[str]:
         yield from _rotary_faults(node.position, node.head_size)
     if isinstance(node.score_bias, RelativeBuckets) and node.score_bias.num_heads != node.num_heads:
         yield f"score_bias has {node.score_bias.num_heads} heads, the attention {node.num_heads}"
-    if isinstance(node.score_bias, Disentangled) and node.num_heads != node.num_kv_heads:
-        yield f"disentangled scores need as many kv heads as heads, got {node.num_kv_heads} and {node.num_heads}"
-    if isinstance(node.score_bias, Disentangled) and node.soft_cap is not None:
-        yield "soft_cap bounds products of content; disentangled scores add products with distance to them"
+    if isinstance(node.score_bias, Disentangled):
+        if node.num_heads != node.num_kv_heads:
+            yield f"disentangled scores need as many kv heads as heads, got {node.num_kv_heads} and {node.num_heads}"
+        for name in ("position", "query_key_norm", "clip", "soft_cap"):
+            if getattr(node, name) is not None:
+                yield f"{name} beside disentangled scores is refused: it is not said whether distances take part in it"
     if isinstance(node.score_bias, Alibi) and node.score_bias.rounding != "none" and not isinstance(node.mask, Causal):
         yield f"rounded penalties count from the first token, which only a causal mask allows; got {node.mask.kind}"
     if node.source == "memory" and (node.position or node.score_bias or node.mask != Full()):
