@@ -45,8 +45,11 @@ NAMES = {
     "clearhead.train": "",
     "clearhead.train.tasks": "",
     "clearhead.view": "",
-    "clearhead.weights": "fill load_tensors save_tensors",
+    "clearhead.weights": """
+        Pretrained fill is_pretrained load_pretrained load_tensors save_pretrained save_tensors
+    """,
     "clearhead.zoo": "RECIPES Recipe label_head presets resolve token_head vector_head with_head",
+    "clearhead.zoo.architectures": "find records variant",
 }
 
 # What a user calls on the objects above.
