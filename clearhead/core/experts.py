@@ -78,5 +78,5 @@ class MixtureOfExperts(nn.Module):
             token_M, place_M = (chosen_NK == index).nonzero(as_tuple=True)
             if len(token_M):
                 given_MD = self.expert.run(x_ND[token_M], maps) * share_NK[token_M, place_M, None]
-                mixed_ND = mixed_ND.index_add(0, token_M, given_MD)
+                mixed_ND = mixed_ND.index_add(0, token_M, given_MD.to(x_ND.dtype))  # autocast maps in fewer bits
         return mixed_ND.view_as(x_BTD)

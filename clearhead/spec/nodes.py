@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from clearhead.spec.base import Count, LayerNorm, Node, Norm, Positive, Rate, Reference, RMSNorm
 from clearhead.spec.positions import EmbeddingPosition, Rotary, ScoreBias, ScoreTable
+from clearhead.spec.wording import WORD
 
 # --- masks ----------------------------------------------------------------------------------------------------
 
@@ -100,7 +101,7 @@ class ClampedGate(Node):
 
 
 def _form(value: Any) -> str:
-    return "clamped_gate" if isinstance(value, dict | Node) else "word"
+    return "clamped_gate" if isinstance(value, dict | Node) else WORD
 
 
 class FeedForward(Node):
@@ -109,7 +110,7 @@ class FeedForward(Node):
     kind: Literal["feed_forward"] = "feed_forward"
     size: Count
     activation: Annotated[
-        Annotated[ActivationName, Tag("word")] | Annotated[ClampedGate, Tag("clamped_gate")], Discriminator(_form)
+        Annotated[ActivationName, Tag(WORD)] | Annotated[ClampedGate, Tag("clamped_gate")], Discriminator(_form)
     ] = "relu"
     gated: bool = False
     bias_in: bool = True

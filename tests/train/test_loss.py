@@ -246,8 +246,8 @@ class FakeHead(nn.Module):
         self.rows_seen = hidden.shape[0]
         return hidden.tanh()
 
-    def projection(self) -> FakeHead:
-        return self
+    def projection(self) -> Projection:
+        return Projection(self.weight_VD, self.bias_V, self.scale)
 
 
 @dataclass
