@@ -109,7 +109,9 @@ def _chosen(module: Transformer, model_type: str | None) -> tuple[Record, Varian
                 config = configs.write(record, variant, module.spec)
                 _, unspoken = rules_at(record, variant, record.prefix, module)
             except InputError as error:
-                failures.append((str(error).count("\n"), error))
+                # A family that differs in a few places is nearer than one whose own defaults do not even fit.
+                is_near = "the format can only say" in str(error)
+                failures.append((str(error).count("\n") if is_near else 1000, error))
                 continue
             if not unspoken:
                 return record, variant, config

@@ -115,7 +115,7 @@ def test_every_fault_of_the_config_is_in_one_report(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "gpt3"}, "did you mean 'gpt2'"),
+        ({"model_type": "gtp2"}, "did you mean 'gpt2'"),
         ({"model_type": None}, "no model_type"),
         ({"architectures": ["GPT2DoubleHeadsModel"]}, "read are GPT2LMHeadModel"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
