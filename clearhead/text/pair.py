@@ -42,6 +42,26 @@ class TokenizerPair:
         content = f"{self.joint} {self.source.fingerprint} {self.target.fingerprint}"
         return hashlib.sha256(content.encode()).hexdigest()
 
+    def check_rows(self, source_rows: int, target_rows: int, name: str) -> None:
+        """Refuse a model with fewer rows than entries; it may well have more.
+
+        Args:
+            source_rows, target_rows: rows of the model's tables on each side.
+            name: what a message calls the model.
+
+        Raises:
+            InputError: a side has more entries than rows.
+        """
+        for side, size, rows in (
+            ("source", self.source.vocab_size, source_rows),
+            ("target", self.target.vocab_size, target_rows),
+        ):
+            if size > rows:
+                raise InputError(
+                    f"{name}: the {side} tokenizer has {size} entries, but the model has {rows} rows for them; "
+                    "restore the tokenizer that the model was trained with"
+                )
+
     def save(self, folder: Path) -> None:
         """Write one `tokenizer.json` where joint, else one file for each side; the folder is made where needed."""
         if self.joint:

@@ -29,6 +29,7 @@ class PublishedText:
         languages: the id of each language code; empty where texts have none.
         max_length: `model_max_length`, in tokens with special ones; None: not said.
         templates: the frame's words for single texts and for pairs, where a language belongs into them.
+        language_is_start: what is written begins with its language in place of the start token, not behind it.
     """
 
     tokenizers: TokenizerPair
@@ -36,6 +37,7 @@ class PublishedText:
     languages: Mapping[str, int] = field(default_factory=dict)
     max_length: int | None = None
     templates: tuple[Template, Template] | None = None
+    language_is_start: bool = False
 
     def frame_for(self, language: str) -> Frame:
         """Return what stands around a text in some language.
@@ -85,6 +87,7 @@ def load_published(folder: Path) -> PublishedText:
         languages=languages,
         max_length=limit,
         templates=templates,
+        language_is_start=files.record is not None and files.record.language_is_start,
     )
 
 

@@ -37,6 +37,7 @@ class PublishedTokenizer:
         languages: codes that the class knows by heart, in the order of their ids.
         language_form: how the entry of a language is written, with {} for its code.
         language_set: what the configuration may call these codes.
+        language_is_start: what is written begins with its language in place of the start token, not behind it.
         legacy_single: the template of one text where the configuration says `legacy_behaviour`.
         prefix_space: byte-level merges see a space in front of a text where the configuration does not say.
         lowers: text becomes lower case where the configuration does not say.
@@ -55,6 +56,7 @@ class PublishedTokenizer:
     languages: tuple[str, ...] = ()
     language_form: str = "{}"
     language_set: str = ""
+    language_is_start: bool = False
     legacy_single: Template = ()
     prefix_space: bool = False
     lowers: bool = True
@@ -150,6 +152,7 @@ CLASSES: Mapping[str, PublishedTokenizer] = MappingProxyType(
             skip=3,
             behind=(*_LANGUAGES_25, "<mask>"),
             languages=_LANGUAGES_25,
+            language_is_start=True,
         ),
         "MBart50": PublishedTokenizer(
             "pieces",

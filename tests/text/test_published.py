@@ -192,11 +192,11 @@ def test_languages_stand_where_their_class_puts_them(tmp_path: Path) -> None:
     )
     assert (old.languages["ar_AR"], old.languages["zh_CN"]) == (size + 1, size + 25)
     assert (old.frame_for("de_DE").start, old.frame_for("de_DE").end) == ((), (2, old.languages["de_DE"]))
-    assert old.tokenizers.source.mask_id == size + 26
+    assert old.tokenizers.source.mask_id == size + 26 and old.language_is_start
     new = load_published(
         made.write(tmp_path / "50", {**files, "tokenizer_config.json": {"tokenizer_class": "MBart50Tokenizer"}})
     )
-    assert len(new.languages) == 52
+    assert len(new.languages) == 52 and not new.language_is_start
     assert (new.frame_for("de_DE").start, new.frame_for("de_DE").end) == ((new.languages["de_DE"],), (2,))
     with pytest.raises(InputError, match=r"no language 'de_DF' \(did you mean 'de_DE'\?\); it has: ar_AR, cs_CZ"):
         new.frame_for("de_DF")
