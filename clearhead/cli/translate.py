@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -102,7 +102,7 @@ def translate(
         number += len(chunk)
 
 
-def _checked_chunks(model: Model, file: Path, lines: Iterable[str]) -> Iterator[list[str]]:
+def _checked_chunks(model: Model, file: Path, lines: Iterator[str]) -> Iterator[list[str]]:
     """Yield the lines that are translated together; a file is checked whole before its first line is."""
     if not is_standard_input(file):
         lines, whole = tee(lines)
