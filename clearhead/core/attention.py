@@ -55,8 +55,7 @@ class Context:
             self.made[key] = self.visibility.resolve(mask, self.query_position.device)
         return self.made[key]
 
-    def rotation(self, rotary: spec.Rotary, head_size: int) -> tuple[Tensor, Tensor]:
-        key = (rotary, head_size)
+    def rotation(self, rotary: spec.Rotary, head_size: int, key: str) -> tuple[Tensor, Tensor]:
         if key not in self.made:
             self.made[key] = torch.stack(rotary_angles(self.query_position, rotary, head_size, self.length))
         cos, sin = self.made[key].unbind()  # type: ignore[union-attr]
@@ -120,6 +119,8 @@ class Attention(nn.Module):
         self.query_norm = _build_query_key_norm(attention, attention.num_heads)
         self.key_norm = _build_query_key_norm(attention, attention.num_kv_heads)
         self.norms_late = attention.query_key_norm is not None and attention.query_key_norm.after_rotation
+        # A string, for a compiled step cannot hash a node of the spec.
+        self.rotation_key = f"{attention.position} of {attention.head_size}"
         self.sink = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
         self.dropout = Dropout(attention.dropout)
         self.scale = size**-0.5 if attention.scale is None else attention.scale
@@ -135,7 +136,7 @@ class Attention(nn.Module):
             return self._attend_to_memory(query, context)
         key, value = self._heads(self.key, x_BTD, self.key_norm), self._heads(self.value, x_BTD)
         if self.spec.position is not None:
-            cos, sin = context.rotation(self.spec.position, self.spec.head_size)
+            cos, sin = context.rotation(self.spec.position, self.spec.head_size, self.rotation_key)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if self.norms_late:
             query, key = _by_head(self.query_norm, query), _by_head(self.key_norm, key)
