@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float32
@@ -12,11 +12,12 @@ from numpy import ndarray
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
-from clearhead.generate.candidate import Generation, Hypothesis
+from clearhead.generate.candidate import Candidate, Generation, Hypothesis
 from clearhead.generate.engine import translate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.published import Published, save_published
 from clearhead.generate.scoring import PairScore, score_pairs
-from clearhead.generate.text import generate_texts, score_texts, stream_text
+from clearhead.generate.text import Reading, generate_texts, score_texts, stream_text
 from clearhead.machine import choose_device, choose_precision
 from clearhead.predict.classify import Classification, classify
 from clearhead.predict.embed import embed
@@ -29,6 +30,7 @@ from clearhead.text import Tokenizer, TokenizerPair
 from clearhead.train.checkpoint import writing_folder
 from clearhead.train.run_directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE, model_files, read_task
 from clearhead.weights import fill, load_tensors, save_tensors
+from clearhead.weights.hub import find_published
 
 
 class Model:
@@ -38,12 +40,16 @@ class Model:
         module: the network, in evaluation mode.
         tokenizers: of the two sides; one for both where it reads and writes one language.
         task: what it was trained for.
+        published: the checkpoint that it came from; None: it was trained here.
     """
 
-    def __init__(self, module: Transformer, tokenizers: TokenizerPair, task: TaskRecord) -> None:
+    def __init__(
+        self, module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, published: Published | None = None
+    ) -> None:
         self.module = module
         self.tokenizers = tokenizers
         self.task = task
+        self.published = published
 
     @property
     def spec(self) -> ModelSpec:
@@ -59,25 +65,31 @@ class Model:
         self,
         texts: Sequence[str],
         *,
-        beam_size: int = 5,
-        length_penalty: float = 1.0,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
         max_length: int | None = None,
         batch_size: int | None = None,
+        from_language: str | None = None,
+        to_language: str | None = None,
     ) -> list[str]:
         """Return the best translation of each text; an empty text gives an empty one.
 
         Args:
             texts: one sentence each.
-            beam_size: unfinished hypotheses kept for each sentence; 1 is greedy.
-            length_penalty: exponent alpha in score = log-probability / length ** alpha.
+            beam_size: unfinished hypotheses kept for each sentence; 1 is greedy. None: what a checkpoint's own settings
+                say, else 5.
+            length_penalty: exponent alpha in score = log-probability / length ** alpha. None: what a checkpoint's own
+                settings say, else 1.
             max_length: longest translation in tokens, with the end token; None: follows the source.
             batch_size: most sentences decoded together; None: as many as a token budget allows.
+            from_language, to_language: codes, for a checkpoint of several languages.
 
         Raises:
-            InputError: options out of range, or a text longer than the model's positions.
+            InputError: options out of range, a text longer than the model's positions, or a language that is missing,
+                not known or not wanted.
         """
-        options = SearchOptions(beam_size, length_penalty, 1, max_length, batch_size=batch_size)
-        return [found[0].text for found in self._search(texts, options)]
+        options = self._search_options(1, (beam_size, length_penalty, max_length, batch_size))
+        return [found[0].text for found in self._search(texts, options, from_language, to_language)]
 
     def translate_n_best(
         self,
@@ -85,82 +97,87 @@ class Model:
         *,
         n: int = 5,
         beam_size: int | None = None,
-        length_penalty: float = 1.0,
+        length_penalty: float | None = None,
         max_length: int | None = None,
         batch_size: int | None = None,
+        from_language: str | None = None,
+        to_language: str | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the n best translations of each text, best first, with score and log-probability.
 
         Args:
-            texts, length_penalty, max_length, batch_size: as in `translate`.
+            texts, length_penalty, max_length, batch_size, from_language, to_language: as in `translate`.
             n: hypotheses for each text.
-            beam_size: at least n; None: n, but not below 5.
+            beam_size: at least n; None: n, but not below what `translate` takes.
         """
-        options = SearchOptions(beam_size or max(n, 5), length_penalty, n, max_length, batch_size=batch_size)
-        return self._search(texts, options)
+        options = self._search_options(n, (beam_size, length_penalty, max_length, batch_size))
+        return self._search(texts, options, from_language, to_language)
 
     @overload
     def generate(
         self,
         prompt: str,
         *,
-        max_new_tokens: int = 100,
-        min_new_tokens: int = 0,
+        max_new_tokens: int | None = None,
+        min_new_tokens: int | None = None,
         temperature: float | int | None = None,
-        top_k: int = 0,
-        top_p: float | int = 1.0,
-        min_p: float | int = 0.0,
-        repetition_penalty: float | int = 1.0,
-        no_repeat_ngram_size: int = 0,
-        num_return_sequences: int = 1,
-        beam_size: int = 1,
-        length_penalty: float | int = 1.0,
-        penalty_alpha: float | int = 0.0,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        min_p: float | int | None = None,
+        repetition_penalty: float | int | None = None,
+        no_repeat_ngram_size: int | None = None,
+        num_return_sequences: int | None = None,
+        beam_size: int | None = None,
+        length_penalty: float | int | None = None,
+        penalty_alpha: float | int | None = None,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
         batch_size: int | None = None,
+        chat: bool = False,
     ) -> list[Generation]: ...
     @overload
     def generate(
         self,
         prompt: list[str],
         *,
-        max_new_tokens: int = 100,
-        min_new_tokens: int = 0,
+        max_new_tokens: int | None = None,
+        min_new_tokens: int | None = None,
         temperature: float | int | None = None,
-        top_k: int = 0,
-        top_p: float | int = 1.0,
-        min_p: float | int = 0.0,
-        repetition_penalty: float | int = 1.0,
-        no_repeat_ngram_size: int = 0,
-        num_return_sequences: int = 1,
-        beam_size: int = 1,
-        length_penalty: float | int = 1.0,
-        penalty_alpha: float | int = 0.0,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        min_p: float | int | None = None,
+        repetition_penalty: float | int | None = None,
+        no_repeat_ngram_size: int | None = None,
+        num_return_sequences: int | None = None,
+        beam_size: int | None = None,
+        length_penalty: float | int | None = None,
+        penalty_alpha: float | int | None = None,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
         batch_size: int | None = None,
+        chat: bool = False,
     ) -> list[list[Generation]]: ...
 
     def generate(
         self,
         prompt: str | list[str],
         *,
-        max_new_tokens: int = 100,
-        min_new_tokens: int = 0,
+        max_new_tokens: int | None = None,
+        min_new_tokens: int | None = None,
         temperature: float | int | None = None,
-        top_k: int = 0,
-        top_p: float | int = 1.0,
-        min_p: float | int = 0.0,
-        repetition_penalty: float | int = 1.0,
-        no_repeat_ngram_size: int = 0,
-        num_return_sequences: int = 1,
-        beam_size: int = 1,
-        length_penalty: float | int = 1.0,
-        penalty_alpha: float | int = 0.0,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        min_p: float | int | None = None,
+        repetition_penalty: float | int | None = None,
+        no_repeat_ngram_size: int | None = None,
+        num_return_sequences: int | None = None,
+        beam_size: int | None = None,
+        length_penalty: float | int | None = None,
+        penalty_alpha: float | int | None = None,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
         batch_size: int | None = None,
+        chat: bool = False,
     ) -> list[Generation] | list[list[Generation]]:
         """Continue a text; a list of texts gives one list for each.
 
@@ -168,7 +185,9 @@ class Model:
             prompt: one text, or a list of them; an empty one is the start of a text.
             max_new_tokens, min_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size,
                 num_return_sequences, beam_size, length_penalty, penalty_alpha, stop, seed, batch_size: see
-                `GenerateOptions`, which says what follows from them; every filter is off as long as it is not given.
+                `GenerateOptions`, which says what follows from them. What is not given is what a checkpoint's own
+                settings say, else a filter is off.
+            chat: the prompt is a message, which the checkpoint's chat template writes out.
 
         Returns:
             The sequences asked for, whose text excludes the prompt.
@@ -177,68 +196,79 @@ class Model:
             InputError: options out of range or without effect, or a prompt that the model cannot read.
             RunFailure: the model's output is not a number, or the options ban every token.
         """
-        options = GenerateOptions(
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=min_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            no_repeat_ngram_size=no_repeat_ngram_size,
-            num_return_sequences=num_return_sequences,
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            penalty_alpha=penalty_alpha,
-            stop=stop,
-            seed=seed,
-            batch_size=batch_size,
-        )
+        given = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "no_repeat_ngram_size": no_repeat_ngram_size,
+            "num_return_sequences": num_return_sequences,
+            "beam_size": beam_size,
+            "length_penalty": length_penalty,
+            "penalty_alpha": penalty_alpha,
+            "stop": stop,
+            "seed": seed,
+            "batch_size": batch_size,
+        }
         prompts = [prompt] if isinstance(prompt, str) else prompt
-        found = generate_texts(self.module, self.tokenizers, prompts, options, continues=self._continues)
+        found = self._generate(prompts, given, self._reading(chat, max_new_tokens))
         return found[0] if isinstance(prompt, str) else found
+
+    def _generate(
+        self, prompts: list[str], given: Mapping[str, Any], reading: Reading | None
+    ) -> list[list[Generation]]:
+        options = self._options(given)
+        return generate_texts(
+            self.module, self.tokenizers, prompts, options, continues=self._continues, reading=reading
+        )
 
     def stream(
         self,
         prompt: str,
         *,
-        max_new_tokens: int = 100,
-        min_new_tokens: int = 0,
+        max_new_tokens: int | None = None,
+        min_new_tokens: int | None = None,
         temperature: float | int | None = None,
-        top_k: int = 0,
-        top_p: float | int = 1.0,
-        min_p: float | int = 0.0,
-        repetition_penalty: float | int = 1.0,
-        no_repeat_ngram_size: int = 0,
-        penalty_alpha: float | int = 0.0,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        min_p: float | int | None = None,
+        repetition_penalty: float | int | None = None,
+        no_repeat_ngram_size: int | None = None,
+        penalty_alpha: float | int | None = None,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
+        chat: bool = False,
     ) -> Iterator[str]:
         """Continue a text and yield what comes as soon as it is certain; the pieces together are the text.
 
         Args:
             prompt: one text.
             max_new_tokens, min_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size,
-                penalty_alpha, stop, seed: as for `generate`.
+                penalty_alpha, stop, seed, chat: as for `generate`.
 
         Raises:
             InputError: as for `generate`.
             RunFailure: as for `generate`.
         """
-        options = GenerateOptions(
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=min_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            no_repeat_ngram_size=no_repeat_ngram_size,
-            penalty_alpha=penalty_alpha,
-            stop=stop,
-            seed=seed,
-        )
-        return stream_text(self.module, self.tokenizers, prompt, options, continues=self._continues)
+        given = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "no_repeat_ngram_size": no_repeat_ngram_size,
+            "penalty_alpha": penalty_alpha,
+            "stop": stop,
+            "seed": seed,
+        }
+        options = self._options(given)
+        reading = self._reading(chat, max_new_tokens)
+        return stream_text(self.module, self.tokenizers, prompt, options, continues=self._continues, reading=reading)
 
     def fill(self, texts: Sequence[str], *, top_k: int = 5) -> list[list[list[Filled]]]:
         """Return what may stand in the blanks of each text.
@@ -253,6 +283,7 @@ class Model:
         Raises:
             InputError: a text without a blank or too long, or a model that was not trained to fill blanks.
         """
+        self._check_frame(texts)
         return fill_blanks(self.module, self.tokenizer, texts, top_k=top_k, max_length=self.task.max_length)
 
     def classify(
@@ -263,6 +294,7 @@ class Model:
         Raises:
             InputError: the model was not trained to classify, or a text is empty, or not paired as in training.
         """
+        self._check_frame(texts)
         return classify(self.module, self.tokenizer, self.task, texts, batch_size=batch_size)
 
     def tag(
@@ -273,6 +305,8 @@ class Model:
         Raises:
             InputError: the model was not trained to tag.
         """
+        # Lists here are the words of one text.
+        self._check_frame(())
         return tag(self.module, self.tokenizer, self.task, texts, batch_size=batch_size)
 
     def embed(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Float32[ndarray, "texts width"]:
@@ -281,6 +315,7 @@ class Model:
         Raises:
             InputError: the model has no head that makes vectors, or a text is longer than its positions.
         """
+        self._check_frame(texts)
         return embed(self.module, self.tokenizer, texts)
 
     @overload
@@ -305,6 +340,8 @@ class Model:
                 positions.
         """
         sources = [source] if isinstance(source, str) else source
+        if self.published is not None and self.module.encoder is not None:
+            raise InputError("scores of a published encoder-decoder are not supported yet")
         if target is None:
             scored = score_texts(self.module, self.tokenizer, sources, length_penalty=length_penalty)
             return scored[0] if isinstance(source, str) else scored
@@ -322,42 +359,76 @@ class Model:
         return scores[0] if isinstance(source, str) else scores
 
     def save(self, path: str | Path, *, format: str = "clearhead") -> None:
-        """Write spec, tokenizers and weights into a new folder that `load` reads.
+        """Write the model into a new folder that `load` reads.
+
+        Args:
+            path: the folder.
+            format: "clearhead": spec, tokenizers and weights; "hf": the layout of the Hugging Face hub.
 
         Raises:
-            InputError: the folder exists, or the format is not known.
+            InputError: the folder exists, the format is not known, or no published family can say the model.
         """
-        if format != "clearhead":
-            raise InputError(f"format '{format}' cannot be written by this version; use format='clearhead'")
+        if format not in ("clearhead", "hf"):
+            raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
         folder = Path(path)
         if folder.exists():
             raise InputError(f"{folder} exists already; give a new folder")
+        if format == "clearhead" and self.published is not None:
+            raise InputError("a published checkpoint is saved in the layout in which it came: use format='hf'")
         with writing_folder(folder) as temporary:
+            if format == "hf":
+                save_published(self.module, temporary, self.tokenizers, self.task, self.published)
+                return
             (temporary / SPEC_FILE).write_text(self.spec.to_json(), encoding="utf-8")
             (temporary / TASK_FILE).write_text(self.task.to_json(), encoding="utf-8")
             self.tokenizers.save(temporary)
             save_tensors(temporary / WEIGHTS_FILE, self.module.state_dict())
+
+    def _check_frame(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> None:
+        """Refuse what a checkpoint would have to read in another form than its own."""
+        if self.published is not None:
+            self.published.check_frame(paired=any(not isinstance(text, str) for text in texts))
 
     @property
     def _continues(self) -> bool:
         """Whether generated text stands behind its prompt, as language models were trained to write it."""
         return self.task.kind == "generate"
 
-    def _search(self, texts: Sequence[str], options: SearchOptions) -> list[list[Hypothesis]]:
+    def _options(self, given: Mapping[str, Any]) -> GenerateOptions:
+        """Return the options of a call; what was left out is what the checkpoint says."""
+        chosen = {name: value for name, value in given.items() if value is not None and value != ()}
+        return GenerateOptions(**(chosen if self.published is None else self.published.options(chosen)))
+
+    def _reading(self, chat: bool, asked: int | None) -> Reading | None:
+        """Return how the checkpoint reads prompts; a length that was asked for takes the place of its own."""
+        if self.published is not None:
+            return self.published.reading(chat=chat, asked=asked)
+        if chat:
+            raise InputError("the model was trained here and has no chat template: leave chat out")
+        return None
+
+    def _search_options(
+        self, n: int, given: tuple[int | None, float | int | None, int | None, int | None]
+    ) -> SearchOptions:
+        """Return the options of a search; what was left out is what the checkpoint says."""
+        names = ("beam_size", "length_penalty", "max_length", "batch_size")
+        chosen: dict[str, Any] = {name: value for name, value in zip(names, given, strict=True) if value is not None}
+        said = {} if self.published is None else self.published.search_options()
+        said["beam_size"] = max(n, said.get("beam_size", 5))
+        return SearchOptions(**{**said, **chosen}, n_best=n)
+
+    def _search(
+        self,
+        texts: Sequence[str],
+        options: SearchOptions,
+        from_language: str | None = None,
+        to_language: str | None = None,
+    ) -> list[list[Hypothesis]]:
         if isinstance(texts, str):
             raise InputError("translate() takes a list of texts; put the single text into a list")
         filled = [text for text in texts if text.strip()]
         pair = self.tokenizers
-        found = iter(
-            translate_ids(
-                self.module,
-                self._encode(filled),
-                bos_id=pair.target.bos_id,
-                eos_id=pair.target.eos_id,
-                pad_id=pair.source.pad_id,
-                options=options,
-            )
-        )
+        found = iter(self._translations(filled, options, from_language, to_language))
         nothing = Hypothesis("", [], 0.0, 0.0)
         return [
             [
@@ -368,6 +439,19 @@ class Model:
             else [nothing]
             for text in texts
         ]
+
+    def _translations(
+        self, texts: Sequence[str], options: SearchOptions, from_language: str | None, to_language: str | None
+    ) -> list[list[Candidate]]:
+        """Search for translations of texts, none of which is empty."""
+        pair = self.tokenizers
+        bos, eos, pad = pair.target.bos_id, pair.target.eos_id, pair.source.pad_id
+        if self.published is None:
+            if from_language is not None or to_language is not None:
+                raise InputError("the model was trained here on one pair of languages: leave the languages out")
+            return translate_ids(self.module, self._encode(texts), bos_id=bos, eos_id=eos, pad_id=pad, options=options)
+        encoded = [ids[:-1] for ids in self._encode(texts)]
+        return self.published.translate(encoded, options, from_language, to_language)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         if self.spec.encoder is None or self.spec.decoder is None:
@@ -380,7 +464,8 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     """Load a trained model.
 
     Args:
-        ref: a run directory, optionally with @best, @last, @averaged or @step-N, or a folder that `save` wrote.
+        ref: a run directory, optionally with @best, @last, @averaged or @step-N; a folder that `save` wrote, or one in
+            the layout of the Hugging Face hub; or a name on the hub, optionally with @revision.
         device: auto, cpu, cuda or cuda:N.
         precision: auto, fp32 or bf16.
 
@@ -388,6 +473,13 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
         InputError: nothing usable is there; the sentence says what was expected.
     """
     where = choose_device(device)
+    dtype = torch.bfloat16 if choose_precision(precision, where) == "bf16" else torch.float32
+    checkpoint = find_published(str(ref))
+    if checkpoint is not None:
+        published = Published.load(checkpoint, dtype=dtype)
+        module, pair = published.pretrained.module.to(where), published.text.tokenizers
+        pair.check_rows(module.num_source_ids, module.num_target_ids, str(checkpoint))
+        return Model(module.eval(), pair, published.pretrained.task, published)
     folder, weights = model_files(str(ref))
     task = read_task(folder)
     if task.kind in ("classify", "tag") and weights.parent.name == "step-0":
@@ -396,19 +488,7 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
         )
     module = build(ModelSpec.from_json((folder / SPEC_FILE).read_text(encoding="utf-8")), device="meta")
     fill(module, load_tensors(weights), source=str(weights))
-    module.to(where, torch.bfloat16 if choose_precision(precision, where) == "bf16" else torch.float32)
+    module.to(where, dtype)
     tokenizers = TokenizerPair.load(folder)
-    _check_vocabulary(module, tokenizers, folder)
+    tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return Model(module.eval(), tokenizers, task)
-
-
-def _check_vocabulary(module: Transformer, tokenizers: TokenizerPair, folder: Path) -> None:
-    for side, size, rows in (
-        ("source", tokenizers.source.vocab_size, module.num_source_ids),
-        ("target", tokenizers.target.vocab_size, module.num_target_ids),
-    ):
-        if size > rows:
-            raise InputError(
-                f"{folder}: the {side} tokenizer has {size} entries, but the model has {rows} rows for them; "
-                "restore the tokenizer that the model was trained with"
-            )

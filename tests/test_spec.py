@@ -13,6 +13,7 @@ from clearhead import spec
 from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.zoo import Recipe, resolve
+from tests.laws.published import PUBLISHED
 
 RECIPE = Recipe(
     layers=3, encoder_layers=2, width=14, heads=2, head_size=6, feedforward=17, positions="buckets", segments=3
@@ -44,6 +45,23 @@ def one_layer(function: spec.Attention | spec.FeedForward, **stack: Any) -> spec
     return spec.Stack(layers=(spec.Layer(steps=(step,)),), **options)
 
 
+def normed(norm: spec.RMSNorm | None = None, **changes: Any) -> spec.QueryKeyNorm:
+    return spec.QueryKeyNorm(norm=norm or spec.RMSNorm(), **changes)
+
+
+def scaled(scaling: Any, size: int | None = None) -> spec.Rotary:
+    return spec.Rotary(scaling=scaling, size=size)
+
+
+def disentangled(*terms: str) -> spec.Disentangled:
+    reference = spec.Reference(path="encoder.score_table")
+    return spec.Disentangled(table=reference, terms=terms or ("content_to_position",))
+
+
+def embedding(**fields: Any) -> spec.Stack:
+    return one_layer(attention(), embedding=spec.Embedding(table=spec.Table(rows=29), **fields))
+
+
 def test_every_fault_is_in_one_report() -> None:
     """Unknown keys, wrong types, missing values and sizes that do not fit: none hides another."""
     broken = tree()
@@ -62,7 +80,8 @@ def test_every_fault_is_in_one_report() -> None:
         "encoder.embedding.dropout: expected less than 1, got 1.5",
         "decoder.width: expected integer, got 'wide'",
         "decoder.score_table.num_heads: missing",
-        "head.layers.0: kind must be one of 'linear', 'activation', 'layer_norm', 'rms_norm', 'pool', 'unit'; "
+        "head.layers.0: kind must be one of 'linear', 'activation', 'layer_norm', 'rms_norm', 'pool', 'soft_cap', "
+        "'unit'; "
         "got 'liner' (did you mean 'linear'?)",
     ):
         assert words in found, found
@@ -111,6 +130,65 @@ def test_constructors_report_all_faults_too() -> None:
             spec.RelativeBuckets(num_heads=2, count=32, max_distance=8, bidirectional=True),
             "max_distance 8 is not above what 32 buckets count exactly",
         ),
+        (spec.RMSNorm(weight=False, unit_offset=True), "unit_offset has no effect without a weight"),
+        (attention(query_key_norm=normed(per_head=True, over="width")), "per_head is for a norm over the head"),
+        (
+            attention(query_key_norm=normed(spec.RMSNorm(weight=False), per_head=True)),
+            "per_head has no effect on a norm",
+        ),
+        (attention(query_key_norm=normed(after_rotation=True)), "has no effect where nothing is rotated"),
+        (
+            attention(query_key_norm=normed(after_rotation=True, over="width"), position=spec.Rotary()),
+            "before the heads are split",
+        ),
+        (attention(query_key_norm=normed(), clip=0.5), "models differ in which comes first"),
+        (attention(position=scaled(spec.DynamicScaling(factor=2.0, original_length=5), size=2)), "rotary size of 2"),
+        (
+            attention(
+                position=scaled(spec.LongRopeScaling(short_factor=(1.0,), long_factor=(1.0,) * 3, original_length=5))
+            ),
+            "short_factor needs a number for each of 3 frequencies, got 1",
+        ),
+        (
+            spec.BandScaling(factor=2.0, low_frequency_factor=3.0, high_frequency_factor=3.0, original_length=5),
+            "low_frequency_factor 3 must be below high_frequency_factor 3",
+        ),
+        (
+            spec.YarnScaling(factor=2.0, original_length=5, beta_fast=1.0, beta_slow=2.0),
+            "beta_slow 2 must be below beta_fast 1",
+        ),
+        (attention(score_bias=spec.Alibi(rounding="bfloat16")), "only a causal mask allows; got full"),
+        (attention(score_bias=disentangled(), num_kv_heads=1), "as many kv heads as heads, got 1 and 2"),
+        (attention(score_bias=disentangled(), soft_cap=3.0), "soft_cap beside disentangled scores is refused"),
+        (
+            attention(score_bias=disentangled(), position=spec.Rotary()),
+            "position beside disentangled scores is refused",
+        ),
+        (disentangled("content_to_position", "content_to_position"), "a term counts once"),
+        (spec.DistanceTable(span=7, buckets=6), "given together or not at all"),
+        (spec.DistanceTable(span=7, buckets=6, max_distance=4), "max_distance 4 is not above what 6 buckets"),
+        (spec.FeedForward(size=5, activation=spec.ClampedGate(alpha=1.0, limit=2.0)), "needs gated = true"),
+        (
+            spec.MixtureOfExperts(count=3, top_k=5, expert=spec.FeedForward(size=7)),
+            "top_k 5 is more than the 3 experts there are",
+        ),
+        (embedding(width=5), "an embedding 5 wide needs a projection to the width 14 of the stack"),
+        (embedding(scale_rounding="weights"), "scale_rounding has no effect on a scale of 1"),
+        (
+            embedding(width=7, projection=spec.Projection(place="after_norm", bias=True), position=spec.Sinusoidal()),
+            "width must be even; 7",
+        ),
+        (
+            embedding(
+                width=2,
+                projection=spec.Projection(place="before_norm", bias=True),
+                position=spec.Sinusoidal(layout="fairseq"),
+            ),
+            "width must be at least 4; got 2",
+        ),
+        (one_layer(attention(), sharing=(0, 1)), "sharing names layer 1, but there are 1 layers"),
+        (one_layer(attention(), sharing=(0,)), "sharing has no effect where every layer runs once"),
+        (one_layer(attention(), sharing=()), "sharing never runs layer 0"),
     ],
 )
 def test_sizes_that_do_not_fit_together(node: spec.Node, words: str) -> None:
@@ -167,6 +245,46 @@ def changed(**parts: Any) -> spec.Model:
                 )
             ),
             "'encoder.score_table' has 3 heads, the attention 2",
+        ),
+        (
+            changed(head=spec.Head(layers=(spec.SoftCap(value=3.0), spec.Linear(size=29)))),
+            "a soft_cap bounds the outputs, so it can only be the last layer",
+        ),
+        (
+            changed(head=spec.Head(layers=(spec.Activation(function="relu2"), spec.SoftCap(value=3.0)))),
+            "the last layer must be linear where nothing is pooled, got soft_cap; only a soft_cap may follow it",
+        ),
+        (
+            spec.Model(encoder=one_layer(attention(score_bias=spec.Reference(path="encoder.embedding.table")))),
+            "'encoder.embedding.table' is not the kind of table needed here",
+        ),
+        (
+            spec.Model(
+                encoder=one_layer(
+                    attention(score_bias=disentangled()),
+                    score_table=spec.RelativeBuckets(num_heads=2, bidirectional=True),
+                )
+            ),
+            "'encoder.score_table' is not the kind of table needed here",
+        ),
+        (
+            spec.Model(
+                encoder=one_layer(
+                    attention(score_bias=spec.Reference(path="encoder.score_table")),
+                    score_table=spec.DistanceTable(span=3),
+                )
+            ),
+            "'encoder.score_table' is not the kind of table needed here",
+        ),
+        (
+            changed(
+                encoder=one_layer(attention(), width=22, score_table=spec.DistanceTable(span=3)),
+                decoder=one_layer(
+                    attention(score_bias=disentangled()),
+                    score_table=spec.RelativeBuckets(num_heads=2, bidirectional=False),
+                ),
+            ),
+            "'encoder.score_table' belongs to another stack, whose distances are not these",
         ),
     ],
 )
@@ -235,3 +353,19 @@ def test_one_address_for_spec_module_and_weight() -> None:
         assert any(isinstance(nodes.get(prefix), owning) for prefix in prefixes), name
     assert isinstance(nodes["decoder.layers.2.steps.1.branches.0.function"], spec.Attention)
     assert nodes["decoder.layers.2.steps.1.branches.0.function"].source == "memory"
+
+
+def test_an_activation_is_a_name_or_a_node_and_faults_say_so() -> None:
+    with pytest.raises(InputError) as caught:
+        spec.FeedForward(size=5, activation="silly")
+    assert "activation: expected 'relu', 'gelu'" in str(caught.value) and "got 'silly'" in str(caught.value)
+    with pytest.raises(InputError, match=r"activation\.alpha: expected greater than 0, got -1\.0"):
+        spec.FeedForward(size=5, activation={"kind": "clamped_gate", "alpha": -1.0, "limit": 7.0})
+    with pytest.raises(InputError, match=r"activation\.limit: missing"):
+        spec.FeedForward(size=5, activation={"kind": "clamped_gate", "alpha": 1.0})
+
+
+def test_the_published_parts_are_the_same_after_json() -> None:
+    for make in PUBLISHED.values():
+        node = make()
+        assert spec.Model.from_json(node.to_json()) == node

@@ -7,7 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clearhead.spec import Attention, Causal, FeedForward, Function, Linear, Mask, Model, Stack, Window
+from clearhead.spec import (
+    Attention,
+    Causal,
+    Disentangled,
+    DistanceTable,
+    FeedForward,
+    Function,
+    Linear,
+    Mask,
+    MixtureOfExperts,
+    Model,
+    Stack,
+    Window,
+)
 
 
 @dataclass(frozen=True)
@@ -35,14 +48,12 @@ def cost_per_token(spec: Model, source_length: int, target_length: int) -> Cost:
         source_length: tokens on the encoder's side, which attention runs over.
         target_length: tokens on the decoder's side.
     """
-    encoder, decoder = _functions(spec.encoder), _functions(spec.decoder)
-    source = sum(_flops(function, spec.encoder, source_length, 0) for function in encoder) if spec.encoder else 0
-    target = (
-        sum(_flops(function, spec.decoder, target_length, source_length) for function in decoder) if spec.decoder else 0
-    )
+    decoder = _functions(spec.decoder)
+    source = _stack_flops(spec.encoder, source_length, 0) if spec.encoder else 0
+    target = _stack_flops(spec.decoder, target_length, source_length) if spec.decoder else 0
     memory = [function for function in decoder if isinstance(function, Attention) and function.source == "memory"]
     if spec.encoder is not None:
-        source += sum(2 * spec.encoder.width * _key_value_size(function) for function in memory)
+        source += sum(2 * spec.encoder.output_width * _key_value_size(function) for function in memory)
     head = _head_flops(spec)
     only_encoder = spec.decoder is None
     own = [function for function in decoder if isinstance(function, Attention) and function.source == "self"]
@@ -55,7 +66,7 @@ def cost_per_token(spec: Model, source_length: int, target_length: int) -> Cost:
 
 
 def _functions(stack: Stack | None) -> list[Function]:
-    layers = stack.layers if stack is not None else ()
+    layers = stack.depths if stack is not None else ()
     return [branch.function for layer in layers for step in layer.steps for branch in step.branches]
 
 
@@ -63,14 +74,27 @@ def _key_value_size(attention: Attention) -> int:
     return 2 * attention.num_kv_heads * attention.head_size
 
 
-def _flops(function: Function, stack: Stack | None, own_length: int, memory_length: int) -> int:
-    width = stack.width if stack is not None else 0
+def _stack_flops(stack: Stack, own_length: int, memory_length: int) -> int:
+    """Return what a token takes in a stack: its layers, and the maps to and from another width."""
+    total = sum(_flops(function, stack, own_length, memory_length) for function in _functions(stack))
+    if stack.embedding.projection is not None:
+        total += 2 * stack.table_width * stack.width
+    return total + (2 * stack.width * stack.output_width if stack.projection_out is not None else 0)
+
+
+def _flops(function: Function, stack: Stack, own_length: int, memory_length: int) -> int:
+    width = stack.width
     if isinstance(function, FeedForward):
         return 2 * width * function.size * (3 if function.gated else 2)
+    if isinstance(function, MixtureOfExperts):
+        return 2 * width * function.count + function.top_k * _flops(function.expert, stack, 0, 0)
     inner = function.num_heads * function.head_size
     if function.source == "memory":
         return 4 * width * inner + 4 * inner * memory_length
-    return 4 * width * inner + 2 * width * _key_value_size(function) + 4 * inner * _attended(function.mask, own_length)
+    own = 4 * width * inner + 2 * width * _key_value_size(function) + 4 * inner * _attended(function.mask, own_length)
+    if isinstance(function.score_bias, Disentangled) and isinstance(stack.score_table, DistanceTable):
+        own += 4 * inner * stack.score_table.span * len(function.score_bias.terms)
+    return own
 
 
 def _attended(mask: Mask, length: int) -> int:
@@ -86,7 +110,7 @@ def _head_flops(spec: Model) -> int:
     top = spec.decoder or spec.encoder
     if spec.head is None or top is None:
         return 0
-    size, flops = top.width, 0
+    size, flops = top.output_width, 0
     for layer in spec.head.layers:
         if isinstance(layer, Linear):
             flops += 2 * size * layer.size

@@ -61,6 +61,7 @@ Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="Stop before this text; several times: before the first of them.")
 ]
 GenerateSeed = Annotated[int | None, typer.Option("--seed", help="Draw, and draw the same whenever it is the same.")]
+Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message, written out by the chat template.")]
 JsonSequences = Annotated[bool, typer.Option("--json", help="Write one JSON object for each sequence.")]
 
 
@@ -80,6 +81,7 @@ def generate(
     length_penalty: LengthPenalty = None,
     penalty_alpha: PenaltyAlpha = None,
     stop: Stop = None,
+    chat: Chat = False,
     as_json: JsonSequences = False,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -116,9 +118,9 @@ def generate(
     model = clearhead.load(ref, device=device, precision=precision)
     if streams:
         streamed = {name: value for name, value in options.items() if name not in NOT_STREAMED}
-        _show_stream(model.stream(prompts[0], **streamed))
+        _show_stream(model.stream(prompts[0], chat=chat, **streamed))
     else:
-        _show_all(prompts, model.generate(prompts, **options), as_json)
+        _show_all(prompts, model.generate(prompts, chat=chat, **options), as_json)
 
 
 def _prompts(texts: Sequence[str], file: Path | None) -> list[str]:

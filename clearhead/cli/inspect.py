@@ -22,12 +22,21 @@ if TYPE_CHECKING:
     from clearhead.task import TaskRecord
 
 
+@dataclass(frozen=True)
+class _Published:
+    """What is shown of a checkpoint, besides what is shown of every model."""
+
+    spec: Model
+    task: TaskRecord
+    lines: list[str]
+
+
 MOST_LABELS = 12
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 def inspect(
-    ref: Annotated[str, typer.Argument(metavar="REF", help="A run directory or a spec.json.")],
+    ref: Annotated[str, typer.Argument(metavar="REF", help="A run directory, a checkpoint or a spec.json.")],
     length: Annotated[
         int, typer.Option("--length", min=1, help="Tokens on each side, for the cost of attention.")
     ] = 32,
@@ -48,8 +57,9 @@ def inspect(
     from clearhead.cli.cost import cost_per_token
     from clearhead.core import build
 
-    spec = read_spec(ref)
-    record = read_record(ref)
+    published = read_published(ref)
+    spec = read_spec(ref) if published is None else published.spec
+    record = read_record(ref) if published is None else published.task
     module = build(spec, device="meta")
     cost = cost_per_token(spec, length, length)
     parameters = [_Weights(name, tuple(one.shape), one.numel()) for name, one in module.named_parameters()]
@@ -58,9 +68,7 @@ def inspect(
     if as_json:
         show_json(
             {
-                "task": None if record is None else json.loads(record.to_json()),
-                "head": None if spec.head is None else head_line(spec.head),
-                "masks": decoder_masks(spec),
+                **_purpose(spec, record),
                 "parameters": total,
                 "parameter_bytes": 4 * total,
                 "source_flops": cost.source_flops,
@@ -68,12 +76,14 @@ def inspect(
                 "cache_bytes_per_target_token": 4 * cost.cache_numbers,
                 "cache_bytes_per_source_token": 4 * cost.memory_numbers,
                 "attention": [asdict(body) for body in bodies],
+                "generation": [] if published is None else published.lines,
                 "spec": json.loads(spec.to_json()),
             }
         )
         return
     for line in [
         *_purpose_lines(spec, record),
+        *([] if published is None else published.lines),
         "",
         *tree_lines(spec),
         "",
@@ -85,6 +95,15 @@ def inspect(
         show(line)
     for body in bodies:
         show(f"attention   {body.mode}: the {body.body} body in {body.count} of {body.total}, because {body.reason}")
+
+
+def _purpose(spec: Model, record: TaskRecord | None) -> dict[str, Any]:
+    """Return what `_purpose_lines` says, as JSON values."""
+    return {
+        "task": None if record is None else json.loads(record.to_json()),
+        "head": None if spec.head is None else head_line(spec.head),
+        "masks": decoder_masks(spec),
+    }
 
 
 def _purpose_lines(spec: Model, record: TaskRecord | None) -> Iterator[str]:
@@ -119,6 +138,36 @@ def decoder_masks(spec: Model) -> list[str]:
         return []
     nodes = (node for _, node in walk(spec.decoder))
     return sorted({node.mask.kind for node in nodes if isinstance(node, Attention) and node.source == "self"})
+
+
+def read_published(ref: str) -> _Published | None:
+    """Read a checkpoint in the layout of the hub; None: the reference is another one.
+
+    Raises:
+        InputError: it cannot be loaded.
+    """
+    from clearhead.generate.published import read_rules
+    from clearhead.text import load_published
+    from clearhead.text.documents import has_tokenizer
+    from clearhead.weights import load_pretrained
+    from clearhead.weights.hub import find_published
+
+    folder = find_published(ref)
+    if folder is None:
+        return None
+    loaded = load_pretrained(folder)
+    lines = [f"note        {note}" for note in loaded.notes]
+    if loaded.module.decoder is not None:
+        lines += [f"generation  {line}" for line in read_rules(folder).lines()]
+    if has_tokenizer(folder):
+        text = load_published(folder)
+        source = text.tokenizers.source
+        frame = source.frame
+        around = "" if frame is None else " ".join([*source.tokens(frame.start), "TEXT", *source.tokens(frame.end)])
+        lines.append(f"tokenizer   {source.vocab_size} entries, {around or 'TEXT'}, {source.fingerprint[:12]}")
+        lines += [f"languages   {', '.join(text.languages)}"] if text.languages else []
+        lines += ["chat        has a template"] if text.chat is not None else []
+    return _Published(loaded.module.spec, loaded.task, lines)
 
 
 def read_record(ref: str) -> TaskRecord | None:

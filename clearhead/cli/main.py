@@ -19,6 +19,7 @@ from clearhead.cli.average import average
 from clearhead.cli.classify import classify
 from clearhead.cli.compare import compare
 from clearhead.cli.console import say, show
+from clearhead.cli.convert import convert
 from clearhead.cli.demo import demo
 from clearhead.cli.embed import embed
 from clearhead.cli.evaluate import evaluate
@@ -69,7 +70,8 @@ def _start(
       clearhead train run.toml
       echo "ein Hund läuft" | clearhead translate runs/de-en
 
-    REF in the commands below is a run directory, optionally with @best (the default), @last, @averaged or @step-N.
+    REF in the commands below is a run directory, optionally with @best (the default), @last, @averaged or @step-N; a
+    checkpoint's folder in the layout of the Hugging Face hub; or its name there, optionally with @revision.
     Exit codes: 0 done, 1 failed while running, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM.
     """
 
@@ -85,7 +87,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(_start)
     uses = (translate, generate, fill, classify, tag, embed)
-    for command in (demo, new, train, *uses, evaluate, compare, average, inspect):
+    for command in (demo, new, train, *uses, evaluate, compare, average, convert, inspect):
         app.command()(command)
     return app
 

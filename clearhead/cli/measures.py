@@ -39,8 +39,10 @@ def measure(model: Model, request: Request) -> Report:
         What was measured as a JSON object, and as lines for a person.
 
     Raises:
-        InputError: the data is unusable.
+        InputError: the data is unusable, or the model is a published checkpoint.
     """
+    if model.published is not None:
+        raise InputError("a published checkpoint cannot be evaluated by this version; models trained here can")
     measures = {"translate": translations, "classify": classes, "tag": tags, "embed": vectors}
     return measures.get(model.task.kind, running_text)(model, request)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 
 CHUNK = 1024
 
+BeamSize = Annotated[
+    int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy search; by default 5.")
+]
+FromLanguage = Annotated[
+    str | None, typer.Option("--from", metavar="L", help="The language of the text, for a model of several.")
+]
+ToLanguage = Annotated[
+    str | None, typer.Option("--to", metavar="L", help="The language to translate into, for a model of several.")
+]
+
 
 def translate(
     ref: Annotated[
@@ -38,13 +48,15 @@ def translate(
     file: Annotated[
         Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")
     ] = Path("-"),
-    beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy search.")] = 5,
+    beam_size: BeamSize = None,
     n_best: Annotated[
         int, typer.Option("--n-best", min=1, help="Translations for each line, at most the beam size.")
     ] = 1,
     length_penalty: Annotated[
         float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
     ] = None,
+    from_language: FromLanguage = None,
+    to_language: ToLanguage = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")] = False,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -59,11 +71,13 @@ def translate(
       clearhead translate runs/de-en input.de > output.en
       echo "Zwei Hunde spielen im Schnee." | clearhead translate runs/de-en
       clearhead translate runs/de-en@averaged input.de --beam-size 8 --n-best 3
+      clearhead translate checkpoints/m2m input.de --from de --to en
 
     An empty line is answered by an empty line. The score of a hypothesis is the sum of its log-probabilities divided by
     length ** A, where the length counts the end token and A is the length penalty, by default 1.0. The search for a
     sentence stops early once no unfinished hypothesis can still reach a better score than the worst of the best N
-    finished ones. With --n-best above 1 a line of output is "index ||| text ||| score", and the first index is 0.
+    finished ones. A published checkpoint's own settings take the place of these defaults. With --n-best above 1 a line
+    of output is "index ||| text ||| score", and the first index is 0.
     Search is deterministic: --seed changes nothing unless the computation itself is random.
     """
     _check_options(beam_size, n_best, length_penalty, as_json)
@@ -72,6 +86,24 @@ def translate(
     lines = read_lines(file)
     prepare_machine(threads, seed)
     model = clearhead.load(ref, device=device, precision=precision)
+    number = 1
+    for chunk in _checked_chunks(model, file, lines):
+        found = model.translate_n_best(
+            chunk,
+            n=n_best,
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            batch_size=batch_size,
+            from_language=from_language,
+            to_language=to_language,
+        )
+        for index, (source, hypotheses) in enumerate(zip(chunk, found, strict=True), start=number - 1):
+            _show(index, source, hypotheses if source.strip() else [], n_best, as_json)
+        number += len(chunk)
+
+
+def _checked_chunks(model: Model, file: Path, lines: Iterator[str]) -> Iterator[list[str]]:
+    """Yield the lines that are translated together; a file is checked whole before its first line is."""
     if not is_standard_input(file):
         lines, whole = tee(lines)
         _check_lengths(model, list(whole), 1, str(file))
@@ -79,16 +111,12 @@ def translate(
     for chunk in chunks(lines, 1 if is_interactive(file) else CHUNK):
         if is_standard_input(file):
             _check_lengths(model, chunk, number, "standard input")
-        alpha = 1.0 if length_penalty is None else length_penalty
-        found = model.translate_n_best(
-            chunk, n=n_best, beam_size=beam_size, length_penalty=alpha, batch_size=batch_size
-        )
-        for index, (source, hypotheses) in enumerate(zip(chunk, found, strict=True), start=number - 1):
-            _show(index, source, hypotheses if source.strip() else [], n_best, as_json)
+        yield chunk
         number += len(chunk)
 
 
-def _check_options(beam_size: int, n_best: int, length_penalty: float | None, as_json: bool) -> None:
+def _check_options(beam_size: int | None, n_best: int, length_penalty: float | None, as_json: bool) -> None:
+    beam_size = 5 if beam_size is None else beam_size
     if n_best > beam_size:
         raise InputError(
             f"--n-best {n_best} asks for more than the --beam-size {beam_size} hypotheses there are; raise --beam-size"

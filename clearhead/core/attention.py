@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core.cache import Cache, KeyValues
+from clearhead.core.disentangled import Disentangled, DistanceTable
 from clearhead.core.dropout import Dropout
 from clearhead.core.initialize import initialize
 from clearhead.core.mask import AnyMask, AttentionMask, Visibility
@@ -44,6 +45,8 @@ class Context:
     memory: Float[Tensor, "sentences memory_keys memory_width"] | None = None
     memory_mask: Bool[Tensor, "sentences memory_keys"] | None = None
     cache: Cache | None = None
+    length: Int[Tensor, "rows queries"] | None = None  # of the sequence each query belongs to, where that matters
+    depth: int = 0  # how many layers ran before: what one module keeps for each depth it runs at
     made: dict[object, Tensor | None] = field(default_factory=dict)
 
     def mask(self, mask: AnyMask) -> AttentionMask | None:
@@ -52,35 +55,43 @@ class Context:
             self.made[key] = self.visibility.resolve(mask, self.query_position.device)
         return self.made[key]
 
-    def rotation(self, size: int, theta: float) -> tuple[Tensor, Tensor]:
-        key = ("rotation", size, theta)
+    def rotation(self, rotary: spec.Rotary, head_size: int, key: str) -> tuple[Tensor, Tensor]:
         if key not in self.made:
-            self.made[key] = torch.stack(rotary_angles(self.query_position, size, theta))
+            self.made[key] = torch.stack(rotary_angles(self.query_position, rotary, head_size, self.length))
         cos, sin = self.made[key].unbind()  # type: ignore[union-attr]
         return cos, sin
 
-    def alibi(self, num_heads: int) -> Tensor:
-        key = ("alibi", num_heads)
+    def alibi(self, num_heads: int, rounding: Literal["none", "bfloat16"]) -> Tensor:
+        key = ("alibi", num_heads, rounding)
         if key not in self.made:
-            self.made[key] = alibi_bias(self.query_position, self.key_position, num_heads)
+            self.made[key] = alibi_bias(self.query_position, self.key_position, num_heads, rounding)
         return self.made[key]  # type: ignore[return-value]
 
-    def buckets(self, table: RelativeBuckets) -> Tensor:
+    def read(self, table: RelativeBuckets | DistanceTable) -> Tensor:
         if table not in self.made:
             self.made[table] = table(self.query_position, self.key_position)
         return self.made[table]  # type: ignore[return-value]
 
 
 def attention_weights(
-    scores: Float[Tensor, "batch heads queries keys"], allowed: AttentionMask | None
+    scores: Float[Tensor, "batch heads queries keys"],
+    allowed: AttentionMask | None,
+    sink: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
     """Turn scores into weights that sum to one over the allowed keys; a query with none gets zeros.
 
-    Source: arXiv 1706.03762, eq. 1.
+    A sink is one more score for each head: its weight is left out, so that the others sum to less than one.
+
+    Source: arXiv 1706.03762, eq. 1; the sink: arXiv 2309.17453, section 3.2.
     """
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    if sink is not None:
+        column = sink.to(scores.dtype)[:, None, None].expand(len(scores), -1, scores.shape[2], 1)
+        return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
+    weights = scores.softmax(dim=-1)
     if allowed is None:
-        return scores.softmax(dim=-1)
-    weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
+        return weights
     empty = ~allowed.any(dim=-1, keepdim=True)
     # Asking first saves a pass on a CPU; a compiled step would be cut in two by the question.
     is_needed = torch.compiler.is_compiling() or bool(empty.any())
@@ -105,29 +116,33 @@ class Attention(nn.Module):
         self.key = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.key)
         self.value = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.value)
         self.out = nn.Linear(attention.num_heads * size, width, bias=bias.out)
-        self.query_norm = build_norm(size, attention.query_key_norm)
-        self.key_norm = build_norm(size, attention.query_key_norm)
+        self.query_norm = _build_query_key_norm(attention, attention.num_heads)
+        self.key_norm = _build_query_key_norm(attention, attention.num_kv_heads)
+        self.norms_late = attention.query_key_norm is not None and attention.query_key_norm.after_rotation
+        # A string, for a compiled step cannot hash a node of the spec.
+        self.rotation_key = f"{attention.position} of {attention.head_size}"
+        self.sink = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
         self.dropout = Dropout(attention.dropout)
         self.scale = size**-0.5 if attention.scale is None else attention.scale
-        owned = isinstance(attention.score_bias, spec.RelativeBuckets)
-        self.score_bias = RelativeBuckets(attention.score_bias) if owned else None  # type: ignore[arg-type]
+        self.score_bias = _build_score_bias(width, attention)
         self.borrowed: tuple[RelativeBuckets, ...] = ()  # in a tuple, so that the table is not registered twice
         self.scores, self.weights = Tap(), Tap()
 
     def forward(
         self, x_BTD: Float[Tensor, "batch queries width"], context: Context
     ) -> Float[Tensor, "batch queries width"]:
-        query = self._heads(self.query(x_BTD), self.query_norm)
+        query = self._heads(self.query, x_BTD, self.query_norm)
         if self.spec.source == "memory":
             return self._attend_to_memory(query, context)
-        key, value = self._heads(self.key(x_BTD), self.key_norm), self._heads(self.value(x_BTD))
+        key, value = self._heads(self.key, x_BTD, self.key_norm), self._heads(self.value, x_BTD)
         if self.spec.position is not None:
-            size = self.spec.position.size or self.spec.head_size
-            cos, sin = context.rotation(size, self.spec.position.theta)
+            cos, sin = context.rotation(self.spec.position, self.spec.head_size, self.rotation_key)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if self.norms_late:
+            query, key = _by_head(self.query_norm, query), _by_head(self.key_norm, key)
         if context.cache is not None:
-            key, value = context.cache.self_attention.setdefault(self, KeyValues()).append(key, value)
-        bias = self._bias_of(context)
+            key, value = context.cache.self_attention.setdefault((self, context.depth), KeyValues()).append(key, value)
+        bias = self._bias_of(context, query, key)
         causal = bias is None and context.visibility.is_purely_causal(self.spec.mask)
         if causal and self._body(query, key, None) == "fused":
             mixed = self._fused(query, key, value, None, causal=True)
@@ -138,12 +153,14 @@ class Attention(nn.Module):
     def _attend_to_memory(
         self, query: Float[Tensor, "batch heads queries head_size"], context: Context
     ) -> Float[Tensor, "batch queries width"]:
-        kept = context.cache.memory_attention.get(self) if context.cache is not None else None
+        place = (self, context.depth)
+        kept = context.cache.memory_attention.get(place) if context.cache is not None else None
         if kept is None:
             assert context.memory is not None
-            key, value = self._heads(self.key(context.memory), self.key_norm), self._heads(self.value(context.memory))
+            key = self._heads(self.key, context.memory, self.key_norm)
+            value = self._heads(self.value, context.memory)
             if context.cache is not None:
-                context.cache.memory_attention[self] = (key, value)
+                context.cache.memory_attention[place] = (key, value)
         else:
             key, value = kept
         # The rows (beams) of one sentence become queries of one row, so that its memory is read once and never copied.
@@ -173,9 +190,11 @@ class Attention(nn.Module):
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         scores = query @ key.transpose(-1, -2) * self.scale
+        if self.spec.soft_cap is not None:
+            scores = self.spec.soft_cap * torch.tanh(scores / self.spec.soft_cap)
         if bias is not None:
             scores = scores + bias
-        weights = self.weights(attention_weights(self.scores(scores), allowed))
+        weights = self.weights(attention_weights(self.scores(scores), allowed, self.sink))
         return self.dropout(weights).to(value.dtype) @ value  # a bias on the scores is float32
 
     def _fused(
@@ -194,21 +213,64 @@ class Attention(nn.Module):
         """Name the body that runs in the present mode for all but short sequences, and say why."""
         if self.scores.is_watched or self.weights.is_watched:
             return "explicit", "scores or weights are being watched"
+        if self.spec.soft_cap is not None or self.spec.sink:
+            return "explicit", f"the fused kernel has no {'sink' if self.spec.sink else 'soft cap'}"
         if self.training and self.dropout.p > 0.0:
             return "explicit", "the fused kernel has no attention dropout on a CPU"
-        if self.training and isinstance(self.spec.score_bias, spec.RelativeBuckets | spec.Reference):
+        if self.training and isinstance(
+            self.spec.score_bias, spec.RelativeBuckets | spec.Reference | spec.Disentangled
+        ):
             return "explicit", "the fused kernel has no trainable score bias on a CPU"
         return "fused", f"nothing needs the weights; up to {SHORT_ON_CPU} tokens a CPU is faster with the explicit one"
 
-    def _heads(self, x_BTD: Tensor, norm: nn.Module | None = None) -> Float[Tensor, "batch any_heads tokens head_size"]:
-        x_BTHE = x_BTD.unflatten(-1, (-1, self.spec.head_size))
-        return (x_BTHE if norm is None else norm(x_BTHE)).transpose(1, 2)
+    def _heads(
+        self, projection: nn.Module, x_BTD: Tensor, norm: nn.Module | None = None
+    ) -> Float[Tensor, "batch any_heads tokens head_size"]:
+        projected = projection(x_BTD)
+        if self.spec.clip is not None:
+            projected = projected.clamp(-self.spec.clip, self.spec.clip)
+        choice = self.spec.query_key_norm
+        if norm is not None and choice is not None and choice.over == "width":
+            projected = norm(projected)
+        x_BTHE = projected.unflatten(-1, (-1, self.spec.head_size))
+        if norm is not None and choice is not None and choice.over == "head" and not self.norms_late:
+            x_BTHE = norm(x_BTHE)
+        return x_BTHE.transpose(1, 2)
 
-    def _bias_of(self, context: Context) -> Tensor | None:
-        if isinstance(self.spec.score_bias, spec.Alibi):
-            return context.alibi(self.spec.num_heads)
+    def _bias_of(self, context: Context, query: Tensor, key: Tensor) -> Tensor | None:
+        kind = self.spec.score_bias
+        if isinstance(kind, spec.Alibi):
+            bias = context.alibi(self.spec.num_heads, kind.rounding)
+            return bias * self.scale if kind.scaled else bias
+        if isinstance(self.score_bias, Disentangled):
+            rows = context.read(self.score_bias.borrowed[0])
+            return self.score_bias(query, key, rows, (self.query, self.key, self._heads)) * self.scale
         table = self.borrowed[0] if self.borrowed else self.score_bias
-        return None if table is None else context.buckets(table)
+        return None if table is None else context.read(table)
+
+
+def _build_score_bias(width: int, attention: spec.Attention) -> RelativeBuckets | Disentangled | None:
+    match attention.score_bias:
+        case spec.RelativeBuckets() as buckets:
+            return RelativeBuckets(buckets)
+        case spec.Disentangled() as scores:
+            return Disentangled(width, attention, scores)
+        case _:  # nothing, something without weights, or a table that another module owns
+            return None
+
+
+def _build_query_key_norm(attention: spec.Attention, num_heads: int) -> nn.Module:
+    choice, size = attention.query_key_norm, attention.head_size
+    if choice is None:
+        return build_norm(size, None)
+    if choice.over == "width":
+        return build_norm(num_heads * size, choice.norm)
+    return build_norm((num_heads, size) if choice.per_head else size, choice.norm)
+
+
+def _by_head(norm: nn.Module, x_BHTE: Tensor) -> Float[Tensor, "batch any_heads tokens head_size"]:
+    normed: Tensor = norm(x_BHTE.transpose(1, 2))  # a weight for each head stands on the axes (head, size)
+    return normed.transpose(1, 2)
 
 
 class MultiHeadAttention(Attention):
@@ -300,20 +362,22 @@ class MultiHeadAttention(Attention):
         if mask is not None and mask.dtype != torch.bool:
             raise InputError(f"mask must be boolean, True = may attend; got {mask.dtype}")
         source = query if memory is None else memory
-        heads = self._heads(self.query(query), self.query_norm)
-        key, value = self._heads(self.key(source), self.key_norm), self._heads(self.value(source))
+        heads = self._heads(self.query, query, self.query_norm)
+        key, value = self._heads(self.key, source, self.key_norm), self._heads(self.value, source)
         if mask is not None and mask.dim() < 4:
             mask = mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
         context = _standalone_context(query.shape[1], source.shape[1], mask, query.device)
         if self.spec.position is not None:
-            size, theta = self.spec.position.size or self.spec.head_size, self.spec.position.theta
-            heads = rotate(heads, *rotary_angles(context.query_position, size, theta))
-            key = rotate(key, *rotary_angles(context.key_position, size, theta))
+            length = context.key_position.new_full((1, 1), source.shape[1])
+            heads, key = (
+                rotate(x, *rotary_angles(position, self.spec.position, self.spec.head_size, length))
+                for x, position in ((heads, context.query_position), (key, context.key_position))
+            )
         seen: list[Tensor] = []
         # A watched tap selects the explicit body, the one that has weights to show.
         handle = self.weights.register_forward_hook(lambda *call: seen.append(call[2])) if return_weights else None
         try:
-            mixed = self.attend(heads, key, value, context.mask(self.spec.mask), self._bias_of(context))
+            mixed = self.attend(heads, key, value, context.mask(self.spec.mask), self._bias_of(context, heads, key))
         finally:
             if handle is not None:
                 handle.remove()

@@ -42,11 +42,17 @@ class Cache:
 
     Keys and values of the memory are kept once for each sentence, however many rows (beams) decode it; the rows of a
     sentence lie side by side. A cache belongs to one sequence of calls of one model and holds no gradients.
+
+    Args:
+        declared_length: how many tokens a sequence will have in the end, for all rows or for each; rotations that
+            depend on the length need it beyond the length of training, for what is cached cannot be turned again.
     """
 
-    def __init__(self) -> None:
-        self.self_attention: dict[nn.Module, KeyValues] = {}
-        self.memory_attention: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    def __init__(self, declared_length: int | Int[Tensor, " rows"] | None = None) -> None:
+        self.declared_length = declared_length
+        # By the attention and the depth it runs at: layers that share their weights still see different states.
+        self.self_attention: dict[tuple[nn.Module, int], KeyValues] = {}
+        self.memory_attention: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
         self.length = 0
         self.mask: Bool[Tensor, "rows keys"] | None = None
         self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
@@ -75,8 +81,10 @@ class Cache:
             entry.select(rows)
         if self.mask is not None:
             self.mask = self.mask[rows]
+        if isinstance(self.declared_length, Tensor):
+            self.declared_length = self.declared_length[rows]
         if memory_rows is not None:
-            for module, (key, value) in self.memory_attention.items():
-                self.memory_attention[module] = (key[memory_rows], value[memory_rows])
+            for place, (key, value) in self.memory_attention.items():
+                self.memory_attention[place] = (key[memory_rows], value[memory_rows])
             if self.memory_mask is not None:
                 self.memory_mask = self.memory_mask[memory_rows]

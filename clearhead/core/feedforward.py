@@ -13,8 +13,8 @@ from clearhead import spec
 from clearhead.core.dropout import Dropout
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the pointwise function of that name; the two forms of GELU differ by up to 5e-4 (arXiv 1606.08415)."""
+def activation(name: spec.ActivationName) -> Callable[[Tensor], Tensor]:
+    """Return the pointwise function of that name; the three forms of GELU differ (arXiv 1606.08415, section 2)."""
     match name:
         case "relu":
             return F.relu
@@ -24,9 +24,26 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
             return lambda x: F.gelu(x, approximate="tanh")
         case "silu":
             return F.silu
+        case "relu2":
+            return lambda x: F.relu(x).square()
+        case "quick_gelu":
+            return lambda x: x * torch.sigmoid(1.702 * x)
         case "tanh":
             return torch.tanh
     raise AssertionError(f"the spec admits no activation named {name}")
+
+
+def activate(
+    form: spec.ActivationName | spec.ClampedGate,
+    up: Float[Tensor, "*axes size"],
+    gate: Float[Tensor, "*axes size"] | None,
+) -> Float[Tensor, "*axes size"]:
+    """Apply an activation to the inner layer, or to its gate where there is one. Source: arXiv 2002.05202, eq. 5-6."""
+    if isinstance(form, spec.ClampedGate):
+        assert gate is not None
+        gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
+        return (up + 1.0) * gate * torch.sigmoid(form.alpha * gate)
+    return activation(form)(up) if gate is None else activation(form)(gate) * up
 
 
 class FeedForward(nn.Module):
@@ -42,11 +59,8 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(width, feed_forward.size, bias=feed_forward.bias_in) if feed_forward.gated else None
         self.dropout = Dropout(feed_forward.dropout)
         self.down = nn.Linear(feed_forward.size, width, bias=feed_forward.bias_out)
-        self.activation = activation(feed_forward.activation)
 
     def forward(self, x_BTD: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
-        if self.gate is None:
-            inner_BTF = self.activation(self.up(x_BTD))
-        else:
-            inner_BTF = self.activation(self.gate(x_BTD)) * self.up(x_BTD)
+        gate_BTF = None if self.gate is None else self.gate(x_BTD)
+        inner_BTF = activate(self.spec.activation, self.up(x_BTD), gate_BTF)
         return self.down(self.dropout(inner_BTF))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,11 +17,21 @@ from clearhead.core.norm import build_norm
 
 @dataclass(frozen=True)
 class Projection:
-    """The last map of a head: outputs = (states * scale) weight_VD^T + bias_V."""
+    """The last map of a head: outputs = cap((states * scale) weight_VD^T + bias_V).
+
+    Source: arXiv 1608.05859 (tying); arXiv 2408.00118, section 2 (the cap).
+    """
 
     weight_VD: Float[Tensor, "outputs width"]
     bias_V: Float[Tensor, " outputs"] | None
     scale: float
+    soft_cap: float | None = None
+
+    def outputs(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes outputs"]:
+        """Map states."""
+        scaled = x_D if self.scale == 1.0 else x_D * self.scale
+        outputs = F.linear(scaled, self.weight_VD, self.bias_V)
+        return outputs if self.soft_cap is None else self.soft_cap * torch.tanh(outputs / self.soft_cap)
 
 
 class Linear(nn.Module):
@@ -39,9 +49,7 @@ class Linear(nn.Module):
         return Projection(self.borrowed[0].weight if self.weight is None else self.weight, self.bias, self.scale)
 
     def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes outputs"]:
-        projection = self.projection
-        scaled = x_D if projection.scale == 1.0 else x_D * projection.scale
-        return F.linear(scaled, projection.weight_VD, projection.bias_V)
+        return self.projection.outputs(x_D)
 
 
 class Activation(nn.Module):
@@ -53,6 +61,17 @@ class Activation(nn.Module):
 
     def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
         return self.function(x_D)
+
+
+class SoftCap(nn.Module):
+    """value * tanh(x / value). Source: arXiv 2408.00118, section 2."""
+
+    def __init__(self, cap: spec.SoftCap) -> None:
+        super().__init__()
+        self.value = cap.value
+
+    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
+        return self.value * torch.tanh(x_D / self.value)
 
 
 class Pool(nn.Module):
@@ -98,6 +117,8 @@ class Head(nn.Module):
                     layers.append(build_norm(width, layer))
                 case spec.Pool():
                     layers.append(Pool(layer))
+                case spec.SoftCap():
+                    layers.append(SoftCap(layer))
                 case spec.Unit():
                     layers.append(Unit())
         self.layers = nn.ModuleList(layers)
@@ -115,13 +136,17 @@ class Head(nn.Module):
         return x_BTD
 
     def prepare(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes last_width"]:
-        """Run all layers but the last, for who needs the outputs of few states or never all at once."""
-        for layer in self.layers[:-1]:
+        """Run all layers before the last map, for who needs the outputs of few states or never all at once."""
+        for layer in self.layers[: -2 if isinstance(self.layers[-1], SoftCap) else -1]:
             x_D = layer(x_D)
         return x_D
 
     def projection(self) -> Projection:
         """Return the last map as tensors."""
         last = self.layers[-1]
+        if isinstance(last, SoftCap):
+            linear = self.layers[-2]
+            assert isinstance(linear, Linear)
+            return replace(linear.projection, soft_cap=last.value)
         assert isinstance(last, Linear)
         return last.projection

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from clearhead import spec
+from clearhead.core.experts import ExpertMaps
+from clearhead.core.norm import LayerNorm, RMSNorm
 
 
 def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> None:
@@ -16,19 +20,25 @@ def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> N
     scaled = isinstance(initialization, spec.Normal) and initialization.scale_branches
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
-        if parameter.dim() < 2:
+        if parameter.dim() < 2 or isinstance(owner, LayerNorm | RMSNorm) or name.endswith(".bias"):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
         elif isinstance(initialization, spec.Normal):
-            ends_branch = name.endswith((".function.out.weight", ".function.down.weight"))
+            ends_branch = name.endswith(
+                (".function.out.weight", ".function.down.weight", ".function.expert.down.weight")
+            )
             shrink = _num_branches(model, name) ** -0.5 if scaled and ends_branch else 1.0
             nn.init.normal_(parameter, std=initialization.std * shrink)
         elif isinstance(owner, nn.Linear):
             nn.init.xavier_uniform_(parameter)
+        elif isinstance(owner, ExpertMaps):
+            for weight in parameter:
+                nn.init.xavier_uniform_(weight)
         else:
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
 
 
 def _num_branches(model: nn.Module, name: str) -> int:
-    stack = name.split(".")[0]
-    return sum(1 for path, _ in model.named_modules() if path.startswith(stack) and path.endswith(".function"))
+    """Count the branches of the stack that a weight belongs to, at each depth they run at."""
+    stack: Any = model.get_submodule(name.split(".")[0])
+    return sum(len(step.branches) for index in stack.order for step in stack.layers[index].steps)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core.attention import Attention
 from clearhead.core.cache import Cache
+from clearhead.core.disentangled import Disentangled, DistanceTable
 from clearhead.core.embedding import Embedding, Table
 from clearhead.core.head import Head, Linear
 from clearhead.core.initialize import initialize
@@ -49,11 +50,11 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec = spec.validate(model)
         self.encoder = Stack(model.encoder) if model.encoder else None
-        memory_width = model.encoder.width if model.encoder else None
+        memory_width = model.encoder.output_width if model.encoder else None
         self.decoder = Stack(model.decoder, memory_width) if model.decoder else None
         top = model.decoder or model.encoder
         assert top is not None
-        self.head = Head(top.width, model.head) if model.head else None
+        self.head = Head(top.output_width, model.head) if model.head else None
         self._borrow()
         if next(self.parameters()).device.type != "meta":
             initialize(self, model.initialization)
@@ -71,6 +72,7 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         embeddings: Float[Tensor, "batch tokens width"] | None = None,
         prefix: Bool[Tensor, "batch tokens"] | None = None,
+        declared_length: int | Int[Tensor, " batch"] | None = None,
     ) -> Output:
         """Run the whole model.
 
@@ -79,13 +81,13 @@ class Transformer(nn.Module):
             target_ids: what the decoder of a two-stack model reads, already shifted.
             mask: True = a real token of ids.
             target_mask: True = a real token of target_ids.
-            segments, positions, documents, embeddings, prefix: of the first stack; see `Sequence`.
+            segments, positions, documents, embeddings, prefix, declared_length: of the first stack; see `Sequence`.
             cache: of the decoder; it grows by the tokens of this call.
 
         Raises:
             InputError: target_ids are missing or not wanted, or a sequence is longer than the model's positions.
         """
-        first = Sequence(ids, mask, segments, positions, documents, embeddings, prefix)
+        first = Sequence(ids, mask, segments, positions, documents, embeddings, prefix, declared_length)
         return self._with_logits(self._states(first, target_ids, target_mask, cache), self._top(first, target_mask))
 
     def states(
@@ -225,6 +227,9 @@ class Transformer(nn.Module):
             owner = self.get_submodule(node.path)
             if isinstance(borrower, Embedding | Linear):
                 assert isinstance(owner, Table)
+                borrower.borrowed = (owner,)
+            elif isinstance(borrower, Disentangled):
+                assert isinstance(owner, DistanceTable)
                 borrower.borrowed = (owner,)
             else:
                 assert isinstance(borrower, Attention) and isinstance(owner, RelativeBuckets)

@@ -7,6 +7,7 @@ A position is the number of real tokens before a token, so padding on either sid
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.core.rotary_scaling import rotary_frequencies, sequence_lengths
 from clearhead.errors import InputError
 
 
@@ -23,7 +25,8 @@ def sinusoidal_table(rows: int, width: int, position: spec.Sinusoidal) -> Float[
     Args:
         rows: how many positions.
         width: an even number of columns.
-        position: theta, and the layout: sines and cosines interleaved, or all sines before all cosines.
+        position: theta, and the layout: sines and cosines interleaved, or all sines before all cosines; "fairseq" has
+            them in halves too, with frequencies from 1 to 1 / theta, both included.
 
     Raises:
         InputError: the width is odd, so that a sine would lack its cosine.
@@ -32,6 +35,12 @@ def sinusoidal_table(rows: int, width: int, position: spec.Sinusoidal) -> Float[
     """
     if width % 2:
         raise InputError(f"sinusoidal positions pair sines with cosines, so the width must be even; got {width}")
+    if position.layout == "fairseq":
+        # float32 in every step, as in the library of that name, whose tables are never stored.
+        half = width // 2
+        rate = torch.exp(torch.arange(half).float() * -(math.log(position.theta) / (half - 1)))
+        angle = torch.arange(rows).float()[:, None] * rate
+        return torch.cat([angle.sin(), angle.cos()], dim=1)
     # float64, for a float32 angle is off by 1e-4 a thousand positions away from the start.
     frequency = position.theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(rows, dtype=torch.float64)[:, None] * frequency
@@ -85,15 +94,27 @@ def build_embedding_position(width: int, position: spec.Sinusoidal | spec.Learne
 
 
 def rotary_angles(
-    position_BT: Int[Tensor, "batch queries"], size: int, theta: float
+    position_BT: Int[Tensor, "#batch queries"],
+    rotary: spec.Rotary,
+    head_size: int,
+    length_BT: Int[Tensor, "#batch #queries"] | None = None,
 ) -> tuple[Float[Tensor, "batch 1 queries half"], Float[Tensor, "batch 1 queries half"]]:
     """Return the cosines and sines by which each pair of dimensions turns at each position.
 
-    Source: arXiv 2104.09864, section 3.2.2. float32 throughout, by the expression that checkpoints were trained with.
+    Args:
+        position_BT: of the tokens that turn.
+        rotary: how fast, and how many dimensions of a head.
+        head_size: how many dimensions a head has.
+        length_BT: of the sequence of each token; None: as long as the positions that are there.
+
+    Source: arXiv 2104.09864, section 3.2.2.
     """
-    exponent = torch.arange(0, size, 2, device=position_BT.device).float() / size
-    angle_BTE = position_BT[..., None].float() * (1.0 / theta**exponent)
-    return angle_BTE.cos()[:, None], angle_BTE.sin()[:, None]
+    if length_BT is None:
+        length_BT = sequence_lengths(position_BT, None)
+    frequency, magnitude = rotary_frequencies(rotary, rotary.size or head_size, length_BT, position_BT.device)
+    angle_BTE = position_BT[..., None].float() * frequency
+    cos, sin = angle_BTE.cos()[:, None], angle_BTE.sin()[:, None]
+    return (cos, sin) if magnitude == 1.0 else (cos * magnitude, sin * magnitude)
 
 
 def rotate(
@@ -120,9 +141,20 @@ def alibi_slopes(num_heads: int) -> Float[Tensor, " {num_heads}"]:
 
 
 def alibi_bias(
-    query_position: Int[Tensor, "batch queries"], key_position: Int[Tensor, "batch keys"], num_heads: int
+    query_position: Int[Tensor, "batch queries"],
+    key_position: Int[Tensor, "batch keys"],
+    num_heads: int,
+    rounding: Literal["none", "bfloat16"] = "none",
 ) -> Float[Tensor, "batch {num_heads} queries keys"]:
-    """Return minus slope times distance; in a bidirectional stack the distance counts both ways."""
+    """Return minus slope times distance; in a bidirectional stack the distance counts both ways.
+
+    Rounded, it is slope times the key's position, which in a softmax is the same but for the rounding; slope, position
+    and product are rounded, since the models that do so were trained with it.
+    """
+    if rounding == "bfloat16":
+        slope = alibi_slopes(num_heads).to(key_position.device).bfloat16()[:, None]
+        bias = (slope * key_position[:, None, :].bfloat16()).float()
+        return bias[:, :, None].expand(-1, -1, query_position.shape[1], -1)
     distance = (query_position[:, None, :, None] - key_position[:, None, None, :]).abs().float()
     return -distance * alibi_slopes(num_heads).to(distance.device)[:, None, None]
 

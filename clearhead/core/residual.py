@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core.attention import Attention, Context
 from clearhead.core.dropout import Dropout
+from clearhead.core.experts import MixtureOfExperts
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import build_norm
 
@@ -23,11 +24,14 @@ class Branch(nn.Module):
     def __init__(self, width: int, branch: spec.Branch, memory_width: int | None) -> None:
         super().__init__()
         self.pre = build_norm(width, branch.pre)
-        self.function: Attention | FeedForward
-        if isinstance(branch.function, spec.Attention):
-            self.function = Attention(width, branch.function, memory_width)
-        else:
-            self.function = FeedForward(width, branch.function)
+        self.function: Attention | FeedForward | MixtureOfExperts
+        match branch.function:
+            case spec.Attention() as attention:
+                self.function = Attention(width, attention, memory_width)
+            case spec.FeedForward() as feed_forward:
+                self.function = FeedForward(width, feed_forward)
+            case spec.MixtureOfExperts() as mixture:
+                self.function = MixtureOfExperts(width, mixture)
         self.post = build_norm(width, branch.post)
         self.dropout = Dropout(branch.dropout)
         self.scale = branch.scale

@@ -2,8 +2,9 @@
 
 The rules, for one sentence with beam size B:
 
-- Step t extends every live hypothesis by one token. Its 2B best extensions are looked at, best sum of log-probabilities
-  first. An end token among the first B of them finishes that hypothesis; the best B that do not end live on.
+- Step t extends every live hypothesis by one token. Its 2B best extensions are looked at (more where several tokens end
+  a sequence), best sum of log-probabilities first. An end token among the first B of them finishes that hypothesis; the
+  best B that do not end live on.
 - Score = sum of log-probabilities / length ** alpha. The best `n_best` finished hypotheses are kept.
 - Early stop: the sentence is done when it holds `n_best` finished hypotheses and no live one can still beat the worst
   of them. A live hypothesis with sum s <= 0 can at most reach s / limit ** alpha, because later tokens only lower the
@@ -18,8 +19,8 @@ The rules, for one sentence with beam size B:
 A length is the number of generated tokens, the end token included; a prompt does not count.
 
 Shapes: M sentences (or prompts) still in the batch, B live hypotheses of each (1 before the first step), R = M * B
-decoder rows, S source tokens, T prompt and generated tokens, V vocabulary, C extensions looked at, X banned ids, N all
-sentences.
+decoder rows, S source tokens, T prompt and generated tokens, V vocabulary, C extensions looked at, X banned ids, E end
+tokens, N all sentences.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from clearhead.errors import InputError, RunFailure
 from clearhead.generate.candidate import Candidate, length_normalised
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.processors import Processor, apply
+from clearhead.generate.rules import GenerationRules
 
 
 def beam_search(
@@ -50,6 +52,7 @@ def beam_search(
     eos_id: int,
     pad_id: int,
     options: SearchOptions,
+    rules: GenerationRules | None = None,
 ) -> list[list[Candidate]]:
     """Return the best translations of each row, best first, by the rules at the top of this file.
 
@@ -61,6 +64,7 @@ def beam_search(
         eos_id: id that ends a hypothesis.
         pad_id: padding id; never generated, unless it is also the end token.
         options: beam size, length penalty and limits.
+        rules: what the files of a checkpoint say besides: its bans take the place of those of start and padding.
 
     Returns:
         One list for each row with up to `n_best` different candidates; fewer only where fewer were found.
@@ -70,11 +74,14 @@ def beam_search(
         RunFailure: the model's output is not a number.
     """
     limits = target_limits(module, mask_NS.sum(1).tolist(), options)
-    banned = sorted({bos_id, pad_id} - {eos_id})
+    ends = (eos_id, *(index for index in rules.ends if index != eos_id)) if rules else (eos_id,)
+    banned = sorted({bos_id, pad_id} - {eos_id}) if rules is None else list(rules.banned)
     with torch.inference_mode():
         nothing_NT = ids_NS.new_empty(len(ids_NS), 0)
-        search = _Search(limits, eos_id, options, nothing_NT, ids_NS.new_tensor(banned))
-        cache = Cache()
+        chain = rules.processors(0, None) if rules else []
+        search = _Search(limits, ends, options, nothing_NT, ids_NS.new_tensor(banned), chain=chain)
+        # What a decoder has read in the end: the start token and all but the last that is generated.
+        cache = Cache(declared_length=ids_NS.new_tensor(limits))
         memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
         start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
         out = module.decode(start_N1, memory_NSD, memory_mask=mask_NS, cache=cache)
@@ -88,7 +95,7 @@ def continue_beams(
     logits_NV: Float[Tensor, "batch vocab"],
     *,
     limits: list[int],
-    eos_id: int,
+    end_ids: tuple[int, ...],
     banned_X: Int[Tensor, " banned"],
     chain: Sequence[Processor],
     options: SearchOptions,
@@ -101,7 +108,7 @@ def continue_beams(
         prompts_NT: their ids, as processors read them.
         logits_NV: fp32, of the token behind each prompt; destroyed.
         limits: most tokens generated behind each prompt.
-        eos_id: id that ends a hypothesis.
+        end_ids: ids that end a hypothesis.
         banned_X: ids never generated.
         chain: changes the log-probabilities of every step; what it returns is what hypotheses are ranked by.
         options: beam size, length penalty, hypotheses wanted and their shortest length.
@@ -113,7 +120,7 @@ def continue_beams(
         RunFailure: the model's output is not a number, or every token is banned.
     """
     with torch.inference_mode():
-        search = _Search(limits, eos_id, options, prompts_NT, banned_X, chain=chain, open_ended=True)
+        search = _Search(limits, end_ids, options, prompts_NT, banned_X, chain=chain, open_ended=True)
         found = _run(module, search, logits_NV, cache)
     if not all(found):
         raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
@@ -238,7 +245,7 @@ class _Search:
     def __init__(
         self,
         limits: list[int],
-        eos_id: int,
+        end_ids: tuple[int, ...],
         options: SearchOptions,
         prompts_NT: Int[Tensor, "batch tokens"],
         banned_X: Int[Tensor, " banned"],
@@ -249,7 +256,7 @@ class _Search:
         """Start every sentence with one hypothesis, which is empty behind its prompt."""
         self.options = options
         self.limits = limits
-        self.eos_id = eos_id
+        self.eos_id = end_ids[0]
         self.chain = chain
         self.open_ended = open_ended
         self.finished = [Finished(options.n_best) for _ in limits]
@@ -259,7 +266,8 @@ class _Search:
         self.sums_MB = torch.zeros(len(limits), 1, device=prompts_NT.device)
         self.prefix_RT = prompts_NT
         self.banned_X = banned_X
-        self.banned_early_X = torch.cat([banned_X, banned_X.new_tensor([eos_id])])
+        self.ends_E = banned_X.new_tensor(end_ids)
+        self.banned_early_X = torch.cat([banned_X, self.ends_E])
 
     def step(self, logits_RV: Float[Tensor, "rows vocab"], cache: Cache) -> Int[Tensor, "next_rows 1"] | None:
         """Take one token for every live hypothesis.
@@ -269,8 +277,9 @@ class _Search:
         """
         self.length += 1
         beams = self.options.beam_size
-        # Each of B hypotheses has one end token, so 2B extensions always hold B that live on; greedy needs no rival.
-        count = 1 if beams == 1 else 2 * beams
+        # Each of B hypotheses has E end tokens, so (1 + E) * B extensions always hold B that live on; greedy needs no
+        # rival.
+        count = 1 if beams == 1 else (1 + len(self.ends_E)) * beams
         banned_X = self.banned_early_X if self.length < self.options.min_length else self.banned_X
         if self.chain:
             logits_RV = apply(self.chain, logits_RV.log_softmax(1), self.prefix_RT)
@@ -278,7 +287,7 @@ class _Search:
         end_R = logits_RV[:, self.eos_id].clone()
         log_probs_RC, ids_RC, normaliser_R = top(logits_RV, banned_X, count)
         best = best_extensions(log_probs_RC, ids_RC, self.sums_MB, count)
-        is_end_MC = (best.ids_MC == self.eos_id) & (best.sums_MC > -torch.inf)
+        is_end_MC = torch.isin(best.ids_MC, self.ends_E) & (best.sums_MC > -torch.inf)
         self._keep_finished(best, is_end_MC[:, :beams])
         live = best.take(is_end_MC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams])
         kept = self._unfinished(live, end_R - normaliser_R)
@@ -290,10 +299,10 @@ class _Search:
         if not len(sentences):
             return
         rows = sentences * self.sums_MB.shape[1] + best.parents_MC[sentences, places]
-        sums = best.sums_MC[sentences, places]
+        sums, ends = best.sums_MC[sentences, places].tolist(), best.ids_MC[sentences, places].tolist()
         prefixes = self._generated(rows)
-        for place, prefix, total in zip(sentences.tolist(), prefixes, sums.tolist(), strict=True):
-            self._finish(place, prefix, self.eos_id, total, cut_off=False)
+        for place, prefix, last, total in zip(sentences.tolist(), prefixes, ends, sums, strict=True):
+            self._finish(place, prefix, last, total, cut_off=False)
 
     def _generated(self, rows_R: Int[Tensor, " some_rows"]) -> list[list[int]]:
         """Return what these rows hold behind their prompts."""

@@ -9,6 +9,7 @@ from clearhead.generate.batching import batches_by_cost, check_lengths, device_o
 from clearhead.generate.beam import beam_search
 from clearhead.generate.candidate import Candidate
 from clearhead.generate.options import SearchOptions
+from clearhead.generate.rules import GenerationRules
 
 
 def translate_ids(
@@ -19,6 +20,7 @@ def translate_ids(
     eos_id: int,
     pad_id: int,
     options: SearchOptions,
+    rules: GenerationRules | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> list[list[Candidate]]:
     """Return the best translations of each source, best first, in the order of the sources.
@@ -32,6 +34,7 @@ def translate_ids(
         eos_id: id that ends a hypothesis.
         pad_id: padding id, for sources and hypotheses.
         options: beam size, length penalty, limits and batch budget.
+        rules: what the files of a checkpoint say besides.
         on_batch: called with the number of sentences done, after each batch.
 
     Raises:
@@ -45,7 +48,9 @@ def translate_ids(
     with evaluation_mode(module):
         for batch in batches_by_cost(costs, budget=options.batch_tokens, most_rows=options.batch_size):
             ids_NS, mask_NS = pad_ids([sources[i] for i in batch], pad_id, device)
-            found = beam_search(module, ids_NS, mask_NS, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, options=options)
+            found = beam_search(
+                module, ids_NS, mask_NS, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, options=options, rules=rules
+            )
             for i, candidates in zip(batch, found, strict=True):
                 results[i] = candidates
             num_done += len(batch)

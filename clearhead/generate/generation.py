@@ -21,6 +21,7 @@ from clearhead.generate.candidate import Candidate, Continuation, StopReason, le
 from clearhead.generate.contrastive import ContrastiveSearch
 from clearhead.generate.growing import Decode, GrowingText
 from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.rules import GenerationRules
 from clearhead.generate.sampling import (
     Choice,
     Sampling,
@@ -50,6 +51,7 @@ class Request:
         decode: ids to text; needed for stop texts and for streaming.
         contexts: for each prompt, the ids that the text continues, on which the space in front of it can depend;
             None: the prompts.
+        rules: what the files of a checkpoint say besides; its end tokens end a sequence as `eos_id` does.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -60,6 +62,12 @@ class Request:
     sources: Sequence[Sequence[int]] | None = None
     decode: Decode | None = None
     contexts: Sequence[Sequence[int]] | None = None
+    rules: GenerationRules = field(default_factory=GenerationRules)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Every id that ends a sequence, the first of them the one that search forces."""
+        return (self.eos_id, *(index for index in self.rules.ends if index != self.eos_id))
 
     def context(self, prompt: int) -> Sequence[int]:
         """Return the ids that the text behind a prompt continues."""
@@ -139,7 +147,7 @@ class _Row:
     prompt: int
     number: int
     limit: int
-    eos_id: int
+    end_ids: tuple[int, ...]
     growing: GrowingText | None
     ids: list[int] = field(default_factory=list)
     log_probability: float = 0.0
@@ -150,13 +158,13 @@ class _Row:
         """Add a token; return the text that it makes certain."""
         self.ids.append(token)
         self.log_probability += log_probability
-        if token == self.eos_id:
+        if token in self.end_ids:
             self.stop_reason = "end"
         elif len(self.ids) == self.limit:
             self.stop_reason = "length"
         if self.growing is None:
             return ""
-        piece = "" if token == self.eos_id else self.growing.add(token)
+        piece = "" if token in self.end_ids else self.growing.add(token)
         if self.stop_reason is not None:
             piece += self.growing.finish()
         if self.growing.is_stopped:
@@ -176,7 +184,7 @@ def _checked_limits(module: Transformer, request: Request) -> list[int]:
     """Return how many tokens may follow each prompt, after a look at everything that is asked for."""
     check_model(module, with_sources=request.sources is not None)
     assert request.decode is not None or not request.options.stops, "stop texts need a way to decode"
-    limits = token_limits(module, request.prompts, request.options)
+    limits = token_limits(module, request.prompts, request.options, most=request.rules.max_length)
     if request.sources is not None:
         assert len(request.sources) == len(request.prompts)
         check_lengths(request.sources, module.max_positions, what="source")
@@ -192,7 +200,13 @@ def _batches(request: Request, limits: list[int]) -> Iterator[list[int]]:
     costs = [rows * (len(prompt) + limit) for prompt, limit in zip(request.prompts, limits, strict=True)]
     if request.sources is not None:
         costs = [cost + rows * len(source) for cost, source in zip(costs, request.sources, strict=True)]
-    yield from batches_by_cost(costs, budget=BATCH_TOKENS, most_rows=options.batch_size)
+    for batch in batches_by_cost(costs, budget=BATCH_TOKENS, most_rows=options.batch_size):
+        if request.rules.last is None:
+            yield batch
+            continue
+        # What is forced at the end comes at one length, so those that run together end together.
+        for limit in sorted({limits[prompt] for prompt in batch}):
+            yield [prompt for prompt in batch if limits[prompt] == limit]
 
 
 def _rows(request: Request, batch: list[int], limits: list[int], *, with_text: bool) -> list[_Row]:
@@ -204,7 +218,7 @@ def _rows(request: Request, batch: list[int], limits: list[int], *, with_text: b
             if with_text:
                 assert request.decode is not None
                 growing = GrowingText(request.decode, request.options.stops, request.context(prompt))
-            rows.append(_Row(prompt, number, limits[prompt], request.eos_id, growing))
+            rows.append(_Row(prompt, number, limits[prompt], request.end_ids, growing))
     return rows
 
 
@@ -231,9 +245,13 @@ def _steps(
 def _begin(module: Transformer, request: Request, batch: list[int], rows: list[_Row]) -> Sampling | ContrastiveSearch:
     """Read the prompts of a batch and prepare the method for its rows."""
     options = request.options
-    start = read_prompts(module, *_of_batch(request, batch), pad_id=request.pad_id)
+    limits = {row.prompt: row.limit for row in rows}
+    start = read_prompts(
+        module, *_of_batch(request, batch), pad_id=request.pad_id, limits=[limits[prompt] for prompt in batch]
+    )
     start = start.repeated(options.num_return_sequences)
-    chain = processors(options, request.eos_id, start.ids.shape[1], _banned(request, start.logits))
+    chain = processors(options, request.end_ids, start.ids.shape[1], _banned(request, start.logits))
+    chain += request.rules.processors(start.ids.shape[1], rows[0].limit)
     if options.method == "contrastive":
         return ContrastiveSearch(module, start, chain, count=options.top_k, alpha=options.penalty_alpha)
     if options.method == "greedy":
@@ -247,16 +265,21 @@ def _beams(module: Transformer, request: Request, batch: list[int], limits: list
     """Search with beams behind the prompts of a batch."""
     options = request.options
     with torch.inference_mode():
-        start = read_prompts(module, *_of_batch(request, batch), pad_id=request.pad_id)
+        start = read_prompts(
+            module, *_of_batch(request, batch), pad_id=request.pad_id, limits=[limits[prompt] for prompt in batch]
+        )
         return continue_beams(
             module,
             start.cache,
             start.ids,
             start.logits,
             limits=[limits[prompt] for prompt in batch],
-            eos_id=request.eos_id,
+            end_ids=request.end_ids,
             banned_X=_banned(request, start.logits),
-            chain=repetition_processors(options),
+            chain=[
+                *repetition_processors(options),
+                *request.rules.processors(start.ids.shape[1], limits[batch[0]]),
+            ],
             options=SearchOptions(
                 beam_size=options.beam_size,
                 length_penalty=float(options.length_penalty),
@@ -275,7 +298,7 @@ def _of_batch(request: Request, batch: list[int]) -> tuple[list[Sequence[int]], 
 
 def _banned(request: Request, logits: Tensor) -> Int[Tensor, " banned"]:
     """Return the banned ids that the model has outputs for, the end token never among them."""
-    ids = sorted(index for index in set(request.banned) - {request.eos_id} if index < logits.shape[1])
+    ids = sorted(index for index in set(request.banned) - {*request.end_ids} if index < logits.shape[1])
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
 
 

@@ -101,16 +101,16 @@ class NoRepeatNGram:
 
 @dataclass(frozen=True)
 class MinimumLength:
-    """Bans the end token until enough tokens have been generated.
+    """Bans the end tokens until enough tokens have been generated.
 
     Args:
-        length: tokens that come before the end token at the earliest.
-        eos_id: the end token.
+        length: tokens that come before an end token at the earliest.
+        end_ids: the end tokens.
         prompt_length: how many of the ids so far are the prompt, padding included.
     """
 
     length: int
-    eos_id: int
+    end_ids: tuple[int, ...]
     prompt_length: int
 
     def __call__(
@@ -119,8 +119,7 @@ class MinimumLength:
         """Return the changed logits."""
         if ids_RT.shape[1] - self.prompt_length >= self.length:
             return logits_RV
-        end_1 = torch.tensor([self.eos_id], device=logits_RV.device)
-        return logits_RV.index_fill(1, end_1, -torch.inf)
+        return logits_RV.index_fill(1, torch.tensor(self.end_ids, device=logits_RV.device), -torch.inf)
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,12 +47,12 @@ def repetition_processors(options: GenerateOptions) -> list[Processor]:
 
 
 def processors(
-    options: GenerateOptions, eos_id: int, prompt_length: int, banned_X: Int[Tensor, " banned"]
+    options: GenerateOptions, end_ids: tuple[int, ...], prompt_length: int, banned_X: Int[Tensor, " banned"]
 ) -> list[Processor]:
     """Return what changes the logits before a method looks at them, in order."""
     chain = repetition_processors(options)
     if options.min_new_tokens > 0:
-        chain.append(MinimumLength(options.min_new_tokens, eos_id, prompt_length))
+        chain.append(MinimumLength(options.min_new_tokens, end_ids, prompt_length))
     if len(banned_X):
         chain.append(BannedIds(banned_X))
     return chain

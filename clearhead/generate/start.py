@@ -55,6 +55,7 @@ def read_prompts(
     sources: Sequence[Sequence[int]] | None = None,
     *,
     pad_id: int,
+    limits: Sequence[int] | None = None,
 ) -> Start:
     """Run the model over prompts; where its masks are of the prefix kind, the prompt is the prefix.
 
@@ -63,11 +64,15 @@ def read_prompts(
         prompts: what the decoder reads, none empty.
         sources: what the encoder reads, one for each prompt; None for a decoder alone.
         pad_id: padding id.
+        limits: most tokens that follow each prompt, for rotations that depend on the length; None: not known.
     """
     ids_RT, mask_RT = pad_left(prompts, pad_id, device_of(module))
     all_real = bool(mask_RT.all())
     mask = None if all_real else mask_RT
     cache = Cache()
+    if limits is not None:
+        declared = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
+        cache.declared_length = torch.tensor(declared, device=ids_RT.device)
     assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
     memory, memory_mask = None, None
     if sources is not None:
@@ -112,7 +117,9 @@ def check_model(module: Transformer, *, with_sources: bool) -> None:
         raise InputError("a model with an encoder needs a source for each prompt")
 
 
-def token_limits(module: Transformer, prompts: Sequence[Sequence[int]], options: GenerateOptions) -> list[int]:
+def token_limits(
+    module: Transformer, prompts: Sequence[Sequence[int]], options: GenerateOptions, *, most: int | None = None
+) -> list[int]:
     """Return how many tokens can be generated behind each prompt.
 
     A model with a table of positions reads no prompt that is longer than the table, and stops where the table ends: a
@@ -120,24 +127,36 @@ def token_limits(module: Transformer, prompts: Sequence[Sequence[int]], options:
     contrastive search, which reads its candidates. Positions that are computed (rotary, sinusoidal, biases on scores)
     set no limit; beyond the trained length the model runs, and its text may get worse.
 
+    Args:
+        module: the model.
+        prompts: what its decoder reads.
+        options: how many tokens are wanted.
+        most: prompt and generated tokens together, where a checkpoint says so; None: no such limit.
+
     Raises:
         InputError: a prompt that is empty, longer than the positions, or holds ids outside the vocabulary.
     """
-    most = module.max_positions
+    positions = module.max_positions
     unread = 0 if options.method == "contrastive" else 1
     faults, limits = [], []
     for number, prompt in enumerate(prompts, start=1):
-        room = options.max_new_tokens if most is None else most - len(prompt) + unread
+        room = options.max_new_tokens if positions is None else positions - len(prompt) + unread
+        asked = options.max_new_tokens if most is None else most - len(prompt)
         if not prompt:
             faults.append(f"prompt {number} has no tokens: begin it with the start token.")
         elif not 0 <= min(prompt) <= max(prompt) < module.num_target_ids:
             faults.append(f"prompt {number} holds ids outside the model's {module.num_target_ids} rows.")
         elif room < 1:
             faults.append(
-                f"prompt {number} has {len(prompt)} tokens, the start token included, but the model has {most} "
+                f"prompt {number} has {len(prompt)} tokens, the start token included, but the model has {positions} "
                 f"positions{'' if unread else ' and contrastive search needs one more'}: shorten it."
             )
-        limits.append(min(room, options.max_new_tokens))
+        elif asked < 1:
+            faults.append(
+                f"prompt {number} has {len(prompt)} tokens, but the checkpoint's max_length is {most} with the prompt: "
+                "say how many tokens you want as max_new_tokens."
+            )
+        limits.append(min(room, asked, options.max_new_tokens))
     if faults:
         raise InputError.from_faults(faults, subject="the prompts")
     return limits

@@ -8,6 +8,7 @@ the start token.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
@@ -16,9 +17,24 @@ from clearhead.generate.generation import Request, generate_ids, stream_ids
 from clearhead.generate.growing import text_behind
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.perplexity import TextLoss, score_sequences, text_loss
+from clearhead.generate.rules import GenerationRules
 from clearhead.generate.scoring import PairScore
 from clearhead.generate.start import check_model
 from clearhead.text import Tokenizer, TokenizerPair
+from clearhead.text.chat import ChatTemplate
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a checkpoint reads prompts, beside what stands around its texts.
+
+    Args:
+        rules: what its files say about generation.
+        chat: how it reads a prompt as a message to it; None: a prompt is a text.
+    """
+
+    rules: GenerationRules
+    chat: ChatTemplate | None = None
 
 
 def generate_texts(
@@ -28,6 +44,7 @@ def generate_texts(
     options: GenerateOptions,
     *,
     continues: bool = True,
+    reading: Reading | None = None,
     on_token: Callable[[int, int, int], None] | None = None,
 ) -> list[list[Generation]]:
     """Continue each prompt.
@@ -39,6 +56,7 @@ def generate_texts(
         options: how to continue them.
         continues: whether the text of a model with an encoder stands behind the prompt, so that it may begin with a
             space; False where it was trained to say something else about what it reads.
+        reading: how a checkpoint reads prompts; None: a model that was trained here.
         on_token: called with the numbers of prompt and sequence and each id, as `generate_ids` does.
 
     Returns:
@@ -50,7 +68,7 @@ def generate_texts(
     """
     if isinstance(prompts, str):
         raise InputError("prompts must be a list of texts; put the single text into a list")
-    request = _request(module, tokenizers, prompts, options, continues)
+    request = _request(module, tokenizers, prompts, options, continues, reading)
     found = generate_ids(module, request, on_token=on_token)
     return [
         [_generation(tokenizers.target, one, request.context(number)) for one in some]
@@ -65,14 +83,15 @@ def stream_text(
     options: GenerateOptions,
     *,
     continues: bool = True,
+    reading: Reading | None = None,
 ) -> Generator[str, None, Generation]:
     """Continue one prompt and yield its text as it becomes certain; the pieces together are the text.
 
     Held back are unfinished characters, and what may be the beginning of a stop text.
 
     Args:
-        module, tokenizers, options, continues: as for `generate_texts`; the module is in evaluation mode until the
-            generator is exhausted or closed.
+        module, tokenizers, options, continues, reading: as for `generate_texts`; the module is in evaluation mode until
+            the generator is exhausted or closed.
         prompt: one text.
 
     Returns:
@@ -81,7 +100,7 @@ def stream_text(
     Raises:
         InputError: as for `generate_texts`; or beam search, or several sequences, which are no single growing text.
     """
-    request = _request(module, tokenizers, [prompt], options, continues)
+    request = _request(module, tokenizers, [prompt], options, continues, reading)
     pieces = stream_ids(module, request)
 
     def stream() -> Generator[str, None, Generation]:
@@ -162,11 +181,14 @@ def _request(
     prompts: Sequence[str],
     options: GenerateOptions,
     continues: bool,
+    reading: Reading | None,
 ) -> Request:
     """Return prompts in the form in which the stacks read them."""
     source, target = tokenizers.source, tokenizers.target
     has_encoder = module.encoder is not None
     check_model(module, with_sources=has_encoder)
+    if reading is not None:
+        return _published_request(module, tokenizers, prompts, options, continues, reading)
     encoded = (source if has_encoder else target).encode_batch(list(prompts))
     starts = [[target.bos_id] for _ in encoded]
     framed = [[target.bos_id, *ids] for ids in encoded]
@@ -182,11 +204,81 @@ def _request(
     )
 
 
+def _published_request(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    prompts: Sequence[str],
+    options: GenerateOptions,
+    continues: bool,
+    reading: Reading,
+) -> Request:
+    """Return prompts as a checkpoint reads them: with its own template around them, and its own rules behind them."""
+    source, target, rules = tokenizers.source, tokenizers.target, reading.rules
+    has_encoder = module.encoder is not None
+    check_rules(rules, needs_start=has_encoder)
+    framed = [read_as_published(source if has_encoder else target, prompt, reading.chat) for prompt in prompts]
+    starts = framed
+    if has_encoder:
+        assert rules.start is not None
+        starts = [[rules.start] for _ in framed]
+    elif rules.opening is not None:
+        starts = framed = [ids or [rules.opening] for ids in framed]
+    return Request(
+        prompts=starts,
+        options=options,
+        eos_id=rules.ends[0] if rules.ends else target.eos_id,
+        pad_id=target.pad_id if rules.pad is None else rules.pad,
+        banned=[*rules.banned, *_wordless(module, target)],
+        sources=framed if has_encoder else None,
+        decode=target.decode,
+        contexts=framed if continues or not has_encoder else starts,
+        rules=rules,
+    )
+
+
+def check_rules(rules: GenerationRules, *, needs_start: bool) -> None:
+    """Refuse to generate where the result would not be what a checkpoint's files ask for.
+
+    Args:
+        rules: what they say.
+        needs_start: a decoder behind an encoder must begin somewhere.
+
+    Raises:
+        InputError: they ask for what is not done here, or do not say where a decoder begins.
+    """
+    faults = [f"the checkpoint's generation settings ask for {key}, which is not supported" for key in rules.unfollowed]
+    if needs_start and rules.start is None:
+        faults.append("the checkpoint names no decoder_start_token_id, so that its decoder has no beginning")
+    if faults:
+        raise InputError.from_faults(faults, subject="the checkpoint's generation settings")
+
+
+def read_as_published(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
+    """Return the ids that a checkpoint reads for a text, or for a chat of one message where a template is given.
+
+    Args:
+        tokenizer: of the checkpoint, with its frame.
+        text: the text, or the message.
+        chat: how messages are written out, special tokens included.
+
+    Raises:
+        InputError: a template that refuses the message.
+    """
+    if chat is not None:
+        return tokenizer.encode_with_special(chat.render([{"role": "user", "content": text}]))
+    ids = tokenizer.encode(text)
+    return ids if tokenizer.frame is None else tokenizer.frame.around(ids)[0]
+
+
 def _banned(module: Transformer, tokenizer: Tokenizer) -> list[int]:
     """Return the ids that are no text: start and padding, and outputs without an entry in the vocabulary."""
+    return [tokenizer.bos_id, tokenizer.pad_id, *_wordless(module, tokenizer)]
+
+
+def _wordless(module: Transformer, tokenizer: Tokenizer) -> range:
+    """Return the outputs without an entry in the vocabulary."""
     assert module.head is not None
-    num_outputs = len(module.head.projection().weight_VD)
-    return [tokenizer.bos_id, tokenizer.pad_id, *range(tokenizer.vocab_size, num_outputs)]
+    return range(tokenizer.vocab_size, len(module.head.projection().weight_VD))
 
 
 def _generation(tokenizer: Tokenizer, found: Continuation, context: Sequence[int]) -> Generation:

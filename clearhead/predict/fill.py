@@ -120,9 +120,9 @@ def _check_model(module: Transformer) -> None:
     if module.decoder is not None or module.encoder is None:
         raise InputError(f"this model reads from left to right, which leaves nothing to fill a blank from; {_TRAIN}")
     head = module.spec.head
-    last = head.layers[-1] if head is not None else None
+    linears = [layer for layer in head.layers if isinstance(layer, spec.Linear)] if head is not None else []
     pools = head is not None and any(isinstance(layer, spec.Pool) for layer in head.layers)
-    if pools or not isinstance(last, spec.Linear) or last.size != module.num_source_ids:
+    if pools or not linears or linears[-1].size != module.num_source_ids:
         raise InputError(f"the head of this model does not name the entries of its vocabulary; {_TRAIN}")
 
 
@@ -181,9 +181,8 @@ def _best(
     row_N = torch.tensor([row for row, question in enumerate(questions) for _ in question.places], device=device)
     place_N = torch.tensor([place for question in questions for place in question.places], device=device)
     assert module.head is not None, "a model that fills blanks has a head"
-    projection = module.head.projection()
-    states_ND = module.head.prepare(hidden_BTD[row_N, place_N]) * projection.scale
-    logits_NV = F.linear(states_ND, projection.weight_VD, projection.bias_V).float()
+    states_ND = module.head.prepare(hidden_BTD[row_N, place_N])
+    logits_NV = module.head.projection().outputs(states_ND).float()
     if not bool(torch.isfinite(logits_NV).all()):
         raise RunFailure("the outputs of this model are not finite numbers: its weights are damaged or too large")
     probabilities_NV = logits_NV.softmax(dim=1)

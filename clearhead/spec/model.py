@@ -8,8 +8,10 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from clearhead.errors import InputError
-from clearhead.spec.nodes import AnyNode, Head, Node, Normal, Stack, Xavier
-from clearhead.spec.rules import consistency_faults, node_faults, partial_faults
+from clearhead.spec.base import AnyNode, Node
+from clearhead.spec.node_rules import node_faults
+from clearhead.spec.nodes import Head, Normal, Stack, Xavier
+from clearhead.spec.rules import consistency_faults, partial_faults
 from clearhead.spec.wording import sentences
 
 

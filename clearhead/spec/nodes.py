@@ -2,109 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Discriminator, Field, Tag
 
-from clearhead.errors import InputError
-from clearhead.spec.wording import sentences
-
-Count = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-
-
-class Node(BaseModel):
-    """A part of a spec: immutable, comparable, hashable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    def __init__(self, /, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise InputError.from_faults(sentences(error, type(self)), subject=type(self).__name__) from None
-
-    # Marks the constructor as pydantic's own, so that nested nodes are validated in one pass and report together.
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
-
-
-AnyNode = TypeVar("AnyNode", bound=Node)
-
-
-class Reference(Node):
-    """A tensor or table owned by another module, named by that module's path."""
-
-    kind: Literal["reference"] = "reference"
-    path: str
-
-
-# --- norms ----------------------------------------------------------------------------------------------------
-
-
-class LayerNorm(Node):
-    """Layer normalisation. Source: arXiv 1607.06450, eq. 3."""
-
-    kind: Literal["layer_norm"] = "layer_norm"
-    eps: Positive = 1e-5
-    bias: bool = True
-
-
-class RMSNorm(Node):
-    """Root-mean-square normalisation. Source: arXiv 1910.07467, eq. 4."""
-
-    kind: Literal["rms_norm"] = "rms_norm"
-    eps: Positive = 1e-6
-
-
-Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
-
-# --- positions: at the embedding, on query and key, on the scores ---------------------------------------------
-
-
-class Sinusoidal(Node):
-    """Fixed sines and cosines added to the embedding. Source: arXiv 1706.03762, section 3.5."""
-
-    kind: Literal["sinusoidal"] = "sinusoidal"
-    layout: Literal["interleaved", "halves"] = "interleaved"
-    theta: Positive = 10000.0
-    offset: Annotated[int, Field(ge=0)] = 0
-
-
-class Learned(Node):
-    """A trained table added to the embedding; the row of a token is its position plus the offset."""
-
-    kind: Literal["learned"] = "learned"
-    rows: Count
-    offset: Annotated[int, Field(ge=0)] = 0
-
-
-class Rotary(Node):
-    """Rotation of query and key by position, first half paired with second half. Source: arXiv 2104.09864."""
-
-    kind: Literal["rotary"] = "rotary"
-    theta: Positive = 10000.0
-    size: Count | None = None  # rotated dimensions of a head, from the first; None: all of them
-
-
-class Alibi(Node):
-    """A penalty on the scores linear in distance. Source: arXiv 2108.12409, section 3."""
-
-    kind: Literal["alibi"] = "alibi"
-
-
-class RelativeBuckets(Node):
-    """A trained score bias for each bucket of relative distance. Source: arXiv 1910.10683, section 2.1."""
-
-    kind: Literal["relative_buckets"] = "relative_buckets"
-    num_heads: Count
-    count: Annotated[int, Field(ge=4)] = 32
-    max_distance: Count = 128
-    bidirectional: bool
-
-
-EmbeddingPosition = Annotated[Sinusoidal | Learned, Field(discriminator="kind")]
-ScoreBias = Annotated[Alibi | RelativeBuckets | Reference, Field(discriminator="kind")]
+from clearhead.spec.base import Count, LayerNorm, Node, Norm, Positive, Rate, Reference, RMSNorm
+from clearhead.spec.positions import EmbeddingPosition, Rotary, ScoreBias, ScoreTable
+from clearhead.spec.wording import WORD
 
 # --- masks ----------------------------------------------------------------------------------------------------
 
@@ -149,8 +53,21 @@ class Biases(Node):
     out: bool = True
 
 
+class QueryKeyNorm(Node):
+    """A norm of query and key, over each head or over all heads at once. Source: arXiv 2302.05442, section 2."""
+
+    norm: Norm
+    over: Literal["head", "width"] = "head"
+    per_head: bool = False  # each head has a weight of its own
+    after_rotation: bool = False
+
+
 class Attention(Node):
-    """Multi-head attention over the stream itself or over the memory. Source: arXiv 1706.03762, section 3.2."""
+    """Multi-head attention over the stream itself or over the memory. Source: arXiv 1706.03762, section 3.2.
+
+    soft_cap c turns a scaled score s into c * tanh(s / c); clip bounds what the projections of query, key and value
+    give; a sink is a learned score for each head that takes its share of the softmax and mixes nothing in.
+    """
 
     kind: Literal["attention"] = "attention"
     source: Literal["self", "memory"] = "self"
@@ -162,8 +79,29 @@ class Attention(Node):
     score_bias: ScoreBias | None = None
     scale: Positive | None = None  # None: head_size ** -0.5
     bias: Biases = Biases()
-    query_key_norm: Norm | None = None  # over each head, before any rotation
+    query_key_norm: QueryKeyNorm | None = None
+    soft_cap: Positive | None = None
+    clip: Positive | None = None
+    sink: bool = False
     dropout: Rate = 0.0
+
+
+ActivationName = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_gelu", "tanh"]
+
+
+class ClampedGate(Node):
+    """(up + 1) * gate * sigmoid(alpha * gate), gate clamped from above and up on both sides by the limit.
+
+    Source: arXiv 2508.10925, section 2.2.
+    """
+
+    kind: Literal["clamped_gate"] = "clamped_gate"
+    alpha: Positive
+    limit: Positive
+
+
+def _form(value: Any) -> str:
+    return "clamped_gate" if isinstance(value, dict | Node) else WORD
 
 
 class FeedForward(Node):
@@ -171,14 +109,36 @@ class FeedForward(Node):
 
     kind: Literal["feed_forward"] = "feed_forward"
     size: Count
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    activation: Annotated[
+        Annotated[ActivationName, Tag(WORD)] | Annotated[ClampedGate, Tag("clamped_gate")], Discriminator(_form)
+    ] = "relu"
     gated: bool = False
     bias_in: bool = True
     bias_out: bool = True
     dropout: Rate = 0.0
 
 
-Function = Annotated[Attention | FeedForward, Field(discriminator="kind")]
+class Router(Node):
+    """What chooses experts for a token: the largest of the softmax over the scores of all."""
+
+    bias: bool = False
+    normalize: bool = True  # the weights of the chosen experts are divided by their sum
+
+
+class MixtureOfExperts(Node):
+    """Several feed-forward networks, of which each token passes through the few that suit it best.
+
+    Source: arXiv 1701.06538, section 2; arXiv 2401.04088, section 2.1.
+    """
+
+    kind: Literal["mixture_of_experts"] = "mixture_of_experts"
+    count: Count
+    top_k: Count
+    expert: FeedForward
+    router: Router = Router()
+
+
+Function = Annotated[Attention | FeedForward | MixtureOfExperts, Field(discriminator="kind")]
 
 # --- the residual equation ------------------------------------------------------------------------------------
 
@@ -217,11 +177,30 @@ class Table(Node):
     rows: Count
 
 
+class Projection(Node):
+    """The map from the width of an embedding to that of its stack, and where in the embedding it stands.
+
+    "before_sum": on the rows of the table, before segments and positions; "before_norm": on the sum; "after_norm": at
+    the end.
+    """
+
+    place: Literal["before_sum", "before_norm", "after_norm"]
+    bias: bool
+
+
 class Embedding(Node):
-    """Ids to vectors: table * scale, plus segments and position, then norm, then dropout."""
+    """Ids to vectors: word_norm(table * scale), plus segments and position, then norm, then dropout.
+
+    With a width of its own, a projection leads to the width of the stack. A scale rounded as the weights are is a
+    number of their dtype.
+    """
 
     table: Annotated[Table | Reference, Field(discriminator="kind")]
+    width: Count | None = None  # of the table; None: that of the stack
+    projection: Projection | None = None
     scale: Positive = 1.0
+    scale_rounding: Literal["none", "weights"] = "none"
+    word_norm: Norm | None = None
     num_segments: Annotated[int, Field(ge=0)] = 0
     position: EmbeddingPosition | None = None
     norm: Norm | None = None
@@ -242,7 +221,14 @@ class Activation(Node):
     """A pointwise function of a head."""
 
     kind: Literal["activation"] = "activation"
-    function: Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+    function: ActivationName
+
+
+class SoftCap(Node):
+    """Bound outputs: value * tanh(output / value). Source: arXiv 2408.00118, section 2."""
+
+    kind: Literal["soft_cap"] = "soft_cap"
+    value: Positive
 
 
 class Pool(Node):
@@ -258,7 +244,7 @@ class Unit(Node):
     kind: Literal["unit"] = "unit"
 
 
-HeadLayer = Annotated[Linear | Activation | LayerNorm | RMSNorm | Pool | Unit, Field(discriminator="kind")]
+HeadLayer = Annotated[Linear | Activation | LayerNorm | RMSNorm | Pool | SoftCap | Unit, Field(discriminator="kind")]
 
 
 class Head(Node):
@@ -267,14 +253,41 @@ class Head(Node):
     layers: Annotated[tuple[HeadLayer, ...], Field(min_length=1)]
 
 
+class OutProjection(Node):
+    """The map from the width of a stack to that of its outputs."""
+
+    size: Count
+    bias: bool = False
+
+
 class Stack(Node):
-    """An embedding and the layers above it."""
+    """An embedding and the layers above it.
+
+    Where layers share weights, `layers` holds each once and `sharing` says which of them runs at each depth.
+    """
 
     width: Count
     embedding: Embedding
     layers: tuple[Layer, ...]
+    sharing: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     final_norm: Norm | None = None
-    score_table: RelativeBuckets | None = None
+    projection_out: OutProjection | None = None
+    score_table: ScoreTable | None = None
+
+    @property
+    def depths(self) -> tuple[Layer, ...]:
+        """The layers in the order in which they run, shared ones as often as they do."""
+        return self.layers if self.sharing is None else tuple(self.layers[index] for index in self.sharing)
+
+    @property
+    def table_width(self) -> int:
+        """The width of the table that ids are looked up in."""
+        return self.width if self.embedding.width is None else self.embedding.width
+
+    @property
+    def output_width(self) -> int:
+        """The width of the states that leave the stack."""
+        return self.width if self.projection_out is None else self.projection_out.size
 
 
 class Xavier(Node):

@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from clearhead.errors import nearest
-from clearhead.spec.nodes import (
-    Attention,
-    Full,
-    Learned,
-    Linear,
-    Node,
-    Reference,
-    RelativeBuckets,
-    Sinusoidal,
-    Stack,
-    Table,
-)
+from clearhead.spec.base import Node, Reference
+from clearhead.spec.node_rules import node_faults
+from clearhead.spec.nodes import Attention, FeedForward, Linear, MixtureOfExperts, Stack, Table
+from clearhead.spec.positions import Disentangled, DistanceTable, RelativeBuckets
 
 if TYPE_CHECKING:
     from clearhead.spec.model import Model
@@ -34,14 +26,7 @@ def consistency_faults(model: Model) -> list[str]:
         faults += node_faults(node, path)
     if model.encoder is None and model.decoder is None:
         faults.append("a model needs an encoder, a decoder or both; got neither")
-    faults += _memory_faults(model) + _reference_faults(model)
-    if model.head is not None:
-        kinds = [layer.kind for layer in model.head.layers]
-        if "pool" not in kinds and kinds[-1] != "linear":
-            faults.append(f"head.layers: the last layer must be linear where nothing is pooled, got {kinds[-1]}")
-        if kinds.count("pool") > 1:
-            faults.append(f"head.layers: a sequence is pooled once, got {kinds.count('pool')} pools")
-    return faults
+    return faults + _memory_faults(model) + _reference_faults(model) + _head_faults(model)
 
 
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
@@ -52,34 +37,6 @@ def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
         for suffix, child in enumerate(value) if isinstance(value, tuple) else [("", value)]:
             if isinstance(child, Node):
                 yield from walk(child, ".".join(part for part in (path, name, str(suffix)) if part))
-
-
-def node_faults(node: Node, path: str) -> list[str]:
-    """List what is inconsistent inside one node; `path` is what the messages call it."""
-    where = path or type(node).__name__
-    faults = []
-    if isinstance(node, Attention):
-        if node.num_heads % node.num_kv_heads:
-            faults.append(f"{where}: num_heads {node.num_heads} is not a multiple of num_kv_heads {node.num_kv_heads}")
-        if node.position is not None:
-            size = node.head_size if node.position.size is None else node.position.size
-            if size % 2 or size > node.head_size:
-                faults.append(f"{where}: rotary size must be even and at most head_size {node.head_size}, got {size}")
-        if isinstance(node.score_bias, RelativeBuckets) and node.score_bias.num_heads != node.num_heads:
-            faults.append(f"{where}: score_bias has {node.score_bias.num_heads} heads, the attention {node.num_heads}")
-        if node.source == "memory" and (node.position or node.score_bias or node.mask != Full()):
-            faults.append(f"{where}: attention to the memory takes a full mask and no position, for memory has its own")
-    if isinstance(node, Stack):
-        if isinstance(node.embedding.position, Sinusoidal) and node.width % 2:
-            faults.append(f"{where}: sinusoidal positions pair sines with cosines, so width must be even; {node.width}")
-        position = node.embedding.position
-        if isinstance(position, Learned) and position.rows <= position.offset:
-            faults.append(f"{where}: {position.rows} rows of positions leave none after the offset {position.offset}")
-    if isinstance(node, RelativeBuckets) and node.bidirectional and node.count % 2:
-        faults.append(f"{where}: bidirectional buckets need an even count, got {node.count}")
-    if isinstance(node, RelativeBuckets) and node.max_distance <= node.count // (4 if node.bidirectional else 2):
-        faults.append(f"{where}: max_distance {node.max_distance} is not above what {node.count} buckets count exactly")
-    return faults
 
 
 def _memory_faults(model: Model) -> list[str]:
@@ -98,25 +55,29 @@ def _memory_faults(model: Model) -> list[str]:
 
 def _reference_faults(model: Model) -> list[str]:
     nodes = dict(walk(model))
-    tables = {path: node for path, node in nodes.items() if isinstance(node, Table | RelativeBuckets)}
-    widths = {name: stack.width for name in ("encoder", "decoder") if (stack := getattr(model, name))}
-    top = model.decoder or model.encoder
+    tables = {path: node for path, node in nodes.items() if isinstance(node, Table | RelativeBuckets | DistanceTable)}
+    # What a table is as wide as: a word table as its embedding, a table of distances as its stack.
+    widths = {name: stack for name in ("encoder", "decoder") if (stack := getattr(model, name))}
+    needed = _head_widths(model)
     faults = []
     for path, node in ((path, node) for path, node in nodes.items() if isinstance(node, Reference)):
-        owner = tables.get(node.path)
+        owner, asker = tables.get(node.path), nodes[path.rpartition(".")[0]]
         if owner is None:
             faults.append(f"{path}: no table at '{node.path}'{nearest(node.path, tables)}")
             continue
-        scores = path.endswith("score_bias")
-        if scores != isinstance(owner, RelativeBuckets):
+        kind = DistanceTable if isinstance(asker, Disentangled) else Table
+        if not isinstance(owner, RelativeBuckets if isinstance(asker, Attention) else kind):
             faults.append(f"{path}: '{node.path}' is not the kind of table needed here")
             continue
-        asker = nodes[path.rpartition(".")[0]]
         if isinstance(owner, RelativeBuckets) and isinstance(asker, Attention) and owner.num_heads != asker.num_heads:
             faults.append(f"{path}: '{node.path}' has {owner.num_heads} heads, the attention {asker.num_heads}")
-        width = widths.get(path.split(".")[0], top.width if top else 0)
-        if not scores and widths[node.path.split(".")[0]] != width:
-            faults.append(f"{path}: '{node.path}' is {widths[node.path.split('.')[0]]} wide, {width} needed")
+        own, other = widths.get(path.split(".")[0]), widths[node.path.split(".")[0]]
+        if isinstance(owner, DistanceTable) and own is not other:
+            faults.append(f"{path}: '{node.path}' belongs to another stack, whose distances are not these")
+        if isinstance(owner, Table):
+            width = needed.get(path, 0) if own is None else own.table_width
+            if other.table_width != width:
+                faults.append(f"{path}: '{node.path}' is {other.table_width} wide, {width} needed")
     for index, layer in enumerate(model.head.layers if model.head else ()):
         owner = tables.get(layer.weight.path) if isinstance(layer, Linear) and layer.weight else None
         if isinstance(owner, Table) and isinstance(layer, Linear) and owner.rows != layer.size:
@@ -124,7 +85,41 @@ def _reference_faults(model: Model) -> list[str]:
     return faults
 
 
-_TAGGED: dict[str, type[Node]] = {"attention": Attention, "relative_buckets": RelativeBuckets}
+def _head_widths(model: Model) -> dict[str, int]:
+    """Return what width each tied map of the head reads, by the path of its reference."""
+    top, widths = model.decoder or model.encoder, {}
+    if model.head is not None and top is not None:
+        width = top.output_width
+        for index, layer in enumerate(model.head.layers):
+            if isinstance(layer, Linear):
+                widths[f"head.layers.{index}.weight"], width = width, layer.size
+    return widths
+
+
+def _head_faults(model: Model) -> list[str]:
+    if model.head is None:
+        return []
+    kinds = [layer.kind for layer in model.head.layers]
+    faults = []
+    if "pool" not in kinds and (kinds[-2:-1] if kinds[-1] == "soft_cap" else kinds[-1:]) != ["linear"]:
+        faults.append(
+            f"head.layers: the last layer must be linear where nothing is pooled, got {kinds[-1]}; "
+            "only a soft_cap may follow it"
+        )
+    if "soft_cap" in kinds[:-1]:
+        faults.append("head.layers: a soft_cap bounds the outputs, so it can only be the last layer")
+    if kinds.count("pool") > 1:
+        faults.append(f"head.layers: a sequence is pooled once, got {kinds.count('pool')} pools")
+    return faults
+
+
+_TAGGED: dict[str, type[Node]] = {
+    "attention": Attention,
+    "relative_buckets": RelativeBuckets,
+    "distance_table": DistanceTable,
+    "feed_forward": FeedForward,
+    "mixture_of_experts": MixtureOfExperts,
+}
 
 
 def partial_faults(tree: Any, path: str) -> Iterator[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from clearhead.errors import nearest
+
+WORD = "word"
+"""The tag of a plain name where a name or a node may stand."""
 
 
 def sentences(error: ValidationError, root: type[BaseModel]) -> list[str]:
@@ -17,13 +20,13 @@ def sentences(error: ValidationError, root: type[BaseModel]) -> list[str]:
 
 
 def _sentence(fault: dict[str, Any], root: type[BaseModel], base: type[BaseModel]) -> str:
-    tags = {str(node.model_fields["kind"].default) for node in _below(base) if "kind" in node.model_fields}
-    location = [str(part) for part in fault["loc"]]
-    path = ".".join(part for part in location if part not in tags) or root.__name__
-    received = fault["input"]
+    tagged = {str(node.model_fields["kind"].default): node for node in _below(base) if "kind" in node.model_fields}
+    location, tags = [str(part) for part in fault["loc"]], set(tagged)
     if fault["type"] == "extra_forbidden":
+        path = ".".join([*_address(location[:-1], root, tagged), location[-1]])
         fields = {field for node in _below(base) for field in node.model_fields}
         return f"{path}: unknown key{nearest(location[-1], fields)}"
+    path, received = ".".join(_address(location, root, tagged)) or root.__name__, fault["input"]
     if fault["type"] == "missing":
         return f"{path}: missing"
     if fault["type"] == "union_tag_invalid":
@@ -34,6 +37,29 @@ def _sentence(fault: dict[str, Any], root: type[BaseModel], base: type[BaseModel
     shown = received if isinstance(received, str | int | float | bool) or received is None else type(received).__name__
     message = fault["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     return f"{path}: expected {message}, got {shown!r}"
+
+
+def _address(location: list[str], root: type[BaseModel], tagged: dict[str, type[BaseModel]]) -> Iterator[str]:
+    """Yield the parts of a path without the tags that pydantic puts where a union was decided.
+
+    A field may be called like a kind of node, so fields are looked up on the way down.
+    """
+    current: type[BaseModel] | None = root
+    for part in location:
+        if current is not None and part in current.model_fields:
+            found = set(_nodes_in(current.model_fields[part].annotation))
+            current = found.pop() if len(found) == 1 else None
+        elif part in tagged or part == WORD:
+            current = tagged.get(part)
+            continue
+        yield part
+
+
+def _nodes_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _nodes_in(part)
 
 
 def _below(base: type[BaseModel]) -> Iterator[type[BaseModel]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.errors import InputError
-from clearhead.text.merges import has_merges
+from clearhead.text.documents import has_tokenizer
 from clearhead.text.tokenizer import Tokenizer
 
 _JOINT = "tokenizer.json"
@@ -42,6 +42,26 @@ class TokenizerPair:
         content = f"{self.joint} {self.source.fingerprint} {self.target.fingerprint}"
         return hashlib.sha256(content.encode()).hexdigest()
 
+    def check_rows(self, source_rows: int, target_rows: int, name: str) -> None:
+        """Refuse a model with fewer rows than entries; it may well have more.
+
+        Args:
+            source_rows, target_rows: rows of the model's tables on each side.
+            name: what a message calls the model.
+
+        Raises:
+            InputError: a side has more entries than rows.
+        """
+        for side, size, rows in (
+            ("source", self.source.vocab_size, source_rows),
+            ("target", self.target.vocab_size, target_rows),
+        ):
+            if size > rows:
+                raise InputError(
+                    f"{name}: the {side} tokenizer has {size} entries, but the model has {rows} rows for them; "
+                    "restore the tokenizer that the model was trained with"
+                )
+
     def save(self, folder: Path) -> None:
         """Write one `tokenizer.json` where joint, else one file for each side; the folder is made where needed."""
         if self.joint:
@@ -58,7 +78,7 @@ class TokenizerPair:
             InputError: the folder holds no tokenizer, only one side of two, or an unusable one.
         """
         missing = [name for name in (_SOURCE, _TARGET) if not (folder / name).is_file()]
-        if (folder / _JOINT).is_file() or (len(missing) == 2 and has_merges(folder)):
+        if (folder / _JOINT).is_file() or (len(missing) == 2 and has_tokenizer(folder)):
             tokenizer = Tokenizer.load(folder)
             return cls(source=tokenizer, target=tokenizer, joint=True)
         if len(missing) == 2:

@@ -9,9 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import tokenizers
-
 from clearhead.errors import InputError, nearest
+from clearhead.text.backend import Backend
 
 # Names under which published tokenizers keep each role, in the order in which they are looked for.
 WELL_KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -53,7 +52,7 @@ def sentinel(number: int) -> str:
     return f"<extra_id_{number}>"
 
 
-def find_roles(path: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any], given: Mapping[str, str]) -> Roles:
+def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], given: Mapping[str, str]) -> Roles:
     """Find the roles of a published tokenizer: what the caller says wins over its configuration, and that over names.
 
     Args:
@@ -70,14 +69,14 @@ def find_roles(path: Path, backend: tokenizers.Tokenizer, config: Mapping[str, A
         raise InputError(
             f"'{unknown[0]}' is not a role; expected one of {', '.join(WELL_KNOWN)}{nearest(unknown[0], WELL_KNOWN)}"
         )
-    added = {token.content: index for index, token in backend.get_added_tokens_decoder().items()}
+    added, entries = backend.added(), backend.vocabulary()
     found: dict[str, int | None] = {}
     for role, names in WELL_KNOWN.items():
-        named = given.get(role) or _content(config.get(f"{role}_token"))
+        named = given.get(role) or content_of(config.get(f"{role}_token"))
         if named is not None:
-            found[role] = _named_id(path, backend, role, named)
+            found[role] = _named_id(path, entries, role, named)
             continue
-        stand_in = _content(config.get(f"{_STAND_INS[role]}_token")) if role in _STAND_INS else None
+        stand_in = content_of(config.get(f"{_STAND_INS[role]}_token")) if role in _STAND_INS else None
         candidates = names if stand_in is None else (stand_in, *names)
         found[role] = next((added[name] for name in candidates if name in added), None)
     eos = found["eos"]
@@ -92,15 +91,13 @@ def find_roles(path: Path, backend: tokenizers.Tokenizer, config: Mapping[str, A
     return Roles(pad, unk, bos, eos, found["mask"], tuple(index for index in consecutive if index is not None))
 
 
-def _named_id(path: Path, backend: tokenizers.Tokenizer, role: str, named: str) -> int:
-    index: int | None = backend.token_to_id(named)
-    if index is None:
-        valid = nearest(named, backend.get_vocab(with_added_tokens=True))
-        raise InputError(f"{path}: the {role} token '{named}' is not in the vocabulary{valid}")
-    return index
+def _named_id(path: Path, entries: Mapping[str, int], role: str, named: str) -> int:
+    if named not in entries:
+        raise InputError(f"{path}: the {role} token '{named}' is not in the vocabulary{nearest(named, entries)}")
+    return entries[named]
 
 
-def _content(entry: object) -> str | None:
+def content_of(entry: object) -> str | None:
     """Return the text of a token entry, which published files write as a string or as a record."""
     if isinstance(entry, Mapping):
         entry = entry.get("content")

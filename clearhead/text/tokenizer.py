@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 from jaxtyping import Int64
 from numpy import ndarray
 
 from clearhead.errors import InputError
-from clearhead.text.files import read_json_object, write_json
-from clearhead.text.merges import has_merges, read_merges
+from clearhead.text.documents import backend_of, read_files
+from clearhead.text.files import write_json
+from clearhead.text.frame import Frame
 from clearhead.text.roles import Roles, find_roles
 from clearhead.text.spans import Span, trim_spans, word_numbers
 
@@ -27,25 +27,26 @@ class Tokenizer:
     """Text to ids and back; equal fingerprints mean equal ids for every text.
 
     Args:
-        document: the parsed content of a `tokenizer.json`.
+        document: the parsed content of a `tokenizer.json`, or a SentencePiece model with its ids.
         kind: how it was trained, or "pretrained" where that is not known.
         roles: the ids with a meaning of their own.
+        frame: what the model that it came with reads around a text; None: what follows from the roles.
 
     Raises:
-        InputError: the document is not one that the tokenizers library can run.
+        InputError: the document is not one that can be run.
     """
 
-    def __init__(self, document: Mapping[str, Any], *, kind: str, roles: Roles) -> None:
+    def __init__(self, document: Mapping[str, Any], *, kind: str, roles: Roles, frame: Frame | None = None) -> None:
         self.kind = kind
         self.roles = roles
+        self.frame = frame
         self._document = dict(document)
-        self._backend = _backend(document)
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self._backend = backend_of(document)
+        vocabulary = self._backend.vocabulary()
         # Published vocabularies can have holes, so the number of rows follows from the largest id.
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        added = self._backend.get_added_tokens_decoder()
-        self._reserved = frozenset(index for index, token in added.items() if token.special) - {roles.unk}
-        self.fingerprint = _fingerprint(document, kind, roles)
+        self._reserved = self._backend.special() - {roles.unk}
+        self.fingerprint = _fingerprint(document, kind, roles, frame)
 
     @property
     def pad_id(self) -> int:
@@ -91,10 +92,21 @@ class Tokenizer:
             InputError: a text is not a str, or holds a lone surrogate.
         """
         try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            found = self._backend.encode_batch(texts)
         except TypeError:
             raise InputError(_untokenizable(texts)) from None
-        return [self._plain(encoding.ids) for encoding in encodings]
+        return [self._plain(ids) for ids in found]
+
+    def encode_with_special(self, text: str) -> list[int]:
+        """Return the ids of a text in which special tokens stand for themselves, as in a chat that was written out.
+
+        Raises:
+            InputError: the text is not a str, or holds a lone surrogate.
+        """
+        try:
+            return self._backend.encode_with_special(text)
+        except TypeError:
+            raise InputError(_untokenizable([text])) from None
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
         """Return the ids that `encode` returns, and for each the characters of the text that it stands for.
@@ -113,10 +125,9 @@ class Tokenizer:
             InputError: the text is not a str, or holds a lone surrogate.
         """
         try:
-            encoding = self._backend.encode(text, add_special_tokens=False)
+            ids, spans = self._backend.encode_with_spans(text)
         except TypeError:
             raise InputError(_untokenizable([text])) from None
-        ids, spans = encoding.ids, encoding.offsets
         if self.roles.unk is None and not self._reserved.isdisjoint(ids):
             spans = [span for index, span in zip(ids, spans, strict=True) if index not in self._reserved]
         return self._plain(ids), trim_spans(text, spans)
@@ -146,7 +157,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; special ids are skipped, and "@@ " is joined where the text came segmented."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        text = self._backend.decode(list(ids))
         return _JOINED.sub("", text) if self.kind == "split" else text
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
@@ -158,7 +169,7 @@ class Tokenizer:
         return [self._token(index) for index in ids]
 
     def _token(self, index: int) -> str:
-        token = self._backend.id_to_token(index) if index >= 0 else None
+        token = self._backend.entry(index)
         if token is None:
             raise InputError(f"token id {index} is not in the vocabulary; expected 0 to {self.vocab_size - 1}")
         return token
@@ -182,58 +193,45 @@ class Tokenizer:
             config["mask_token"] = self._token(self.roles.mask)
         if self.roles.sentinels:
             config["additional_special_tokens"] = self.tokens(self.roles.sentinels)
+        if self.frame is not None:
+            config["clearhead"]["frame"] = self.frame.to_json()
         write_json(path, self._document)
         write_json(_config_path(path), config)
 
     @classmethod
     def load(cls, path: Path, *, roles: Mapping[str, str] | None = None) -> Tokenizer:
-        """Load a tokenizer trained here, any `tokenizer.json` of the tokenizers library, or byte-level merges.
+        """Load a tokenizer trained here, or any published one; what a published one puts around texts is left out.
 
         Args:
-            path: the file; or a folder that holds `tokenizer.json`, or else `vocab.json` and `merges.txt`.
+            path: a `tokenizer.json`; or a folder that holds one, or else `vocab.json` and `merges.txt`, `vocab.txt`, or
+                a SentencePiece model with a configuration that names its class.
             roles: token texts for "pad", "unk", "bos", "eos", "mask"; they win over what the files say.
 
         Raises:
             InputError: a file is missing or unusable, a role cannot be found, or a file changed since it was saved.
         """
-        folder, path = path, path / "tokenizer.json" if path.is_dir() else path
-        config_path = _config_path(path)
-        config = read_json_object(config_path, what="a tokenizer_config.json") if config_path.is_file() else {}
-        if not path.exists() and has_merges(folder):
-            document = read_merges(folder, prefix_space=config.get("add_prefix_space") is True)
-        else:
-            document = read_json_object(path, what="a tokenizer.json")
-        own = config.get("clearhead") or {}
-        found = find_roles(path, _backend(document), config, roles or {})
-        tokenizer = cls(document, kind=own.get("kind", "pretrained"), roles=found)
+        files = read_files(path)
+        own = files.config.get("clearhead") or {}
+        frame = Frame.from_json(own["frame"]) if own.get("frame") else None
+        found = find_roles(path, backend_of(files.document), files.config, roles or {})
+        tokenizer = cls(files.document, kind=own.get("kind", "pretrained"), roles=found, frame=frame)
         saved = own.get("fingerprint")
         if saved is not None and roles is None and saved != tokenizer.fingerprint:
             raise InputError(
                 f"{path}: the tokenizer changed since it was saved (fingerprint {tokenizer.fingerprint[:12]}, "
-                f"{config_path.name} says {saved[:12]}); restore both files from the same save"
+                f"its configuration says {saved[:12]}); restore both files from the same save"
             )
         return tokenizer
 
 
-def _backend(document: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    try:
-        backend = tokenizers.Tokenizer.from_str(json.dumps(document))
-    except Exception as error:  # noqa: BLE001 the library raises plain Exception for every malformed document
-        raise InputError(
-            f"expected the content of a tokenizer.json, but the tokenizers library says: {error}"
-        ) from None
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True  # "</s>" typed by a user is five characters, not the end of the sentence
-    return backend
-
-
-def _fingerprint(document: Mapping[str, Any], kind: str, roles: Roles) -> str:
+def _fingerprint(document: Mapping[str, Any], kind: str, roles: Roles, frame: Frame | None) -> str:
     """Hash the document as stored, not as the library writes it, so that a newer library gives the same fingerprint."""
     meaning = {key: value for key, value in document.items() if key not in ("truncation", "padding", "version")}
     content: list[Any] = [meaning, kind, roles.pad, roles.unk, roles.bos, roles.eos]
     if roles.mask is not None or roles.sentinels:
         content += [roles.mask, list(roles.sentinels)]
+    if frame is not None:
+        content.append(frame.to_json())
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -11,7 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from clearhead.core.head import Projection
 from clearhead.errors import InputError
 
 NO_LABEL = -100
@@ -130,16 +132,42 @@ def token_loss(module: nn.Module, batch: LabelledBatch, *, label_smoothing: floa
     labels_N = batch.labels.flatten()
     rows = (labels_N != NO_LABEL).nonzero().squeeze(1)
     hidden_ND = select_rows(out.hidden.flatten(0, 1), rows)
-    projection = model.head.projection()
-    loss = linear_cross_entropy(
-        model.head.prepare(hidden_ND),
+    loss = projected_cross_entropy(
+        model.head.prepare(hidden_ND), model.head.projection(), labels_N[rows], label_smoothing=label_smoothing
+    )
+    return loss, rows.numel()
+
+
+def projected_cross_entropy(
+    states_ND: Float[Tensor, "rows width"],
+    projection: Projection,
+    labels_N: Int[Tensor, " rows"],
+    *,
+    label_smoothing: float = 0.0,
+) -> Float[Tensor, ""]:
+    """Sum the cross-entropy of the outputs that the last map of a head gives.
+
+    Args:
+        states_ND: what enters the map.
+        projection: the map. Outputs with a soft cap are built as a whole, for the cap stands between product and loss.
+        labels_N: the right output of each row.
+        label_smoothing: share of the target that is spread evenly over the outputs, from 0 up to but not 1.
+
+    Returns:
+        the sum in nats.
+    """
+    if projection.soft_cap is not None:
+        logits_NV = projection.outputs(states_ND)
+        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+        return F.cross_entropy(logits_NV, labels_N, reduction="sum", label_smoothing=label_smoothing)
+    return linear_cross_entropy(
+        states_ND,
         projection.weight_VD,
         projection.bias_V,
-        labels_N[rows],
+        labels_N,
         label_smoothing=label_smoothing,
         scale=projection.scale,
     )
-    return loss, rows.numel()
 
 
 def select_rows(values_ND: Float[Tensor, "all_rows width"], rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows width"]:

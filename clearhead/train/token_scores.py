@@ -10,12 +10,11 @@ from collections.abc import Iterable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clearhead.core import Transformer
 from clearhead.data import Batch
 from clearhead.data.batches import NO_LABEL
-from clearhead.train.loss import linear_cross_entropy, select_rows
+from clearhead.train.loss import projected_cross_entropy, select_rows
 from clearhead.train.settings import Validation
 
 _CHUNK_BYTES = 64 << 20
@@ -35,13 +34,10 @@ def score_tokens(module: nn.Module, batches: Iterable[Batch], device: torch.devi
         states_ND, labels_N = _asked(module, batch.to(device))
         assert module.head is not None
         projection = module.head.projection()
-        loss += float(
-            linear_cross_entropy(states_ND, projection.weight_VD, projection.bias_V, labels_N, scale=projection.scale)
-        )
+        loss += float(projected_cross_entropy(states_ND, projection, labels_N))
         rows = max(1, _CHUNK_BYTES // (4 * projection.weight_VD.shape[0]))
         for states_CD, labels_C in zip(states_ND.split(rows), labels_N.split(rows), strict=True):
-            logits_CV = F.linear(states_CD * projection.scale, projection.weight_VD, projection.bias_V)
-            hits += int((logits_CV.argmax(dim=1) == labels_C).sum())
+            hits += int((projection.outputs(states_CD).argmax(dim=1) == labels_C).sum())
         count += len(labels_N)
     return Validation(loss=loss / max(1, count), score=100 * hits / max(1, count))
 

@@ -2,5 +2,15 @@
 
 from clearhead.weights.files import load_tensors, save_tensors
 from clearhead.weights.fill import fill
+from clearhead.weights.pretrained import Pretrained, is_pretrained, load_pretrained
+from clearhead.weights.save import save_pretrained
 
-__all__ = ["fill", "load_tensors", "save_tensors"]
+__all__ = [
+    "Pretrained",
+    "fill",
+    "is_pretrained",
+    "load_pretrained",
+    "load_tensors",
+    "save_pretrained",
+    "save_tensors",
+]

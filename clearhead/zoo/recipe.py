@@ -172,7 +172,7 @@ def _attention(
         score_bias=alibi or buckets,
         scale=recipe.attention_scale,
         bias=spec.Biases(query=bias, key=bias, value=bias, out=bias),
-        query_key_norm=spec.RMSNorm() if recipe.qk_norm else None,
+        query_key_norm=spec.QueryKeyNorm(norm=spec.RMSNorm()) if recipe.qk_norm else None,
         dropout=recipe.attention_dropout,
     )
 

@@ -12,7 +12,10 @@ from clearhead.spec import (
     Head,
     Layer,
     Linear,
+    MixtureOfExperts,
     Model,
+    OutProjection,
+    Projection,
     Stack,
     Step,
     Table,
@@ -22,7 +25,7 @@ from clearhead.spec import (
 WIDTH, VOCAB, SOURCE, TARGET = 12, 31, 7, 5
 
 
-def stack(*functions: Attention | FeedForward) -> Stack:
+def stack(*functions: Attention | FeedForward | MixtureOfExperts) -> Stack:
     steps = tuple(Step(branches=(Branch(function=function),)) for function in functions)
     return Stack(width=WIDTH, embedding=Embedding(table=Table(rows=VOCAB)), layers=(Layer(steps=steps),))
 
@@ -61,3 +64,22 @@ def test_a_window_bounds_the_cost_of_length() -> None:
     model = Model(decoder=stack(attention(mask=Window(before=2, after=0))))
     assert cost_per_token(model, 1, 101) == cost_per_token(model, 1, 1009)
     assert cost_per_token(model, 1, 2).target_flops < cost_per_token(model, 1, 101).target_flops
+
+
+def test_experts_cost_what_a_token_passes_through_and_shared_layers_count_at_each_depth() -> None:
+    mixture = MixtureOfExperts(count=7, top_k=2, expert=FeedForward(size=11, gated=True))
+    one = 2 * WIDTH * 7 + 2 * 3 * 2 * WIDTH * 11
+    assert cost_per_token(Model(decoder=stack(mixture)), 1, 5).target_flops == one
+    shared = stack(mixture).model_copy(update={"sharing": (0, 0, 0)})
+    assert cost_per_token(Model(decoder=shared), 1, 5).target_flops == 3 * one
+    attending = stack(attention()).model_copy(update={"sharing": (0, 0, 0)})
+    assert cost_per_token(Model(decoder=attending), 1, 5).cache_numbers == 3 * 2 * 1 * 2
+
+
+def test_maps_to_and_from_another_width_count() -> None:
+    embedding = Embedding(table=Table(rows=VOCAB), width=5, projection=Projection(place="before_sum", bias=False))
+    one = stack(FeedForward(size=11)).model_copy(
+        update={"embedding": embedding, "projection_out": OutProjection(size=5)}
+    )
+    cost = cost_per_token(Model(decoder=one, head=HEAD), 1, 5)
+    assert cost.target_flops == 2 * 2 * WIDTH * 11 + 2 * 2 * 5 * WIDTH + 2 * 5 * VOCAB

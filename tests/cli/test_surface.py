@@ -15,7 +15,7 @@ SURFACE = {
     "new": {"--valid-source", "--valid-target", "--valid-text", "--valid-labels", "--output", "-o", "--run", "--json"}
     | DATA,
     "train": {"--resume", "--json"} | MACHINE,
-    "translate": {"--beam-size", "--n-best", "--length-penalty", "--json"} | MACHINE,
+    "translate": {"--beam-size", "--n-best", "--length-penalty", "--from", "--to", "--json"} | MACHINE,
     "generate": {
         "--prompt",
         "--prompt-file",
@@ -31,6 +31,7 @@ SURFACE = {
         "--length-penalty",
         "--penalty-alpha",
         "--stop",
+        "--chat",
         "--json",
     }
     | MACHINE,
@@ -54,6 +55,7 @@ SURFACE = {
     | MACHINE,
     "compare": {"--output", "-o", "--json"},
     "average": {"--last", "--json"},
+    "convert": {"--to", "--from-bin", "--json"},
     "inspect": {"--length", "--json"},
 }
 ARGUMENTS = {
@@ -68,6 +70,7 @@ ARGUMENTS = {
     "evaluate": ["ref"],
     "compare": ["runs"],
     "average": ["run"],
+    "convert": ["ref", "out"],
     "inspect": ["ref"],
 }
 

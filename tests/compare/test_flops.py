@@ -33,9 +33,29 @@ def models() -> dict[str, spec.Model]:
     made = {name: resolve(recipe, source_vocab=VOCABULARY, target_vocab=VOCABULARY) for name, recipe in RECIPES.items()}
     inner = (spec.Linear(size=17), spec.Activation(function="tanh"))
     pooled = spec.Head(layers=(*inner, spec.Pool(by="mean"), spec.Linear(size=11)))
+    made |= {"experts": with_experts(made["decoder"]), "other widths": with_other_widths(made["encoder"])}
     for name in ("encoder", "decoder", "encoder-decoder"):
         made[f"{name} with a pool"] = made[name].model_copy(update={"head": pooled})
     return made
+
+
+def with_experts(model: spec.Model) -> spec.Model:
+    """Two groups of layers run at three depths, and their feed-forward networks are mixtures."""
+    layer = model.decoder.layers[0]
+    expert = spec.FeedForward(size=17, gated=True, activation="silu")
+    mixture = spec.MixtureOfExperts(count=5, top_k=2, expert=expert)
+    branch = layer.steps[1].branches[0].model_copy(update={"function": mixture})
+    mixed = spec.Layer(steps=(layer.steps[0], spec.Step(branches=(branch,))))
+    shared = model.decoder.model_copy(update={"layers": (layer, mixed), "sharing": (1, 0, 1)})
+    return model.model_copy(update={"decoder": shared})
+
+
+def with_other_widths(model: spec.Model) -> spec.Model:
+    """The embedding is narrower than the stack, and so is what leaves it."""
+    projection = spec.Projection(place="after_norm", bias=True)
+    embedding = model.encoder.embedding.model_copy(update={"width": 14, "projection": projection})
+    stack = model.encoder.model_copy(update={"embedding": embedding, "projection_out": spec.OutProjection(size=14)})
+    return model.model_copy(update={"encoder": stack})
 
 
 def counted(model: spec.Model, *, backward: bool) -> tuple[int, Work]:
@@ -65,6 +85,21 @@ def test_the_formula_is_what_torch_counts(name: str) -> None:
     assert forward_flops(model, work) == flops
     flops, work = counted(model, backward=True)
     assert training_flops(model, work) == flops
+
+
+def test_distances_cost_a_product_with_each_row_of_their_table() -> None:
+    """The table itself is projected once for each call, whatever the text: that is left out."""
+    model, span = models()["encoder"], 3
+    terms = ("content_to_position", "position_to_content")
+    bias = spec.Disentangled(table=spec.Reference(path="encoder.score_table"), terms=terms)
+    step = model.encoder.layers[0].steps[0]
+    attention = step.branches[0].function.model_copy(update={"score_bias": bias})
+    layer = spec.Layer(steps=(spec.Step(branches=(spec.Branch(function=attention),)),))
+    stack = model.encoder.model_copy(update={"layers": (layer,), "score_table": spec.DistanceTable(span=span)})
+    model = model.model_copy(update={"encoder": stack})
+    flops, work = counted(model, backward=False)
+    table = 2 * (2 * span) * TINY.width * TINY.heads * TINY.head_size * len(terms)
+    assert forward_flops(model, work) == flops - table
 
 
 def test_work_without_a_head_or_without_text() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core import MultiHeadAttention, attention, build
 from clearhead.core.attention import Attention, attention_weights
+from clearhead.core.position import rotary_angles, rotate
 from clearhead.errors import InputError
 from tests.laws.tiny import TARGET_VOCAB, difference, resolved, tiny
 from tests.laws.tiny import recipe as recipe_of
@@ -89,7 +90,9 @@ def test_grouped_heads_are_repeated_in_their_order() -> None:
 
 
 def test_scale_and_query_key_norm() -> None:
-    config = spec.Attention(num_heads=2, num_kv_heads=2, head_size=5, scale=0.7, query_key_norm=spec.RMSNorm())
+    config = spec.Attention(
+        num_heads=2, num_kv_heads=2, head_size=5, scale=0.7, query_key_norm=spec.QueryKeyNorm(norm=spec.RMSNorm())
+    )
     module = build(
         spec.Model(
             encoder=spec.Stack(
@@ -136,3 +139,104 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, object], words: st
 
 def test_attention_in_a_model_is_drawn_like_attention_alone() -> None:
     assert len(attentions(build(resolved(recipe_of("encoder-decoder/post/alibi"))))) == 3 + 2 * 2
+
+
+def alone(**changes: object) -> tuple[nn.Module, Attention]:
+    """A model of one attention over six heads, three of them for keys, with random weights in every part."""
+    options = {"num_heads": 6, "num_kv_heads": 3, "head_size": 5, "scale": 0.7} | changes
+    step = spec.Step(branches=(spec.Branch(function=spec.Attention(**options)),))
+    embedding = spec.Embedding(table=spec.Table(rows=13))
+    stack = spec.Stack(width=11, embedding=embedding, layers=(spec.Layer(steps=(step,)),))
+    module = build(spec.Model(encoder=stack)).eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module, attentions(module)[0]
+
+
+def seen_by(module: nn.Module, one: Attention, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores and weights of a call, and what the attention adds to the stream."""
+    taps: list[Tensor] = []
+    handles = [tap.register_forward_hook(lambda *call: taps.append(call[2])) for tap in (one.scores, one.weights)]
+    out = module.encode(torch.zeros(x.shape[:2], dtype=torch.long), embeddings=x, mask=mask).hidden - x
+    for handle in handles:
+        handle.remove()
+    return taps[0], taps[1], out
+
+
+def split(y: Tensor) -> Tensor:
+    return y.unflatten(-1, (-1, 5)).transpose(1, 2)
+
+
+def test_a_soft_cap_bounds_scaled_scores() -> None:
+    module, one = alone(soft_cap=3.0)
+    x = torch.randn(2, 7, 11)
+    scores, weights, _ = seen_by(module, one, x)
+    raw = split(one.query(x)) @ split(one.key(x)).repeat_interleave(2, 1).mT * 0.7
+    assert raw.abs().max() > 6 and scores.abs().max() <= 3
+    torch.testing.assert_close(scores, 3.0 * torch.tanh(raw / 3.0), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(weights, scores.softmax(-1))
+
+
+def test_a_sink_takes_its_share_and_mixes_nothing_in() -> None:
+    module, one = alone(sink=True)
+    x, mask = torch.randn(2, 7, 11), torch.arange(7) < torch.tensor([[7], [4]])
+    scores, weights, out = seen_by(module, one, x, mask)
+    powers = scores.exp() * mask[:, None, None, :]
+    expected = powers / (powers.sum(-1, keepdim=True) + one.sink.exp()[:, None, None])
+    torch.testing.assert_close(weights, expected, atol=1e-5, rtol=1e-4)
+    assert weights.sum(-1).min() < 0.99
+    mixed = weights @ split(one.value(x)).repeat_interleave(2, 1)
+    torch.testing.assert_close(out, one.out(mixed.transpose(1, 2).flatten(2)), atol=1e-4, rtol=1e-4)
+    assert one.body() == ("explicit", "the fused kernel has no sink")
+    _, _, out = seen_by(module, one, x, torch.zeros(2, 7, dtype=torch.bool))
+    torch.testing.assert_close(out, one.out.bias.expand_as(out), atol=1e-5, rtol=1e-5)
+
+
+def test_a_clip_bounds_query_key_and_value() -> None:
+    module, one = alone(clip=0.9)
+    x = torch.randn(2, 7, 11)
+    scores, weights, out = seen_by(module, one, x)
+    query, key, value = (split(part(x).clip(-0.9, 0.9)) for part in (one.query, one.key, one.value))
+    assert one.value(x).abs().max() > 2
+    torch.testing.assert_close(scores, query @ key.repeat_interleave(2, 1).mT * 0.7, atol=1e-5, rtol=1e-4)
+    mixed = weights @ value.repeat_interleave(2, 1)
+    torch.testing.assert_close(out, one.out(mixed.transpose(1, 2).flatten(2)), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("place", ["head", "own", "width", "late"])
+def test_query_and_key_are_normed_where_the_spec_says(place: str) -> None:
+    choice = spec.QueryKeyNorm(
+        norm=spec.RMSNorm(), over="width" if place == "width" else "head", per_head=place == "own",
+        after_rotation=place == "late",
+    )  # fmt: skip
+    rotary = spec.Rotary(size=4)
+    module, one = alone(query_key_norm=choice, position=rotary)
+    x = torch.randn(2, 7, 11)
+    shapes = {"head": ((5,), (5,)), "late": ((5,), (5,)), "own": ((6, 5), (3, 5)), "width": ((30,), (15,))}
+    assert (one.query_norm.weight.shape, one.key_norm.weight.shape) == shapes[place]
+
+    def rms(y: Tensor) -> Tensor:
+        return y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    def turned(part: nn.Module, norm: nn.Module) -> Tensor:
+        y = part(x)
+        y = split(rms(y) * norm.weight if place == "width" else y)
+        weight = norm.weight[:, None] if place == "own" else norm.weight
+        y = rms(y) * weight if place in {"head", "own"} else y
+        y = rotate(y, *rotary_angles(torch.arange(7)[None], rotary, 5))
+        return rms(y) * weight if place == "late" else y
+
+    query, key = turned(one.query, one.query_norm), turned(one.key, one.key_norm)
+    scores, _, _ = seen_by(module, one, x)
+    torch.testing.assert_close(scores, query @ key.repeat_interleave(2, 1).mT * 0.7, atol=1e-4, rtol=1e-4)
+
+
+def test_scaled_alibi_is_scaled_with_the_scores() -> None:
+    plain, one = alone(score_bias=spec.Alibi())
+    scaled, other = alone(score_bias=spec.Alibi(scaled=True))
+    scaled.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 7, 11)
+    products = split(one.query(x)) @ split(one.key(x)).repeat_interleave(2, 1).mT * 0.7
+    penalty, _, _ = seen_by(plain, one, x)
+    found, _, _ = seen_by(scaled, other, x)
+    torch.testing.assert_close(found - products, (penalty - products) * 0.7, atol=1e-4, rtol=1e-4)

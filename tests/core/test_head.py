@@ -62,3 +62,15 @@ def test_a_head_that_does_not_fit_is_refused() -> None:
         with_head(model, twice)
     with pytest.raises(InputError, match="last layer must be linear where nothing is pooled"):
         with_head(model, spec.Head(layers=(spec.Unit(),)))
+
+
+def test_a_soft_cap_bounds_what_the_last_map_gives() -> None:
+    head = Head(
+        WIDTH, spec.Head(layers=(spec.Activation(function="tanh"), spec.Linear(size=11), spec.SoftCap(value=0.5)))
+    )
+    torch.nn.init.normal_(head.layers[1].weight)
+    x = torch.randn(2, 3, WIDTH)
+    raw = head.layers[1](x.tanh())
+    assert raw.abs().max() > 1
+    torch.testing.assert_close(head(x), 0.5 * torch.tanh(raw / 0.5))
+    torch.testing.assert_close(head.projection().outputs(head.prepare(x)), head(x))

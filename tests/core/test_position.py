@@ -86,6 +86,17 @@ def test_alibi_is_minus_slope_times_distance() -> None:
                     assert bias[b, head, i, j].item() == pytest.approx(-slope * distance)
 
 
+def test_rounded_alibi_is_slope_times_position_in_bfloat16() -> None:
+    """The expression of the models that were trained so: the position itself is rounded too."""
+    query, key = torch.arange(2040, 2043)[None], torch.arange(2043)[None]
+    bias = alibi_bias(query, key, 12, "bfloat16")
+    expected = alibi_slopes(12)[..., None].bfloat16() * torch.arange(2043)
+    assert bias.dtype == torch.float32
+    assert torch.equal(bias[0, :, 1], expected.float())
+    exact = alibi_slopes(12)[:, None] * torch.arange(2043)
+    assert (bias[0, :, 1] - exact).abs().max() > 1.0
+
+
 def published_bucket(relative: int, count: int, max_distance: int, bidirectional: bool) -> int:
     """The rule of arXiv 1910.10683 and its code for one pair: near ones one by one, far ones by logarithm."""
     offset = 0
@@ -136,7 +147,7 @@ def test_rotary_scores_depend_on_the_difference_of_positions_alone() -> None:
 
     def score(query_position: int, key_position: int) -> torch.Tensor:
         turned = [
-            rotate(x, *rotary_angles(torch.tensor([[place]]), 10, 10000.0))
+            rotate(x, *rotary_angles(torch.tensor([[place]]), spec.Rotary(), 10))
             for x, place in ((query, query_position), (key, key_position))
         ]
         return (turned[0] * turned[1]).sum(-1)
@@ -149,7 +160,7 @@ def test_rotary_scores_depend_on_the_difference_of_positions_alone() -> None:
 
 def test_rotation_pairs_halves_and_leaves_the_rest() -> None:
     x = torch.randn(1, 1, 5, 11)
-    turned = rotate(x, *rotary_angles(torch.arange(5)[None], 6, 29.0))
+    turned = rotate(x, *rotary_angles(torch.arange(5)[None], spec.Rotary(theta=29.0, size=6), 11))
     assert torch.equal(turned[..., 6:], x[..., 6:])
     for place in range(5):
         for pair in range(3):

@@ -82,7 +82,7 @@ def test_one_beam_is_greedy_search(kind: str) -> None:
     with torch.inference_mode():
         start = read_prompts(module, prompts, pad_id=PAD)
         found = continue_beams(
-            module, start.cache, start.ids, start.logits, limits=[11] * 5, eos_id=EOS,
+            module, start.cache, start.ids, start.logits, limits=[11] * 5, end_ids=(EOS,),
             banned_X=torch.tensor([PAD, BOS]), chain=(), options=SearchOptions(beam_size=1),
         )  # fmt: skip
     assert [one.ids for (one,) in found] == [one.ids for (one,) in greedy]

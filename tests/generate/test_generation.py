@@ -53,7 +53,7 @@ def plain_loop(
 ) -> tuple[tuple[int, ...], float]:
     """The definition: one pass over everything for each token, of one sequence without padding."""
     stream = Streams([seed_of(options.seed, number, [*prompt, *(source or [])])], torch.device("cpu"))
-    chain = processors(options, EOS, len(prompt), torch.tensor([PAD, BOS]))
+    chain = processors(options, (EOS,), len(prompt), torch.tensor([PAD, BOS]))
     ids, total = list(prompt), 0.0
     while len(ids) - len(prompt) < options.max_new_tokens:
         logits_1V = next_logits(module, ids, source, len(prompt) if prefix else 0)[None].float()

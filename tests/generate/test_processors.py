@@ -60,8 +60,8 @@ def ids_of(logits_RV: Tensor, length: int = 19) -> Tensor:
 def pairs() -> dict[str, tuple[Processor, Any]]:
     """Ours and theirs with the same settings."""
     found: dict[str, tuple[Processor, Any]] = {
-        "minimum reached": (MinimumLength(14, EOS, PROMPT), peer.MinNewTokensLengthLogitsProcessor(PROMPT, 14, EOS)),
-        "minimum ahead": (MinimumLength(15, EOS, PROMPT), peer.MinNewTokensLengthLogitsProcessor(PROMPT, 15, EOS)),
+        "minimum reached": (MinimumLength(14, (EOS,), PROMPT), peer.MinNewTokensLengthLogitsProcessor(PROMPT, 14, EOS)),
+        "minimum ahead": (MinimumLength(15, (EOS,), PROMPT), peer.MinNewTokensLengthLogitsProcessor(PROMPT, 15, EOS)),
         "banned": (BannedIds(torch.tensor([1, 7, 11])), peer.SuppressTokensLogitsProcessor([1, 7, 11])),
     }
     for value in (0.3, 1.7):
@@ -107,7 +107,7 @@ def test_the_order_is_that_of_transformers() -> None:
         config=SimpleNamespace(is_encoder_decoder=False), _merge_criteria_processor_list=lambda own, _: own
     )
     theirs = utils.GenerationMixin._get_logits_processor(model, config, input_ids_seq_length=PROMPT, device="cpu")
-    ours = [*processors(options, EOS, PROMPT, torch.tensor([0, 1])), *warpers(options)]
+    ours = [*processors(options, (EOS,), PROMPT, torch.tensor([0, 1])), *warpers(options)]
     same = {
         "RepetitionPenalty": "RepetitionPenaltyLogitsProcessor", "NoRepeatNGram": "NoRepeatNGramLogitsProcessor",
         "MinimumLength": "MinNewTokensLengthLogitsProcessor", "BannedIds": "SuppressTokensLogitsProcessor",

@@ -34,16 +34,22 @@ NAMES = {
     """,
     "clearhead.predict": "",
     "clearhead.spec": """
-        Activation Alibi Attention Biases Branch Causal Embedding EmbeddingPosition FeedForward Full Function Head
-        HeadLayer Layer LayerNorm Learned Linear Mask Model Node Norm Normal Pool Prefix RMSNorm Reference
-        RelativeBuckets Rotary ScoreBias Sinusoidal Stack Step Table Unit Window Xavier consistency_faults validate walk
+        Activation ActivationName Alibi Attention BandScaling Biases Branch Causal ClampedGate Disentangled
+        DistanceTable DynamicScaling Embedding EmbeddingPosition FeedForward Full Function Head HeadLayer Layer
+        LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
+        OutProjection Pool Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets Rotary RotaryScaling
+        Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table Unit Window Xavier YarnScaling
+        consistency_faults validate walk
     """,
-    "clearhead.text": "KINDS Roles Tokenizer TokenizerPair train_tokenizer",
+    "clearhead.text": "KINDS PublishedText Roles Tokenizer TokenizerPair load_published train_tokenizer",
     "clearhead.train": "",
     "clearhead.train.tasks": "",
     "clearhead.view": "",
-    "clearhead.weights": "fill load_tensors save_tensors",
+    "clearhead.weights": """
+        Pretrained fill is_pretrained load_pretrained load_tensors save_pretrained save_tensors
+    """,
     "clearhead.zoo": "RECIPES Recipe label_head presets resolve token_head vector_head with_head",
+    "clearhead.zoo.architectures": "find records variant",
 }
 
 # What a user calls on the objects above.

@@ -48,9 +48,23 @@ def machine_traces(text: str) -> list[str]:
     return [match.group() for match in MACHINE_PATH.finditer(text)] + [host for host in HOSTS if host in text]
 
 
+# The explicit conversion of published weights: one file, one call, and PyTorch's restricted reader.
+BIN_READER = "clearhead/weights/from_bin.py"
+
+
 def test_nothing_is_unpickled_or_executed() -> None:
-    faults = [fault for source in package_sources() for fault in executions(source)]
+    sources = [source for source in package_sources() if source.path != BIN_READER]
+    faults = [fault for source in sources for fault in executions(source)]
     assert not faults, "\n".join(faults)
+
+
+def test_pickled_weights_are_read_in_one_place_and_restricted() -> None:
+    (reader,) = [source for source in package_sources() if source.path == BIN_READER]
+    assert [fault.partition(" ")[2] for fault in executions(reader)] == ["torch.load"]
+    calls = [node for node in ast.walk(reader.tree) if isinstance(node, ast.Call)]
+    (call,) = [node for node in calls if ast.unparse(node.func) == "torch.load"]
+    words = {word.arg: ast.unparse(word.value) for word in call.keywords}
+    assert words["weights_only"] == "True" and words["map_location"] == "'cpu'"
 
 
 def test_no_committed_file_names_a_machine() -> None:
@@ -99,7 +113,7 @@ def test_every_runtime_dependency_is_imported() -> None:
         for node in ast.walk(source.tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            imported |= {name.split(".")[0] for name in names}
+            imported |= {name.split(".")[0].replace("_", "-") for name in names}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     unused = {requirement_name(name) for name in project["dependencies"]} - imported
     assert not unused, "a dependency that nothing imports"

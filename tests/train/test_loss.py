@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clearhead.core.head import Projection
 from clearhead.errors import InputError
 from clearhead.train import loss as loss_file
-from clearhead.train.loss import NO_LABEL, linear_cross_entropy, select_rows, token_loss
+from clearhead.train.loss import NO_LABEL, linear_cross_entropy, projected_cross_entropy, select_rows, token_loss
 
 ROWS, WIDTH, VOCABULARY = 29, 7, 53
 
@@ -245,8 +246,8 @@ class FakeHead(nn.Module):
         self.rows_seen = hidden.shape[0]
         return hidden.tanh()
 
-    def projection(self) -> FakeHead:
-        return self
+    def projection(self) -> Projection:
+        return Projection(self.weight_VD, self.bias_V, self.scale)
 
 
 @dataclass
@@ -318,3 +319,17 @@ def test_sums_of_micro_batches_are_the_sum_of_the_batch() -> None:
     sums = [token_loss(model, part, label_smoothing=0.1) for part in parts]
     assert count == sum(number for _, number in sums)
     assert far(sums[0][0] + sums[1][0], total) < 1e-6
+
+
+@pytest.mark.parametrize("cap", [None, 0.7])
+def test_the_loss_of_a_projection_is_that_of_its_outputs(cap: float | None) -> None:
+    """With a soft cap too, which stands between the product and the loss."""
+    case = make(missing=False)
+    projection = Projection(case.weight, case.bias, 1.3, soft_cap=cap)
+    found = projected_cross_entropy(case.hidden, projection, case.labels, label_smoothing=0.1)
+    logits = F.linear(case.hidden * 1.3, case.weight, case.bias)
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    expected = F.cross_entropy(logits, case.labels, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(found, expected, check_dtype=False)
+    for one, other in zip(case.gradients(found), case.gradients(expected), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)

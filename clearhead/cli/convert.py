@@ -1,0 +1,68 @@
+"""`clearhead convert`: a model for other tools, and pickled weights as safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clearhead.cli.console import Json, say, show, show_json
+from clearhead.errors import InputError
+
+Format = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="The layout to write: hf.")]
+FromBin = Annotated[
+    bool, typer.Option("--from-bin", help="Turn pytorch_model.bin into safetensors, with PyTorch's restricted reader.")
+]
+
+
+def convert(
+    ref: Annotated[str, typer.Argument(metavar="REF", help="A run directory, a checkpoint's folder, or a hub name.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    to: Format = None,
+    from_bin: FromBin = False,
+    as_json: Json = False,
+) -> None:
+    """Save a model for other tools.
+
+    \b
+    Example:
+      clearhead convert runs/de-en exported --to hf
+      clearhead convert downloads/opus-mt-de-en opus-mt-de-en --from-bin
+
+    --to hf writes config.json, safetensors and the tokenizer as the transformers library reads them, in the first
+    published family that can say the model; where none can, the report says what stands in the way. --from-bin reads
+    weights that were published as pickled files, which nothing else here does, and writes the same folder with
+    safetensors. --json ends with {"path", "format"}.
+    """
+    if from_bin == (to is not None):
+        raise InputError("say what to do, one of the two: --to hf, or --from-bin")
+    if to not in (None, "hf"):
+        raise InputError(f"--to {to} is not known; expected hf")
+    if out.exists():
+        raise InputError(f"{out} exists already; give a new folder")
+    if from_bin:
+        _convert_bin(ref, out)
+    else:
+        import clearhead
+
+        clearhead.load(ref, device="cpu", precision="fp32").save(out, format="hf")
+    if as_json:
+        show_json({"path": str(out), "format": "safetensors" if from_bin else "hf"})
+    else:
+        show(str(out))
+
+
+def _convert_bin(ref: str, out: Path) -> None:
+    from clearhead.train.checkpoint import writing_folder
+    from clearhead.weights.from_bin import convert_bin
+    from clearhead.weights.hub import fetch, looks_like_hub_name
+
+    folder = Path(ref)
+    if not folder.is_dir():
+        if folder.exists() or not looks_like_hub_name(ref):
+            raise InputError(f"{ref} is not a folder; expected one that holds pytorch_model.bin")
+        folder = fetch(ref, with_bin=True)
+    with writing_folder(out) as temporary:
+        names = convert_bin(folder, temporary)
+    say(f"read {', '.join(names)}")

@@ -1,0 +1,314 @@
+"""What a checkpoint's own files say about generation: where it starts and ends, what is forced, banned and chosen.
+
+Shapes: R rows, T tokens so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.errors import InputError
+from clearhead.generate.processors import Processor
+
+# Keys of these files that choose how tokens are found, and the option that means the same.
+_OPTIONS: Mapping[str, str] = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "num_beams": "beam_size",
+    "length_penalty": "length_penalty",
+    "penalty_alpha": "penalty_alpha",
+    "num_return_sequences": "num_return_sequences",
+    "max_new_tokens": "max_new_tokens",
+    "min_new_tokens": "min_new_tokens",
+}
+_OF_CHANCE = ("temperature", "top_k", "top_p", "min_p")
+# Keys that change what is generated and are not followed here, with the value that means nothing.
+_UNFOLLOWED: Mapping[str, tuple[object, ...]] = {
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "diversity_penalty": (0.0,),
+    "num_beam_groups": (1,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "top_h": (),
+    "sequence_bias": (),
+    "guidance_scale": (1.0,),
+    "exponential_decay_length_penalty": (),
+    "constraints": (),
+    "force_words_ids": (),
+    "stop_strings": (),
+    "forced_decoder_ids": (),
+    "watermarking_config": (),
+    "dola_layers": (),
+    "prompt_lookup_num_tokens": (),
+    "renormalize_logits": (False,),
+    "remove_invalid_values": (False,),
+    "token_healing": (False,),
+}
+
+
+@dataclass(frozen=True)
+class GenerationRules:
+    """What the files of a checkpoint say.
+
+    Args:
+        start: id that a decoder behind an encoder begins with.
+        opening: id that a text without a prompt begins with.
+        ends: ids that end a sequence, each of them.
+        pad: id that fills batches.
+        first: id that is always generated first.
+        last: id that a sequence at its greatest length ends with.
+        banned: ids that are never generated.
+        banned_first: ids that are not generated first.
+        banned_sequences: sequences of several ids that are never generated.
+        options: values of options that a caller may leave out, by their names here.
+        max_length, min_length: bounds of what the decoder reads, the prompt included.
+        unfollowed: what the files ask for and is not done here.
+    """
+
+    start: int | None = None
+    opening: int | None = None
+    ends: tuple[int, ...] = ()
+    pad: int | None = None
+    first: int | None = None
+    last: int | None = None
+    banned: tuple[int, ...] = ()
+    banned_first: tuple[int, ...] = ()
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_length: int | None = None
+    min_length: int = 0
+    unfollowed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], *, source: str) -> GenerationRules:
+        """Read the content of `generation_config.json`, or of a config.json in its place.
+
+        Args:
+            settings: the parsed content; keys that do not speak of generation are passed over.
+            source: what a message calls it.
+
+        Raises:
+            InputError: values of a wrong type.
+        """
+        faults: list[str] = []
+        words = _sequences(settings, "bad_words_ids", faults)
+        ends = _ids(settings, "eos_token_id", faults)
+        lasts = _ids(settings, "forced_eos_token_id", faults)
+        rules = cls(
+            start=_id(settings, "decoder_start_token_id", faults),
+            opening=_id(settings, "bos_token_id", faults),
+            ends=ends,
+            pad=_id(settings, "pad_token_id", faults),
+            first=_id(settings, "forced_bos_token_id", faults),
+            last=lasts[0] if lasts else None,
+            # A banned word of one token is a banned token, but the end may always come.
+            banned=tuple(
+                sorted({*_ids(settings, "suppress_tokens", faults), *(w[0] for w in words if len(w) == 1)} - {*ends})
+            ),
+            banned_first=_ids(settings, "begin_suppress_tokens", faults),
+            banned_sequences=tuple(word for word in words if len(word) > 1),
+            options=_options(settings),
+            max_length=_id(settings, "max_length", faults),
+            min_length=_id(settings, "min_length", faults) or 0,
+            unfollowed=_unfollowed(settings, lasts),
+        )
+        if faults:
+            raise InputError.from_faults([f"{source}: {fault}" for fault in faults], subject=source)
+        return rules
+
+    def options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call: what is given wins, and settings that its method has no use for are left out.
+
+        Args:
+            given: options by name, without those that were left out.
+        """
+        merged = {**self.options, **given}
+        unused: tuple[str, ...] = ()
+        if merged.get("beam_size", 1) > 1:
+            unused = (*_OF_CHANCE, "penalty_alpha")
+        elif merged.get("penalty_alpha", 0) > 0:
+            unused = ("temperature", "top_p", "min_p", "num_return_sequences", "length_penalty")
+        elif merged.get("temperature") == 0:
+            unused = ("top_k", "top_p", "min_p", "num_return_sequences", "length_penalty")
+        else:
+            unused = ("length_penalty",)
+        return {name: value for name, value in merged.items() if name in given or name not in unused}
+
+    def processors(self, prompt_length: int, limit: int | None) -> list[Processor]:
+        """Return what changes the logits of each step, in order.
+
+        Args:
+            prompt_length: how many of the ids so far are the prompt, padding included.
+            limit: most tokens generated; None: nothing is forced there.
+        """
+        chain: list[Processor] = []
+        if self.banned_sequences:
+            chain.append(BannedSequences(self.banned_sequences))
+        if self.banned_first:
+            chain.append(BannedAt(self.banned_first, prompt_length))
+        if self.first is not None:
+            chain.append(ForcedAt(self.first, prompt_length))
+        if self.last is not None and limit is not None:
+            chain.append(ForcedAt(self.last, prompt_length + limit - 1))
+        return chain
+
+    def lines(self) -> list[str]:
+        """Return what they say, one short line each, for a person."""
+        named = {
+            "starts with": self.start,
+            "ends with": self.ends or None,
+            "always first": self.first,
+            "last at the greatest length": self.last,
+            "never": self.banned or None,
+            "never first": self.banned_first or None,
+            "never in a row": self.banned_sequences or None,
+            "longest": self.max_length,
+            "shortest": self.min_length or None,
+        }
+        shown = [f"{name} {_shown(value)}" for name, value in named.items() if value is not None]
+        shown += [f"{name} {value}" for name, value in self.options.items()]
+        return [*shown, *(f"not followed: {key}" for key in self.unfollowed)]
+
+
+@dataclass(frozen=True)
+class ForcedAt:
+    """Leaves one id at some length, with the probability 1.
+
+    Args:
+        index: the id.
+        length: ids so far, prompt and padding included, at which it comes.
+    """
+
+    index: int
+    length: int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        if ids_RT.shape[1] != self.length:
+            return logits_RV
+        forced_RV = torch.full_like(logits_RV, -torch.inf)
+        forced_RV[:, self.index] = 0.0
+        return forced_RV
+
+
+@dataclass(frozen=True)
+class BannedAt:
+    """Bans ids at some length.
+
+    Args:
+        ids: the ids.
+        length: ids so far, prompt and padding included, at which they may not come.
+    """
+
+    ids: tuple[int, ...]
+    length: int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        if ids_RT.shape[1] != self.length:
+            return logits_RV
+        return logits_RV.index_fill(1, torch.tensor(self.ids, device=logits_RV.device), -torch.inf)
+
+
+@dataclass(frozen=True)
+class BannedSequences:
+    """Bans the last id of sequences whose other ids have just come.
+
+    Args:
+        sequences: each of at least two ids.
+    """
+
+    sequences: tuple[tuple[int, ...], ...]
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        banned_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
+        for sequence in self.sequences:
+            size = len(sequence) - 1
+            if size <= ids_RT.shape[1]:
+                before_X = torch.tensor(sequence[:-1], device=ids_RT.device)
+                banned_RV[:, sequence[-1]] |= (ids_RT[:, ids_RT.shape[1] - size :] == before_X).all(1)
+        return logits_RV.masked_fill(banned_RV, -torch.inf)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _id(settings: Mapping[str, Any], key: str, faults: list[str]) -> int | None:
+    value = settings.get(key)
+    if value is None or _is_id(value):
+        return value
+    # Some files write an id as a list of one.
+    if isinstance(value, Sequence) and len(value) and _is_id(value[0]):
+        return int(value[0])
+    faults.append(f"{key} must be a number from 0, not {value!r}")
+    return None
+
+
+def _ids(settings: Mapping[str, Any], key: str, faults: list[str]) -> tuple[int, ...]:
+    value = settings.get(key)
+    if value is None:
+        return ()
+    found = [value] if isinstance(value, int) else value
+    if not isinstance(found, list) or not all(map(_is_id, found)):
+        faults.append(f"{key} must be an id or a list of ids, not {value!r}")
+        return ()
+    return tuple(found)
+
+
+def _sequences(settings: Mapping[str, Any], key: str, faults: list[str]) -> list[tuple[int, ...]]:
+    value = settings.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, list) and one and all(map(_is_id, one)) for one in value):
+        faults.append(f"{key} must be a list of lists of ids, not {value!r}")
+        return []
+    return [tuple(one) for one in value]
+
+
+def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the settings choose; those of chance count only where chance is asked for."""
+    found = {_OPTIONS[key]: settings[key] for key in _OPTIONS if settings.get(key) is not None}
+    samples = settings.get("do_sample") is True and found.get("beam_size", 1) == 1
+    if samples:
+        found.setdefault("temperature", 1.0)
+        return found
+    contrasts = found.get("penalty_alpha", 0) > 0
+    kept = ("top_k",) if contrasts else ()
+    return {name: value for name, value in found.items() if name not in _OF_CHANCE or name in kept}
+
+
+def _unfollowed(settings: Mapping[str, Any], lasts: tuple[int, ...]) -> tuple[str, ...]:
+    faults = [key for key, idle in _UNFOLLOWED.items() if settings.get(key) not in (None, *idle, [], {})]
+    if settings.get("do_sample") is True and (settings.get("num_beams") or 1) > 1:
+        faults.append("do_sample together with num_beams")
+    if len(lasts) > 1:
+        faults.append("several values of forced_eos_token_id")
+    return tuple(faults)
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    most = 8
+    shown = ", ".join(_shown(one) for one in value[:most])
+    return f"{shown} and {len(value) - most} more" if len(value) > most else shown

@@ -1,0 +1,162 @@
+"""Positions in their three places: at the embedding, on query and key, on the scores."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from clearhead.spec.base import Count, Node, Norm, Positive, Reference
+
+# --- at the embedding -----------------------------------------------------------------------------------------
+
+
+class Sinusoidal(Node):
+    """Fixed sines and cosines added to the embedding. Source: arXiv 1706.03762, section 3.5.
+
+    The layout "fairseq" has halves as well, but its frequencies end at 1/theta exactly, and it is made in float32.
+    """
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    layout: Literal["interleaved", "halves", "fairseq"] = "interleaved"
+    theta: Positive = 10000.0
+    offset: Annotated[int, Field(ge=0)] = 0
+
+
+class Learned(Node):
+    """A trained table added to the embedding; the row of a token is its position plus the offset."""
+
+    kind: Literal["learned"] = "learned"
+    rows: Count
+    offset: Annotated[int, Field(ge=0)] = 0
+
+
+EmbeddingPosition = Annotated[Sinusoidal | Learned, Field(discriminator="kind")]
+
+# --- on query and key: rotation, and how it is stretched beyond the length of training ------------------------
+
+
+class LinearScaling(Node):
+    """Every frequency divided by the factor. Source: arXiv 2306.15595, eq. 4."""
+
+    kind: Literal["linear_scaling"] = "linear_scaling"
+    factor: Positive
+
+
+class DynamicScaling(Node):
+    """A larger theta for a sequence longer than the original length: the longer, the larger.
+
+    Source: arXiv 2309.00071, section 3.3 (dynamic scaling with the change of base of section 3.1).
+    """
+
+    kind: Literal["dynamic_scaling"] = "dynamic_scaling"
+    factor: Positive
+    original_length: Count
+
+
+class BandScaling(Node):
+    """Low frequencies divided by the factor, high ones kept, those between interpolated.
+
+    A frequency is low where fewer than `low_frequency_factor` of its turns fit into the original length, and high where
+    more than `high_frequency_factor` do. Source: arXiv 2407.21783, section 3.4.2 and its released code.
+    """
+
+    kind: Literal["band_scaling"] = "band_scaling"
+    factor: Positive
+    low_frequency_factor: Positive
+    high_frequency_factor: Positive
+    original_length: Count
+
+
+class YarnScaling(Node):
+    """Frequencies mixed along a ramp between kept and divided; cosines and sines times the magnitude.
+
+    The ramp runs over the dimensions that turn `beta_fast` to `beta_slow` times in the original length; `truncate`
+    rounds its ends to whole dimensions. Source: arXiv 2309.00071, sections 3.2 and 3.4.
+    """
+
+    kind: Literal["yarn_scaling"] = "yarn_scaling"
+    factor: Positive
+    original_length: Count
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    truncate: bool = True
+    magnitude: Positive = 1.0
+
+
+class LongRopeScaling(Node):
+    """A divisor for each frequency: one list up to the original length, another for longer sequences.
+
+    Source: arXiv 2402.13753, section 3.
+    """
+
+    kind: Literal["long_rope_scaling"] = "long_rope_scaling"
+    short_factor: tuple[Positive, ...]
+    long_factor: tuple[Positive, ...]
+    original_length: Count
+    magnitude: Positive = 1.0
+
+
+RotaryScaling = Annotated[
+    LinearScaling | DynamicScaling | BandScaling | YarnScaling | LongRopeScaling, Field(discriminator="kind")
+]
+
+
+class Rotary(Node):
+    """Rotation of query and key by position, first half paired with second half. Source: arXiv 2104.09864."""
+
+    kind: Literal["rotary"] = "rotary"
+    theta: Positive = 10000.0
+    size: Count | None = None  # rotated dimensions of a head, from the first; None: all of them
+    scaling: RotaryScaling | None = None
+
+
+# --- on the scores --------------------------------------------------------------------------------------------
+
+
+class Alibi(Node):
+    """A penalty on the scores linear in distance. Source: arXiv 2108.12409, section 3."""
+
+    kind: Literal["alibi"] = "alibi"
+    scaled: bool = False  # the scale of the scores multiplies the penalty too
+    rounding: Literal["none", "bfloat16"] = "none"  # of the slopes and of slope times position, in any dtype
+
+
+class RelativeBuckets(Node):
+    """A trained score bias for each bucket of relative distance. Source: arXiv 1910.10683, section 2.1."""
+
+    kind: Literal["relative_buckets"] = "relative_buckets"
+    num_heads: Count
+    count: Annotated[int, Field(ge=4)] = 32
+    max_distance: Count = 128
+    bidirectional: bool
+
+
+class DistanceTable(Node):
+    """Trained vectors for relative distances, 2 * span of them, normed where a norm is given; owned by a stack.
+
+    Distances are clamped to the span; with buckets, those beyond half of them are first put in logarithmic buckets up
+    to `max_distance`. Source: arXiv 2006.03654, section 3.1; buckets: its released code.
+    """
+
+    kind: Literal["distance_table"] = "distance_table"
+    span: Count
+    buckets: Annotated[int, Field(ge=4)] | None = None
+    max_distance: Count | None = None
+    norm: Norm | None = None
+
+
+class Disentangled(Node):
+    """Products of content with distance added to the scores, before the scale. Source: arXiv 2006.03654, eq. 4.
+
+    Distances are projected by the attention's own maps of key and query where these are shared, else by separate ones.
+    """
+
+    kind: Literal["disentangled"] = "disentangled"
+    table: Reference
+    terms: Annotated[tuple[Literal["content_to_position", "position_to_content"], ...], Field(min_length=1)]
+    shared_projections: bool = True
+
+
+ScoreTable = Annotated[RelativeBuckets | DistanceTable, Field(discriminator="kind")]
+ScoreBias = Annotated[Alibi | RelativeBuckets | Disentangled | Reference, Field(discriminator="kind")]

@@ -1,0 +1,125 @@
+"""What runs a tokenizer: the tokenizers library for every `tokenizer.json`, else the SentencePiece library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import tokenizers
+
+from clearhead.errors import InputError
+from clearhead.text.spans import Span
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Text to ids and back, without roles and templates."""
+
+    def vocabulary(self) -> dict[str, int]:
+        """Return every entry with its id."""
+        ...
+
+    def added(self) -> dict[str, int]:
+        """Return the entries that are no pieces of text, special ones and others, with their ids."""
+        ...
+
+    def special(self) -> frozenset[int]:
+        """Return the ids that no text may become."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts in which special entries are plain text.
+
+        Raises:
+            TypeError: a text is no Unicode text.
+        """
+        ...
+
+    def encode_with_special(self, text: str) -> list[int]:
+        """Return the ids of a text in which special entries stand for themselves."""
+        ...
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
+        """Return the ids of a text, and where each stands in it."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special ones left out."""
+        ...
+
+    def entry(self, index: int) -> str | None:
+        """Return the entry of an id, or None where there is none."""
+        ...
+
+
+class DocumentBackend:
+    """A `tokenizer.json`, run as written.
+
+    Args:
+        document: its parsed content.
+
+    Raises:
+        InputError: the library cannot run it.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+        self._backend = _loaded(document)
+        # "</s>" typed by a user is five characters, not the end of the sentence
+        self._backend.encode_special_tokens = True
+
+    @cached_property
+    def _parsing(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, to which special entries in a text mean themselves."""
+        return _loaded(self._document)
+
+    def vocabulary(self) -> dict[str, int]:
+        """Return every entry with its id."""
+        found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return found
+
+    def added(self) -> dict[str, int]:
+        """Return the entries that are no pieces of text, special ones and others, with their ids."""
+        return {token.content: index for index, token in self._backend.get_added_tokens_decoder().items()}
+
+    def special(self) -> frozenset[int]:
+        """Return the ids that no text may become."""
+        return frozenset(index for index, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts in which special entries are plain text."""
+        return [one.ids for one in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_with_special(self, text: str) -> list[int]:
+        """Return the ids of a text in which special entries stand for themselves."""
+        ids: list[int] = self._parsing.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
+        """Return the ids of a text, and where each stands in it."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids, special ones left out."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def entry(self, index: int) -> str | None:
+        """Return the entry of an id, or None where there is none."""
+        found: str | None = self._backend.id_to_token(index) if index >= 0 else None
+        return found
+
+
+def _loaded(document: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_str(json.dumps(document))
+    except Exception as error:  # noqa: BLE001 the library raises plain Exception for every malformed document
+        raise InputError(
+            f"expected the content of a tokenizer.json, but the tokenizers library says: {error}"
+        ) from None
+    backend.no_truncation()
+    backend.no_padding()
+    return backend

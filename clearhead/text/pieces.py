@@ -1,0 +1,221 @@
+"""A SentencePiece model with the ids that its framework gave to the pieces, run by the library that trained it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from clearhead.errors import InputError
+from clearhead.text.spans import Span
+
+KIND = "sentencepiece"
+_SPACE = "▁"
+_CODE_END = "<<"
+_CODE_START = ">>"
+
+
+class PieceBackend:
+    """A SentencePiece model behind ids that are not its own.
+
+    Args:
+        document: what `piece_document` or `string_document` returned.
+
+    Raises:
+        InputError: the model cannot be read.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._model = load_pieces(base64.b64decode(document["model"]), "the tokenizer's SentencePiece model")
+        self._lookup: Mapping[str, int] | None = document.get("vocabulary")
+        self._has_codes = bool(document.get("codes"))
+        if self._lookup is None:
+            entries, self._ids = _numbered(self._model, document)
+        else:
+            entries, self._ids = dict(self._lookup), []
+        self._entries = entries | document["added"]
+        self._unknown = self._entries[document["unknown"]]
+        self._texts = {index: entry for entry, index in self._entries.items()}
+        self._special = {entry: self._entries[entry] for entry in document["special"]}
+
+    def vocabulary(self) -> dict[str, int]:
+        """Return every entry with its id."""
+        return dict(self._entries)
+
+    def added(self) -> dict[str, int]:
+        """Return the entries that are no pieces of text, special ones and others, with their ids."""
+        return dict(self._special)
+
+    def special(self) -> frozenset[int]:
+        """Return the ids that no text may become."""
+        return frozenset(self._special.values())
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts in which special entries are plain text."""
+        return [self._encode(_checked(text)) for text in texts]
+
+    def encode_with_special(self, text: str) -> list[int]:
+        """Return the ids of a text in which special entries stand for themselves."""
+        longest_first = sorted(self._special, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", _checked(text)) if longest_first else [text]
+        # Parts at odd places are the entries themselves.
+        found = [[self._special[part]] if place % 2 else self._encode(part) for place, part in enumerate(parts)]
+        return [index for ids in found for index in ids]
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
+        """Return the ids of a text, and where each stands in it."""
+        code, rest = self._cut_code(_checked(text))
+        found = self._model.encode_as_offset_mapping(rest)
+        ids = self._own_ids(found["ids"], found["pieces"])
+        spans = [(start + len(code), stop + len(code)) for start, stop in found["offsets"]]
+        return (ids, spans) if not code else ([self._code_id(code), *ids], [(0, len(code)), *spans])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special ones left out."""
+        special = set(self._special.values())
+        pieces = [self._texts[index] for index in ids if index in self._texts and index not in special]
+        text: str = self._model.decode_pieces(pieces) if pieces else ""
+        # What the model does not know as a piece keeps the sign that stands for a space.
+        return text.replace(_SPACE, " ").strip()
+
+    def entry(self, index: int) -> str | None:
+        """Return the entry of an id, or None where there is none."""
+        return self._texts.get(index)
+
+    def _encode(self, text: str) -> list[int]:
+        code, rest = self._cut_code(text)
+        if self._lookup is None:
+            ids = self._own_ids(self._model.encode(rest, out_type=int), ())
+        else:
+            ids = self._own_ids((), self._model.encode(rest, out_type=str))
+        return [self._code_id(code), *ids] if code else ids
+
+    def _own_ids(self, numbers: Sequence[int], pieces: Sequence[str]) -> list[int]:
+        """Return the ids of pieces by their numbers in the model, or by their texts where a vocabulary says."""
+        if self._lookup is None:
+            return [self._ids[number] for number in numbers]
+        return [self._lookup.get(piece, self._unknown) for piece in pieces]
+
+    def _cut_code(self, text: str) -> tuple[str, str]:
+        """Return the code of a language that a text begins with, such as >>fra<<, and what is behind it."""
+        end = text.find(_CODE_END) if self._has_codes and text.startswith(_CODE_START) else -1
+        cut = 0 if end < 0 else end + len(_CODE_END)
+        return text[:cut], text[cut:]
+
+    def _code_id(self, code: str) -> int:
+        index: int = self._entries.get(code, self._unknown)
+        return index
+
+
+def _checked(text: str) -> str:
+    """Return the text; raise TypeError where it is none, as the tokenizers library does."""
+    if not isinstance(text, str):
+        raise TypeError("not a str")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise TypeError("lone surrogate") from None
+    return text
+
+
+def _numbered(
+    model: sentencepiece.SentencePieceProcessor, document: Mapping[str, Any]
+) -> tuple[dict[str, int], list[int]]:
+    """Return the entries with their ids, and the id of each number of the model."""
+    front, skip = document["front"], document["skip"]
+    shift = len(front) - skip
+    entries = {entry: index for index, entry in enumerate(front)}
+    unknown = document["unknown"]
+    ids = []
+    for number in range(model.get_piece_size()):
+        piece = model.id_to_piece(number)
+        if number < skip:
+            # Pieces that the front replaces keep their meaning by name; what has none is never made from text.
+            ids.append(entries.get(unknown if model.is_unknown(number) else piece, 0))
+            continue
+        entries.setdefault(piece, number + shift)
+        ids.append(entries[unknown] if model.is_unknown(number) and unknown in entries else number + shift)
+    return entries, ids
+
+
+def load_pieces(content: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
+    """Return the model that a file holds.
+
+    Args:
+        content: the file's bytes.
+        name: what a message calls it.
+
+    Raises:
+        InputError: it is no SentencePiece model.
+    """
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=content)
+    except (RuntimeError, ValueError):
+        raise InputError(f"{name}: expected a SentencePiece model, but it cannot be read as one") from None
+
+
+def read_pieces(path: Path) -> bytes:
+    """Return the bytes of a SentencePiece file that is one.
+
+    Raises:
+        InputError: the file is missing or is none.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: expected a SentencePiece model, but it cannot be read ({error.strerror})") from None
+    load_pieces(content, str(path))
+    return content
+
+
+def piece_document(
+    content: bytes, *, front: Sequence[str], skip: int, added: Mapping[str, int], special: Sequence[str], unknown: str
+) -> dict[str, Any]:
+    """Return the document of a tokenizer whose ids follow from the numbers of a model's pieces.
+
+    Args:
+        content: the model.
+        front: entries of the first ids, which replace the first `skip` pieces.
+        skip: how many pieces the front replaces.
+        added: entries that the model does not have, with their ids.
+        special: entries that no text may become.
+        unknown: the entry of text outside the vocabulary.
+    """
+    return {
+        "type": KIND,
+        "model": base64.b64encode(content).decode("ascii"),
+        "front": list(front),
+        "skip": skip,
+        "added": dict(added),
+        "special": list(special),
+        "unknown": unknown,
+    }
+
+
+def string_document(
+    content: bytes, *, vocabulary: Mapping[str, int], added: Mapping[str, int], special: Sequence[str], unknown: str,
+    codes: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the document of a tokenizer whose pieces are looked up in a vocabulary.
+
+    Args:
+        content: the model.
+        vocabulary: the ids of pieces.
+        added: entries that the vocabulary does not have, with their ids.
+        special: entries that no text may become.
+        unknown: the entry of pieces outside the vocabulary.
+        codes: a text may begin with the code of a language, such as >>fra<<, which is one entry.
+    """
+    return {
+        "type": KIND,
+        "model": base64.b64encode(content).decode("ascii"),
+        "vocabulary": dict(vocabulary),
+        "added": dict(added),
+        "special": list(special),
+        "unknown": unknown,
+        "codes": codes,
+    }

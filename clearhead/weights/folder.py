@@ -1,0 +1,144 @@
+"""The files of a checkpoint's directory, opened with care: nothing outside it, nothing that is not what it says.
+
+Tensors stay in their mapped files until they are used. A directory inside the hub's cache is made of links to the
+repository's own store beside it; those are followed, others are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from clearhead.errors import InputError
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+LARGEST_JSON = 64 * 2**20
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+
+
+def inside(directory: Path, name: str) -> Path:
+    """Return the path of a file of a directory.
+
+    Raises:
+        InputError: the name leads out of the directory, by itself or through a link.
+    """
+    if not name or "/" in name or "\\" in name or name in (".", "..") or "\0" in name:
+        raise InputError(f"{directory}: '{name}' is not the name of a file in this directory")
+    path = directory / name
+    real, home = path.resolve(), directory.resolve()
+    # In the hub's cache, `snapshots/REVISION` holds links into `blobs` of the same repository.
+    store = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if not (real.is_relative_to(home) or real.is_relative_to(store)):
+        raise InputError(f"{path}: a link out of the directory is not followed; copy the file here")
+    return path
+
+
+def read_json(directory: Path, name: str) -> dict[str, Any]:
+    """Read a JSON object from a file of a directory.
+
+    Raises:
+        InputError: there is no such file, it is too large, or it is not a JSON object.
+    """
+    path = inside(directory, name)
+    if not path.is_file():
+        raise InputError(f"{directory}: there is no {name}")
+    if path.stat().st_size > LARGEST_JSON:
+        raise InputError(f"{path}: {path.stat().st_size} bytes are too many for a file of settings")
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of a tensor before it is read."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors of one safetensors file, or of all the shards that an index names."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._open = ExitStack()
+        self._files: dict[str, Any] = {}
+        self.headers: dict[str, Header] = {}
+        faults: list[str] = []
+        index = self._index(faults)
+        for name in dict.fromkeys(index.values()) if index is not None else [SINGLE]:
+            self._read_headers(name, faults)
+        if index is not None:
+            faults += [
+                f"{INDEX}: '{name}' should be in {file}, which lacks it"
+                for name, file in index.items()
+                if file in self._files and (name not in self.headers or self.headers[name].file != file)
+            ]
+        if faults:
+            raise InputError.from_faults(list(dict.fromkeys(faults)), subject=str(directory))
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._files[self.headers[name].file].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.headers)
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def _index(self, faults: list[str]) -> dict[str, str] | None:
+        """Return which file holds which tensor; None where one file holds all."""
+        if inside(self.directory, SINGLE).is_file():
+            return None
+        if not inside(self.directory, INDEX).is_file():
+            if any((self.directory / name).exists() for name in PICKLED):
+                raise InputError(
+                    f"{self.directory}: the weights are there as .bin only, a format that can hold programs and is "
+                    f"never read by itself; write them as safetensors with: "
+                    f"clearhead convert {self.directory} OUT --from-bin"
+                )
+            raise InputError(f"{self.directory}: there is neither {SINGLE} nor {INDEX}, so there are no weights")
+        table = read_json(self.directory, INDEX).get("weight_map")
+        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()) or not table:
+            raise InputError(f"{self.directory / INDEX}: weight_map must name a file for each tensor")
+        faults += [
+            f"{INDEX} names {file}, which is not there"
+            for file in dict.fromkeys(table.values())
+            if not inside(self.directory, file).is_file()
+        ]
+        return table
+
+    def _read_headers(self, name: str, faults: list[str]) -> None:
+        path = inside(self.directory, name)
+        if not path.is_file():
+            return
+        try:
+            # Never entered: the file stays open, and mapped, as long as a tensor of it lives.
+            file: Any = safe_open(path, framework="pt")
+            for tensor in file.keys():  # noqa: SIM118
+                part = file.get_slice(tensor)
+                if tensor in self.headers:
+                    faults.append(
+                        f"'{tensor}' is in {self.headers[tensor].file} and in {name}: which counts is not said"
+                    )
+                self.headers[tensor] = Header(name, part.get_dtype(), tuple(part.get_shape()))
+        except (SafetensorError, OSError) as error:
+            faults.append(f"{name} is damaged or not a safetensors file: {error}")
+            return
+        self._files[name] = file

@@ -1,0 +1,118 @@
+"""A module to a checkpoint's directory: what loading does, undone by the same rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError
+from clearhead.task import TaskRecord
+from clearhead.weights.files import save_tensors
+from clearhead.weights.folder import CONFIG, SINGLE
+from clearhead.weights.pretrained import Pretrained, rules_at, theirs_of
+from clearhead.zoo import architectures
+from clearhead.zoo import config as configs
+from clearhead.zoo.record import Record, Variant
+
+
+def save_pretrained(
+    module: Transformer,
+    directory: Path,
+    *,
+    pretrained: Pretrained | None = None,
+    task: TaskRecord | None = None,
+    model_type: str | None = None,
+) -> Record:
+    """Write config.json and model.safetensors.
+
+    Args:
+        module: whose weights are written, in the dtype that they have.
+        directory: made where it is missing.
+        pretrained: as what the module was loaded; brings settings that the spec does not hold, and spare tensors.
+        task: names the labels of a head.
+        model_type: the family to save as, for a module that was not loaded; None: the first that can say the spec.
+
+    Returns:
+        the family that was written.
+
+    Raises:
+        InputError: no family can say the spec; the report names what the nearest one cannot.
+    """
+    if pretrained is not None:
+        record, variant, prefix = pretrained.record, pretrained.variant, pretrained.prefix
+        config = _config_as_loaded(module, pretrained)
+    else:
+        record, variant, config = _chosen(module, model_type)
+        prefix = "" if variant.is_bare else record.prefix
+    if task is not None and task.labels:
+        config["id2label"] = {str(index): label for index, label in enumerate(task.labels)}
+        config["label2id"] = {label: index for index, label in enumerate(task.labels)}
+    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+    tensors = their_tensors(module, record, variant, prefix, module.state_dict())
+    usual = {key.name: key.default for key in record.keys}
+    rows: int = config.get(record.rows, usual.get(record.rows, 0))
+    for constant in record.constants if pretrained is None else ():
+        if not (constant.is_written or variant.is_bare):
+            continue
+        tensors[prefix + constant.name] = constant.compute(module.spec, rows)
+    tensors |= dict(pretrained.spare) if pretrained is not None else {}
+    directory.mkdir(parents=True, exist_ok=True)
+    save_tensors(directory / SINGLE, tensors)
+    (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    return record
+
+
+def their_tensors(
+    module: Transformer, record: Record, variant: Variant, prefix: str, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return tensors that stand at a module's addresses (weights, or their gradients) under the family's names.
+
+    Raises:
+        InputError: the family has no name for some of them.
+    """
+    bounds, unspoken = rules_at(record, variant, prefix, module)
+    if unspoken:
+        faults = [f"{record.model_type} has no tensor for '{address}'" for address in unspoken]
+        raise InputError.from_faults(faults[:12], subject=f"saving as {record.model_type}")
+    is_tied = variant.output is None or variant.output not in {n for b in bounds for g in b.theirs for n in g}
+    named: dict[str, Tensor] = {}
+    for names, tensor in theirs_of(bounds, tensors):
+        # Where the output is not the table, the classes make of each name a tensor of its own.
+        for name in names[:1] if is_tied else names:
+            named[name] = tensor.clone() if name != names[0] else tensor
+    return named
+
+
+def _config_as_loaded(module: Transformer, pretrained: Pretrained) -> dict[str, Any]:
+    record, variant = pretrained.record, pretrained.variant
+    reading = configs.read(record, pretrained.config)
+    if not reading.faults and not configs.differences(record.whole(reading.values, variant), module.spec):
+        return dict(pretrained.config)
+    carried = {key: value for key, value in pretrained.config.items() if key in configs.INERT or key in record.inert}
+    carried.pop("architectures", None)
+    return configs.write(record, variant, module.spec) | carried
+
+
+def _chosen(module: Transformer, model_type: str | None) -> tuple[Record, Variant, dict[str, Any]]:
+    known = architectures.records()
+    records = list(known.values()) if model_type is None else [known[model_type]]
+    failures: list[tuple[int, InputError]] = []
+    for record in records:
+        for variant in record.variants:
+            try:
+                config = configs.write(record, variant, module.spec)
+                _, unspoken = rules_at(record, variant, record.prefix, module)
+            except InputError as error:
+                # A family that differs in a few places is nearer than one whose own defaults do not even fit.
+                is_near = "the format can only say" in str(error)
+                failures.append((str(error).count("\n") if is_near else 1000, error))
+                continue
+            if not unspoken:
+                return record, variant, config
+    raise min(failures, key=lambda failure: failure[0])[1]

@@ -1,0 +1,75 @@
+"""The families of checkpoints that are known: every record of every module here, found by walking the package."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from clearhead.errors import InputError, nearest
+from clearhead.zoo.record import Record, Variant
+
+__all__ = ["find", "records", "variant"]
+
+
+@cache
+def records() -> Mapping[str, Record]:
+    """Every record by its model type."""
+    found: dict[str, Record] = {}
+    for info in pkgutil.iter_modules(__path__):
+        for record in importlib.import_module(f"{__name__}.{info.name}").RECORDS:
+            assert record.model_type not in found, f"two records for {record.model_type}"
+            found[record.model_type] = record
+    return found
+
+
+def find(config: Mapping[str, Any]) -> Record:
+    """Return the record that a config asks for.
+
+    Raises:
+        InputError: the config names no type, or one that is not known; the nearest known ones are named.
+    """
+    model_type = config.get("model_type")
+    known = records()
+    if not isinstance(model_type, str):
+        raise InputError("config.json has no model_type, so it does not say what kind of model this is")
+    if model_type not in known:
+        raise InputError(
+            f"config.json: model_type '{model_type}' is not known{nearest(model_type, known)}; "
+            f"known are {', '.join(sorted(known))}"
+        )
+    return known[model_type]
+
+
+def variant(record: Record, config: Mapping[str, Any], names: frozenset[str]) -> Variant:
+    """Return the variant that a config names; where it names none, the first whose own tensors are all in the file.
+
+    Raises:
+        InputError: the class is not one that is read.
+    """
+    classes = config.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+        raise InputError("config.json: architectures must be a list of class names")
+    by_class = {one: variant for variant in record.variants for one in variant.classes}
+    if classes:
+        if classes[0] not in by_class:
+            hint = nearest(classes[0], by_class)
+            raise InputError(
+                f"config.json: the class '{classes[0]}' of {record.model_type} is not read{hint}; "
+                f"read are {', '.join(by_class)}"
+            )
+        return by_class[classes[0]]
+    for one in record.variants:
+        own = [name for rule in one.rules for name in rule.theirs]
+        if own and all(any(have == name or have.startswith(f"{name}.") for have in names) for name in own):
+            return one
+    return next(
+        (one for one in record.variants if one.is_bare and record.prefix and not _prefixed(record, names)),
+        record.variants[0],
+    )
+
+
+def _prefixed(record: Record, names: frozenset[str]) -> bool:
+    return any(name.startswith(record.prefix) for name in names)

@@ -1,0 +1,251 @@
+"""BART and its kin: two stacks of one width, one word table, biases everywhere, and a bias on the scores of words.
+
+They differ in where norms stand and in how positions are told. Source: arXiv 1910.13461, section 2.1; mBART arXiv
+2001.08210; Pegasus arXiv 1912.08777; Marian arXiv 1804.00344; M2M-100 arXiv 2010.11125; Blenderbot arXiv 2004.13637.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.core.position import sinusoidal_table
+from clearhead.task import TaskKind
+from clearhead.zoo import parts
+from clearhead.zoo.layout import Rule, Wrapped, module, tensor
+from clearhead.zoo.record import Constant, Key, Only, Record, Values, Variant
+
+Side = Literal["encoder", "decoder"]
+TABLE = "encoder.embedding.table"
+SELF = parts.function("encoder", 0)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tells the families apart.
+
+    Args:
+        norm: on the stream after each step, or inside before each branch.
+        final_norm, embedding_norm: whether each stack has one.
+        position: what the embedding adds, made from the config.
+    """
+
+    norm: Literal["out", "pre"]
+    final_norm: bool
+    embedding_norm: bool
+    position: Callable[[Values], spec.Learned | spec.Sinusoidal]
+
+    def model(self, c: Values) -> spec.Model:
+        """Return the two stacks."""
+        encoder, decoder = self._stack(c, "encoder"), self._stack(c, "decoder")
+        return spec.Model(encoder=encoder, decoder=decoder, initialization=parts.INITIALIZATION)
+
+    def _stack(self, c: Values, side: Side) -> spec.Stack:
+        norm, drop = spec.LayerNorm(), c["dropout"]
+        sources: tuple[Literal["self", "memory"], ...] = ("self",) if side == "encoder" else ("self", "memory")
+        functions: list[parts.AnyFunction] = [_attention(c, side, source) for source in sources]
+        functions.append(
+            spec.FeedForward(
+                size=c[f"{side}_ffn_dim"], activation=c["activation_function"], dropout=c["activation_dropout"]
+            )
+        )
+        step = parts.after if self.norm == "out" else parts.pre
+        own = spec.Table(rows=c["vocab_size"])
+        embedding = spec.Embedding(
+            table=own if side == "encoder" else spec.Reference(path=TABLE),
+            scale=c["d_model"] ** 0.5 if c["scale_embedding"] else 1.0,
+            position=self.position(c),
+            norm=norm if self.embedding_norm else None,
+            dropout=drop,
+        )
+        layer = spec.Layer(steps=tuple(step(norm, function, drop) for function in functions))
+        return spec.Stack(
+            width=c["d_model"],
+            embedding=embedding,
+            layers=(layer,) * c[f"{side}_layers"],
+            final_norm=norm if self.final_norm else None,
+        )
+
+
+def _attention(c: Values, side: Side, source: Literal["self", "memory"]) -> spec.Attention:
+    heads = c[f"{side}_attention_heads"]
+    return spec.Attention(
+        source=source,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_size=c["d_model"] // heads,
+        mask=spec.Causal() if (side, source) == ("decoder", "self") else spec.Full(),
+        dropout=c["attention_dropout"],
+    )
+
+
+def _learned(offset: int) -> Callable[[Values], spec.Learned]:
+    return lambda c: spec.Learned(rows=c["max_position_embeddings"] + offset, offset=offset)
+
+
+def _halves(c: Values) -> spec.Sinusoidal:
+    return spec.Sinusoidal(layout="halves")
+
+
+def _counting(c: Values) -> spec.Sinusoidal:
+    """Positions begin after the padding's id."""
+    return spec.Sinusoidal(layout="fairseq", offset=c["pad_token_id"] + 1)
+
+
+def _rows(model: spec.Model) -> int | None:
+    """How many positions there are; sines have no end."""
+    position = model.encoder.embedding.position if model.encoder else None
+    return position.rows - position.offset if isinstance(position, spec.Learned) else None
+
+
+def _is_scaled(model: spec.Model) -> bool:
+    return model.encoder is not None and model.encoder.embedding.scale != 1.0
+
+
+def _keys() -> tuple[Key, ...]:
+    sides: list[Key] = []
+    for side in ("encoder", "decoder"):
+        network = parts.function(side, 1 if side == "encoder" else 2)
+        short = side == "encoder"
+        sides += [
+            Key(f"{side}_layers", 12, parts.count_layers(side), aliases=("num_hidden_layers",) if short else ()),
+            Key(f"{side}_ffn_dim", 4096, f"{network}.size"),
+            Key(f"{side}_attention_heads", 16, f"{parts.function(side, 0)}.num_heads",
+                aliases=("num_attention_heads",) if short else ()),
+        ]  # fmt: skip
+    return (
+        Key("vocab_size", 50265, f"{TABLE}.rows"),
+        Key("d_model", 1024, "encoder.width", aliases=("hidden_size",)),
+        Key("max_position_embeddings", 1024, _rows),
+        *sides,
+        Key("activation_function", "gelu", f"{parts.function('encoder', 1)}.activation", names=parts.ACTIVATIONS),
+        Key("dropout", 0.1, "encoder.embedding.dropout"),
+        Key("attention_dropout", 0.0, f"{SELF}.dropout"),
+        Key("activation_dropout", 0.0, f"{parts.function('encoder', 1)}.dropout"),
+        Key("scale_embedding", False, _is_scaled),
+        parts.tying(True),
+    )
+
+
+def _attention_rules(side: Side, step: int, name: str) -> tuple[Rule, ...]:
+    theirs, ours = f"{side}.layers.{{layer}}.{name}", parts.function(side, step)
+    maps = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+    return tuple(module(f"{theirs}.{one}", f"{ours}.{address}") for one, address in maps.items())
+
+
+def _norm_rules(side: Side, step: int, name: str) -> tuple[Rule, ...]:
+    theirs = f"{side}.layers.{{layer}}.{name}"
+    return module(theirs, parts.out(side, step)), module(theirs, f"{parts.branch(side, step)}.pre")
+
+
+def _side_rules(side: Side) -> tuple[Rule, ...]:
+    last = 1 if side == "encoder" else 2
+    memory = (*_attention_rules(side, 1, "encoder_attn"), *_norm_rules(side, 1, "encoder_attn_layer_norm"))
+    return (
+        module(f"{side}.embed_positions", f"{side}.embedding.position"),
+        module(f"{side}.layernorm_embedding", f"{side}.embedding.norm"),
+        *_attention_rules(side, 0, "self_attn"),
+        *_norm_rules(side, 0, "self_attn_layer_norm"),
+        *(memory if side == "decoder" else ()),
+        module(f"{side}.layers.{{layer}}.fc1", f"{parts.function(side, last)}.up"),
+        module(f"{side}.layers.{{layer}}.fc2", f"{parts.function(side, last)}.down"),
+        *_norm_rules(side, last, "final_layer_norm"),
+        module(f"{side}.layer_norm", f"{side}.final_norm"),
+    )
+
+
+RULES = (module("shared", TABLE), *_side_rules("encoder"), *_side_rules("decoder"))
+SCORES = tensor("final_logits_bias", "head.layers.0.bias", Wrapped(), zeros=True)
+
+
+def _sinusoids(side: Side, *, is_written: bool, layout: Literal["halves", "fairseq"]) -> Constant:
+    def compute(model: spec.Model, rows: int) -> Tensor:
+        assert model.encoder is not None
+        return sinusoidal_table(rows, model.encoder.width, spec.Sinusoidal(layout=layout))
+
+    return Constant(f"{side}.embed_positions.weight", compute, is_written)
+
+
+def _record(
+    model_type: str,
+    name: str,
+    kind: Kind,
+    keys: tuple[Key, ...],
+    *,
+    words_class: str = "ForConditionalGeneration",
+    task: TaskKind = "denoise",
+    bias: bool = True,
+    written: bool | None = None,
+    padding: Mapping[str, int | None] | None = None,
+) -> Record:
+    words = parts.words(TABLE, bias=bias)
+    head = (tensor("lm_head.weight", "head.layers.0.weight"), *((SCORES,) if bias else ()))
+    sides: tuple[Side, ...] = ("encoder", "decoder")
+    # Settings of the first port, which nothing reads; they must not say something else than the family does.
+    only = (
+        Only("normalize_before", (kind.norm == "pre",), "norms would stand elsewhere"),
+        Only("normalize_embedding", (kind.embedding_norm,), "the embedding would end otherwise"),
+        Only("add_final_layer_norm", (kind.final_norm,), "the stacks would end otherwise"),
+        Only("static_position_embeddings", (written is not None,), "positions would be others"),
+        Only("add_bias_logits", (False,), "the scores would have a second bias"),
+        Only("share_encoder_decoder_embeddings", (True,), "the stacks would have tables of their own"),
+        Only("is_causal", (False,), "tokens would see what is before them alone"),
+    )
+    return Record(
+        model_type=model_type,
+        keys=keys,
+        model=kind.model,
+        rules=RULES,
+        variants=(
+            Variant((f"{name}{words_class}",), task, words, head, output="lm_head.weight"),
+            Variant((f"{name}Model",), "embed", parts.nothing, is_bare=True),
+        ),
+        only=only,
+        inert=(
+            "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop", "extra_pos_embeddings",
+            "force_bos_token_to_be_generated", "init_std", "save_step", "decoder_vocab_size",
+        ),
+        prefix="model.",
+        table="shared.weight",
+        twins=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        ignored=(r"(encoder|decoder)\.version", r"(encoder|decoder)\.embed_positions\._float_tensor"),
+        constants=tuple(_sinusoids(side, is_written=written, layout="halves") for side in sides)
+        if written is not None
+        else (),
+        written=padding or {},
+    )  # fmt: skip
+
+
+KEYS = _keys()
+BLENDERBOT = {
+    "vocab_size": 8008,
+    "encoder_layers": 2,
+    "decoder_layers": 24,
+    "encoder_ffn_dim": 10240,
+    "decoder_ffn_dim": 10240,
+    "encoder_attention_heads": 32,
+    "decoder_attention_heads": 32,
+    "d_model": 2560,
+    "max_position_embeddings": 128,
+}
+
+RECORDS = (
+    _record("bart", "Bart", Kind("out", False, True, _learned(2)), KEYS),
+    _record("mbart", "MBart", Kind("pre", True, True, _learned(2)), KEYS, task="translate"),
+    _record("blenderbot", "Blenderbot", Kind("pre", True, False, _learned(0)), parts.defaults(KEYS, BLENDERBOT)),
+    _record("pegasus", "Pegasus", Kind("pre", True, False, _halves), KEYS, written=True),
+    _record(
+        "marian",
+        "Marian",
+        Kind("out", False, False, _halves),
+        parts.defaults(KEYS, {"vocab_size": 58101}),
+        task="translate",
+        words_class="MTModel",
+        written=False,
+        padding={"pad_token_id": None, "decoder_start_token_id": 0},
+    ),
+)

@@ -1,0 +1,189 @@
+"""BERT and its kin: a norm on the stream after each sum, three tables at the embedding, a transform before the words.
+
+Source: arXiv 1810.04805, section 3; RoBERTa arXiv 1907.11692; the layout is that of the published files.
+"""
+
+from __future__ import annotations
+
+from clearhead import spec
+from clearhead.zoo import parts
+from clearhead.zoo.layout import Rule, module, tensor
+from clearhead.zoo.record import Key, Only, Record, Values, Variant
+
+SELF, FEED = parts.function("encoder", 0), parts.function("encoder", 1)
+TABLE = "encoder.embedding.table"
+
+
+def _stack(c: Values, *, offset: int) -> spec.Model:
+    width, heads, drop = c["hidden_size"], c["num_attention_heads"], c["hidden_dropout_prob"]
+    norm = spec.LayerNorm(eps=c["layer_norm_eps"])
+    attention = spec.Attention(
+        num_heads=heads, num_kv_heads=heads, head_size=width // heads, dropout=c["attention_probs_dropout_prob"]
+    )
+    network = spec.FeedForward(size=c["intermediate_size"], activation=c["hidden_act"])
+    layer = spec.Layer(steps=(parts.after(norm, attention, drop), parts.after(norm, network, drop)))
+    embedding = spec.Embedding(
+        table=spec.Table(rows=c["vocab_size"]),
+        num_segments=c["type_vocab_size"],
+        position=spec.Learned(rows=c["max_position_embeddings"], offset=offset),
+        norm=norm,
+        dropout=drop,
+    )
+    layers = (layer,) * c["num_hidden_layers"]
+    encoder = spec.Stack(width=width, embedding=embedding, layers=layers)
+    return spec.Model(encoder=encoder, initialization=parts.INITIALIZATION)
+
+
+def _bert(c: Values) -> spec.Model:
+    return _stack(c, offset=0)
+
+
+def _counting(c: Values) -> spec.Model:
+    """Positions begin after the padding's id, whose row and those before it no token reads."""
+    return _stack(c, offset=c["pad_token_id"] + 1)
+
+
+def _transformed(c: Values, activation: str) -> spec.Head:
+    weight = spec.Reference(path=TABLE) if c["tie_word_embeddings"] else None
+    inner = (
+        spec.Linear(size=c["hidden_size"]),
+        spec.Activation.model_validate({"function": activation}),
+        spec.LayerNorm(eps=c["layer_norm_eps"]),
+    )
+    return spec.Head(layers=(*inner, spec.Linear(size=c["vocab_size"], weight=weight)))
+
+
+def _masked(c: Values) -> spec.Head:
+    return _transformed(c, c["hidden_act"])
+
+
+def _masked_exact(c: Values) -> spec.Head:
+    """The inner activation of this head is exact GELU, whatever the layers have."""
+    return _transformed(c, "gelu")
+
+
+def _sequence(c: Values) -> spec.Head:
+    inner = (spec.Linear(size=c["hidden_size"]), spec.Activation(function="tanh"))
+    return spec.Head(layers=(spec.Pool(by="first"), *inner, spec.Linear(size=c.num_labels)))
+
+
+KEYS = (
+    Key("vocab_size", 30522, f"{TABLE}.rows"),
+    Key("hidden_size", 768, "encoder.width"),
+    Key("num_hidden_layers", 12, parts.count_layers("encoder")),
+    Key("num_attention_heads", 12, f"{SELF}.num_heads"),
+    Key("intermediate_size", 3072, f"{FEED}.size"),
+    Key("hidden_act", "gelu", f"{FEED}.activation", names=parts.ACTIVATIONS),
+    Key("hidden_dropout_prob", 0.1, "encoder.embedding.dropout"),
+    Key("attention_probs_dropout_prob", 0.1, f"{SELF}.dropout"),
+    Key("max_position_embeddings", 512, "encoder.embedding.position.rows"),
+    Key("type_vocab_size", 2, "encoder.embedding.num_segments"),
+    Key("layer_norm_eps", 1e-12, "encoder.embedding.norm.eps"),
+    parts.tying(True),
+)
+
+
+def _pad(model: spec.Model) -> int | None:
+    position = model.encoder.embedding.position if model.encoder else None
+    return position.offset - 1 if position else None
+
+
+PAD = Key("pad_token_id", 1, _pad)
+
+RULES: tuple[Rule, ...] = (
+    module("embeddings.word_embeddings", TABLE),
+    module("embeddings.position_embeddings", "encoder.embedding.position"),
+    module("embeddings.token_type_embeddings", "encoder.embedding.segments"),
+    module("embeddings.LayerNorm", "encoder.embedding.norm"),
+    module("encoder.layer.{layer}.attention.self.query", f"{SELF}.query"),
+    module("encoder.layer.{layer}.attention.self.key", f"{SELF}.key"),
+    module("encoder.layer.{layer}.attention.self.value", f"{SELF}.value"),
+    module("encoder.layer.{layer}.attention.output.dense", f"{SELF}.out"),
+    module("encoder.layer.{layer}.attention.output.LayerNorm", parts.out("encoder", 0)),
+    module("encoder.layer.{layer}.intermediate.dense", f"{FEED}.up"),
+    module("encoder.layer.{layer}.output.dense", f"{FEED}.down"),
+    module("encoder.layer.{layer}.output.LayerNorm", parts.out("encoder", 1)),
+)
+ONLY = (
+    Only("position_embedding_type", ("absolute", None), "distances would enter the scores"),
+    Only("is_causal", (False,), "tokens would see what is before them alone"),
+)
+INERT = ("classifier_dropout", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+         "pooler_size_per_head", "pooler_type", "output_past", "type_vocab")  # fmt: skip
+POOLER = r"(bert\.|roberta\.)?pooler\.dense\.(weight|bias)"
+NEXT_SENTENCE = r"cls\.seq_relationship\.(weight|bias)"
+
+
+def _bert_variants() -> tuple[Variant, ...]:
+    words = (
+        module("cls.predictions.transform.dense", "head.layers.0"),
+        module("cls.predictions.transform.LayerNorm", "head.layers.2"),
+        tensor("cls.predictions.decoder.weight", "head.layers.3.weight"),
+        tensor(("cls.predictions.bias", "cls.predictions.decoder.bias"), "head.layers.3.bias"),
+    )
+    labels = (module("bert.pooler.dense", "head.layers.1"), module("classifier", "head.layers.3"))
+    spare = (POOLER, NEXT_SENTENCE)
+    output = "cls.predictions.decoder.weight"
+    return (
+        Variant(("BertForMaskedLM", "BertForPreTraining"), "fill", _masked, words, output=output, spare=spare),
+        Variant(("BertForSequenceClassification",), "classify", _sequence, labels),
+        Variant(
+            ("BertForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),),
+            spare=spare,
+        ),
+        Variant(("BertModel",), "embed", parts.nothing, is_bare=True, spare=(POOLER,)),
+    )  # fmt: skip
+
+
+def _roberta_variants(name: str) -> tuple[Variant, ...]:
+    words = (
+        module("lm_head.dense", "head.layers.0"),
+        module("lm_head.layer_norm", "head.layers.2"),
+        tensor("lm_head.decoder.weight", "head.layers.3.weight"),
+        tensor(("lm_head.bias", "lm_head.decoder.bias"), "head.layers.3.bias"),
+    )
+    labels = (module("classifier.dense", "head.layers.1"), module("classifier.out_proj", "head.layers.3"))
+    spare = (POOLER,)
+    return (
+        Variant((f"{name}ForMaskedLM",), "fill", _masked_exact, words, output="lm_head.decoder.weight", spare=spare),
+        Variant((f"{name}ForSequenceClassification",), "classify", _sequence, labels, spare=spare),
+        Variant(
+            (f"{name}ForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),),
+            spare=spare,
+        ),
+        Variant((f"{name}Model",), "embed", parts.nothing, is_bare=True, spare=spare),
+    )  # fmt: skip
+
+
+def _roberta(model_type: str, name: str, vocabulary: int) -> Record:
+    return Record(
+        model_type=model_type,
+        keys=(*parts.defaults(KEYS, {"vocab_size": vocabulary}), PAD),
+        model=_counting,
+        rules=RULES,
+        variants=_roberta_variants(name),
+        only=ONLY,
+        inert=INERT,
+        prefix="roberta.",
+        table="embeddings.word_embeddings.weight",
+        ignored=(r"embeddings\.position_ids",),
+    )
+
+
+RECORDS = (
+    Record(
+        model_type="bert",
+        keys=KEYS,
+        model=_bert,
+        rules=RULES,
+        variants=_bert_variants(),
+        only=ONLY,
+        inert=INERT,
+        prefix="bert.",
+        table="embeddings.word_embeddings.weight",
+        ignored=(r"embeddings\.position_ids",),
+    ),
+    _roberta("roberta", "Roberta", 50265),
+    _roberta("xlm-roberta", "XLMRoberta", 30522),
+    _roberta("camembert", "Camembert", 30522),
+)

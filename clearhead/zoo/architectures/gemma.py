@@ -1,0 +1,118 @@
+"""Gemma and Gemma 2: norms that multiply by one more than their weight, scaled word vectors, tied words.
+
+Source: arXiv 2403.08295, section 2; arXiv 2408.00118, section 2; the layout is that of the published files.
+"""
+
+from __future__ import annotations
+
+from clearhead import spec
+from clearhead.zoo import grouped, parts
+from clearhead.zoo.grouped import FEED, SELF
+from clearhead.zoo.layout import module
+from clearhead.zoo.record import Key, Only, Values
+
+# The word "gelu" in early files means the tanh form.
+ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh"} | parts.ACTIVATIONS | {"gelu": "gelu_tanh"}
+FORWARD = Only("use_bidirectional_attention", (None, False), "tokens would see what is after them")
+
+
+def _norm(c: Values) -> spec.RMSNorm:
+    return spec.RMSNorm(eps=c["rms_norm_eps"], unit_offset=True)
+
+
+def _gemma(c: Values) -> spec.Model:
+    norm = _norm(c)
+    attention = grouped.attention(c, spec.Causal(), bias=parts.biases(c["attention_bias"]))
+    steps = (parts.pre(norm, attention), parts.pre(norm, grouped.feed_forward(c)))
+    layers = [spec.Layer(steps=steps)] * c["num_hidden_layers"]
+    return grouped.decoder(c, layers, norm, scale=c["hidden_size"] ** 0.5, rounding="weights")
+
+
+def _gemma2(c: Values) -> spec.Model:
+    norm = _norm(c)
+    masks = grouped.masks(c, [index % 2 == 0 for index in range(c["num_hidden_layers"])])
+    network = grouped.feed_forward(c, act="hidden_activation")
+
+    def layer(mask: grouped.Mask) -> spec.Layer:
+        attention = grouped.attention(
+            c,
+            mask,
+            bias=parts.biases(c["attention_bias"]),
+            scale=c["query_pre_attn_scalar"] ** -0.5,
+            soft_cap=c["attn_logit_softcapping"],
+        )
+        return spec.Layer(steps=(parts.pre(norm, attention, post=norm), parts.pre(norm, network, post=norm)))
+
+    layers = [layer(mask) for mask in masks]
+    return grouped.decoder(c, layers, norm, scale=c["hidden_size"] ** 0.5, rounding="weights")
+
+
+def _words(c: Values) -> spec.Head:
+    head = parts.words("decoder.embedding.table")(c)
+    cap = c["final_logit_softcapping"]
+    return head if cap is None else spec.Head(layers=(*head.layers, spec.SoftCap(value=cap)))
+
+
+def _cap(model: spec.Model) -> float | None:
+    last = model.head.layers[-1] if model.head else None
+    return last.value if isinstance(last, spec.SoftCap) else None
+
+
+KEYS = (
+    *parts.defaults(
+        grouped.KEYS,
+        {
+            "vocab_size": 256000,
+            "hidden_size": 3072,
+            "intermediate_size": 24576,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
+    ),
+    grouped.ATTENTION_BIAS,
+)
+SECOND = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+RULES2 = (
+    *(rule for rule in grouped.RULES if "post_attention" not in rule.theirs[0]),
+    module("layers.{layer}.post_attention_layernorm", f"{parts.branch('decoder', 0)}.post"),
+    module("layers.{layer}.pre_feedforward_layernorm", f"{parts.branch('decoder', 1)}.pre"),
+    module("layers.{layer}.post_feedforward_layernorm", f"{parts.branch('decoder', 1)}.post"),
+)
+
+RECORDS = (
+    grouped.record(
+        "gemma",
+        "Gemma",
+        grouped.replaced(KEYS, Key("hidden_act", "gelu_pytorch_tanh", f"{FEED}.activation", names=ACTIVATIONS)),
+        _gemma,
+        only=(FORWARD, Only("hidden_activation", (None, "gelu_pytorch_tanh"), "the networks would differ")),
+    ),
+    grouped.record(
+        "gemma2",
+        "Gemma2",
+        (
+            *parts.defaults(grouped.without(KEYS, "hidden_act"), SECOND),
+            Key("hidden_activation", "gelu_pytorch_tanh", f"{FEED}.activation", names=ACTIVATIONS),
+            Key("query_pre_attn_scalar", 256, lambda model: round(grouped.scale(model) ** -2)),
+            Key("sliding_window", 4096, grouped.window, is_nullable=True),
+            Key("layer_types", None, grouped.layer_types, kind=list),
+            Key("attn_logit_softcapping", 50.0, f"{SELF}.soft_cap", is_nullable=True),
+            Key("final_logit_softcapping", 30.0, _cap, is_nullable=True),
+        ),
+        _gemma2,
+        rules=RULES2,
+        classes=grouped.variants("Gemma2", words=_words),
+        only=(FORWARD,),
+        inert=("hidden_act", "cache_implementation"),
+    ),
+)

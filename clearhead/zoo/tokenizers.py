@@ -1,0 +1,245 @@
+"""What a class of published tokenizers means where the files leave it open: its tokens, ids and templates, as data.
+
+A `tokenizer.json` says everything itself. Older files do not: a list of pieces has no ids for what its framework puts
+in front of them, and no template. There the class that `tokenizer_config.json` names is part of the format.
+
+Source: the tokenizer classes of the transformers library 5.23, and the frameworks that the files were made with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+Reads = Literal["wordpiece", "byte-bpe", "pieces", "strings", "two-sided"]
+
+# The words of a template: A and B are the texts, "language" is the code of the text's language, others are roles.
+Template = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PublishedTokenizer:
+    """What one class adds to its files.
+
+    Args:
+        reads: what the files hold without a `tokenizer.json`: whole words cut into pieces ("wordpiece"), merges of
+            bytes, a SentencePiece model whose numbers give the ids ("pieces"), one whose pieces are looked up in a
+            vocabulary ("strings"), or two such models over one vocabulary ("two-sided").
+        tokens: token texts of roles that the configuration may leave out.
+        single, pair: what stands around one text and around two.
+        second_segment: the second text and what is behind it are segment 1.
+        front: entries that replace the first pieces of the model.
+        skip: how many pieces of the model `front` replaces.
+        behind: entries behind the last piece.
+        sentinels: how many entries for hidden stretches are the last ids, the first of them the highest.
+        languages: codes that the class knows by heart, in the order of their ids.
+        language_form: how the entry of a language is written, with {} for its code.
+        language_set: what the configuration may call these codes.
+        language_is_start: what is written begins with its language in place of the start token, not behind it.
+        legacy_single: the template of one text where the configuration says `legacy_behaviour`.
+        prefix_space: byte-level merges see a space in front of a text where the configuration does not say.
+        lowers: text becomes lower case where the configuration does not say.
+        adds_start, adds_end: the template follows `add_bos_token` and `add_eos_token`, with these defaults.
+    """
+
+    reads: Reads
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    single: Template = ("A",)
+    pair: Template = ("A", "B")
+    second_segment: bool = False
+    front: tuple[str, ...] = ()
+    skip: int = 0
+    behind: tuple[str, ...] = ()
+    sentinels: int = 0
+    languages: tuple[str, ...] = ()
+    language_form: str = "{}"
+    language_set: str = ""
+    language_is_start: bool = False
+    legacy_single: Template = ()
+    prefix_space: bool = False
+    lowers: bool = True
+    adds_start: bool | None = None
+    adds_end: bool | None = None
+
+
+_CLASSIC = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+_BRACKETS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
+
+_AROUND: Template = ("cls", "A", "sep")
+_AROUND_TWO: Template = ("cls", "A", "sep", "B", "sep")
+_AROUND_TWO_APART: Template = ("cls", "A", "sep", "sep", "B", "sep")
+
+_LANGUAGES_25 = tuple(
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX "
+    "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN".split()
+)
+_LANGUAGES_52 = _LANGUAGES_25 + tuple(
+    "af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE sw_KE ta_IN "
+    "te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI".split()
+)
+_LANGUAGES_100 = tuple(
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
+    "hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro "
+    "ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu".split()
+)
+
+_BERT = PublishedTokenizer("wordpiece", _BRACKETS, _AROUND, _AROUND_TWO, second_segment=True)
+_ROBERTA = PublishedTokenizer("byte-bpe", _CLASSIC, _AROUND, _AROUND_TWO_APART)
+_GPT2 = PublishedTokenizer(
+    "byte-bpe",
+    {"unk": "<|endoftext|>", "bos": "<|endoftext|>", "eos": "<|endoftext|>"},
+    adds_start=False,
+    adds_end=False,
+)
+_T5 = PublishedTokenizer(
+    "pieces",
+    {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
+    ("A", "eos"),
+    ("A", "eos", "B", "eos"),
+    sentinels=100,
+)
+_LLAMA = PublishedTokenizer("pieces", {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}, adds_start=True, adds_end=False)
+
+CLASSES: Mapping[str, PublishedTokenizer] = MappingProxyType(
+    {
+        "Bert": _BERT,
+        "DistilBert": _BERT,
+        "Electra": _BERT,
+        "MPNet": PublishedTokenizer("wordpiece", _CLASSIC | {"unk": "[UNK]"}, _AROUND, _AROUND_TWO_APART),
+        "GPT2": _GPT2,
+        "GPTNeoX": _GPT2,
+        "Roberta": _ROBERTA,
+        "Bart": _ROBERTA,
+        "Blenderbot": PublishedTokenizer("byte-bpe", _CLASSIC, ("A", "eos"), ("A", "eos"), prefix_space=True),
+        "T5": _T5,
+        "Llama": _LLAMA,
+        "Gemma": PublishedTokenizer(
+            "pieces",
+            {"pad": "<pad>", "unk": "<unk>", "bos": "<bos>", "eos": "<eos>"},
+            adds_start=True,
+            adds_end=False,
+        ),
+        "DebertaV2": PublishedTokenizer(
+            "pieces",
+            _BRACKETS | {"bos": "[CLS]", "eos": "[SEP]"},
+            _AROUND,
+            _AROUND_TWO,
+            second_segment=True,
+            behind=("[MASK]",),
+            lowers=False,
+        ),
+        "XLMRoberta": PublishedTokenizer(
+            "pieces", _CLASSIC, _AROUND, _AROUND_TWO_APART, front=_FAIRSEQ, skip=3, behind=("<mask>",)
+        ),
+        "Camembert": PublishedTokenizer(
+            "pieces",
+            _CLASSIC,
+            _AROUND,
+            _AROUND_TWO_APART,
+            front=("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"),
+            skip=1,
+            behind=("<mask>",),
+        ),
+        "MBart": PublishedTokenizer(
+            "pieces",
+            _CLASSIC,
+            ("A", "eos", "language"),
+            ("A", "B", "eos", "language"),
+            front=_FAIRSEQ,
+            skip=3,
+            behind=(*_LANGUAGES_25, "<mask>"),
+            languages=_LANGUAGES_25,
+            language_is_start=True,
+        ),
+        "MBart50": PublishedTokenizer(
+            "pieces",
+            _CLASSIC,
+            ("language", "A", "eos"),
+            ("language", "A", "B", "eos"),
+            front=_FAIRSEQ,
+            skip=3,
+            behind=(*_LANGUAGES_52, "<mask>"),
+            languages=_LANGUAGES_52,
+        ),
+        "Nllb": PublishedTokenizer(
+            "pieces",
+            _CLASSIC,
+            ("language", "A", "eos"),
+            ("language", "A", "B", "eos"),
+            front=_FAIRSEQ,
+            skip=3,
+            legacy_single=("A", "eos", "language"),
+        ),
+        "M2M100": PublishedTokenizer(
+            "strings",
+            {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"},
+            ("language", "A", "eos"),
+            ("language", "A", "B", "eos"),
+            languages=_LANGUAGES_100,
+            language_form="__{}__",
+            language_set="m2m100",
+        ),
+        "Pegasus": PublishedTokenizer(
+            "pieces",
+            {"pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask_2>"},
+            ("A", "eos"),
+            ("A", "B", "eos"),
+            front=("<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103))),
+            skip=2,
+        ),
+        "Marian": PublishedTokenizer(
+            "two-sided", {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}, ("A", "eos"), ("A", "B", "eos")
+        ),
+    }
+)
+
+# The class of a checkpoint whose tokenizer_config.json names none, by the `model_type` of its config.json.
+CLASS_OF_TYPE: Mapping[str, str] = MappingProxyType(
+    {
+        "bart": "Bart",
+        "bert": "Bert",
+        "blenderbot": "Blenderbot",
+        "camembert": "Camembert",
+        "deberta-v2": "DebertaV2",
+        "distilbert": "DistilBert",
+        "electra": "Electra",
+        "gemma": "Gemma",
+        "gemma2": "Gemma",
+        "gpt2": "GPT2",
+        "gpt_neo": "GPT2",
+        "gptj": "GPT2",
+        "llama": "Llama",
+        "m2m_100": "M2M100",
+        "marian": "Marian",
+        "mbart": "MBart",
+        "mistral": "Llama",
+        "mpnet": "MPNet",
+        "mt5": "T5",
+        "opt": "GPT2",
+        "pegasus": "Pegasus",
+        "roberta": "Roberta",
+        "t5": "T5",
+        "xlm-roberta": "XLMRoberta",
+    }
+)
+
+# Classes whose text is prepared by code of their own, which no file of theirs says.
+NEEDS_OWN_CODE: Mapping[str, str] = MappingProxyType(
+    {
+        "Albert": "it prepares text by rules that only a tokenizer.json writes down",
+        "BlenderbotSmall": "it cuts words by rules of its own",
+        "FSMT": "it needs the Moses tokenizer",
+        "BertJapanese": "it needs a segmenter for Japanese",
+        "Bertweet": "it normalises tweets by rules of its own",
+        "Phobert": "it needs a segmenter for Vietnamese",
+        "ProphetNet": "its files are of a kind of their own",
+    }
+)
+
+
+def class_stem(name: str) -> str:
+    """Return the name of a tokenizer class without what says how it runs: BertTokenizerFast is Bert."""
+    return name.removesuffix("Fast").removesuffix("Tokenizer")

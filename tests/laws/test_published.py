@@ -1,0 +1,163 @@
+"""What published checkpoints need obeys the laws that our own recipes obey: padding, cache, bodies and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.core import Cache, Transformer, attention, build
+from tests.laws.published import DEPENDS_ON_LENGTH, LENGTH, PUBLISHED, published
+from tests.laws.tiny import Reader, difference, padded, ragged
+
+LENGTHS = (5, 11, 3, 1, 8)
+DECODERS = [name for name in PUBLISHED if PUBLISHED[name]().decoder is not None]
+
+
+def only_explicit(module: Transformer) -> bool:
+    parts = [part.spec for part in module.modules() if isinstance(part, attention.Attention)]
+    return any(part.sink or part.soft_cap is not None for part in parts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_rows_of_a_padded_batch_are_the_rows_alone(name: str, side: str) -> None:
+    reader = Reader.of(published(name), 5)
+    rows = ragged(reader.vocab, LENGTHS)
+    ids, mask = padded(rows, side, 13, filler=3)
+    found = reader(ids, mask)
+    for index, row in enumerate(rows):
+        alone = reader.row(index)(row[None])
+        assert difference(found.logits[index, mask[index]], alone.logits[0]) <= 1e-5
+        assert difference(found.hidden[index, mask[index]], alone.hidden[0]) <= 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "memory" not in name])
+def test_packed_documents_are_the_documents_alone(name: str) -> None:
+    reader = Reader.of(published(name), 1)
+    rows = ragged(reader.vocab, LENGTHS)
+    documents = torch.cat([torch.full((len(row),), index) for index, row in enumerate(rows)])[None]
+    found = reader(torch.cat(rows)[None], documents=documents).logits[0]
+    for piece, row in zip(found.split([len(row) for row in rows]), rows, strict=True):
+        assert difference(piece, reader(row[None]).logits[0]) <= 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", [None, "left"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_cache_changes_nothing(name: str, side: str | None) -> None:
+    """Rotations that depend on the length are told it: to the call, and to the cache."""
+    module = published(name)
+    reader = Reader.of(module, 5)
+    ids, mask = padded(ragged(reader.vocab, LENGTHS), side or "right", 11)
+    real = mask if side else torch.ones_like(mask)
+    # Rows on both sides of the length up to which such a rotation is plain.
+    declared = torch.tensor([7, 13, 6, 5, 11]) if side else 13
+    if name in DEPENDS_ON_LENGTH:
+        expected = module(ids, mask=mask if side else None, declared_length=declared).logits
+    else:
+        expected = reader(ids, mask if side else None).logits
+    cache, pieces = Cache(declared_length=declared), []
+    for start, end in [(0, 3), (3, 4), (4, 9), (9, 10), (10, 11)]:
+        pieces.append(reader(ids[:, start:end], real[:, start:end] if side else None, cache=cache).logits)
+    assert difference(torch.cat(pieces, dim=1), expected, real) <= 1e-5
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_fused_body_is_the_explicit_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only the explicit one can compute a part, it runs whatever the length."""
+    module = published(name)
+    reader = Reader.of(module, 5)
+    ids, mask = padded(ragged(reader.vocab, LENGTHS), "left", 13)
+    calls: list[int] = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention.F,
+        "scaled_dot_product_attention",
+        lambda *args, **options: calls.append(1) or kernel(*args, **options),
+    )
+    results = []
+    for short in (1000, 0):
+        monkeypatch.setattr(attention, "SHORT_ON_CPU", short)
+        with torch.no_grad():
+            results.append(reader(ids, mask).logits)
+        assert bool(calls) == (short == 0 and not only_explicit(module))
+    assert difference(results[1], results[0], mask) <= 1e-5
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_weight_gets_a_gradient(name: str) -> None:
+    """Of a loss whose terms do not cancel; a key's bias alone moves all scores of a query alike."""
+    module = published(name).train()
+    reader = Reader.of(module, 5)
+    ids, mask = padded(ragged(reader.vocab, LENGTHS), "right", 13)
+    logits = reader(ids, mask).logits[mask]
+    (logits * torch.randn_like(logits)).sum().backward()
+    assert logits.isfinite().all()
+    for path, parameter in module.named_parameters():
+        if path.startswith("encoder.") and reader.memory is not None:
+            continue  # the memory of a reader is made without gradients
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), path
+        if not path.endswith(("key.bias", "key_norm.bias")):
+            assert parameter.grad.abs().max() > 0, path
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # of a norm's weights under autocast, which kernels may say once
+@pytest.mark.parametrize("precision", ["weights", "autocast"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_bfloat16_is_close(name: str, precision: str) -> None:
+    """On the mean: a token whose best experts are almost equal may change its experts."""
+    module = published(name)
+    reader = Reader.of(module, 3)
+    ids, mask = padded(ragged(reader.vocab, (7, 13, 3)), "left", 13)
+    expected = reader(ids, mask).logits[mask]
+    if precision == "weights":
+        memory = None if reader.memory is None else reader.memory.bfloat16()
+        found = Reader(module.bfloat16(), memory, reader.memory_mask)(ids, mask).logits[mask]
+    else:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = reader(ids, mask).logits[mask]
+    assert found.dtype in (torch.bfloat16, torch.float32) and found.isfinite().all()
+    assert (found.float() - expected).abs().mean() <= 0.1 * expected.abs().mean()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_weights_survive_the_state_and_meta_holds_the_same(name: str) -> None:
+    module = published(name)
+    empty = build(module.spec, device="meta")
+    state = module.state_dict()
+    assert {key: value.shape for key, value in empty.state_dict().items()} == {k: v.shape for k, v in state.items()}
+    assert set(state) == {path for path, _ in module.named_parameters()}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", sorted(DEPENDS_ON_LENGTH))
+def test_a_cache_past_the_original_length_must_know_the_length(name: str) -> None:
+    module = published(name)
+    ids = torch.randint(module.num_source_ids, (2, LENGTH + 1))
+    cache = Cache()
+    short = module(ids[:, :LENGTH], cache=cache).logits
+    assert difference(short, module(ids[:, :LENGTH]).logits) <= 1e-5
+    with pytest.raises(ValueError, match=f"of 8 tokens is longer than the {LENGTH}.*declared_length"):
+        module(ids[:, LENGTH:], cache=cache)
+    with pytest.raises(ValueError, match="of 8 tokens is longer than its declared length"):
+        module(ids, cache=Cache(declared_length=7))
+    with pytest.raises(ValueError, match="of 8 tokens is longer than its declared length"):
+        module(ids, declared_length=torch.tensor([9, 7]))
+    with pytest.raises(ValueError, match="declared to its cache"):
+        module(ids, cache=Cache(), declared_length=9)
+    assert difference(module(ids, declared_length=8).logits, module(ids).logits) <= 1e-6
+    assert difference(module(ids, declared_length=23).logits, module(ids).logits) > 1e-3 or name.endswith("rope")
+
+
+@torch.no_grad()
+def test_selected_rows_keep_their_declared_length() -> None:
+    module = published("rotation dynamic")
+    ids, declared = torch.randint(module.num_source_ids, (3, 11)), torch.tensor([11, 17, 23])
+    expected = module(ids, declared_length=declared).logits
+    cache, rows = Cache(declared_length=declared), torch.tensor([2, 0, 1, 2])
+    module(ids[:, :6], cache=cache)
+    cache.select(rows)
+    assert difference(module(ids[rows, 6:], cache=cache).logits, expected[rows, 6:]) <= 1e-5

@@ -1,0 +1,63 @@
+"""Tiny checkpoints in the layout of the hub, made by transformers from nothing, each with a tokenizer of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+
+from tests.text import published as made
+
+
+def save(model: transformers.PreTrainedModel, folder: Path, settings: dict[str, object] | None = None) -> Path:
+    model.eval().save_pretrained(folder)
+    if settings is not None:
+        made.write(folder, {"generation_config.json": settings})
+    return folder
+
+
+def language_model(folder: Path, settings: dict[str, object] | None = None) -> Path:
+    """A causal language model over merges."""
+    vocabulary, merges = made.merges(("<|endoftext|>",))
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(
+        vocab_size=len(json.loads(vocabulary)), n_positions=61, n_embd=26, n_layer=2, n_head=2, initializer_range=0.4,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    save(transformers.GPT2LMHeadModel(config), folder, settings)
+    config_of_tokenizer = {
+        "tokenizer_class": "GPT2Tokenizer",
+        "chat_template": "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}",
+        "eos_token": "<|endoftext|>",
+    }
+    return made.write(
+        folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config_of_tokenizer}
+    )
+
+
+def translator(folder: Path, settings: dict[str, object] | None = None) -> Path:
+    """An encoder-decoder with a SentencePiece model for each side and one vocabulary."""
+    source, target = made.pieces_model("unigram"), made.pieces_model("bpe")
+    models = [made.processor(content) for content in (source, target)]
+    pieces = [model.id_to_piece(number) for model in models for number in range(3, model.get_piece_size())]
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(["</s>", "<unk>", *pieces, "<pad>"]))}
+    torch.manual_seed(5)
+    pad = vocabulary["<pad>"]
+    config = transformers.MarianConfig(
+        vocab_size=len(vocabulary), d_model=22, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=29, decoder_ffn_dim=31, max_position_embeddings=47, init_std=0.3,
+        pad_token_id=pad, eos_token_id=0, decoder_start_token_id=pad, forced_eos_token_id=0, scale_embedding=True,
+        activation_function="swish", decoder_vocab_size=len(vocabulary),
+    )  # fmt: skip
+    save(transformers.MarianMTModel(config), folder, settings)
+    return made.write(
+        folder,
+        {
+            "source.spm": source,
+            "target.spm": target,
+            "vocab.json": vocabulary,
+            "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer"},
+        },
+    )

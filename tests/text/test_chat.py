@@ -1,0 +1,74 @@
+"""Chat templates: the text is that of transformers, and what a template may not do it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from clearhead.errors import InputError
+from clearhead.text.chat import ChatTemplate
+
+CHAT = [
+    {"role": "system", "content": 'be <kind> & "short"'},
+    {"role": "user", "content": "naïve 😀?"},
+    {"role": "assistant", "content": "yes"},
+]
+TEMPLATES = [
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m['content'] | trim }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+    "{% for m in messages %}\n    {% if m.role == 'system' %}\n        {% continue %}\n    {% endif %}\n"
+    "    {{ m | tojson }}\n{% endfor %}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{{ m.role }}{% endfor %}",
+    "{% for m in messages %}{% generation %}{{ m.content | upper }}{% endgeneration %}{% endfor %}",
+    "{{ strftime_now('%Y') }}{{ messages[0].content | tojson(indent=2) }}{{ tools is none }}",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("starts_answer", [False, True])
+def test_the_text_is_that_of_the_other_library(template: str, starts_answer: bool) -> None:
+    chat = ChatTemplate({"default": template}, {"bos_token": "<s>", "eos_token": "</s>"})
+    expected, _ = render_jinja_template(
+        [CHAT], chat_template=template, add_generation_prompt=starts_answer, bos_token="<s>", eos_token="</s>"
+    )
+    assert chat.render(CHAT, starts_answer=starts_answer) == expected[0]
+
+
+def test_where_templates_are_found(tmp_path: Path) -> None:
+    assert ChatTemplate.read(tmp_path, {}) is None
+    several = ChatTemplate.read(
+        tmp_path, {"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]}
+    )
+    assert several is not None and several.render(CHAT, name="tool_use") == "b"
+    with pytest.raises(InputError, match="no chat template named 'other'; the model has: default, tool_use"):
+        several.render(CHAT, name="other")
+    (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}!", encoding="utf-8")
+    own = ChatTemplate.read(tmp_path, {"chat_template": "a", "eos_token": {"content": "</s>"}})
+    assert own is not None and own.render(CHAT) == "</s>!"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses this chat: roles must alternate"),
+        ("{% for %}", "faulty in line 1"),
+        ("{{ messages.append(1) }}", "refuses this chat"),
+        ("{{ ''.__class__.__mro__ }}", "refuses this chat"),
+        ("{{ messages[9].content }}", "refuses this chat"),
+        ("{{ 1 / 0 }}", "cannot be run on this chat"),
+    ],
+)
+def test_what_a_template_may_not_do(template: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ChatTemplate({"default": template}, {}).render(CHAT)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [([], "at least one message"), ([{"role": "user"}], "message 1 needs a role and a content, it has: role")],
+)
+def test_a_chat_that_is_none(messages: list[dict[str, str]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ChatTemplate({"default": "a"}, {}).render(messages)
