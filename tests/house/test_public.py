@@ -26,7 +26,7 @@ NAMES = {
         TokenBatches TsvPairs cache_root cached_tokenizers collate epoch_batches pair_batches pair_plan
         parse_pair_source prepare_pairs random_stream read_lines read_pairs
     """,
-    "clearhead.data.noise": "Infill Masked PrefixLM PrefixSplit Spans num_sentinels",
+    "clearhead.data.noise": "Infill Masked PrefixLM PrefixSplit Spans build_noise num_sentinels",
     "clearhead.generate": """
         Candidate Continuation CorpusLoss GenerateOptions Generation Hypothesis PairScore Request SearchOptions TextLoss
         TranslationScores beam_search bleu_chrf evaluate_pairs generate_ids generate_texts length_normalised score_pairs
