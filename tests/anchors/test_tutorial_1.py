@@ -165,7 +165,7 @@ def test_layer_norm_by_hand() -> None:
     x = residual + branch
     mean, variance = x.mean(dim=-1, keepdim=True), x.var(dim=-1, keepdim=True, correction=0)
     by_hand = (x - mean) / torch.sqrt(variance + 1e-5)
-    ours = LayerNorm(WIDTH, spec.LayerNorm(eps=1e-5))
+    ours = LayerNorm((WIDTH,), spec.LayerNorm(eps=1e-5))
     assert by_hand.shape == (4, 10, 6)
     torch.testing.assert_close(ours(x), by_hand)
     torch.testing.assert_close(ours(x), nn.LayerNorm(WIDTH)(x))

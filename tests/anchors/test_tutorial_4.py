@@ -158,7 +158,7 @@ def test_feed_forward_example() -> None:
         layer.down.weight.copy_(torch.tensor([[0.4, 0.2], [0.1, -0.4], [0.4, 0.1], [0.2, 0.4]]))
         layer.down.bias.copy_(torch.tensor([0.24, -0.06, 0.08, 0.01]))
     x = torch.tensor([[[0.1, 0.2, 0.3, 0.4]]])
-    close(layer.activation(layer.up(x))[0, 0], [0.27, 0.16])
+    close(layer.up(x).relu()[0, 0], [0.27, 0.16])
     close(layer(x)[0, 0], [0.3800, -0.0970, 0.2040, 0.1280])
 
 
@@ -176,13 +176,13 @@ def tutorial_layer_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
 def test_layer_norm_example() -> None:
     x = torch.tensor([2.0, -1.0, 3.0, 0.0])
     close(tutorial_layer_norm(x), [0.5477, -1.0954, 1.0954, -0.5477])
-    ours = LayerNorm(4, spec.LayerNorm())(x)
+    ours = LayerNorm((4,), spec.LayerNorm())(x)
     close(ours, [0.6325, -1.2649, 1.2649, -0.6325])
     torch.testing.assert_close(ours, nn.LayerNorm(4)(x))
     # Inside the root, epsilon bounds what noise in a constant input can become.
     noise = torch.tensor([1e-5, -1e-5, 1e-5, -1e-5])
     assert tutorial_layer_norm(noise).abs().max() > 0.5
-    assert LayerNorm(4, spec.LayerNorm())(noise).abs().max() < 0.01
+    assert LayerNorm((4,), spec.LayerNorm())(noise).abs().max() < 0.01
 
 
 def test_whole_transformer() -> None:

@@ -59,7 +59,7 @@ def test_options_reach_the_model(
     assert seen == {
         "prompts": ["a", "b"], "max_new_tokens": 7, "temperature": 0.5, "top_k": 11, "top_p": 0.9, "min_p": 0.1,
         "repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "num_return_sequences": 2, "stop": ["x", "y"], "seed": 5,
-        "batch_size": 2,
+        "batch_size": 2, "chat": False,
     }  # fmt: skip
     seen.clear()
     run(capfd, "generate", "r", "--beam-size", "3", "--length-penalty", "0.6")
@@ -161,7 +161,7 @@ class _Stream:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def stream(self, prompt: str) -> Iterator[str]:
+    def stream(self, prompt: str, *, chat: bool) -> Iterator[str]:
         yield "a m"
         yield " u"
         raise self.error
