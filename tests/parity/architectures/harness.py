@@ -159,7 +159,10 @@ def outputs_of(theirs: Any) -> Tensor:
 
 
 def outputs(ours: Output) -> Tensor:
-    return ours.hidden if ours.logits is None else ours.logits
+    """What we give in the same shape: a single score of each token has no axis of its own there."""
+    if ours.logits is None:
+        return ours.hidden
+    return ours.logits[..., 0] if ours.logits.shape[-1] == 1 else ours.logits
 
 
 @contextmanager

@@ -109,8 +109,9 @@ def test_every_layer_the_outputs_and_all_gradients(pair: Pair, tmp_path: Path) -
     (outputs_of(theirs) * cotangent).sum().backward()
     expected, found = their_gradients(pair.theirs, tmp_path / "gradients"), our_gradients(pair.loaded)
     assert set(expected) <= set(found) | set(pair.loaded.spare)
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for name in (found.keys() & expected.keys()) - {name for name, _ in pair.theirs.named_buffers()}:
-        if expected[name].abs().max() > 1e-5:  # a key's bias moves no weight: rounding alone is left
+        if expected[name].abs().max() > 1e-6 * max(10.0, largest):  # a key's bias moves nothing: rounding is left
             assert difference(found[name], expected[name]) <= TOLERANCE, name
         else:
             assert found[name].abs().max() <= 1e-4, name
@@ -142,8 +143,9 @@ def test_padding_on_the_left(pair: Pair) -> None:
     if pair.takes_positions and not pair.case.reads_ids and not pair.is_pooled:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
-            theirs, ours = both(pair, ids, mask, positions)
-        assert difference(outputs(ours), outputs_of(theirs), mask) <= TOLERANCE
+            theirs, ours = both(pair, ids, mask, positions, targets if pair.has_memory else None)
+        real = None if pair.has_memory else mask
+        assert difference(outputs(ours), outputs_of(theirs), real) <= TOLERANCE
 
 
 @decoding()
