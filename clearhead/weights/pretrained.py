@@ -86,7 +86,7 @@ def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pre
     if faults:
         raise _report(faults, directory)
     module.load_state_dict(filled, strict=True, assign=True)
-    task = _task(variant, config)
+    task = _task(variant, config, configs.outputs(module.spec) or 0)
     return Pretrained(module.eval(), task, config, record, variant, found.prefix, tuple(found.notes), spare)
 
 
@@ -227,10 +227,9 @@ def _tying(found: _Found, values: Values) -> Values:
     return values
 
 
-def _task(variant: Variant, config: Mapping[str, Any]) -> TaskRecord:
+def _task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord:
     if variant.task not in ("classify", "tag"):
         return TaskRecord(kind=variant.task)
-    count = configs.num_labels(config)
     names = config.get("id2label") or {}
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
     kind: Literal["one", "several", "number"] = "number" if count == 1 else "one"

@@ -117,7 +117,7 @@ def at(model: spec.Model, address: Address) -> Any:
     if callable(address):
         try:
             return address(model)
-        except (AttributeError, IndexError, TypeError) as error:
+        except (AssertionError, AttributeError, IndexError, TypeError) as error:
             raise LookupError(str(error)) from None
     value: Any = model
     for part in address.replace("{layer}", "0").split("."):
@@ -135,7 +135,7 @@ def write(record: Record, variant: Variant, model: spec.Model) -> dict[str, Any]
         InputError: the family cannot say the spec; the report names what came back otherwise.
     """
     config: dict[str, Any] = {"architectures": [variant.classes[0]], "model_type": record.model_type, **record.written}
-    labels = _outputs(model)
+    labels = outputs(model)
     if variant.task in ("classify", "tag") and labels is not None:
         config["id2label"] = {str(index): f"LABEL_{index}" for index in range(labels)}
         config["label2id"] = {name: int(index) for index, name in config["id2label"].items()}
@@ -157,9 +157,10 @@ def write(record: Record, variant: Variant, model: spec.Model) -> dict[str, Any]
     return config
 
 
-def _outputs(model: spec.Model) -> int | None:
-    last = model.head.layers[-1] if model.head else None
-    return last.size if isinstance(last, spec.Linear) else None
+def outputs(model: spec.Model) -> int | None:
+    """How many outputs the last map of a head has; None without one."""
+    maps = [one for one in (model.head.layers if model.head else ()) if isinstance(one, spec.Linear)]
+    return maps[-1].size if maps else None
 
 
 def differences(said: spec.Model, meant: spec.Model) -> list[str]:

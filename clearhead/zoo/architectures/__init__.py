@@ -46,13 +46,18 @@ def find(config: Mapping[str, Any]) -> Record:
 def variant(record: Record, config: Mapping[str, Any], names: frozenset[str]) -> Variant:
     """Return the variant that a config names; where it names none, the first whose own tensors are all in the file.
 
+    A class of two forms is two variants; which of them it is, its tensors say.
+
     Raises:
         InputError: the class is not one that is read.
     """
     classes = config.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
         raise InputError("config.json: architectures must be a list of class names")
-    by_class = {one: variant for variant in record.variants for one in variant.classes}
+    by_class: dict[str, list[Variant]] = {}
+    for one in record.variants:
+        for name in one.classes:
+            by_class.setdefault(name, []).append(one)
     if classes:
         if classes[0] not in by_class:
             hint = nearest(classes[0], by_class)
@@ -60,14 +65,22 @@ def variant(record: Record, config: Mapping[str, Any], names: frozenset[str]) ->
                 f"config.json: the class '{classes[0]}' of {record.model_type} is not read{hint}; "
                 f"read are {', '.join(by_class)}"
             )
-        return by_class[classes[0]]
+        forms = by_class[classes[0]]
+        return next((one for one in forms if _is_held(one, names)), forms[0])
     for one in record.variants:
-        own = [name for rule in one.rules for name in rule.theirs]
-        if own and all(any(have == name or have.startswith(f"{name}.") for have in names) for name in own):
+        if _is_held(one, names):
             return one
     return next(
         (one for one in record.variants if one.is_bare and record.prefix and not _prefixed(record, names)),
         record.variants[0],
+    )
+
+
+def _is_held(variant: Variant, names: frozenset[str]) -> bool:
+    """Whether a file has a tensor for every rule of a variant's head, but for what it may leave out."""
+    own = [rule.theirs for rule in variant.rules if rule.theirs[0] != variant.output and not rule.zeros]
+    return bool(own) and all(
+        any(have == name or have.startswith(f"{name}.") for name in theirs for have in names) for theirs in own
     )
 
 

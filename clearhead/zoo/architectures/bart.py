@@ -212,7 +212,7 @@ def _record(
         prefix="model.",
         table="shared.weight",
         twins=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-        ignored=(r"(encoder|decoder)\.version", r"(encoder|decoder)\.embed_positions\._float_tensor"),
+        ignored=(r"(encoder|decoder)\.version", r"(encoder|decoder)\.embed_positions\.(_float_tensor|weights)"),
         constants=tuple(_sinusoids(side, is_written=written, layout="halves") for side in sides)
         if written is not None
         else (),
@@ -220,7 +220,15 @@ def _record(
     )  # fmt: skip
 
 
+def _before_first(model: spec.Model) -> int | None:
+    """The padding's id, where it tells from which row positions count."""
+    position = model.encoder.embedding.position if model.encoder else None
+    return position.offset - 1 if isinstance(position, spec.Sinusoidal) and position.offset else None
+
+
 KEYS = _keys()
+PAD = Key("pad_token_id", 1, _before_first)
+MANY = {"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True}
 BLENDERBOT = {
     "vocab_size": 8008,
     "encoder_layers": 2,
@@ -247,5 +255,13 @@ RECORDS = (
         words_class="MTModel",
         written=False,
         padding={"pad_token_id": None, "decoder_start_token_id": 0},
+    ),
+    _record(
+        "m2m_100",
+        "M2M100",
+        Kind("pre", True, False, _counting),
+        (*parts.defaults(KEYS, MANY), PAD),
+        task="translate",
+        bias=False,
     ),
 )

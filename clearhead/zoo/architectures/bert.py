@@ -5,6 +5,8 @@ Source: arXiv 1810.04805, section 3; RoBERTa arXiv 1907.11692; the layout is tha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from clearhead import spec
 from clearhead.zoo import parts
 from clearhead.zoo.layout import Rule, module, tensor
@@ -14,57 +16,95 @@ SELF, FEED = parts.function("encoder", 0), parts.function("encoder", 1)
 TABLE = "encoder.embedding.table"
 
 
-def _stack(c: Values, *, offset: int) -> spec.Model:
+def layer(
+    c: Values, *, score_bias: spec.ScoreBias | None = None, scale: float | None = None, network_dropout: bool = True
+) -> spec.Layer:
+    """Attention and a network, a norm on the stream after each."""
     width, heads, drop = c["hidden_size"], c["num_attention_heads"], c["hidden_dropout_prob"]
     norm = spec.LayerNorm(eps=c["layer_norm_eps"])
     attention = spec.Attention(
-        num_heads=heads, num_kv_heads=heads, head_size=width // heads, dropout=c["attention_probs_dropout_prob"]
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_size=width // heads,
+        score_bias=score_bias,
+        scale=scale,
+        dropout=c["attention_probs_dropout_prob"],
     )
     network = spec.FeedForward(size=c["intermediate_size"], activation=c["hidden_act"])
-    layer = spec.Layer(steps=(parts.after(norm, attention, drop), parts.after(norm, network, drop)))
-    embedding = spec.Embedding(
+    after = parts.after(norm, network, drop if network_dropout else 0.0)
+    return spec.Layer(steps=(parts.after(norm, attention, drop), after))
+
+
+def embedding(c: Values, *, offset: int = 0, width: int | None = None) -> spec.Embedding:
+    """Words, segments where there are any, and positions, then a norm; with a width of its own, a map follows."""
+    return spec.Embedding(
         table=spec.Table(rows=c["vocab_size"]),
-        num_segments=c["type_vocab_size"],
+        width=width,
+        projection=None if width is None else spec.Projection(place="after_norm", bias=True),
+        num_segments=c.get("type_vocab_size", 0),
         position=spec.Learned(rows=c["max_position_embeddings"], offset=offset),
-        norm=norm,
-        dropout=drop,
+        norm=spec.LayerNorm(eps=c["layer_norm_eps"]),
+        dropout=c["hidden_dropout_prob"],
     )
-    layers = (layer,) * c["num_hidden_layers"]
-    encoder = spec.Stack(width=width, embedding=embedding, layers=layers)
+
+
+def model(
+    c: Values, entry: spec.Embedding, layers: Sequence[spec.Layer], score_table: spec.ScoreTable | None = None
+) -> spec.Model:
+    """An encoder that ends with its last layer."""
+    encoder = spec.Stack(width=c["hidden_size"], embedding=entry, layers=tuple(layers), score_table=score_table)
     return spec.Model(encoder=encoder, initialization=parts.INITIALIZATION)
 
 
 def _bert(c: Values) -> spec.Model:
-    return _stack(c, offset=0)
+    return model(c, embedding(c), [layer(c)] * c["num_hidden_layers"])
 
 
 def _counting(c: Values) -> spec.Model:
     """Positions begin after the padding's id, whose row and those before it no token reads."""
-    return _stack(c, offset=c["pad_token_id"] + 1)
+    return model(c, embedding(c, offset=c["pad_token_id"] + 1), [layer(c)] * c["num_hidden_layers"])
 
 
-def _transformed(c: Values, activation: str) -> spec.Head:
-    weight = spec.Reference(path=TABLE) if c["tie_word_embeddings"] else None
+def transformed(c: Values, activation: str, *, size: str = "hidden_size", tied: bool | None = None) -> spec.Head:
+    """Scores of the vocabulary after one more map, an activation and a norm.
+
+    Args:
+        c: the values.
+        activation: of the inner map.
+        size: the key that tells how wide the inner map's outputs are.
+        tied: whether the last map is the word table; None: as the config says.
+    """
+    is_tied = c["tie_word_embeddings"] if tied is None else tied
     inner = (
-        spec.Linear(size=c["hidden_size"]),
+        spec.Linear(size=c[size]),
         spec.Activation.model_validate({"function": activation}),
         spec.LayerNorm(eps=c["layer_norm_eps"]),
     )
+    weight = spec.Reference(path=TABLE) if is_tied else None
     return spec.Head(layers=(*inner, spec.Linear(size=c["vocab_size"], weight=weight)))
 
 
-def _masked(c: Values) -> spec.Head:
-    return _transformed(c, c["hidden_act"])
+def sequence(activation: spec.Activation) -> Callable[[Values], spec.Head]:
+    """Scores of labels from the first state, after one more map."""
+
+    def head(c: Values) -> spec.Head:
+        inner = (spec.Linear(size=c["hidden_size"]), activation)
+        return spec.Head(layers=(spec.Pool(by="first"), *inner, spec.Linear(size=c.num_labels)))
+
+    return head
 
 
-def _masked_exact(c: Values) -> spec.Head:
+TANH = sequence(spec.Activation(function="tanh"))
+
+
+def masked(c: Values) -> spec.Head:
+    """The inner activation of this head is that of the layers."""
+    return transformed(c, c["hidden_act"])
+
+
+def masked_exact(c: Values) -> spec.Head:
     """The inner activation of this head is exact GELU, whatever the layers have."""
-    return _transformed(c, "gelu")
-
-
-def _sequence(c: Values) -> spec.Head:
-    inner = (spec.Linear(size=c["hidden_size"]), spec.Activation(function="tanh"))
-    return spec.Head(layers=(spec.Pool(by="first"), *inner, spec.Linear(size=c.num_labels)))
+    return transformed(c, "gelu")
 
 
 KEYS = (
@@ -125,8 +165,8 @@ def _bert_variants() -> tuple[Variant, ...]:
     spare = (POOLER, NEXT_SENTENCE)
     output = "cls.predictions.decoder.weight"
     return (
-        Variant(("BertForMaskedLM", "BertForPreTraining"), "fill", _masked, words, output=output, spare=spare),
-        Variant(("BertForSequenceClassification",), "classify", _sequence, labels),
+        Variant(("BertForMaskedLM", "BertForPreTraining"), "fill", masked, words, output=output, spare=spare),
+        Variant(("BertForSequenceClassification",), "classify", TANH, labels),
         Variant(
             ("BertForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),),
             spare=spare,
@@ -145,8 +185,8 @@ def _roberta_variants(name: str) -> tuple[Variant, ...]:
     labels = (module("classifier.dense", "head.layers.1"), module("classifier.out_proj", "head.layers.3"))
     spare = (POOLER,)
     return (
-        Variant((f"{name}ForMaskedLM",), "fill", _masked_exact, words, output="lm_head.decoder.weight", spare=spare),
-        Variant((f"{name}ForSequenceClassification",), "classify", _sequence, labels, spare=spare),
+        Variant((f"{name}ForMaskedLM",), "fill", masked_exact, words, output="lm_head.decoder.weight", spare=spare),
+        Variant((f"{name}ForSequenceClassification",), "classify", TANH, labels, spare=spare),
         Variant(
             (f"{name}ForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),),
             spare=spare,

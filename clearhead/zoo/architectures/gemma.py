@@ -1,18 +1,22 @@
-"""Gemma and Gemma 2: norms that multiply by one more than their weight, scaled word vectors, tied words.
+"""Gemma, 2 and 3: norms that multiply by one more than their weight, scaled word vectors, tied words.
 
-Source: arXiv 2403.08295, section 2; arXiv 2408.00118, section 2; the layout is that of the published files.
+Source: arXiv 2403.08295, section 2; arXiv 2408.00118, section 2; arXiv 2503.19786, section 2; the layout is that of
+the published files.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clearhead import spec
-from clearhead.zoo import grouped, parts
+from clearhead.zoo import grouped, kinds, parts
 from clearhead.zoo.grouped import FEED, SELF
 from clearhead.zoo.layout import module
-from clearhead.zoo.record import Key, Only, Values
+from clearhead.zoo.record import Key, Only, Values, Variant
 
-# The word "gelu" in early files means the tanh form.
-ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh"} | parts.ACTIVATIONS | {"gelu": "gelu_tanh"}
+TANH = {"gelu_pytorch_tanh": "gelu_tanh"} | parts.ACTIVATIONS
+# The word "gelu" in early files of the first release means the tanh form.
+EARLY = TANH | {"gelu": "gelu_tanh"}
 FORWARD = Only("use_bidirectional_attention", (None, False), "tokens would see what is after them")
 
 
@@ -47,6 +51,30 @@ def _gemma2(c: Values) -> spec.Model:
     return grouped.decoder(c, layers, norm, scale=c["hidden_size"] ** 0.5, rounding="weights")
 
 
+def _gemma3(c: Values) -> spec.Model:
+    norm, every = _norm(c), c["sliding_window_pattern"]
+    masks = grouped.masks(c, [(index + 1) % every != 0 for index in range(c["num_hidden_layers"])])
+    network = grouped.feed_forward(c, act="hidden_activation")
+    full, sliding = c["rope_theta"], c["rope_local_base_freq"]
+    rotation = kinds.rotations(
+        c, head_size=c["head_dim"] or c["hidden_size"] // c["num_attention_heads"], full=full, sliding=sliding
+    )
+
+    def layer(mask: grouped.Mask) -> spec.Layer:
+        attention = grouped.attention(
+            c,
+            mask,
+            bias=parts.biases(c["attention_bias"]),
+            scale=c["query_pre_attn_scalar"] ** -0.5,
+            query_key_norm=spec.QueryKeyNorm(norm=norm),
+            position=rotation[kinds.KINDS[isinstance(mask, spec.Window)]],
+        )
+        return spec.Layer(steps=(parts.pre(norm, attention, post=norm), parts.pre(norm, network, post=norm)))
+
+    layers = [layer(mask) for mask in masks]
+    return grouped.decoder(c, layers, norm, scale=c["hidden_size"] ** 0.5, rounding="weights")
+
+
 def _words(c: Values) -> spec.Head:
     head = parts.words("decoder.embedding.table")(c)
     cap = c["final_logit_softcapping"]
@@ -56,6 +84,12 @@ def _words(c: Values) -> spec.Head:
 def _cap(model: spec.Model) -> float | None:
     last = model.head.layers[-1] if model.head else None
     return last.value if isinstance(last, spec.SoftCap) else None
+
+
+def _third() -> tuple[Variant, ...]:
+    usual = {one.task: one for one in grouped.variants("Gemma3Text", words=_words)}
+    words = replace(usual["generate"], classes=("Gemma3ForCausalLM",))
+    return words, usual["classify"], usual["embed"]
 
 
 KEYS = (
@@ -82,6 +116,9 @@ SECOND = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
+THIRD = SECOND | {"vocab_size": 262208, "rope_theta": 1000000.0, "max_position_embeddings": 131072}
+ROTATION = ("rope_theta", "rope_scaling", "max_position_embeddings")
+THIRD_KEYS = parts.defaults(grouped.without(KEYS, "hidden_act"), THIRD)
 RULES2 = (
     *(rule for rule in grouped.RULES if "post_attention" not in rule.theirs[0]),
     module("layers.{layer}.post_attention_layernorm", f"{parts.branch('decoder', 0)}.post"),
@@ -93,7 +130,7 @@ RECORDS = (
     grouped.record(
         "gemma",
         "Gemma",
-        grouped.replaced(KEYS, Key("hidden_act", "gelu_pytorch_tanh", f"{FEED}.activation", names=ACTIVATIONS)),
+        grouped.replaced(KEYS, Key("hidden_act", "gelu_pytorch_tanh", f"{FEED}.activation", names=EARLY)),
         _gemma,
         only=(FORWARD, Only("hidden_activation", (None, "gelu_pytorch_tanh"), "the networks would differ")),
     ),
@@ -102,7 +139,7 @@ RECORDS = (
         "Gemma2",
         (
             *parts.defaults(grouped.without(KEYS, "hidden_act"), SECOND),
-            Key("hidden_activation", "gelu_pytorch_tanh", f"{FEED}.activation", names=ACTIVATIONS),
+            Key("hidden_activation", "gelu_pytorch_tanh", f"{FEED}.activation", names=TANH),
             Key("query_pre_attn_scalar", 256, lambda model: round(grouped.scale(model) ** -2)),
             Key("sliding_window", 4096, grouped.window, is_nullable=True),
             Key("layer_types", None, grouped.layer_types, kind=list),
@@ -114,5 +151,25 @@ RECORDS = (
         classes=grouped.variants("Gemma2", words=_words),
         only=(FORWARD,),
         inert=("hidden_act", "cache_implementation"),
+    ),
+    grouped.record(
+        "gemma3_text",
+        "Gemma3Text",
+        (
+            *grouped.without(THIRD_KEYS, *ROTATION),
+            *kinds.among(kinds.sees_all, *(key for key in THIRD_KEYS if key.name in ROTATION)),
+            *kinds.among(kinds.slides, Key("rope_local_base_freq", 10000.0, f"{SELF}.position.theta")),
+            Key("hidden_activation", "gelu_pytorch_tanh", f"{FEED}.activation", names=TANH),
+            Key("query_pre_attn_scalar", 256, lambda model: round(grouped.scale(model) ** -2)),
+            Key("sliding_window", 4096, grouped.window, is_nullable=True),
+            Key("sliding_window_pattern", 6),
+            Key("layer_types", None, grouped.layer_types, kind=list),
+            Key("final_logit_softcapping", None, _cap, kind=float),
+        ),
+        _gemma3,
+        rules=RULES2,
+        classes=_third(),
+        only=(FORWARD, Only("attn_logit_softcapping", (None,), "the scores would be bounded")),
+        inert=("hidden_act", "cache_implementation", "_sliding_window_pattern"),
     ),
 )

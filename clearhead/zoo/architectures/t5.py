@@ -1,6 +1,7 @@
-"""T5 and mT5: bias-free, RMS norms inside, scores biased by bucketed distance, scale one.
+"""T5, mT5 and umT5: bias-free, RMS norms inside, scores biased by bucketed distance, scale one.
 
-Source: arXiv 1910.10683, section 2.1; gated networks without tied outputs arXiv 2002.05202; mT5 arXiv 2010.11934.
+Source: arXiv 1910.10683, section 2.1; gated networks without tied outputs arXiv 2002.05202; mT5 arXiv 2010.11934; a
+table of scores in every layer arXiv 2304.09151.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Literal
 from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.zoo import parts
+from clearhead.zoo.config import at
 from clearhead.zoo.layout import Rule, module
 from clearhead.zoo.record import Key, Record, Values, Variant
 
@@ -27,11 +29,19 @@ NETWORKS = {
 }
 
 
-def _stack(c: Values, side: Literal["encoder", "decoder"], layers: int) -> spec.Stack:
+def _stack(c: Values, side: Literal["encoder", "decoder"], layers: int, *, is_shared: bool) -> spec.Stack:
     norm, drop = spec.RMSNorm(eps=c["layer_norm_epsilon"]), c["dropout_rate"]
     activation, gated = c["feed_forward_proj"]
     if c["dense_act_fn"] not in (None, activation) or c["is_gated_act"] not in (None, gated):
         raise InputError("config.json: dense_act_fn or is_gated_act says something else than feed_forward_proj")
+
+    buckets = spec.RelativeBuckets(
+        num_heads=c["num_heads"],
+        count=c["relative_attention_num_buckets"],
+        max_distance=c["relative_attention_max_distance"],
+        bidirectional=side == "encoder",
+    )
+    scores = spec.Reference(path=f"{side}.score_table") if is_shared else buckets
 
     def attention(source: Literal["self", "memory"]) -> spec.Attention:
         return spec.Attention(
@@ -40,7 +50,7 @@ def _stack(c: Values, side: Literal["encoder", "decoder"], layers: int) -> spec.
             num_kv_heads=c["num_heads"],
             head_size=c["d_kv"],
             mask=spec.Causal() if source == "self" and side == "decoder" else spec.Full(),
-            score_bias=spec.Reference(path=f"{side}.score_table") if source == "self" else None,
+            score_bias=scores if source == "self" else None,
             scale=1.0,
             bias=parts.biases(False),
             dropout=drop,
@@ -60,28 +70,28 @@ def _stack(c: Values, side: Literal["encoder", "decoder"], layers: int) -> spec.
         ),
         layers=(spec.Layer(steps=tuple(parts.pre(norm, function, drop) for function in functions)),) * layers,
         final_norm=norm,
-        score_table=spec.RelativeBuckets(
-            num_heads=c["num_heads"],
-            count=c["relative_attention_num_buckets"],
-            max_distance=c["relative_attention_max_distance"],
-            bidirectional=side == "encoder",
-        ),
+        score_table=buckets if is_shared else None,
     )
 
 
-def _model(c: Values) -> spec.Model:
+def _model(c: Values, *, is_shared: bool = True) -> spec.Model:
     layers = c["num_layers"]
     decoder_layers = layers if c["num_decoder_layers"] is None else c["num_decoder_layers"]
     return spec.Model(
-        encoder=_stack(c, "encoder", layers),
-        decoder=_stack(c, "decoder", decoder_layers),
+        encoder=_stack(c, "encoder", layers, is_shared=is_shared),
+        decoder=_stack(c, "decoder", decoder_layers, is_shared=is_shared),
         initialization=parts.INITIALIZATION,
     )
 
 
+def _separate(c: Values) -> spec.Model:
+    """Every layer has a table of scores of its own."""
+    return _model(c, is_shared=False)
+
+
 def _scaled(c: Values) -> float:
     """The first release scales what enters the output; that a later one does not is said by its word on tying alone."""
-    said = c["scale_decoder_outputs"]
+    said = c.get("scale_decoder_outputs")
     return c["d_model"] ** -0.5 if (c.said["tie_word_embeddings"] if said is None else said) else 1.0
 
 
@@ -97,6 +107,14 @@ def _network(model: spec.Model) -> tuple[object, bool]:
     return network.activation, network.gated
 
 
+def _buckets(model: spec.Model) -> spec.RelativeBuckets:
+    own = at(model, f"{SELF}.score_bias")
+    found = own if isinstance(own, spec.RelativeBuckets) else at(model, "encoder.score_table")
+    if not isinstance(found, spec.RelativeBuckets):
+        raise LookupError("no table of scores")
+    return found
+
+
 KEYS = (
     Key("vocab_size", 32128, "encoder.embedding.table.rows"),
     Key("d_model", 512, "encoder.width", aliases=("hidden_size",)),
@@ -105,8 +123,8 @@ KEYS = (
     Key("num_layers", 6, parts.count_layers("encoder"), aliases=("num_hidden_layers",)),
     Key("num_decoder_layers", None, parts.count_layers("decoder"), kind=int),
     Key("num_heads", 8, f"{SELF}.num_heads", aliases=("num_attention_heads",)),
-    Key("relative_attention_num_buckets", 32, "encoder.score_table.count"),
-    Key("relative_attention_max_distance", 128, "encoder.score_table.max_distance"),
+    Key("relative_attention_num_buckets", 32, lambda model: _buckets(model).count),
+    Key("relative_attention_max_distance", 128, lambda model: _buckets(model).max_distance),
     Key("dropout_rate", 0.1, "encoder.embedding.dropout"),
     Key("layer_norm_epsilon", 1e-6, "encoder.final_norm.eps"),
     Key("feed_forward_proj", "relu", _network, names=NETWORKS),
@@ -140,6 +158,7 @@ def _feed_forward(stack: str, step: int) -> tuple[Rule, ...]:
 
 # The table of the scores stands in the first layer and serves all.
 SCORES = "{0}.block.0.layer.0.SelfAttention.relative_attention_bias"
+OWN_SCORES = "{0}.block.{{layer}}.layer.0.SelfAttention.relative_attention_bias"
 RULES = (
     module("shared", "encoder.embedding.table"),
     *_attention("encoder", 0, "SelfAttention"),
@@ -148,15 +167,22 @@ RULES = (
     *_attention("decoder", 1, "EncDecAttention"),
     *_feed_forward("decoder", 2),
     *(module(SCORES.format(stack), f"{stack}.score_table") for stack in ("encoder", "decoder")),
+    *(module(OWN_SCORES.format(stack), f"{parts.function(stack, 0)}.score_bias") for stack in ("encoder", "decoder")),
     *(module(f"{stack}.final_layer_norm", f"{stack}.final_norm") for stack in ("encoder", "decoder")),
 )
 
 
-def _record(model_type: str, name: str, scale: Callable[[Values], float], keys: tuple[Key, ...]) -> Record:
+def _record(
+    model_type: str,
+    name: str,
+    scale: Callable[[Values], float],
+    keys: tuple[Key, ...],
+    model: Callable[[Values], spec.Model] = _model,
+) -> Record:
     return Record(
         model_type=model_type,
         keys=keys,
-        model=_model,
+        model=model,
         rules=RULES,
         variants=(
             Variant(
@@ -188,4 +214,6 @@ RECORDS = (
         lambda c: 1.0,
         parts.defaults(KEYS, MT5),
     ),
+    # Whether what enters the output is scaled hangs on the config's word on tying, as in the first release of T5.
+    _record("umt5", "UMT5", _scaled, parts.defaults(KEYS, MT5), _separate),
 )

@@ -43,6 +43,7 @@ class Case:
         pad: the id at padded places, and nowhere else.
         reads_ids: whether the class counts positions off the ids, in place of the mask.
         buffers: names of buffers that hold something learned.
+        attention: which of its forms of attention transformers takes.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Case:
     reads_ids: bool = False
     buffers: tuple[str, ...] = ()
     vocab: int = 37
+    attention: str = "eager"
 
     @property
     def variant(self) -> Variant:
@@ -84,7 +86,7 @@ def class_of(case: Case) -> str:
 def theirs_of(case: Case) -> nn.Module:
     """Build the model of transformers with weights that show what is lost: no norm is one, no bias is zero."""
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
-    config._attn_implementation = "eager"
+    config._attn_implementation = case.attention
     model = getattr(transformers, class_of(case))(config).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -157,7 +159,10 @@ def outputs_of(theirs: Any) -> Tensor:
 
 
 def outputs(ours: Output) -> Tensor:
-    return ours.hidden if ours.logits is None else ours.logits
+    """What we give in the same shape: a single score of each token has no axis of its own there."""
+    if ours.logits is None:
+        return ours.hidden
+    return ours.logits[..., 0] if ours.logits.shape[-1] == 1 else ours.logits
 
 
 @contextmanager

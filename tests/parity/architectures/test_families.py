@@ -87,7 +87,8 @@ def check_layers(seen: list[Tensor], expected: tuple[Tensor, ...], last: Tensor)
     for index, (found, other) in enumerate(zip(seen[:-1], expected[:-1], strict=True)):
         assert difference(found, other) <= TOLERANCE, f"after {index} layers"
     # The last entry is what leaves the stack; a few classes list the states before the final norm.
-    assert min(difference(last, expected[-1]), difference(seen[-1], expected[-1])) <= TOLERANCE
+    ends = [one for one in (last, seen[-1]) if one.shape == expected[-1].shape]
+    assert min(difference(one, expected[-1]) for one in ends) <= TOLERANCE
 
 
 def test_every_layer_the_outputs_and_all_gradients(pair: Pair, tmp_path: Path) -> None:
@@ -108,8 +109,9 @@ def test_every_layer_the_outputs_and_all_gradients(pair: Pair, tmp_path: Path) -
     (outputs_of(theirs) * cotangent).sum().backward()
     expected, found = their_gradients(pair.theirs, tmp_path / "gradients"), our_gradients(pair.loaded)
     assert set(expected) <= set(found) | set(pair.loaded.spare)
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for name in (found.keys() & expected.keys()) - {name for name, _ in pair.theirs.named_buffers()}:
-        if expected[name].abs().max() > 1e-5:  # a key's bias moves no weight: rounding alone is left
+        if expected[name].abs().max() > 1e-6 * max(10.0, largest):  # a key's bias moves nothing: rounding is left
             assert difference(found[name], expected[name]) <= TOLERANCE, name
         else:
             assert found[name].abs().max() <= 1e-4, name
@@ -141,8 +143,9 @@ def test_padding_on_the_left(pair: Pair) -> None:
     if pair.takes_positions and not pair.case.reads_ids and not pair.is_pooled:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
-            theirs, ours = both(pair, ids, mask, positions)
-        assert difference(outputs(ours), outputs_of(theirs), mask) <= TOLERANCE
+            theirs, ours = both(pair, ids, mask, positions, targets if pair.has_memory else None)
+        real = None if pair.has_memory else mask
+        assert difference(outputs(ours), outputs_of(theirs), real) <= TOLERANCE
 
 
 @decoding()
@@ -181,7 +184,7 @@ def test_transformers_reads_what_is_written_from_the_spec(pair: Pair, tmp_path: 
     # What the class carries but the spec does not hold is not written from the spec, and missed.
     with no_complaints(unless=bool(pair.loaded.spare)):
         twin, report = getattr(transformers, config["architectures"][0]).from_pretrained(
-            tmp_path / "ours", attn_implementation="eager", output_loading_info=True
+            tmp_path / "ours", attn_implementation=pair.case.attention, output_loading_info=True
         )
     spare = {name.removeprefix(pair.loaded.record.prefix) for name in pair.loaded.spare}
     missing = {name.removeprefix(pair.loaded.record.prefix) for name in report["missing_keys"]}

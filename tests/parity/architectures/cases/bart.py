@@ -17,5 +17,13 @@ CASES = [
     Case("blenderbot", "blenderbot", SIZES, pad=1, buffers=SCORES),
     Case("pegasus", "pegasus", SIZES, pad=1, buffers=SCORES),
     Case("marian", "marian", SIZES | {"activation_function": "swish"}, pad=1, buffers=SCORES),
+    Case("m2m_100", "m2m_100", SIZES, pad=1, reads_ids=True),
+    Case(
+        "m2m_100/options",
+        "m2m_100",
+        SIZES | OTHER | {"pad_token_id": 4, "scale_embedding": False},
+        pad=4,
+        reads_ids=True,
+    ),
     Case("marian/options", "marian", SIZES | OTHER, pad=1),
 ]

@@ -18,6 +18,25 @@ CASES = [
         | {
             "sliding_window": 3, "layer_types": ["full_attention", "full_attention", "sliding_attention"],
             "attn_logit_softcapping": 2.0, "final_logit_softcapping": None, "attention_bias": True,
+            "hidden_activation": "gelu",
+        },
+    ),
+    Case(
+        "gemma3_text",
+        "gemma3_text",
+        SIZES | {"sliding_window": 5, "num_hidden_layers": 7, "query_pre_attn_scalar": 29},
+    ),
+    Case(
+        "gemma3_text/options",
+        "gemma3_text",
+        SIZES
+        | {
+            "sliding_window": 3, "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "final_logit_softcapping": 2.0, "attention_bias": True, "hidden_activation": "gelu",
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 777.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 333.0},
+            },
         },
     ),
 ]  # fmt: skip

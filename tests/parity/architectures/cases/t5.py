@@ -11,4 +11,6 @@ CASES = [
     Case("t5", "t5", SIZES),
     Case("t5/v1.1", "t5", SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     Case("mt5", "mt5", SIZES),
+    Case("umt5", "umt5", SIZES),
+    Case("umt5/options", "umt5", SIZES | {"feed_forward_proj": "relu"}),
 ]  # fmt: skip
