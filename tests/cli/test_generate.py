@@ -63,7 +63,7 @@ def test_options_reach_the_model(
     }  # fmt: skip
     seen.clear()
     run(capfd, "generate", "r", "--beam-size", "3", "--length-penalty", "0.6")
-    assert seen == {"prompts": [""], "beam_size": 3, "length_penalty": 0.6}
+    assert seen == {"prompts": [""], "beam_size": 3, "length_penalty": 0.6, "chat": False}
 
 
 def test_contrastive_search(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
