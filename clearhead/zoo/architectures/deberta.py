@@ -5,7 +5,7 @@ Source: arXiv 2006.03654, section 3.1; the later layout is that of the published
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from clearhead import spec
 from clearhead.errors import InputError
@@ -16,7 +16,10 @@ from clearhead.zoo.config import at
 from clearhead.zoo.layout import module, tensor
 from clearhead.zoo.record import Key, Only, Record, Values, Variant
 
-TERMS = {"c2p": "content_to_position", "p2c": "position_to_content"}
+TERMS: dict[str, Literal["content_to_position", "position_to_content"]] = {
+    "c2p": "content_to_position",
+    "p2c": "position_to_content",
+}
 
 
 def _types(c: Values) -> list[str]:
