@@ -113,5 +113,6 @@ RECORDS = (
         prefix="model.",
         table="embed_tokens.weight",
         ignored=grouped.IGNORED,
+        written={"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "mask_token_id": 0},
     ),
 )  # fmt: skip

@@ -226,5 +226,6 @@ RECORDS = (
         prefix="model.",
         table="embeddings.tok_embeddings.weight",
         ignored=(r"rotary_emb\..*inv_freq",),
+        written=dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")),
     ),
 )  # fmt: skip
