@@ -77,8 +77,11 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:  # noqa: BLE001 whatever a damaged or hostile file makes the reader raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} cannot be read as weights alone, and nothing else is read: {reason}") from None
+        # The reader's own message tells how to run what the file holds, which is the last thing to do with it.
+        raise InputError(
+            f"{path} cannot be read as weights alone ({type(error).__name__}): it is damaged, or holds more than "
+            "tensors, which is never run; ask for safetensors"
+        ) from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise InputError(f"{path}: expected named tensors, received a {type(found).__name__}")
     faults = [

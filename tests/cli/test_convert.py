@@ -83,3 +83,19 @@ def test_what_to_do_must_be_said(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert "exists already" in failing(capfd, tmp_path, tmp_path, "--to", "hf")
     assert "holds neither pytorch_model.bin nor" in failing(capfd, tmp_path, out, "--from-bin")
     assert "is not a folder; expected one that holds" in failing(capfd, "/no/such", out, "--from-bin")
+
+
+def test_a_damaged_file_is_refused_without_advice_to_run_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    (tmp_path / "in" / "pytorch_model.bin").write_bytes(b"x\n")
+    assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--from-bin"]) == 2
+    message = capfd.readouterr().err
+    assert "cannot be read as weights alone" in message and "weights_only" not in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_is_not_evaluated_as_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    assert main(["evaluate", str(tmp_path), "--text", "any.txt"]) == 2
+    assert "is a published checkpoint" in capfd.readouterr().err
