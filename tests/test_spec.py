@@ -369,3 +369,13 @@ def test_the_published_parts_are_the_same_after_json() -> None:
     for make in PUBLISHED.values():
         node = make()
         assert spec.Model.from_json(node.to_json()) == node
+
+
+def test_an_unknown_key_is_compared_with_the_keys_of_its_own_node() -> None:
+    broken = tree()
+    layer = broken["encoder"]["layers"]["distinct"][0]
+    layer["steps"][0]["branches"][0]["function"]["query_key_norm"] = {"kind": "rms_norm"}
+    said = report(broken)
+    assert "query_key_norm.kind: unknown key" in said
+    assert "did you mean 'kind'" not in said, "a key of other nodes was recommended"
+    assert "branches: expected" not in said, "what follows from a fault is none of its own"

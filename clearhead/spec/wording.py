@@ -16,17 +16,24 @@ WORD = "word"
 def sentences(error: ValidationError, root: type[BaseModel]) -> list[str]:
     """Say each fault that pydantic found while it parsed `root`."""
     base = root.__mro__[-1 - len(BaseModel.__mro__)]  # the class that all nodes share
-    return [_sentence(dict(fault), root, base) for fault in error.errors(include_url=False)]
+    faults = [dict(fault) for fault in error.errors(include_url=False)]
+    return [_sentence(fault, root, base) for fault in faults if not _follows(fault, faults)]
+
+
+def _follows(fault: dict[str, Any], faults: list[dict[str, Any]]) -> bool:
+    """Whether a fault follows from others: pydantic calls a sequence too short when its members have faults."""
+    place = fault["loc"]
+    inner = any(other["loc"][: len(place)] == place and len(other["loc"]) > len(place) for other in faults)
+    return fault["type"] == "too_short" and inner
 
 
 def _sentence(fault: dict[str, Any], root: type[BaseModel], base: type[BaseModel]) -> str:
     tagged = {str(node.model_fields["kind"].default): node for node in _below(base) if "kind" in node.model_fields}
     location, tags = [str(part) for part in fault["loc"]], set(tagged)
     if fault["type"] == "extra_forbidden":
-        path = ".".join([*_address(location[:-1], root, tagged), location[-1]])
-        fields = {field for node in _below(base) for field in node.model_fields}
-        return f"{path}: unknown key{nearest(location[-1], fields)}"
-    path, received = ".".join(_address(location, root, tagged)) or root.__name__, fault["input"]
+        parts, node = _address(location[:-1], root, tagged)
+        return f"{'.'.join([*parts, location[-1]])}: unknown key{nearest(location[-1], node.model_fields)}"
+    path, received = ".".join(_address(location, root, tagged)[0]) or root.__name__, fault["input"]
     if fault["type"] == "missing":
         return f"{path}: missing"
     if fault["type"] == "union_tag_invalid":
@@ -39,20 +46,27 @@ def _sentence(fault: dict[str, Any], root: type[BaseModel], base: type[BaseModel
     return f"{path}: expected {message}, got {shown!r}"
 
 
-def _address(location: list[str], root: type[BaseModel], tagged: dict[str, type[BaseModel]]) -> Iterator[str]:
-    """Yield the parts of a path without the tags that pydantic puts where a union was decided.
+def _address(
+    location: list[str], root: type[BaseModel], tagged: dict[str, type[BaseModel]]
+) -> tuple[list[str], type[BaseModel]]:
+    """Return the parts of a path without the tags pydantic puts where a union was decided, and the last node on it.
 
     A field may be called like a kind of node, so fields are looked up on the way down.
     """
+    parts: list[str] = []
     current: type[BaseModel] | None = root
+    last = root
     for part in location:
         if current is not None and part in current.model_fields:
             found = set(_nodes_in(current.model_fields[part].annotation))
             current = found.pop() if len(found) == 1 else None
         elif part in tagged or part == WORD:
             current = tagged.get(part)
+            last = current or last
             continue
-        yield part
+        last = current or last
+        parts.append(part)
+    return parts, last
 
 
 def _nodes_in(annotation: Any) -> Iterator[type[BaseModel]]:
