@@ -247,6 +247,19 @@ def changed(**parts: Any) -> spec.Model:
             "'encoder.score_table' has 3 heads, the attention 2",
         ),
         (
+            spec.Model(
+                encoder=one_layer(
+                    attention(score_bias=spec.TableHeads(path="encoder.score_table", heads=(0, 3))),
+                    score_table=spec.RelativeBuckets(num_heads=3, bidirectional=True),
+                )
+            ),
+            "'encoder.score_table' has 3 heads, head 3 is none of them",
+        ),
+        (
+            spec.Model(encoder=one_layer(attention(score_bias=spec.Alibi(slopes=(0.5, 0.25, 0.125))))),
+            "score_bias has 3 slopes, the attention 2 heads",
+        ),
+        (
             changed(head=spec.Head(layers=(spec.SoftCap(value=3.0), spec.Linear(size=29)))),
             "a soft_cap bounds the outputs, so it can only be the last layer",
         ),

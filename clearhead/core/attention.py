@@ -61,10 +61,10 @@ class Context:
         cos, sin = self.made[key].unbind()  # type: ignore[union-attr]
         return cos, sin
 
-    def alibi(self, num_heads: int, rounding: Literal["none", "bfloat16"]) -> Tensor:
-        key = ("alibi", num_heads, rounding)
+    def alibi(self, alibi: spec.Alibi, num_heads: int) -> Tensor:
+        key = ("alibi", num_heads, alibi.rounding, alibi.slopes)
         if key not in self.made:
-            self.made[key] = alibi_bias(self.query_position, self.key_position, num_heads, rounding)
+            self.made[key] = alibi_bias(self.query_position, self.key_position, *key[1:])
         return self.made[key]  # type: ignore[return-value]
 
     def read(self, table: RelativeBuckets | DistanceTable) -> Tensor:
@@ -218,7 +218,7 @@ class Attention(nn.Module):
         if self.training and self.dropout.p > 0.0:
             return "explicit", "the fused kernel has no attention dropout on a CPU"
         if self.training and isinstance(
-            self.spec.score_bias, spec.RelativeBuckets | spec.Reference | spec.Disentangled
+            self.spec.score_bias, spec.RelativeBuckets | spec.Reference | spec.TableHeads | spec.Disentangled
         ):
             return "explicit", "the fused kernel has no trainable score bias on a CPU"
         return "fused", f"nothing needs the weights; up to {SHORT_ON_CPU} tokens a CPU is faster with the explicit one"
@@ -240,13 +240,14 @@ class Attention(nn.Module):
     def _bias_of(self, context: Context, query: Tensor, key: Tensor) -> Tensor | None:
         kind = self.spec.score_bias
         if isinstance(kind, spec.Alibi):
-            bias = context.alibi(self.spec.num_heads, kind.rounding)
+            bias = context.alibi(kind, self.spec.num_heads)
             return bias * self.scale if kind.scaled else bias
         if isinstance(self.score_bias, Disentangled):
             rows = context.read(self.score_bias.borrowed[0])
             return self.score_bias(query, key, rows, (self.query, self.key, self._heads)) * self.scale
         table = self.borrowed[0] if self.borrowed else self.score_bias
-        return None if table is None else context.read(table)
+        bias = None if table is None else context.read(table)
+        return bias[:, list(kind.heads)] if isinstance(kind, spec.TableHeads) else bias
 
 
 def _build_score_bias(width: int, attention: spec.Attention) -> RelativeBuckets | Disentangled | None:

@@ -221,7 +221,7 @@ class Transformer(nn.Module):
     def _borrow(self) -> None:
         """Hand every borrower the table that its reference names."""
         for path, node in spec.walk(self.spec):
-            if not isinstance(node, spec.Reference):
+            if not isinstance(node, spec.Reference | spec.TableHeads):
                 continue
             borrower = self.get_submodule(path.rpartition(".")[0])
             owner = self.get_submodule(node.path)

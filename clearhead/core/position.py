@@ -145,18 +145,19 @@ def alibi_bias(
     key_position: Int[Tensor, "batch keys"],
     num_heads: int,
     rounding: Literal["none", "bfloat16"] = "none",
+    slopes: tuple[float, ...] | None = None,
 ) -> Float[Tensor, "batch {num_heads} queries keys"]:
-    """Return minus slope times distance; in a bidirectional stack the distance counts both ways.
+    """Return minus slope times distance, the slopes given or usual; in a bidirectional stack distance counts both ways.
 
     Rounded, it is slope times the key's position, which in a softmax is the same but for the rounding; slope, position
     and product are rounded, since the models that do so were trained with it.
     """
+    slope = (alibi_slopes(num_heads) if slopes is None else torch.tensor(slopes)).to(key_position.device)
     if rounding == "bfloat16":
-        slope = alibi_slopes(num_heads).to(key_position.device).bfloat16()[:, None]
-        bias = (slope * key_position[:, None, :].bfloat16()).float()
+        bias = (slope.bfloat16()[:, None] * key_position[:, None, :].bfloat16()).float()
         return bias[:, :, None].expand(-1, -1, query_position.shape[1], -1)
     distance = (query_position[:, None, :, None] - key_position[:, None, None, :]).abs().float()
-    return -distance * alibi_slopes(num_heads).to(distance.device)[:, None, None]
+    return -distance * slope[:, None, None]
 
 
 def relative_bucket(

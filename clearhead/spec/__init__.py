@@ -61,6 +61,7 @@ from clearhead.spec.positions import (
     ScoreBias,
     ScoreTable,
     Sinusoidal,
+    TableHeads,
     YarnScaling,
 )
 from clearhead.spec.rules import consistency_faults, walk
@@ -115,6 +116,7 @@ __all__ = [
     "Stack",
     "Step",
     "Table",
+    "TableHeads",
     "Unit",
     "Window",
     "Xavier",

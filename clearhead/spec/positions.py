@@ -120,6 +120,7 @@ class Alibi(Node):
     kind: Literal["alibi"] = "alibi"
     scaled: bool = False  # the scale of the scores multiplies the penalty too
     rounding: Literal["none", "bfloat16"] = "none"  # of the slopes and of slope times position, in any dtype
+    slopes: tuple[Positive, ...] | None = None  # one for each head; None: they follow from the number of heads
 
 
 class RelativeBuckets(Node):
@@ -130,6 +131,14 @@ class RelativeBuckets(Node):
     count: Annotated[int, Field(ge=4)] = 32
     max_distance: Count = 128
     bidirectional: bool
+
+
+class TableHeads(Node):
+    """Some of the heads of a table of buckets that another module owns: what is left where others were removed."""
+
+    kind: Literal["table_heads"] = "table_heads"
+    path: str
+    heads: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
 class DistanceTable(Node):
@@ -159,4 +168,4 @@ class Disentangled(Node):
 
 
 ScoreTable = Annotated[RelativeBuckets | DistanceTable, Field(discriminator="kind")]
-ScoreBias = Annotated[Alibi | RelativeBuckets | Disentangled | Reference, Field(discriminator="kind")]
+ScoreBias = Annotated[Alibi | RelativeBuckets | Disentangled | TableHeads | Reference, Field(discriminator="kind")]

@@ -13,7 +13,7 @@ from clearhead.errors import nearest
 from clearhead.spec.base import Node, Reference
 from clearhead.spec.node_rules import node_faults
 from clearhead.spec.nodes import Attention, FeedForward, Linear, MixtureOfExperts, Stack, Table
-from clearhead.spec.positions import Disentangled, DistanceTable, RelativeBuckets
+from clearhead.spec.positions import Disentangled, DistanceTable, RelativeBuckets, TableHeads
 
 if TYPE_CHECKING:
     from clearhead.spec.model import Model
@@ -60,7 +60,7 @@ def _reference_faults(model: Model) -> list[str]:
     widths = {name: stack for name in ("encoder", "decoder") if (stack := getattr(model, name))}
     needed = _head_widths(model)
     faults = []
-    for path, node in ((path, node) for path, node in nodes.items() if isinstance(node, Reference)):
+    for path, node in ((path, node) for path, node in nodes.items() if isinstance(node, Reference | TableHeads)):
         owner, asker = tables.get(node.path), nodes[path.rpartition(".")[0]]
         if owner is None:
             faults.append(f"{path}: no table at '{node.path}'{nearest(node.path, tables)}")
@@ -69,7 +69,12 @@ def _reference_faults(model: Model) -> list[str]:
         if not isinstance(owner, RelativeBuckets if isinstance(asker, Attention) else kind):
             faults.append(f"{path}: '{node.path}' is not the kind of table needed here")
             continue
-        if isinstance(owner, RelativeBuckets) and isinstance(asker, Attention) and owner.num_heads != asker.num_heads:
+        if isinstance(owner, RelativeBuckets) and isinstance(node, TableHeads):
+            if max(node.heads) >= owner.num_heads:
+                faults.append(
+                    f"{path}: '{node.path}' has {owner.num_heads} heads, head {max(node.heads)} is none of them"
+                )
+        elif isinstance(owner, RelativeBuckets) and isinstance(asker, Attention) and owner.num_heads != asker.num_heads:
             faults.append(f"{path}: '{node.path}' has {owner.num_heads} heads, the attention {asker.num_heads}")
         own, other = widths.get(path.split(".")[0]), widths[node.path.split(".")[0]]
         if isinstance(owner, DistanceTable) and own is not other:

@@ -38,7 +38,7 @@ NAMES = {
         DistanceTable DynamicScaling Embedding EmbeddingPosition FeedForward Full Function Head HeadLayer Layer
         LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
         OutProjection Pool Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets Rotary RotaryScaling
-        Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table Unit Window Xavier YarnScaling
+        Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads Unit Window Xavier YarnScaling
         consistency_faults validate walk
     """,
     "clearhead.text": "KINDS PublishedText Roles Tokenizer TokenizerPair load_published train_tokenizer",

@@ -19,6 +19,7 @@ LENGTH = 7
 """Up to here rotations that depend on the length are plain; the rows of the laws are shorter and longer."""
 ROTARY = "decoder/pre-grouped/rotary"
 SHORT, LONG = tuple(1.0 + 0.1 * i for i in range(5)), tuple(2.0 + 0.7 * i for i in range(5))
+SLOPES = (0.9, 0.02, 0.3, 0.5, 0.11, 0.7)
 SCALINGS = {
     "linear": spec.LinearScaling(factor=3.0),
     "band": spec.BandScaling(factor=4.0, low_frequency_factor=1.0, high_frequency_factor=3.0, original_length=LENGTH),
@@ -160,6 +161,11 @@ PUBLISHED: dict[str, Callable[[], spec.Model]] = {
     **{f"rotation {name}": lambda name=name: rotated(name) for name in SCALINGS},
     "scaled alibi": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(scaled=True)),
     "rounded alibi": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(rounding="bfloat16")),
+    "own slopes": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(slopes=SLOPES)),
+    "heads of a table": lambda: attending(
+        "decoder/post/buckets", num_heads=3, num_kv_heads=3,
+        score_bias=spec.TableHeads(path="decoder.score_table", heads=(5, 0, 2)),
+    ),
     "own buckets": lambda: attending(
         ROTARY, position=None, score_bias=spec.RelativeBuckets(num_heads=6, bidirectional=False)
     ),
