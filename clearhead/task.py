@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clearhead.errors import InputError
 
-TaskKind = Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise"]
+TaskKind = Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise", "answer"]
+
+Repeats = Literal["start", "last"]
 
 
 class Noise(BaseModel):
@@ -40,6 +42,9 @@ class TaskRecord(BaseModel):
         is_paired: whether it reads pairs of texts.
         number_mean, number_scale: a number that it gives is output * number_scale + number_mean.
         noise: how the text was damaged that it learned to mend; None for all other tasks.
+        repeats: the decoder of a model with two stacks reads what the encoder reads, one place later, and begins with
+            its start token ("start") or with the last id of the text ("last"); None: it reads a text of its own, or the
+            start token alone.
         inner_signs, sign_runs: how raw text becomes words like those it was trained on; see `WordSplitter`.
     """
 
@@ -53,6 +58,7 @@ class TaskRecord(BaseModel):
     number_mean: float = 0.0
     number_scale: float = 1.0
     noise: Noise | None = None
+    repeats: Repeats | None = None
     inner_signs: str = ""
     sign_runs: tuple[str, ...] = ()
 

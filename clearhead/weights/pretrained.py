@@ -119,10 +119,11 @@ class _Found:
     @staticmethod
     def of(record: Record, variant: Variant, files: TensorFiles) -> _Found:
         """Find out whether the names of the stacks have their prefix, and how norms are spelled."""
-        prefixed = bool(record.prefix) and any(name.startswith(record.prefix) for name in files)
+        prefix = record.prefix_of(variant)
+        prefixed = bool(prefix) and any(name.startswith(prefix) for name in files)
         spelled = {re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name): name for name in files}
         spelled = {re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", new): name for new, name in spelled.items()}
-        return _Found(record, variant, files, record.prefix if prefixed else "", spelled)
+        return _Found(record, variant, files, prefix if prefixed else "", spelled)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.files[self.names[name]]
@@ -229,14 +230,15 @@ def _tying(found: _Found, values: Values) -> Values:
 
 def _task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord:
     if variant.task not in ("classify", "tag"):
-        return TaskRecord(kind=variant.task)
+        return TaskRecord(kind=variant.task, repeats=variant.repeats)
     names = config.get("id2label") or {}
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
     kind: Literal["one", "several", "number"] = "number" if count == 1 else "one"
     said = config.get("problem_type")
     if said == "multi_label_classification":
         kind = "several"
-    return TaskRecord(kind=variant.task, labels=() if kind == "number" else labels, label_kind=kind)
+    names_kept = () if kind == "number" else labels
+    return TaskRecord(kind=variant.task, labels=names_kept, label_kind=kind, repeats=variant.repeats)
 
 
 def theirs_of(bounds: Sequence[Bound], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:

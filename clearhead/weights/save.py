@@ -47,8 +47,8 @@ def save_pretrained(
         record, variant, prefix = pretrained.record, pretrained.variant, pretrained.prefix
         config = _config_as_loaded(module, pretrained)
     else:
-        record, variant, config = _chosen(module, model_type)
-        prefix = "" if variant.is_bare else record.prefix
+        record, variant, config = _chosen(module, model_type, task)
+        prefix = "" if variant.is_bare else record.prefix_of(variant)
     if task is not None and task.labels:
         config["id2label"] = {str(index): label for index, label in enumerate(task.labels)}
         config["label2id"] = {label: index for index, label in enumerate(task.labels)}
@@ -99,15 +99,17 @@ def _config_as_loaded(module: Transformer, pretrained: Pretrained) -> dict[str, 
     return configs.write(record, variant, module.spec) | carried
 
 
-def _chosen(module: Transformer, model_type: str | None) -> tuple[Record, Variant, dict[str, Any]]:
+def _chosen(
+    module: Transformer, model_type: str | None, task: TaskRecord | None
+) -> tuple[Record, Variant, dict[str, Any]]:
     known = architectures.records()
     records = list(known.values()) if model_type is None else [known[model_type]]
     failures: list[tuple[int, InputError]] = []
     for record in records:
-        for variant in record.variants:
+        for variant in _meant(record, task):
             try:
                 config = configs.write(record, variant, module.spec)
-                _, unspoken = rules_at(record, variant, record.prefix, module)
+                _, unspoken = rules_at(record, variant, record.prefix_of(variant), module)
             except InputError as error:
                 # A family that differs in a few places is nearer than one whose own defaults do not even fit.
                 is_near = "the format can only say" in str(error)
@@ -116,3 +118,11 @@ def _chosen(module: Transformer, model_type: str | None) -> tuple[Record, Varian
             if not unspoken:
                 return record, variant, config
     raise min(failures, key=lambda failure: failure[0])[1]
+
+
+def _meant(record: Record, task: TaskRecord | None) -> list[Variant]:
+    """The variants that a module may be, those of its own task first; bounds of an answer look like two tags."""
+    if task is None:
+        return list(record.variants)
+    fitting = [one for one in record.variants if "answer" not in (one.task, task.kind) or one.task == task.kind]
+    return sorted(fitting, key=lambda one: one.task != task.kind)

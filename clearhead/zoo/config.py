@@ -139,7 +139,9 @@ def write(record: Record, variant: Variant, model: spec.Model) -> dict[str, Any]
     if variant.task in ("classify", "tag") and labels is not None:
         config["id2label"] = {str(index): f"LABEL_{index}" for index in range(labels)}
         config["label2id"] = {name: int(index) for index, name in config["id2label"].items()}
-    for key in record.keys:
+    # Whether words and outputs share a table is a question only where outputs are words.
+    silent = () if variant.output else ("tie_word_embeddings",)
+    for key in (key for key in record.keys if key.name not in silent):
         try:
             value = at(model, key.at) if key.at is not None else None
         except LookupError:

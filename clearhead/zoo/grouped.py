@@ -177,14 +177,25 @@ def record(
     only: tuple[Only, ...] = (),
     classes: tuple[Variant, ...] | None = None,
     ignored: tuple[str, ...] = (),
+    answers: str | None = None,
 ) -> Record:
-    """A family whose files have the shared names; the names of its classes begin with `name`."""
+    """A family whose files have the shared names; the names of its classes begin with `name`.
+
+    Args:
+        model_type, keys, model, rules, inert, only, ignored: as in `Record`.
+        name: how the names of the classes begin.
+        classes: the variants, where they are others than usual.
+        answers: the prefix of the class that finds answers; None: there is none.
+    """
+    found = classes or variants(name)
+    if answers is not None:
+        found = (*found, parts.answering(f"{name}ForQuestionAnswering", prefix=answers))
     return Record(
         model_type=model_type,
         keys=keys,
         model=model,
         rules=rules,
-        variants=classes or variants(name),
+        variants=found,
         only=(Only("is_causal", (True,), "tokens would see what is after them"), *only),
         inert=inert,
         prefix="model.",

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from clearhead import spec
-from clearhead.zoo.record import Address, Key, Values
+from clearhead.task import Repeats
+from clearhead.zoo.layout import module
+from clearhead.zoo.record import Address, Key, Values, Variant
 
 AnyNorm = spec.LayerNorm | spec.RMSNorm
 AnyFunction = spec.Attention | spec.FeedForward | spec.MixtureOfExperts
@@ -124,3 +126,21 @@ def pooled(
 def each_token(values: Values) -> spec.Head:
     """Scores of labels for every token."""
     return spec.Head(layers=(spec.Linear(size=values.num_labels),))
+
+
+def bounds(values: Values) -> spec.Head:
+    """Two scores for every token: as the first of an answer, and as its last."""
+    return spec.Head(layers=(spec.Linear(size=2),))
+
+
+def answering(
+    name: str, *, prefix: str | None = None, spare: tuple[str, ...] = (), repeats: Repeats | None = None
+) -> Variant:
+    """The class that finds answers in a text, as most families have it.
+
+    Args:
+        name: of the class.
+        prefix, spare, repeats: as in `Variant`.
+    """
+    rules = (module("qa_outputs", "head.layers.0"),)
+    return Variant((name,), "answer", bounds, rules, prefix=prefix, spare=spare, repeats=repeats)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.task import TaskKind
+from clearhead.task import Repeats, TaskKind
 from clearhead.zoo.layout import Rule
 
 Address = str | Callable[[spec.Model], Any]
@@ -102,6 +102,9 @@ class Variant:
         output: the tensor that may be one with the word table.
         spare: patterns of tensors that this variant may carry unused.
         has_decoder: whether the family's decoder, if it has one, is part of this class.
+        prefix: what stands before the names of the stacks in files of this class, where it is not the family's.
+        repeats: whether the decoder reads what the encoder reads, one place later, and begins with its start token
+            ("start") or with the last id of the text ("last"); None: it reads a text of its own.
     """
 
     classes: tuple[str, ...]
@@ -112,6 +115,8 @@ class Variant:
     output: str | None = None
     spare: tuple[str, ...] = ()
     has_decoder: bool = True
+    prefix: str | None = None
+    repeats: Repeats | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,10 @@ class Record:
     constants: tuple[Constant, ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "max_position_embeddings"
+
+    def prefix_of(self, variant: Variant) -> str:
+        """Return what stands before the names of the stacks in files of a variant, if anything does."""
+        return self.prefix if variant.prefix is None else variant.prefix
 
     def whole(self, values: Values, variant: Variant) -> spec.Model:
         """Return the spec of a variant.

@@ -96,6 +96,7 @@ RECORDS = (
                 (module("classifier", "head.layers.0"),),
                 spare=(POOLER,),
             ),
+            parts.answering("AlbertForQuestionAnswering", spare=(POOLER,)),
             Variant(("AlbertModel",), "embed", parts.nothing, is_bare=True, spare=(POOLER,)),
         ),
         only=(*bert.ONLY, Only("inner_group_num", (1,), "a group would be several layers")),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core.position import sinusoidal_table
-from clearhead.task import TaskKind
+from clearhead.task import Repeats, TaskKind
 from clearhead.zoo import parts
 from clearhead.zoo.layout import Rule, Wrapped, module, tensor
 from clearhead.zoo.record import Constant, Key, Only, Record, Values, Variant
@@ -170,6 +170,23 @@ def _sinusoids(side: Side, *, is_written: bool, layout: Literal["halves", "fairs
     return Constant(f"{side}.embed_positions.weight", compute, is_written)
 
 
+def _labels(c: Values) -> spec.Head:
+    inner = (spec.Linear(size=c["d_model"]), spec.Activation(function="tanh"))
+    return spec.Head(layers=(spec.Pool(by="last"), *inner, spec.Linear(size=c.num_labels)))
+
+
+def _repeating(name: str, repeats: Repeats) -> tuple[Variant, ...]:
+    """The classes whose decoder reads the encoder's text once more."""
+    head = (
+        module("classification_head.dense", "head.layers.1"),
+        module("classification_head.out_proj", "head.layers.3"),
+    )
+    return (
+        Variant((f"{name}ForSequenceClassification",), "classify", _labels, head, repeats=repeats),
+        parts.answering(f"{name}ForQuestionAnswering", repeats=repeats),
+    )
+
+
 def _record(
     model_type: str,
     name: str,
@@ -181,6 +198,7 @@ def _record(
     bias: bool = True,
     written: bool | None = None,
     padding: Mapping[str, int | None] | None = None,
+    repeats: Repeats | None = None,
 ) -> Record:
     words = parts.words(TABLE, bias=bias)
     head = (tensor("lm_head.weight", "head.layers.0.weight"), *((SCORES,) if bias else ()))
@@ -202,6 +220,7 @@ def _record(
         rules=RULES,
         variants=(
             Variant((f"{name}{words_class}",), task, words, head, output="lm_head.weight"),
+            *(_repeating(name, repeats) if repeats else ()),
             Variant((f"{name}Model",), "embed", parts.nothing, is_bare=True),
         ),
         only=only,
@@ -242,8 +261,9 @@ BLENDERBOT = {
 }
 
 RECORDS = (
-    _record("bart", "Bart", Kind("out", False, True, _learned(2)), KEYS),
-    _record("mbart", "MBart", Kind("pre", True, True, _learned(2)), KEYS, task="translate"),
+    _record("bart", "Bart", Kind("out", False, True, _learned(2)), KEYS, repeats="start"),
+    # What ends a text is its language, with which the decoder begins.
+    _record("mbart", "MBart", Kind("pre", True, True, _learned(2)), KEYS, task="translate", repeats="last"),
     _record("blenderbot", "Blenderbot", Kind("pre", True, False, _learned(0)), parts.defaults(KEYS, BLENDERBOT)),
     _record("pegasus", "Pegasus", Kind("pre", True, False, _halves), KEYS, written=True),
     _record(

@@ -171,6 +171,7 @@ def _bert_variants() -> tuple[Variant, ...]:
             ("BertForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),),
             spare=spare,
         ),
+        parts.answering("BertForQuestionAnswering", spare=spare),
         Variant(("BertModel",), "embed", parts.nothing, is_bare=True, spare=(POOLER,)),
     )  # fmt: skip
 
@@ -191,6 +192,7 @@ def _roberta_variants(name: str) -> tuple[Variant, ...]:
             (f"{name}ForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),),
             spare=spare,
         ),
+        parts.answering(f"{name}ForQuestionAnswering", spare=spare),
         Variant((f"{name}Model",), "embed", parts.nothing, is_bare=True, spare=spare),
     )  # fmt: skip
 

@@ -81,6 +81,7 @@ RECORDS = (
             Variant(
                 ("BloomForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
             ),
+            parts.answering("BloomForQuestionAnswering"),
             Variant(("BloomModel",), "embed", parts.nothing, is_bare=True),
         ),
         only=(

@@ -230,6 +230,7 @@ RECORDS = (
                 (module("classifier", "head.layers.0"),),
                 spare=(*OTHERS, *HEADS),
             ),
+            parts.answering("DebertaV2ForQuestionAnswering", spare=(*OTHERS, *HEADS)),
             Variant(("DebertaV2Model",), "embed", parts.nothing, is_bare=True, spare=(*OTHERS, *HEADS)),
         ),
         only=(

@@ -94,6 +94,7 @@ RECORDS = (
             Variant(
                 ("DistilBertForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
             ),
+            parts.answering("DistilBertForQuestionAnswering"),
             Variant(("DistilBertModel",), "embed", parts.nothing, is_bare=True),
         ),
         # The table of positions is in the file, however it was first made.

@@ -67,6 +67,7 @@ RECORDS = (
             Variant(
                 ("ElectraForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
             ),
+            parts.answering("ElectraForQuestionAnswering"),
             Variant(("ElectraModel",), "embed", parts.nothing, is_bare=True),
         ),
         only=bert.ONLY,

@@ -159,6 +159,7 @@ RECORDS = (
             Variant(
                 ("FalconForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
             ),
+            parts.answering("FalconForQuestionAnswering"),
             Variant(("FalconModel",), "embed", parts.nothing, is_bare=True),
         ),
         only=(

@@ -100,6 +100,7 @@ RECORDS = (
                 (module("score", "head.layers.1"),),
             ),
             Variant(("GPT2ForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)),
+            parts.answering("GPT2ForQuestionAnswering"),
             Variant(("GPT2Model",), "embed", parts.nothing, is_bare=True),
         ),
         # Numeric care in half precision, and settings of a head with choices that none of the variants has.

@@ -123,6 +123,7 @@ RECORDS = (
             Variant(
                 ("GPTNeoForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
             ),
+            parts.answering("GPTNeoForQuestionAnswering"),
             Variant(("GPTNeoModel",), "embed", parts.nothing, is_bare=True),
         ),
         only=(Only("is_causal", (True,), "tokens would see what is after them"),),

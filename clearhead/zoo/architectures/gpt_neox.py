@@ -114,6 +114,7 @@ RECORDS = (
             Variant(
                 ("GPTNeoXForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
             ),
+            parts.answering("GPTNeoXForQuestionAnswering"),
             Variant(("GPTNeoXModel",), "embed", parts.nothing, is_bare=True),
         ),
         # A theta under its usual name has no effect in this family; one that differs from the family's own misleads.

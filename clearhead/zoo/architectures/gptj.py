@@ -80,6 +80,7 @@ RECORDS = (
                 parts.pooled("last", bias=False),
                 (module("score", "head.layers.1"),),
             ),
+            parts.answering("GPTJForQuestionAnswering"),
             Variant(("GPTJModel",), "embed", parts.nothing, is_bare=True),
         ),
         only=(

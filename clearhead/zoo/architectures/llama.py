@@ -53,10 +53,17 @@ QWEN = {
     "max_position_embeddings": 32768,
 }
 MISTRAL = {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+# Classes that find answers kept a prefix that the others left.
+OLDER = "transformer."
 
 RECORDS = (
     grouped.record(
-        "llama", "Llama", (*grouped.KEYS, grouped.ATTENTION_BIAS, grouped.MLP_BIAS), _llama, inert=("pretraining_tp",)
+        "llama",
+        "Llama",
+        (*grouped.KEYS, grouped.ATTENTION_BIAS, grouped.MLP_BIAS),
+        _llama,
+        inert=("pretraining_tp",),
+        answers=OLDER,
     ),
     grouped.record(
         "mistral",
@@ -66,12 +73,14 @@ RECORDS = (
             Key("sliding_window", 4096, grouped.window, is_nullable=True),
         ),
         _mistral,
+        answers="model.",
     ),
-    grouped.record("qwen2", "Qwen2", (*parts.defaults(grouped.KEYS, QWEN), *grouped.WINDOWS), _qwen2),
+    grouped.record("qwen2", "Qwen2", (*parts.defaults(grouped.KEYS, QWEN), *grouped.WINDOWS), _qwen2, answers=OLDER),
     grouped.record(
         "qwen3",
         "Qwen3",
         (*parts.defaults(grouped.KEYS, QWEN | {"head_dim": 128}), grouped.ATTENTION_BIAS, *grouped.WINDOWS),
         _qwen3,
+        answers=OLDER,
     ),
 )

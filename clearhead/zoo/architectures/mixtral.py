@@ -112,6 +112,7 @@ RECORDS = (
         rules=(*grouped.RULES, *_expert_rules("block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"})),
         inert=INERT,
         only=(Only("router_jitter_noise", (0.0,), "what the router reads would be shaken in training"),),
+        answers="model.",
     ),
     grouped.record(
         "qwen3_moe",
@@ -141,5 +142,6 @@ RECORDS = (
             *_expert_rules("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}),
         ),
         inert=(*INERT, "max_window_layers"),
+        answers="transformer.",
     ),
 )

@@ -100,6 +100,10 @@ def _token(c: Values) -> spec.Head:
     return spec.Head(layers=(*_inner(c), spec.Linear(size=c.num_labels)))
 
 
+def _bounds(c: Values) -> spec.Head:
+    return spec.Head(layers=(*_inner(c), spec.Linear(size=2)))
+
+
 # --- what goes back to a config -------------------------------------------------------------------------------
 
 
@@ -215,6 +219,9 @@ RECORDS = (
             ),
             Variant(
                 ("ModernBertForTokenClassification",), "tag", _token, (*HEAD, module("classifier", "head.layers.3"))
+            ),
+            Variant(
+                ("ModernBertForQuestionAnswering",), "answer", _bounds, (*HEAD, module("classifier", "head.layers.3"))
             ),
             Variant(("ModernBertModel",), "embed", parts.nothing, is_bare=True),
         ),

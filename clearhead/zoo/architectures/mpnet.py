@@ -69,6 +69,7 @@ RECORDS = (
                 (module("classifier", "head.layers.0"),),
                 spare=(POOLER,),
             ),
+            parts.answering("MPNetForQuestionAnswering", spare=(POOLER,)),
             Variant(("MPNetModel",), "embed", parts.nothing, is_bare=True, spare=(POOLER,)),
         ),
         only=(

@@ -117,6 +117,7 @@ RECORDS = (
                 (module("score", "head.layers.1"),),
             ),
             Variant(("MptForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)),
+            parts.answering("MptForQuestionAnswering"),
             Variant(("MptModel",), "embed", parts.nothing, is_bare=True),
         ),
         # The classes read none of these; a value that means something else would be passed over.

@@ -127,6 +127,7 @@ RECORDS = (
                 parts.pooled("last", bias=False),
                 (module("score", "head.layers.1"),),
             ),
+            parts.answering("OPTForQuestionAnswering"),
             Variant(("OPTModel",), "embed", parts.nothing, is_bare=True),
         ),
         only=(Only("is_causal", (True,), "tokens would see what is after them"),),

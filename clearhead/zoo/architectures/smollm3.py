@@ -75,6 +75,7 @@ RECORDS = (
             ),
             _model,
             inert=("max_window_layers", "pretraining_tp"),
+            answers="transformer.",
         ),
         written={"pad_token_id": None},
     ),

@@ -172,6 +172,11 @@ RULES = (
 )
 
 
+def _labels(c: Values) -> spec.Head:
+    inner = (spec.Linear(size=c["d_model"]), spec.Activation(function="tanh"))
+    return spec.Head(layers=(spec.Pool(by="last"), *inner, spec.Linear(size=c.num_labels)))
+
+
 def _record(
     model_type: str,
     name: str,
@@ -192,6 +197,27 @@ def _record(
                 (module("lm_head", "head.layers.0"),),
                 output="lm_head.weight",
             ),
+            Variant(
+                (f"{name}ForSequenceClassification",),
+                "classify",
+                _labels,
+                (
+                    module("classification_head.dense", "head.layers.1"),
+                    module("classification_head.out_proj", "head.layers.3"),
+                ),
+                prefix="transformer.",
+                repeats="start",
+            ),
+            Variant(
+                (f"{name}ForTokenClassification",),
+                "tag",
+                parts.each_token,
+                (module("classifier", "head.layers.0"),),
+                spare=(r"transformer\.decoder\..*",),
+                has_decoder=False,
+                prefix="transformer.",
+            ),
+            parts.answering(f"{name}ForQuestionAnswering", repeats="start"),
             Variant((f"{name}Model",), "embed", parts.nothing),
             Variant((f"{name}EncoderModel",), "embed", parts.nothing, spare=(r"decoder\..*",), has_decoder=False),
         ),

@@ -21,6 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clearhead.core import Output, Transformer
+from clearhead.data.repeating import repeated
+from clearhead.task import Repeats
 from clearhead.weights import Pretrained, load_pretrained
 from clearhead.weights.pretrained import rules_at
 from clearhead.weights.save import their_tensors
@@ -75,7 +77,10 @@ def all_cases() -> list[Case]:
         for variant in architectures.records()[model_type].variants:
             for cls in variant.classes:
                 if cls != case.cls and cls != class_of(case):
-                    found.append(replace(case, name=f"{case.name}/{cls}", cls=cls))
+                    # An answer has a first and a last token, which their classes count as labels.
+                    labels = {"num_labels": 2} if variant.task == "answer" else {}
+                    config = {**case.config, **labels}
+                    found.append(replace(case, name=f"{case.name}/{cls}", cls=cls, config=config))
     return found
 
 
@@ -133,13 +138,35 @@ class Pair:
         return self.ours.head is not None and self.ours.head.is_pooled
 
     @property
+    def repeats(self) -> Repeats | None:
+        return self.loaded.task.repeats
+
+    @property
     def takes_positions(self) -> bool:
         return "position_ids" in inspect.signature(self.theirs.forward).parameters
 
-    def ids(self, rows: int = B, length: int = T) -> Tensor:
-        """Ids that never are the padding's."""
+    def ids(self, rows: int = B, length: int = T, mask: Tensor | None = None) -> Tensor:
+        """Ids that never are the padding's; a text that is read twice ends with the id that ends texts."""
         ids = torch.randint(self.case.vocab - 1, (rows, length))
-        return ids + (ids >= self.case.pad)
+        ids = ids + (ids >= self.case.pad)
+        if self.repeats is None:
+            return ids
+        end = self.theirs.config.eos_token_id
+        ids[ids == end] = self.case.vocab - 1
+        last = length - 1 if mask is None else last_real(mask)
+        ids[torch.arange(rows), last] = end
+        return ids
+
+    def targets(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """What our decoder reads: a text of its own, or the same once more."""
+        if not self.has_memory:
+            return {}
+        if self.repeats is None:
+            return {"target_ids": self.ids(rows=len(ids), length=U)}
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        start = self.theirs.config.decoder_start_token_id
+        again = {"target_ids": repeated(ids, real, start=None if self.repeats == "last" else start)}
+        return again if mask is None else again | {"target_mask": mask}
 
     def run_theirs(self, ids: Tensor, mask: Tensor | None = None, **more: Any) -> Any:
         arguments: dict[str, Any] = {"input_ids": ids, "output_hidden_states": True, **more}
@@ -152,8 +179,15 @@ class Pair:
         return self.ours(ids, mask=mask, **more)
 
 
+def last_real(mask: Tensor) -> Tensor:
+    """The place of the last real token of each row."""
+    return torch.where(mask.expand(B, -1), torch.arange(mask.shape[-1]), -1).argmax(1)
+
+
 def outputs_of(theirs: Any) -> Tensor:
     """What their class gives: scores, or the last states where it has no head."""
+    if "start_logits" in theirs:
+        return torch.stack([theirs.start_logits, theirs.end_logits], dim=-1)
     names = ("logits", "prediction_logits", "last_hidden_state")
     return next(theirs[name] for name in names if name in theirs)
 

@@ -67,19 +67,23 @@ def renamed(segments: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"token_type_ids": segments["segments"]} if segments else {}
 
 
-def both(
-    pair: Pair, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None, targets: Tensor | None = None
-) -> tuple[object, object]:
+def said(pair: Pair, targets: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What their decoder is given; where it reads a text once more, they make it themselves."""
+    return {"decoder_input_ids": targets["target_ids"]} if targets and pair.repeats is None else {}
+
+
+def both(pair: Pair, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> tuple[object, object]:
     """Run both models on the same."""
-    segments = segments_of(pair, ids)
-    more = renamed(segments)
+    segments, targets = segments_of(pair, ids), pair.targets(ids, mask)
+    more = renamed(segments) | said(pair, targets)
     if positions is not None:
         more["position_ids"] = positions
-    if pair.has_memory:
-        return pair.run_theirs(ids, mask, decoder_input_ids=targets, **more), pair.run_ours(
-            ids, mask, target_ids=targets, **segments
-        )
-    return pair.run_theirs(ids, mask, **more), pair.run_ours(ids, mask, **segments)
+    return pair.run_theirs(ids, mask, **more), pair.run_ours(ids, mask, **segments, **targets)
+
+
+def compared(pair: Pair, mask: Tensor) -> Tensor | None:
+    """Where outputs are of real tokens; None: everywhere."""
+    return None if pair.is_pooled or (pair.has_memory and pair.repeats is None) else mask
 
 
 def check_layers(seen: list[Tensor], expected: tuple[Tensor, ...], last: Tensor) -> None:
@@ -92,10 +96,10 @@ def check_layers(seen: list[Tensor], expected: tuple[Tensor, ...], last: Tensor)
 
 
 def test_every_layer_the_outputs_and_all_gradients(pair: Pair, tmp_path: Path) -> None:
-    ids, targets = pair.ids(), pair.ids(length=U)
+    ids = pair.ids()
     stack = pair.ours.decoder or pair.ours.encoder
     with layers_seen(stack) as seen:
-        theirs, ours = both(pair, ids, targets=targets)
+        theirs, ours = both(pair, ids)
     states = theirs.decoder_hidden_states if pair.has_memory else theirs.hidden_states
     check_layers(seen, states, ours.hidden)
     if pair.has_memory:
@@ -119,32 +123,30 @@ def test_every_layer_the_outputs_and_all_gradients(pair: Pair, tmp_path: Path) -
 
 def test_padding_on_the_right(pair: Pair) -> None:
     mask = torch.arange(T) < LENGTHS[:, None]
-    ids = pair.ids()
+    ids = pair.ids(mask=mask)
     with torch.no_grad():
-        theirs, ours = both(pair, ids, mask, targets=pair.ids(length=U))
-    real = None if pair.is_pooled or pair.has_memory else mask
-    assert difference(outputs(ours), outputs_of(theirs), real) <= TOLERANCE
+        theirs, ours = both(pair, ids, mask)
+    assert difference(outputs(ours), outputs_of(theirs), compared(pair, mask)) <= TOLERANCE
 
 
 def test_padding_on_the_left(pair: Pair) -> None:
     mask = torch.arange(T) >= T - LENGTHS[:, None]
-    ids, targets = pair.ids(), pair.ids(length=U)
+    ids = pair.ids(mask=mask)
+    real = compared(pair, mask)
     with torch.no_grad():
-        segments = segments_of(pair, ids)
-        ours = pair.run_ours(ids, mask, **segments, **({"target_ids": targets} if pair.has_memory else {}))
+        segments, targets = segments_of(pair, ids), pair.targets(ids, mask)
+        ours = pair.run_ours(ids, mask, **segments, **targets)
         for row in range(B):
             alone = ids[row : row + 1, mask[row]]
             more = {name: value[row : row + 1, mask[row]] for name, value in renamed(segments).items()}
-            if pair.has_memory:
-                more["decoder_input_ids"] = targets[row : row + 1]
+            more |= {name: value[row : row + 1] for name, value in said(pair, targets).items()}
             theirs = outputs_of(pair.run_theirs(alone, **more))[0]
-            found = outputs(ours)[row] if pair.is_pooled or pair.has_memory else outputs(ours)[row, mask[row]]
+            found = outputs(ours)[row] if real is None else outputs(ours)[row, mask[row]]
             assert difference(found, theirs) <= TOLERANCE
     if pair.takes_positions and not pair.case.reads_ids and not pair.is_pooled:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
-            theirs, ours = both(pair, ids, mask, positions, targets if pair.has_memory else None)
-        real = None if pair.has_memory else mask
+            theirs, ours = both(pair, ids, mask, positions)
         assert difference(outputs(ours), outputs_of(theirs), real) <= TOLERANCE
 
 
@@ -177,7 +179,7 @@ def test_saved_as_loaded_every_bit_is_the_same(pair: Pair, tmp_path: Path) -> No
 
 
 def test_transformers_reads_what_is_written_from_the_spec(pair: Pair, tmp_path: Path) -> None:
-    save_pretrained(pair.ours, tmp_path / "ours", pretrained=None, model_type=pair.case.model_type)
+    save_pretrained(pair.ours, tmp_path / "ours", task=pair.loaded.task, model_type=pair.case.model_type)
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     if not pair.loaded.spare:
         assert config["architectures"] == [pair.loaded.variant.classes[0]]
@@ -186,21 +188,23 @@ def test_transformers_reads_what_is_written_from_the_spec(pair: Pair, tmp_path: 
         twin, report = getattr(transformers, config["architectures"][0]).from_pretrained(
             tmp_path / "ours", attn_implementation=pair.case.attention, output_loading_info=True
         )
-    spare = {name.removeprefix(pair.loaded.record.prefix) for name in pair.loaded.spare}
-    missing = {name.removeprefix(pair.loaded.record.prefix) for name in report["missing_keys"]}
+    prefix = pair.loaded.record.prefix_of(pair.loaded.variant)
+    spare = {name.removeprefix(prefix) for name in pair.loaded.spare}
+    missing = {name.removeprefix(prefix) for name in report["missing_keys"]}
     assert missing <= spare and not report["unexpected_keys"] and not report["mismatched_keys"]
-    twin.config.pad_token_id = pair.theirs.config.pad_token_id
+    for name in ("pad_token_id", "decoder_start_token_id"):
+        setattr(twin.config, name, getattr(pair.theirs.config, name, None))
     again = load_pretrained(tmp_path / "ours")
     assert again.module.spec.model_copy(update={"initialization": pair.ours.spec.initialization}) == pair.ours.spec
-    ids, targets = pair.ids(), pair.ids(length=U)
+    ids = pair.ids()
     with torch.no_grad():
-        more = {"decoder_input_ids": targets} if pair.has_memory else {}
+        more = said(pair, pair.targets(ids))
         expected = outputs_of(pair.run_theirs(ids, **more))
         assert difference(outputs_of(twin.eval()(input_ids=ids, **more)), expected) <= 1e-6
 
 
 def test_training_mode_runs(pair: Pair) -> None:
     module = copy.deepcopy(pair.ours).train()
-    more = {"target_ids": pair.ids(length=U)} if pair.has_memory else {}
-    outputs(module(pair.ids(), **more)).sum().backward()
+    ids = pair.ids()
+    outputs(module(ids, **pair.targets(ids))).sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
