@@ -10,15 +10,18 @@ import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
-from clearhead.core import Transformer, build
+from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.candidate import Candidate, Generation, Hypothesis
-from clearhead.generate.engine import translate_ids
+from clearhead.generate.candidate import Generation, Hypothesis
 from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.published import Published, save_published
-from clearhead.generate.scoring import PairScore, score_pairs
+from clearhead.generate.published import Published
+from clearhead.generate.rules import GenerationRules
+from clearhead.generate.saving import save_origin, save_published
+from clearhead.generate.scoring import PairScore
 from clearhead.generate.text import Reading, generate_texts, score_texts, stream_text
+from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.machine import choose_device, choose_precision
+from clearhead.predict.answer import Answer, answer
 from clearhead.predict.classify import Classification, classify
 from clearhead.predict.embed import embed
 from clearhead.predict.fill import Filled
@@ -27,9 +30,11 @@ from clearhead.predict.tag import Entity, tag
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
 from clearhead.text import Tokenizer, TokenizerPair
+from clearhead.text.frame import Frame
 from clearhead.train.checkpoint import writing_folder
-from clearhead.train.run_directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE, model_files, read_task
-from clearhead.weights import fill, load_tensors, save_tensors
+from clearhead.train.run_directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
+from clearhead.train.saved import load_saved
+from clearhead.weights import save_tensors
 from clearhead.weights.hub import find_published
 
 
@@ -283,7 +288,6 @@ class Model:
         Raises:
             InputError: a text without a blank or too long, or a model that was not trained to fill blanks.
         """
-        self._check_frame(texts)
         return fill_blanks(self.module, self.tokenizer, texts, top_k=top_k, max_length=self.task.max_length)
 
     def classify(
@@ -294,7 +298,6 @@ class Model:
         Raises:
             InputError: the model was not trained to classify, or a text is empty, or not paired as in training.
         """
-        self._check_frame(texts)
         return classify(self.module, self.tokenizer, self.task, texts, batch_size=batch_size)
 
     def tag(
@@ -305,18 +308,34 @@ class Model:
         Raises:
             InputError: the model was not trained to tag.
         """
-        # Lists here are the words of one text.
-        self._check_frame(())
         return tag(self.module, self.tokenizer, self.task, texts, batch_size=batch_size)
 
     def embed(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Float32[ndarray, "texts width"]:
         """Return one vector for each text, pooled and normalised as the model's head says.
 
+        A published folder also says how much of a text is read; what is behind is cut off.
+
         Raises:
             InputError: the model has no head that makes vectors, or a text is longer than its positions.
         """
-        self._check_frame(texts)
-        return embed(self.module, self.tokenizer, texts)
+        longest = None if self.published is None else self.task.max_length
+        return embed(self.module, self.tokenizer, texts, max_length=longest)
+
+    def answer(
+        self, question: str, context: str, *, top_k: int = 1, may_lack: bool = False, batch_size: int | None = None
+    ) -> list[Answer]:
+        """Return where in a text a question is answered, the best of so many answers first.
+
+        Args:
+            question, context: neither empty; a long context is read in windows that overlap.
+            top_k, batch_size: how many answers; most windows read together, None: as many as a token budget allows.
+            may_lack: "no answer" is an answer too: one with an empty text.
+
+        Raises:
+            InputError: the model was not trained to answer, or a text or a number is out of range.
+        """
+        options: dict[str, Any] = {"top_k": top_k, "may_lack": may_lack, "batch_size": batch_size}
+        return answer(self.module, self.tokenizer, self.task, question, context, **options)
 
     @overload
     def score(self, source: str, target: str | None = None, *, length_penalty: float = 1.0) -> PairScore: ...
@@ -340,23 +359,29 @@ class Model:
                 positions.
         """
         sources = [source] if isinstance(source, str) else source
-        if self.published is not None and self.module.encoder is not None:
-            raise InputError("scores of a published encoder-decoder are not supported yet")
         if target is None:
             scored = score_texts(self.module, self.tokenizer, sources, length_penalty=length_penalty)
-            return scored[0] if isinstance(source, str) else scored
-        targets = [target] if isinstance(target, str) else target
-        pair = self.tokenizers
-        scores = score_pairs(
-            self.module,
-            self._encode(sources),
-            pair.target.encode_batch(targets),
-            bos_id=pair.target.bos_id,
-            eos_id=pair.target.eos_id,
-            pad_id=pair.source.pad_id,
-            length_penalty=length_penalty,
-        )
-        return scores[0] if isinstance(source, str) else scores
+        else:
+            targets = [target] if isinstance(target, str) else target
+            frame, rules = self._between(None, None)
+            scored = score_translations(
+                self.module, self.tokenizers, sources, targets, frame, rules, length_penalty=length_penalty
+            )
+        return scored[0] if isinstance(source, str) else scored
+
+    def replaced(
+        self, module: Transformer, *, tokenizers: TokenizerPair | None = None, task: TaskRecord | None = None
+    ) -> Model:
+        """Return the same model with another module; what its checkpoint says about text and generation stays.
+
+        Args:
+            module: the module.
+            tokenizers: of the module; None: the same.
+            task: what its outputs are for; None: the same.
+        """
+        record = self.task if task is None else task
+        published = None if self.published is None else self.published.replaced(module, record, tokenizers)
+        return Model(module, self.tokenizers if tokenizers is None else tokenizers, record, published)
 
     def save(self, path: str | Path, *, format: str = "clearhead") -> None:
         """Write the model into a new folder that `load` reads.
@@ -373,8 +398,6 @@ class Model:
         folder = Path(path)
         if folder.exists():
             raise InputError(f"{folder} exists already; give a new folder")
-        if format == "clearhead" and self.published is not None:
-            raise InputError("a published checkpoint is saved in the layout in which it came: use format='hf'")
         with writing_folder(folder) as temporary:
             if format == "hf":
                 save_published(self.module, temporary, self.tokenizers, self.task, self.published)
@@ -383,11 +406,8 @@ class Model:
             (temporary / TASK_FILE).write_text(self.task.to_json(), encoding="utf-8")
             self.tokenizers.save(temporary)
             save_tensors(temporary / WEIGHTS_FILE, self.module.state_dict())
-
-    def _check_frame(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> None:
-        """Refuse what a checkpoint would have to read in another form than its own."""
-        if self.published is not None:
-            self.published.check_frame(paired=any(not isinstance(text, str) for text in texts))
+            if self.published is not None:
+                save_origin(self.published, temporary)
 
     @property
     def _continues(self) -> bool:
@@ -397,7 +417,7 @@ class Model:
     def _options(self, given: Mapping[str, Any]) -> GenerateOptions:
         """Return the options of a call; what was left out is what the checkpoint says."""
         chosen = {name: value for name, value in given.items() if value is not None and value != ()}
-        return GenerateOptions(**(chosen if self.published is None else self.published.options(chosen)))
+        return GenerateOptions(**(chosen if self.published is None else self.published.options(chosen, self.module)))
 
     def _reading(self, chat: bool, asked: int | None) -> Reading | None:
         """Return how the checkpoint reads prompts; a length that was asked for takes the place of its own."""
@@ -413,7 +433,7 @@ class Model:
         """Return the options of a search; what was left out is what the checkpoint says."""
         names = ("beam_size", "length_penalty", "max_length", "batch_size")
         chosen: dict[str, Any] = {name: value for name, value in zip(names, given, strict=True) if value is not None}
-        said = {} if self.published is None else self.published.search_options()
+        said = {} if self.published is None else self.published.search_options(self.module)
         said["beam_size"] = max(n, said.get("beam_size", 5))
         return SearchOptions(**{**said, **chosen}, n_best=n)
 
@@ -424,40 +444,26 @@ class Model:
         from_language: str | None = None,
         to_language: str | None = None,
     ) -> list[list[Hypothesis]]:
-        if isinstance(texts, str):
-            raise InputError("translate() takes a list of texts; put the single text into a list")
-        filled = [text for text in texts if text.strip()]
-        pair = self.tokenizers
-        found = iter(self._translations(filled, options, from_language, to_language))
-        nothing = Hypothesis("", [], 0.0, 0.0)
-        return [
-            [
-                Hypothesis(pair.target.decode(one.ids), pair.target.tokens(one.ids), one.score, one.log_probability)
-                for one in next(found)
-            ]
-            if text.strip()
-            else [nothing]
-            for text in texts
-        ]
+        frame, rules = self._between(from_language, to_language)
+        return translate_texts(self.module, self.tokenizers, texts, options, frame, rules)
 
-    def _translations(
-        self, texts: Sequence[str], options: SearchOptions, from_language: str | None, to_language: str | None
-    ) -> list[list[Candidate]]:
-        """Search for translations of texts, none of which is empty."""
-        pair = self.tokenizers
-        bos, eos, pad = pair.target.bos_id, pair.target.eos_id, pair.source.pad_id
-        if self.published is None:
-            if from_language is not None or to_language is not None:
-                raise InputError("the model was trained here on one pair of languages: leave the languages out")
-            return translate_ids(self.module, self._encode(texts), bos_id=bos, eos_id=eos, pad_id=pad, options=options)
-        encoded = [ids[:-1] for ids in self._encode(texts)]
-        return self.published.translate(encoded, options, from_language, to_language)
+    @property
+    def frame(self) -> Frame:
+        """What stands around the texts that the model reads and writes.
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if self.spec.encoder is None or self.spec.decoder is None:
-            raise InputError("translation needs a model with encoder and decoder; this one has a single stack")
-        end = self.tokenizers.source.eos_id
-        return [[*ids, end] for ids in self.tokenizers.source.encode_batch(list(texts))]
+        Raises:
+            InputError: the model has several languages.
+        """
+        return self._between(None, None)[0]
+
+    def _between(self, source: str | None, target: str | None) -> tuple[Frame, GenerationRules | None]:
+        """Return what stands around sources and targets of two languages, and the rules for what is written."""
+        if self.published is not None:
+            return self.published.between(source, target)
+        if source is not None or target is not None:
+            raise InputError("the model was trained here on one pair of languages: leave the languages out")
+        frame = self.tokenizers.source.frame
+        return frame.completed(written=self.tokenizers.target.frame.said), None
 
 
 def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> Model:
@@ -477,18 +483,9 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     checkpoint = find_published(str(ref))
     if checkpoint is not None:
         published = Published.load(checkpoint, dtype=dtype)
+        assert published.pretrained is not None, "a checkpoint is of the family that it came in"
         module, pair = published.pretrained.module.to(where), published.text.tokenizers
         pair.check_rows(module.num_source_ids, module.num_target_ids, str(checkpoint))
         return Model(module.eval(), pair, published.pretrained.task, published)
-    folder, weights = model_files(str(ref))
-    task = read_task(folder)
-    if task.kind in ("classify", "tag") and weights.parent.name == "step-0":
-        raise InputError(
-            f"{weights.parent} is the beginning of a run, whose head is untrained and would only guess; train further"
-        )
-    module = build(ModelSpec.from_json((folder / SPEC_FILE).read_text(encoding="utf-8")), device="meta")
-    fill(module, load_tensors(weights), source=str(weights))
-    module.to(where, dtype)
-    tokenizers = TokenizerPair.load(folder)
-    tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
-    return Model(module.eval(), tokenizers, task)
+    module, pair, task, came_from = load_saved(str(ref), dtype=dtype)
+    return Model(module.to(where).eval(), pair, task, came_from)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import clearhead as ch
 from clearhead.data import FilePair, PairSource, PairStore, cached_tokenizers, parse_pair_source, prepare_pairs
 from clearhead.data.contrast import collate_contrast, contrast_plan, same_meaning, store_groups
+from clearhead.data.framing import Framing
 from clearhead.data.lines import read_lines
 from clearhead.data.store import Side
 from clearhead.predict.retrieval import Recall, recall_at
@@ -96,11 +97,12 @@ def train_baseline(run_file: RunFile, tokenizers: TokenizerPair, width: int, epo
     torch.manual_seed(train.seed)
     module = AveragedEmbeddings(tokenizers.source.vocab_size, width)
     optimizer = torch.optim.Adam(module.parameters(), lr=LEARNING_RATE)
-    plan = contrast_plan(store, batch_tokens=train.batch_tokens, seed=train.seed)
+    framing = Framing(tokenizers.source.frame, tokenizers.source.pad_id)
+    plan = contrast_plan(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
     best, best_recall = dict(module.state_dict()), -1.0
     for epoch in range(epochs):
         for rows in plan.epoch(epoch):
-            batch = collate_contrast(store, rows, groups)
+            batch = collate_contrast(store, rows, groups, framing)
             first_BD, second_BD = (
                 module.of_batch(batch.ids, batch.mask),
                 module.of_batch(batch.other_ids, batch.other_mask),

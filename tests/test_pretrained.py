@@ -103,8 +103,31 @@ def test_saved_for_others_it_is_the_same(folder: Path, translator: Path, tmp_pat
         assert all((out / name).read_bytes() == (place / name).read_bytes() for name in names)
         before, after = kind.from_pretrained(place).state_dict(), kind.from_pretrained(out).state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before)
-    with pytest.raises(InputError, match="saved in the layout in which it came"):
-        ch.load(folder, device="cpu").save(tmp_path / "own")
+
+
+def test_saved_in_our_own_layout_it_is_the_same_and_goes_back(folder: Path, translator: Path, tmp_path: Path) -> None:
+    """Text, generation, languages and unused tensors survive, and the family is written as it came."""
+    for place in (folder, translator):
+        came = ch.load(place, device="cpu", precision="fp32")
+        came.save(tmp_path / place.parent.name / "own")
+        own = ch.load(tmp_path / place.parent.name / "own", device="cpu", precision="fp32")
+        assert own.tokenizers.fingerprint == came.tokenizers.fingerprint
+        assert own.published is not None and came.published is not None and own.published.rules == came.published.rules
+        if own.spec.encoder is None:
+            for options in ({"chat": True}, {}):
+                assert own.generate("the cat", **options)[0].text == came.generate("the cat", **options)[0].text
+        else:
+            assert own.translate(["the cat"]) == came.translate(["the cat"])
+        own.save(tmp_path / place.parent.name / "back", format="hf")
+        for name in {path.name for path in place.iterdir()} - {"model.safetensors", "config.json"}:
+            assert (tmp_path / place.parent.name / "back" / name).read_bytes() == (place / name).read_bytes()
+        configs = [
+            json.loads((one / "config.json").read_text()) for one in (place, tmp_path / place.parent.name / "back")
+        ]
+        assert configs[0] == configs[1]
+        back = ch.load(tmp_path / place.parent.name / "back", device="cpu", precision="fp32")
+        pairs = zip(back.module.state_dict().values(), came.module.state_dict().values(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_a_model_trained_here_is_read_by_others_as_it_is_here(tmp_path: Path) -> None:

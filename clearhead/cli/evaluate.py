@@ -184,15 +184,12 @@ def check_request(ref: str, request: Request) -> None:
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.
     """
+    from clearhead.generate.published import kind_of
     from clearhead.train.run_directory import model_files, read_task
     from clearhead.weights.hub import find_published
 
-    if find_published(ref) is not None:
-        raise InputError(
-            f"{ref} is a published checkpoint, and evaluate measures models that were trained here; "
-            "give a run directory or a folder that save wrote"
-        )
-    kind = read_task(model_files(ref)[0]).kind
+    published = find_published(ref)
+    kind = read_task(model_files(ref)[0]).kind if published is None else kind_of(published)
     form = FORMS[kind]
     way = f"a model trained to '{kind}' is evaluated with {_with_values(form.needed)}"
     missing = [option for option in form.needed if option not in request.options]

@@ -163,8 +163,8 @@ def read_published(ref: str) -> _Published | None:
         text = load_published(folder)
         source = text.tokenizers.source
         frame = source.frame
-        around = "" if frame is None else " ".join([*source.tokens(frame.start), "TEXT", *source.tokens(frame.end)])
-        lines.append(f"tokenizer   {source.vocab_size} entries, {around or 'TEXT'}, {source.fingerprint[:12]}")
+        around = " ".join([*source.tokens(frame.start), "TEXT", *source.tokens(frame.end)])
+        lines.append(f"tokenizer   {source.vocab_size} entries, {around}, {source.fingerprint[:12]}")
         lines += [f"languages   {', '.join(text.languages)}"] if text.languages else []
         lines += ["chat        has a template"] if text.chat is not None else []
     return _Published(loaded.module.spec, loaded.task, lines)

@@ -39,10 +39,8 @@ def measure(model: Model, request: Request) -> Report:
         What was measured as a JSON object, and as lines for a person.
 
     Raises:
-        InputError: the data is unusable, or the model is a published checkpoint.
+        InputError: the data is unusable.
     """
-    if model.published is not None:
-        raise InputError("a published checkpoint cannot be evaluated by this version; models trained here can")
     measures = {"translate": translations, "classify": classes, "tag": tags, "embed": vectors}
     return measures.get(model.task.kind, running_text)(model, request)
 
@@ -110,16 +108,14 @@ def _translation_scores(
 
 def _translation_loss(model: Model, sources: Sequence[str], references: Sequence[str]) -> CorpusLoss:
     """Measure the loss of the references; a pair whose source is empty has none."""
-    from clearhead.generate.evaluate import evaluate_pairs
+    from clearhead.generate.evaluate import evaluate_framed
 
     pairs = [pair for pair in zip(sources, references, strict=True) if pair[0].strip()]
     source, target = model.tokenizers.source, model.tokenizers.target
-    return evaluate_pairs(
+    return evaluate_framed(
         model.module,
-        [[*ids, source.eos_id] for ids in source.encode_batch([pair[0] for pair in pairs])],
-        target.encode_batch([pair[1] for pair in pairs]),
-        bos_id=target.bos_id,
-        eos_id=target.eos_id,
+        [model.frame.read(ids) for ids in source.encode_batch([pair[0] for pair in pairs])],
+        [model.frame.said(ids) for ids in target.encode_batch([pair[1] for pair in pairs])],
         pad_id=target.pad_id,
     )
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clearhead.data.store import Indices, PairStore, Rows, Side
 from clearhead.errors import InputError
+from clearhead.text.frame import Around
 
 NO_LABEL = -100
 # In tokens: how far apart the length differences of neighbours may be, so that batches vary; more of it pads more.
@@ -72,14 +73,10 @@ def collate(store: PairStore, rows: Indices) -> Batch:
         store: the pairs.
         rows: which pairs, in the order of the batch; at least one.
     """
-    special = store.special
-    ids_BS, mask_BS, num_source = _rectangle(
-        store.source_side, rows, first=None, last=special.source_eos, fill=special.source_pad
-    )
-    target_ids_BT, mask_BT, _ = _rectangle(
-        store.target_side, rows, first=special.target_bos, last=None, fill=special.target_pad
-    )
-    labels_BT, _, num_labels = _rectangle(store.target_side, rows, first=None, last=special.target_eos, fill=NO_LABEL)
+    special, said = store.special, store.special.said
+    ids_BS, mask_BS, num_source = lay_out(store.source_side, rows, special.read, fill=special.source_pad)
+    target_ids_BT, mask_BT, _ = lay_out(store.target_side, rows, said.fed, fill=special.target_pad)
+    labels_BT, _, num_labels = lay_out(store.target_side, rows, said.asked, fill=NO_LABEL)
     return Batch(
         ids=torch.from_numpy(ids_BS),
         mask=torch.from_numpy(mask_BS),
@@ -92,25 +89,32 @@ def collate(store: PairStore, rows: Indices) -> Batch:
     )
 
 
-def _rectangle(
-    side: Side, rows: Indices, *, first: int | None, last: int | None, fill: int
+def lay_out(
+    side: Side, rows: Indices, around: Around, *, fill: int
 ) -> tuple[Int64[ndarray, "batch length"], Bool[ndarray, "batch length"], int]:
-    """Lay texts out as rows, with one special id in front of each or behind it."""
+    """Lay texts out as rows, with what stands around each.
+
+    Args:
+        side: the texts.
+        rows: which of them, in order; at least one.
+        around: what stands in front of each and behind it.
+        fill: the id of the padding.
+
+    Returns:
+        The ids, True where they are real, and how many are.
+    """
     starts = side.offsets[rows]
     lengths = side.offsets[rows + 1] - starts
-    width = int(lengths.max()) + 1
-    column = np.arange(width)
-    mask = column <= lengths[:, None]
-    rectangle = np.full((len(rows), width), fill, dtype=np.int64)
+    front = len(around.front)
+    column = np.arange(int(lengths.max()) + len(around))
+    mask = column < lengths[:, None] + len(around)
+    rectangle = np.full((len(rows), len(column)), fill, dtype=np.int64)
     begins = np.cumsum(lengths) - lengths
     flat = side.ids[np.arange(int(lengths.sum())) + np.repeat(starts - begins, lengths)]
-    if first is not None:
-        rectangle[:, 0] = first
-        rectangle[:, 1:][mask[:, 1:]] = flat
-    else:
-        rectangle[column < lengths[:, None]] = flat
-    if last is not None:
-        rectangle[np.arange(len(rows)), lengths] = last
+    rectangle[:, :front] = around.front
+    rectangle[(column >= front) & (column < lengths[:, None] + front)] = flat
+    for place, index in enumerate(around.behind):
+        rectangle[np.arange(len(rows)), lengths + front + place] = index
     return rectangle, mask, int(mask.sum())
 
 
@@ -305,8 +309,7 @@ def pair_batches(store: PairStore, *, batch_tokens: int, seed: int, shuffle: boo
 
 def pair_plan(store: PairStore, *, batch_tokens: int, seed: int, shuffle: bool = True) -> TokenBatches:
     """Return which pairs go together; arguments as of `pair_batches`."""
-    sides = (store.source_lengths + 1, store.target_lengths + 1)
-    return TokenBatches(*sides, batch_tokens=batch_tokens, seed=seed, shuffle=shuffle)
+    return TokenBatches(store.read_lengths, store.said_lengths, batch_tokens=batch_tokens, seed=seed, shuffle=shuffle)
 
 
 def epoch_batches(store: PairStore, *, batch_tokens: int) -> Iterator[Batch]:

@@ -18,15 +18,14 @@ from jaxtyping import Bool, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from clearhead.data.batches import EpochBatches
-from clearhead.data.framing import framed_length
-from clearhead.data.store import Indices, PairStore, Rows, Side
+from clearhead.data.batches import EpochBatches, lay_out
+from clearhead.data.framing import Framing
+from clearhead.data.store import Indices, PairStore, Rows
 from clearhead.errors import InputError
 
 # Batches in a stretch. On Multi30k with a budget of 4,096: 1 batch wastes 38 % of the positions, 4 waste 20 %,
 # 16 waste 10 %, and all pairs sorted together 4 %.
 _STRETCH = 16
-_FRAME = framed_length(0, paired=False)
 
 
 @dataclass(frozen=True)
@@ -65,18 +64,18 @@ class ContrastBatch:
         )
 
 
-def collate_contrast(store: PairStore, rows: Indices, groups: Rows) -> ContrastBatch:
+def collate_contrast(store: PairStore, rows: Indices, groups: Rows, framing: Framing) -> ContrastBatch:
     """Make a batch of some pairs of a store.
 
     Args:
         store: the pairs, both sides in one vocabulary.
         rows: which pairs, in the order of the batch; at least one.
         groups: what `store_groups` says of the whole store.
+        framing: how the model reads single texts.
     """
-    special = store.special
-    frame = (special.target_bos, special.source_eos, special.source_pad)
-    ids_BT, mask_BT = _framed(store.source_side, rows, *frame)
-    other_ids_BU, other_mask_BU = _framed(store.target_side, rows, *frame)
+    around, pad = framing.frame.alone, framing.pad
+    ids_BT, mask_BT, _ = lay_out(store.source_side, rows, around, fill=pad)
+    other_ids_BU, other_mask_BU, _ = lay_out(store.target_side, rows, around, fill=pad)
     return ContrastBatch(
         ids=torch.from_numpy(ids_BT),
         mask=torch.from_numpy(mask_BT),
@@ -87,22 +86,6 @@ def collate_contrast(store: PairStore, rows: Indices, groups: Rows) -> ContrastB
         num_tokens=int(mask_BT.sum()) + int(other_mask_BU.sum()),
         rows=rows,
     )
-
-
-def _framed(
-    side: Side, rows: Indices, bos: int, eos: int, pad: int
-) -> tuple[Int64[ndarray, "batch length"], Bool[ndarray, "batch length"]]:
-    """Lay texts out as rows, each between its start and end token."""
-    starts = side.offsets[rows]
-    lengths = side.offsets[rows + 1] - starts
-    column = np.arange(int(lengths.max()) + _FRAME)
-    ids = np.full((len(rows), len(column)), pad, dtype=np.int64)
-    begins = np.cumsum(lengths) - lengths
-    ids[:, 0] = bos
-    inside = (column > 0) & (column <= lengths[:, None])
-    ids[inside] = side.ids[np.arange(int(lengths.sum())) + np.repeat(starts - begins, lengths)]
-    ids[np.arange(len(rows)), lengths + 1] = eos
-    return ids, column < lengths[:, None] + _FRAME
 
 
 def same_meaning(pairs: Iterable[tuple[Hashable, Hashable]]) -> Rows:
@@ -220,26 +203,31 @@ class ContrastPlan:
         return 1 - self.num_tokens / positions
 
 
-def contrast_plan(store: PairStore, *, batch_tokens: int, seed: int) -> ContrastPlan:
+def contrast_plan(store: PairStore, framing: Framing, *, batch_tokens: int, seed: int) -> ContrastPlan:
     """Plan the batches of a store.
 
     Args:
         store: the pairs.
+        framing: how the model reads single texts.
         batch_tokens, seed: as in `ContrastPlan`.
 
     Raises:
         InputError: as `ContrastPlan`.
     """
+    extra = framing.frame.extra()
     return ContrastPlan(
-        store.source_lengths + _FRAME, store.target_lengths + _FRAME, batch_tokens=batch_tokens, seed=seed
+        store.source_lengths + extra, store.target_lengths + extra, batch_tokens=batch_tokens, seed=seed
     )
 
 
-def contrast_batches(store: PairStore, *, batch_tokens: int, seed: int) -> EpochBatches[ContrastBatch]:
+def contrast_batches(
+    store: PairStore, framing: Framing, *, batch_tokens: int, seed: int
+) -> EpochBatches[ContrastBatch]:
     """Return endless training batches for contrastive training.
 
     Args:
         store: the pairs, both sides in one vocabulary.
+        framing: how the model reads single texts.
         batch_tokens: the budget of `ContrastPlan`.
         seed: from 0; decides the order of every epoch.
 
@@ -249,22 +237,23 @@ def contrast_batches(store: PairStore, *, batch_tokens: int, seed: int) -> Epoch
     groups = store_groups(store)
     identity = {"seed": seed, "batch_tokens": batch_tokens, "pairs": len(store), "data": store.identity}
     return EpochBatches(
-        contrast_plan(store, batch_tokens=batch_tokens, seed=seed),
-        lambda rows, _epoch, _index: collate_contrast(store, rows, groups),
+        contrast_plan(store, framing, batch_tokens=batch_tokens, seed=seed),
+        lambda rows, _epoch, _index: collate_contrast(store, rows, groups, framing),
         identity=identity,
     )
 
 
-def contrast_epoch(store: PairStore, groups: Rows, *, batch_tokens: int) -> Iterator[ContrastBatch]:
+def contrast_epoch(store: PairStore, groups: Rows, framing: Framing, *, batch_tokens: int) -> Iterator[ContrastBatch]:
     """Go once through all pairs, in batches that are the same at every call: what a validation does.
 
     Args:
         store: the pairs, both sides in one vocabulary.
         groups: what `store_groups` says of the store.
+        framing: how the model reads single texts.
         batch_tokens: the budget of `ContrastPlan`.
 
     Raises:
         InputError: there are not two pairs, or a pair is longer than the budget.
     """
-    plan = contrast_plan(store, batch_tokens=batch_tokens, seed=0)
-    return (collate_contrast(store, rows, groups) for rows in plan.epoch(0))
+    plan = contrast_plan(store, framing, batch_tokens=batch_tokens, seed=0)
+    return (collate_contrast(store, rows, groups, framing) for rows in plan.epoch(0))

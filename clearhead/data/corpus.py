@@ -6,8 +6,8 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,10 +17,11 @@ from numpy import ndarray
 
 from clearhead.data.parting import parts_of_documents
 from clearhead.data.prepare import Progress, cache_folder
-from clearhead.data.store import Side, discard, publishing
+from clearhead.data.store import Rows, Side, discard, publishing
 from clearhead.data.texts import WHOLE, Share, Stretch, TextSize, TextSource, measure, read_stretches
 from clearhead.errors import InputError
 from clearhead.text import Tokenizer
+from clearhead.text.frame import Around, Frame
 
 _IDS, _OFFSETS, _RECORD = "ids.bin", "offsets.bin", "corpus.json"
 _OFFSET_TYPE = np.dtype("<i8")
@@ -31,18 +32,52 @@ _BATCH_PARTS = 20_000
 
 @dataclass(frozen=True)
 class TextSpecial:
-    """The ids that batches add to a text: padding, start, end, and the mask where the vocabulary has one."""
+    """The ids that batches add to a text: padding, start, end, and the mask where the vocabulary has one.
+
+    Args:
+        pad, bos, eos, mask: the ids with these roles.
+        frame: what stands around texts; None: a start and an end token.
+    """
 
     pad: int
     bos: int
     eos: int
     mask: int | None
+    frame: Frame | None = None
+
+    @property
+    def alone(self) -> Around:
+        """What stands around a text that is read."""
+        return Around((self.bos,), (self.eos,)) if self.frame is None else self.frame.alone
+
+    @property
+    def said(self) -> Around:
+        """What stands around a text that is said token by token."""
+        return Around((self.bos,), (self.eos,)) if self.frame is None else self.frame.said
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TextSpecial:
+        """Return the ids that a tokenizer adds."""
+        frame = tokenizer.frame if tokenizer.is_framed else None
+        return cls(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id, frame)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ids as JSON values; a frame that follows from the roles is left out."""
+        roles = {"pad": self.pad, "bos": self.bos, "eos": self.eos, "mask": self.mask}
+        return roles if self.frame is None else {**roles, "frame": self.frame.to_json()}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> TextSpecial:
+        """Read what `to_json` returned."""
+        frame = {"frame": Frame.from_json(content["frame"])} if "frame" in content else {}
+        return cls(**{**content, **frame})
 
 
 class Corpus:
     """Documents as ids in a folder, mapped into memory.
 
-    A document is kept as its plain ids; its sequence is the start token, these ids, and the end token.
+    A document is kept as its plain ids; its sequence is these ids with what its tokenizer puts around what is said:
+    a start and an end token.
 
     Args:
         folder: what `prepare_corpus` wrote.
@@ -64,7 +99,7 @@ class Corpus:
         self.folder = folder
         try:
             record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-            self.special = TextSpecial(**record["special"])
+            self.special = TextSpecial.from_json(record["special"])
             self.identity = str(record["identity"])
             self.largest_id = int(record["largest_id"])
             self.text_characters, self.text_bytes = int(record["characters"]), int(record["bytes"])
@@ -92,20 +127,24 @@ class Corpus:
 
         Args:
             document: the number of the document.
-            start: where the stretch begins; 0 is the start token, 1 the first plain id.
-            stop: where it ends; one place behind the last plain id stands the end token.
+            start: where the stretch begins; 0 is the first id of what stands in front of the document.
+            stop: where it ends.
         """
-        first = self.documents.offsets[document]
-        num_ids = int(self.documents.offsets[document + 1] - first)
-        assert 0 <= start < stop <= num_ids + 2, "a stretch of a sequence lies within it"
-        result = np.empty(stop - start, dtype=np.int64)
-        begin, end = max(start, 1), min(stop, num_ids + 1)
-        result[begin - start : end - start] = self.documents.ids[first + begin - 1 : first + end - 1]
-        if start == 0:
-            result[0] = self.special.bos
-        if stop == num_ids + 2:
-            result[-1] = self.special.eos
-        return result
+        around = self.special.said
+        ids = self.documents[document]
+        front, last = len(around.front), len(around.front) + len(ids)
+        assert 0 <= start < stop <= last + len(around.behind), "a stretch of a sequence lies within it"
+        parts = (
+            around.front[start:stop],
+            ids[max(start - front, 0) : max(stop - front, 0)],
+            around.behind[max(start - last, 0) : max(stop - last, 0)],
+        )
+        return np.concatenate(parts).astype(np.int64)
+
+    @property
+    def read_lengths(self) -> Rows:
+        """How many ids of each document's sequence are read: all but the last, which is only said."""
+        return self.documents.lengths + len(self.special.said) - 1
 
 
 def prepare_corpus(
@@ -188,8 +227,6 @@ class _Writer:
     def record(self) -> dict[str, Any]:
         """Return what the corpus says of itself."""
         digests = [self.dtype.str, *(each.hexdigest() for each in self.hashes)]
-        tokenizer = self.tokenizer
-        special = TextSpecial(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id)
         return {
             "dtype": self.dtype.str,
             "tokens": self.tokens,
@@ -197,7 +234,7 @@ class _Writer:
             "largest_id": self.largest,
             "characters": self.characters,
             "bytes": self.bytes,
-            "special": asdict(special),
+            "special": TextSpecial.of(self.tokenizer).to_json(),
             "identity": hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         }
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clearhead.spec import Model
 from clearhead.text import Tokenizer
+from clearhead.text.frame import Frame
 
 # Texts of one call differ in length, so their axis has no name.
 Ids = Integer[ndarray, " _"] | Sequence[int]
@@ -28,7 +29,7 @@ class Rectangle:
     Args:
         ids: with padding on the right.
         mask: where `ids` is real; None where all are.
-        segments: 0 at the first text and the special ids around it, 1 at the second; None where a model has none.
+        segments: which text each id belongs to, as the frame says; None where all are 0, or a model has no segments.
         target_ids: the start token for the decoder of a two-stack model; None for other models.
         num_tokens: real tokens that the stacks read.
     """
@@ -52,36 +53,43 @@ class Rectangle:
 
 @dataclass(frozen=True)
 class Framing:
-    """The sequence [start] first [end], and for a pair [start] first [end] second [end].
+    """A tokenizer's frame as one model reads it.
 
     Args:
-        start: id in front.
-        end: id behind each text.
+        frame: what stands around one text, and around two.
         pad: id that fills a rectangle.
         has_segments: the model has a table that tells the two texts apart.
-        has_decoder_start: an encoder reads the sequence, and a decoder the start token alone.
+        start: what the decoder behind an encoder reads; None: there is one stack.
 
     Source: arXiv 1810.04805, section 3 (pairs); arXiv 1910.13461, section 3.1 (two stacks).
     """
 
-    start: int
-    end: int
+    frame: Frame
     pad: int
-    has_segments: bool
-    has_decoder_start: bool
+    has_segments: bool = False
+    start: int | None = None
 
     @classmethod
     def of(cls, model: Model, tokenizer: Tokenizer) -> Framing:
-        """Return how a model with a tokenizer reads texts."""
+        """Return how a model with a tokenizer reads texts.
+
+        Raises:
+            InputError: a decoder behind an encoder, and nothing says where it begins.
+        """
         first = model.encoder or model.decoder
         assert first is not None, "a validated model has a stack"
+        has_two_stacks = model.encoder is not None and model.decoder is not None
         return cls(
-            start=tokenizer.bos_id,
-            end=tokenizer.eos_id,
+            frame=tokenizer.frame,
             pad=tokenizer.pad_id,
             has_segments=first.embedding.num_segments > 1,
-            has_decoder_start=model.encoder is not None and model.decoder is not None,
+            start=tokenizer.frame.said.front[0] if has_two_stacks else None,
         )
+
+    @property
+    def front(self) -> int:
+        """How many ids stand in front of a single text."""
+        return len(self.frame.start)
 
     def batch(self, firsts: Sequence[Ids], seconds: Sequence[Ids] | None = None) -> Rectangle:
         """Frame some texts.
@@ -89,39 +97,34 @@ class Framing:
         Args:
             firsts: plain ids of each text; at least one text.
             seconds: plain ids of the second text of each pair; None: texts stand alone.
+
+        Raises:
+            InputError: there are pairs, and the tokenizer has no template for them.
         """
-        num_ends = framed_length(0, paired=seconds is not None) - 1
-        lengths_B = np.array([len(first) for first in firsts])
+        template = self.frame.template(paired=seconds is not None)
+        extra = self.frame.extra(paired=seconds is not None)
+        lengths_B = np.array([len(first) for first in firsts]) + extra
         lengths_B += [len(second) for second in seconds] if seconds is not None else 0
-        lengths_B += 1 + num_ends
         ids_BT = np.full((len(firsts), int(lengths_B.max())), self.pad, dtype=np.int64)
         segments_BT = np.zeros_like(ids_BT)
         for row, first in enumerate(firsts):
-            behind = 1 + len(first)
-            ids_BT[row, 0], ids_BT[row, 1:behind], ids_BT[row, behind] = self.start, first, self.end
-            if seconds is not None:
-                last = lengths_B[row] - 1
-                ids_BT[row, behind + 1 : last], ids_BT[row, last] = seconds[row], self.end
-                segments_BT[row, behind + 1 : last + 1] = 1
+            texts: dict[str, Ids] = {"A": first, "B": seconds[row] if seconds is not None else ()}
+            place = 0
+            for part, segment in template:
+                piece = texts[part] if isinstance(part, str) else (part,)
+                here = slice(place, place + len(piece))
+                ids_BT[row, here], segments_BT[row, here] = piece, segment
+                place = here.stop
         mask_BT = np.arange(ids_BT.shape[1]) < lengths_B[:, None]
-        starts_B1 = torch.full((len(firsts), 1), self.start) if self.has_decoder_start else None
+        has_segments = self.has_segments and any(segment for _, segment in template)
+        starts_B1 = None if self.start is None else torch.full((len(firsts), 1), self.start)
         return Rectangle(
             ids=torch.from_numpy(ids_BT),
             mask=None if mask_BT.all() else torch.from_numpy(mask_BT),
-            segments=torch.from_numpy(segments_BT) if self.has_segments and seconds is not None else None,
+            segments=torch.from_numpy(segments_BT) if has_segments else None,
             target_ids=starts_B1,
             num_tokens=int(lengths_B.sum()) + (0 if starts_B1 is None else len(firsts)),
         )
-
-
-def framed_length(num_ids: int, *, paired: bool) -> int:
-    """Return the length of a sequence with its special ids; for a pair num_ids counts both texts."""
-    return num_ids + (3 if paired else 2)
-
-
-def framed_room(max_length: int, *, paired: bool = False) -> int:
-    """Return how many plain ids fit into a sequence of some length."""
-    return max_length - framed_length(0, paired=paired)
 
 
 def cut_pair(

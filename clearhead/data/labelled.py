@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from numpy import ndarray
 
 from clearhead.data.batches import Batch, EpochBatches, TokenBatches
-from clearhead.data.framing import Framing, cut_pair, framed_length, framed_room
+from clearhead.data.framing import Framing, cut_pair
 from clearhead.data.labelled_sources import (
     LabelledSource,
     LabelledTexts,
@@ -103,6 +103,7 @@ class LabelStore:
             self.is_paired = (folder / f"{_OTHERS[0]}.npy").is_file()
             arrays, record = read_arrays(folder, _ARRAYS + _OTHERS * self.is_paired)
             self.report = LabelReport(**record["report"])
+            self._extra = int(record.get("extra", 3 if self.is_paired else 2))
             self.labels = LabelSet(**{**record["labels"], "names": tuple(record["labels"]["names"])})
             self.identity = str(record["identity"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -124,7 +125,7 @@ class LabelStore:
     def lengths(self) -> Rows:
         """The length of each sequence with its special ids."""
         num_ids = self.side.lengths + (0 if self.other_side is None else self.other_side.lengths)
-        return num_ids + framed_length(0, paired=self.is_paired)
+        return num_ids + self._extra
 
     def texts(self, index: int | np.int64) -> tuple[Ids, ...]:
         """Return the plain ids of one text, or of the two of a pair."""
@@ -184,7 +185,8 @@ def _prepare(
     labels: LabelSet,
     progress: Progress | None,
 ) -> None:
-    shortest = framed_length(2 if data.others is not None else 1, paired=data.others is not None)
+    extra = tokenizer.frame.extra(paired=data.others is not None)
+    shortest = extra + (2 if data.others is not None else 1)
     if max_length < shortest:
         raise InputError(
             f"max_length is {max_length}; expected at least {shortest}, the special ids and one token each"
@@ -194,7 +196,7 @@ def _prepare(
     kept = np.flatnonzero(np.all([side.lengths > 0 for side in sides], axis=0))
     if not len(kept):
         raise InputError(f"{data.place(0)}: all {len(data)} texts from here on are empty; nothing is left to use")
-    cut_sides, num_cut = _cut([_take(side, kept, side.lengths[kept]) for side in sides], max_length)
+    cut_sides, num_cut = _cut([_take(side, kept, side.lengths[kept]) for side in sides], max_length - extra)
     empty = np.setdiff1d(np.arange(len(data)), kept)
     report = LabelReport(
         kept=len(kept),
@@ -208,7 +210,7 @@ def _prepare(
     arrays |= {"labels": values[kept], "rows": kept}
     if len(cut_sides) == 2:
         arrays |= {"other_ids": cut_sides[1].ids, "other_offsets": cut_sides[1].offsets}
-    write_arrays(folder, arrays, {"report": asdict(report), "labels": asdict(labels)})
+    write_arrays(folder, arrays, {"report": asdict(report), "labels": asdict(labels), "extra": extra})
 
 
 def _encode(texts: Sequence[str], tokenizer: Tokenizer, progress: Progress | None) -> Side:
@@ -221,9 +223,8 @@ def _encode(texts: Sequence[str], tokenizer: Tokenizer, progress: Progress | Non
     return join(chunks)
 
 
-def _cut(sides: Sequence[Side], max_length: int) -> tuple[list[Side], int]:
+def _cut(sides: Sequence[Side], room: int) -> tuple[list[Side], int]:
     """Keep the front of each text, so that every sequence fits; return how many were cut too."""
-    room = framed_room(max_length, paired=len(sides) == 2)
     lengths = [side.lengths for side in sides]
     kept = [np.minimum(lengths[0], room)] if len(sides) == 1 else list(cut_pair(lengths[0], lengths[1], room))
     num_cut = int(np.any([now < before for now, before in zip(kept, lengths, strict=True)], axis=0).sum())

@@ -1,8 +1,8 @@
 """Cuts documents into the pieces that a model reads.
 
 Two ways to look at a document of n ids. Causal: its sequence is start token, ids, end token; a piece of it is read, and
-the same piece one place further on is predicted, so that n + 1 places are read. Framed: its n ids are cut, and every
-piece gets a start and an end token of its own.
+the same piece one place further on is predicted, so that n + 1 places are read. Framed: its n ids are cut, and around
+every piece stands what its tokenizer puts around a text, a start and an end token.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from numpy import ndarray
 
 from clearhead.data.corpus import Corpus
 from clearhead.errors import InputError
-
-FRAME = 2
-"""How many special ids stand around a framed piece."""
+from clearhead.text.frame import Around
 
 
 @dataclass(frozen=True)
@@ -28,13 +26,13 @@ class Pieces:
         document: the document of each piece.
         start: where each begins: in the document's sequence (0 is the start token), or, framed, in its plain ids.
         stop: where each ends, counted in the same way.
-        framed: whether each piece gets a start and an end token of its own.
+        frame: what stands around each piece; None: pieces of sequences.
     """
 
     document: Int64[ndarray, " pieces"]
     start: Int64[ndarray, " pieces"]
     stop: Int64[ndarray, " pieces"]
-    framed: bool
+    frame: Around | None = None
 
     def __len__(self) -> int:
         return len(self.document)
@@ -42,7 +40,7 @@ class Pieces:
     @property
     def lengths(self) -> Int64[ndarray, " pieces"]:
         """How many ids the model reads of each piece, special ones included."""
-        lengths: Int64[ndarray, " pieces"] = self.stop - self.start + (FRAME if self.framed else 0)
+        lengths: Int64[ndarray, " pieces"] = self.stop - self.start + (0 if self.frame is None else len(self.frame))
         return lengths
 
     def ids(self, corpus: Corpus, index: int | np.int64) -> Int64[ndarray, " _"]:
@@ -53,10 +51,10 @@ class Pieces:
             index: the number of the piece.
         """
         document, start, stop = int(self.document[index]), int(self.start[index]), int(self.stop[index])
-        if not self.framed:
+        if self.frame is None:
             return corpus.sequence(document, start, stop)
-        chunk = corpus.documents[document][start:stop]
-        return np.concatenate([[corpus.special.bos], chunk, [corpus.special.eos]]).astype(np.int64)
+        parts = (self.frame.front, corpus.documents[document][start:stop], self.frame.behind)
+        return np.concatenate(parts).astype(np.int64)
 
     def labels(self, corpus: Corpus, index: int | np.int64) -> Int64[ndarray, " _"]:
         """Return what the model should say at each place of one causal piece: the id behind it.
@@ -65,7 +63,7 @@ class Pieces:
             corpus: the documents that were cut.
             index: the number of the piece.
         """
-        assert not self.framed, "only causal pieces predict the id behind each"
+        assert self.frame is None, "only causal pieces predict the id behind each"
         return corpus.sequence(int(self.document[index]), int(self.start[index]) + 1, int(self.stop[index]) + 1)
 
 
@@ -83,14 +81,15 @@ def cut(corpus: Corpus, length: int, *, offset: int = 0, stride: int | None = No
     Raises:
         InputError: the length has no room for an id, or the offset or the stride is out of range.
     """
-    room = length - (FRAME if framed else 0)
+    frame = corpus.special.alone if framed else None
+    room = length - (0 if frame is None else len(frame))
     if room < 1:
         raise InputError(f"max_length is {length}; expected at least {length - room + 1} tokens, special ones included")
     if not 0 <= offset < room:
         raise InputError(f"offset is {offset}; expected 0 to {room - 1}")
     if stride is not None and not 1 <= stride <= room:
         raise InputError(f"stride is {stride}; expected 1 to {room}, or ids between two windows would be left out")
-    sizes_D = corpus.documents.lengths + (0 if framed else 1)
+    sizes_D = corpus.documents.lengths if framed else corpus.read_lengths
     step = stride or room
     second = offset or step  # where the second piece of a longer document begins
     if stride:
@@ -108,4 +107,4 @@ def cut(corpus: Corpus, length: int, *, offset: int = 0, stride: int | None = No
         stop = np.minimum(start + room, size)
     else:
         stop = np.where(is_long, np.minimum(second + number * step, size), size)
-    return Pieces(document, start, stop, framed)
+    return Pieces(document, start, stop, frame)

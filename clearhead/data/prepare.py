@@ -180,6 +180,7 @@ def prepare_pairs(
     max_length: int,
     max_ratio: float | None,
     training: bool,
+    extra: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> PairStore:
     """Tokenise and filter the pairs of a source, or open what an earlier run made of the same content.
@@ -187,8 +188,9 @@ def prepare_pairs(
     Args:
         source: where the pairs come from.
         tokenizers: what turns them into ids.
-        max_length: the longest side kept, in tokens with its end token.
+        max_length: the longest side kept, in tokens with what stands around it.
         max_ratio: how many times as long as the other a side may be, counted with the end tokens; None: any.
+        extra: how many ids stand around a source and around a target; None: as many as in a translation.
         training: False keeps badly matched pairs, because a score on hand-picked pairs flatters.
         progress: called with pairs done and pairs in all, as the work goes on.
 
@@ -204,21 +206,22 @@ def prepare_pairs(
     if max_ratio is not None and not max_ratio >= 1:
         raise InputError(f"max_ratio is {max_ratio}; expected a number of at least 1")
     ratio = max_ratio if training else None
-    folder = cache_folder("pairs", source.identity(), tokenizers.fingerprint, max_length, ratio)
+    counted = [] if extra is None else [list(extra)]
+    folder = cache_folder("pairs", source.identity(), tokenizers.fingerprint, max_length, ratio, *counted)
     if folder.is_dir():
         try:
             return PairStore(folder)
         except InputError:
             discard(folder)
-    pairs = read_pairs(source)
-    chunks = []
-    for start in range(0, len(pairs), _CHUNK_PAIRS):
-        chunk = pairs[start : start + _CHUNK_PAIRS]
-        chunks.append(_encode(chunk, tokenizers))
-        if progress is not None:
-            progress(start + len(chunk), len(pairs))
-    sources, targets = join([chunk[0] for chunk in chunks]), join([chunk[1] for chunk in chunks])
-    keep, report = keep_pairs(sources.lengths, targets.lengths, max_length=max_length, max_ratio=ratio)
+    sources, targets = _encoded(source, tokenizers, progress)
+    special = _special(tokenizers)
+    keep, report = keep_pairs(
+        sources.lengths,
+        targets.lengths,
+        max_length=max_length,
+        max_ratio=ratio,
+        extra=(len(special.read), len(special.said) - 1) if extra is None else extra,
+    )
     if not report.kept:
         raise InputError(
             f"{source.place(0)}: no pair is left to use of those from here on ({report}); "
@@ -230,8 +233,20 @@ def prepare_pairs(
         target=select(targets, keep),
         lines=np.flatnonzero(keep),
         report=report,
-        special=_special(tokenizers),
+        special=special,
     )
+
+
+def _encoded(source: PairSource, tokenizers: TokenizerPair, progress: Progress | None) -> tuple[Side, Side]:
+    """Return the ids of both sides of all pairs."""
+    pairs = read_pairs(source)
+    chunks = []
+    for start in range(0, len(pairs), _CHUNK_PAIRS):
+        chunk = pairs[start : start + _CHUNK_PAIRS]
+        chunks.append(_encode(chunk, tokenizers))
+        if progress is not None:
+            progress(start + len(chunk), len(pairs))
+    return join([chunk[0] for chunk in chunks]), join([chunk[1] for chunk in chunks])
 
 
 def _train_side(side: str, kind: str, texts: Sequence[str], vocab_size: int) -> Tokenizer:
@@ -257,4 +272,6 @@ def _special(tokenizers: TokenizerPair) -> SpecialIds:
         target_pad=target.pad_id,
         target_bos=target.bos_id,
         target_eos=target.eos_id,
+        source_frame=source.frame.read if source.is_framed else None,
+        target_frame=target.frame.written if target.is_framed else None,
     )

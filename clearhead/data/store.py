@@ -20,6 +20,7 @@ from jaxtyping import Bool, Int64, Integer
 from numpy import ndarray
 
 from clearhead.errors import InputError, RunFailure
+from clearhead.text.frame import Around
 
 Ids = Integer[ndarray, " tokens"]
 Rows = Int64[ndarray, " pairs"]
@@ -58,13 +59,46 @@ class FilterReport:
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids that a batch adds to the pairs: padding and end of the source, padding, start and end of the target."""
+    """The ids that a batch adds to the pairs: padding and end of the source, padding, start and end of the target.
+
+    Args:
+        source_pad, source_eos, target_pad, target_bos, target_eos: the ids with these roles.
+        source_frame: what stands around a source; None: the end token behind it.
+        target_frame: what stands around a target, of which the last id is only said and the first only read; None: the
+            start and the end token.
+    """
 
     source_pad: int
     source_eos: int
     target_pad: int
     target_bos: int
     target_eos: int
+    source_frame: Around | None = None
+    target_frame: Around | None = None
+
+    @property
+    def read(self) -> Around:
+        """What stands around a source."""
+        return self.source_frame or Around((), (self.source_eos,))
+
+    @property
+    def said(self) -> Around:
+        """What stands around a target."""
+        return self.target_frame or Around((self.target_bos,), (self.target_eos,))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ids as JSON values; frames that follow from the roles are left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> SpecialIds:
+        """Read what `to_json` returned."""
+        frames = {
+            name: Around(tuple(content[name]["front"]), tuple(content[name]["behind"]))
+            for name in ("source_frame", "target_frame")
+            if name in content
+        }
+        return cls(**{**content, **frames})
 
 
 @dataclass(frozen=True)
@@ -109,7 +143,7 @@ class PairStore:
         try:
             arrays, record = read_arrays(folder, _ARRAYS)
             self.report = FilterReport(**record["report"])
-            self.special = SpecialIds(**record["special"])
+            self.special = SpecialIds.from_json(record["special"])
             self.identity = str(record["identity"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
@@ -137,13 +171,23 @@ class PairStore:
 
     @property
     def source_lengths(self) -> Rows:
-        """The number of tokens of each source, without its end token."""
+        """The number of tokens of each source, without what stands around it."""
         return self._source.lengths
 
     @property
     def target_lengths(self) -> Rows:
-        """The number of tokens of each target, without its end token."""
+        """The number of tokens of each target, without what stands around it."""
         return self._target.lengths
+
+    @property
+    def read_lengths(self) -> Rows:
+        """The number of ids that an encoder reads of each source."""
+        return self._source.lengths + len(self.special.read)
+
+    @property
+    def said_lengths(self) -> Rows:
+        """The number of ids that a decoder reads of each target, which is that of those it says."""
+        return self._target.lengths + len(self.special.said) - 1
 
     def source(self, index: int | np.int64) -> Ids:
         """Return the source ids of one pair, without special ids."""
@@ -155,22 +199,28 @@ class PairStore:
 
 
 def keep_pairs(
-    source_lengths: Rows, target_lengths: Rows, *, max_length: int, max_ratio: float | None
+    source_lengths: Rows,
+    target_lengths: Rows,
+    *,
+    max_length: int,
+    max_ratio: float | None,
+    extra: tuple[int, int] = (1, 1),
 ) -> tuple[Bool[ndarray, " pairs"], FilterReport]:
     """Decide which pairs to keep; a pair with several faults counts once, for the first of them.
 
     Args:
         source_lengths: tokens of each source, without the end token.
         target_lengths: tokens of each target, without the end token.
-        max_length: the longest side allowed, its end token included.
+        max_length: the longest side allowed, with what stands around it.
         max_ratio: how many times as long as the other a side may be, both with their end tokens; None: any.
+        extra: how many ids stand around a source and around a target.
 
     Returns:
         True for each pair to keep, and the counts.
     """
     shorter, longer = np.minimum(source_lengths, target_lengths) + 1, np.maximum(source_lengths, target_lengths) + 1
     empty = shorter == 1
-    too_long = ~empty & (longer > max_length)
+    too_long = ~empty & (np.maximum(source_lengths + extra[0], target_lengths + extra[1]) > max_length)
     mismatched = np.zeros_like(empty) if max_ratio is None else ~empty & ~too_long & (longer > max_ratio * shorter)
     keep = ~(empty | too_long | mismatched)
     return keep, FilterReport(*(int(group.sum()) for group in (keep, empty, too_long, mismatched)))
@@ -220,7 +270,7 @@ def write_store(
     """
     arrays = (source.ids, source.offsets, target.ids, target.offsets, lines)
     write_arrays(
-        folder, dict(zip(_ARRAYS, arrays, strict=True)), {"report": asdict(report), "special": asdict(special)}
+        folder, dict(zip(_ARRAYS, arrays, strict=True)), {"report": asdict(report), "special": special.to_json()}
     )
     return PairStore(folder)
 

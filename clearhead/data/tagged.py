@@ -17,7 +17,7 @@ from jaxtyping import Integer
 from numpy import ndarray
 
 from clearhead.data.batches import NO_LABEL, Batch, EpochBatches, TokenBatches
-from clearhead.data.framing import Framing, framed_length, framed_room
+from clearhead.data.framing import Framing
 from clearhead.data.labelled import length_batches
 from clearhead.data.prepare import Progress, cache_folder
 from clearhead.data.store import Indices, Rows, Side, discard, pack, read_arrays, write_arrays
@@ -106,6 +106,7 @@ class TagStore:
             arrays, record = read_arrays(folder, _ARRAYS)
             self.report = TagReport(**record["report"])
             self.tags = TagSet(tuple(record["names"]))
+            self._extra = int(record.get("extra", 2))
             self.splitter = WordSplitter(record["splitter"]["inner"], tuple(record["splitter"]["runs"]))
             self.identity = str(record["identity"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -122,7 +123,7 @@ class TagStore:
     @property
     def lengths(self) -> Rows:
         """The length of each stretch with its special ids."""
-        return self.side.lengths + framed_length(0, paired=False)
+        return self.side.lengths + self._extra
 
     def names_of(self, word_tags: Integer[ndarray, " words"]) -> list[list[str]]:
         """Return tags of all words as names, sentence by sentence.
@@ -159,8 +160,9 @@ def prepare_tagged(
         InputError: the source or a tag is unusable, or no word has a piece.
         RunFailure: the cache cannot be written.
     """
-    if max_length < framed_length(1, paired=False):
-        raise InputError(f"max_length is {max_length}; expected at least 3, the special ids and one token")
+    shortest = tokenizer.frame.extra() + 1
+    if max_length < shortest:
+        raise InputError(f"max_length is {max_length}; expected at least {shortest}, the special ids and one token")
     known = None if tags is None else tags.names
     inputs = [_FORMAT, source.identity(), tokenizer.fingerprint, max_length, known, share]
     folder = cache_folder("tagged", *inputs)
@@ -192,7 +194,7 @@ def _prepare(
     data, found_tags = _read(source, share)
     tags = tags or _learn_tags(data, found_tags)
     word_tags = np.array(list(itertools.chain.from_iterable(tags.encode(data))), dtype=np.int32)
-    found, words, cut, shortened = _encode(data, tokenizer, framed_room(max_length), progress)
+    found, words, cut, shortened = _encode(data, tokenizer, max_length - tokenizer.frame.extra(), progress)
     num_read = sum(word != NO_WORD for word in words)
     if not num_read:
         raise InputError(f"{data.where(0, 0)}: the tokenizer has no piece for any of the words from here on")
@@ -213,7 +215,8 @@ def _prepare(
         "sentences": np.cumsum([0, *map(len, data.words)]),
     }
     splitter = WordSplitter.learn(itertools.chain.from_iterable(data.words))
-    write_arrays(folder, arrays, {"report": asdict(report), "names": tags.names, "splitter": asdict(splitter)})
+    record = {"report": asdict(report), "names": tags.names, "splitter": asdict(splitter)}
+    write_arrays(folder, arrays, {**record, "extra": tokenizer.frame.extra()})
 
 
 def _read(source: TaggedSource, share: Share) -> tuple[TaggedTexts, TagSet]:
@@ -273,7 +276,9 @@ def collate_tagged(store: TagStore, rows: Indices, framing: Framing) -> Batch:
     for index, row in enumerate(rows):
         start, end = store.side.offsets[row : row + 2]
         words_T = store.words[start:end]
-        labels_BT[index, 1 : 1 + end - start] = np.where(words_T == NO_WORD, NO_LABEL, store.word_tags[words_T])
+        labels_BT[index, framing.front : framing.front + end - start] = np.where(
+            words_T == NO_WORD, NO_LABEL, store.word_tags[words_T]
+        )
     return Batch(
         ids=rectangle.ids,
         mask=rectangle.mask,
@@ -281,6 +286,7 @@ def collate_tagged(store: TagStore, rows: Indices, framing: Framing) -> Batch:
         num_labels=int((labels_BT != NO_LABEL).sum()),
         num_tokens=rectangle.num_tokens,
         rows=rows,
+        segments=rectangle.segments,
     )
 
 

@@ -17,7 +17,7 @@ from numpy import ndarray
 from clearhead.data.batches import NO_LABEL, Batch, EpochBatches, TokenBatches, random_stream
 from clearhead.data.corpus import Corpus
 from clearhead.data.packing import pack_pieces
-from clearhead.data.pieces import FRAME, Pieces, cut
+from clearhead.data.pieces import Pieces, cut
 from clearhead.data.store import Indices
 from clearhead.errors import InputError
 
@@ -166,7 +166,7 @@ class _Plan:
     def _lay_out(self, epoch: int) -> _Layout:
         # Raw bits: numpy keeps this stream the same for ever, which it does not promise for its distributions.
         bits = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, 0, _LAYOUT_STREAM]))
-        room = self._length - (FRAME if self._framed else 0)
+        room = self._length - (len(self._corpus.special.alone) if self._framed else 0)
         offset = int(bits.random_raw() % room)
         pieces = cut(self._corpus, self._length, offset=offset, framed=self._framed)
         if not self._pack:

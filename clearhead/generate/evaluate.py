@@ -12,7 +12,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
-from clearhead.generate.scoring import score_pairs
+from clearhead.generate.scoring import score_framed
 
 # sacreBLEU's other tokenisations need packages or downloads of their own.
 TOKENIZATIONS = ("13a", "none", "intl", "zh", "char")
@@ -105,19 +105,34 @@ def evaluate_pairs(
     Raises:
         InputError: no pairs, unequal counts, an empty source, or a sequence beyond the model's positions.
     """
+    framed = [[bos_id, *target, eos_id] for target in targets]
+    return evaluate_framed(module, sources, framed, pad_id=pad_id, batch_tokens=batch_tokens)
+
+
+def evaluate_framed(
+    module: Transformer,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    batch_tokens: int = 8192,
+) -> CorpusLoss:
+    """Return loss and perplexity of the targets, given their sources.
+
+    Args:
+        module: an encoder-decoder model; run in evaluation mode, its own mode is restored.
+        sources: ids as the encoder reads them, none empty.
+        targets: ids of which the decoder reads all but the last and says all but the first.
+        pad_id: padding id.
+        batch_tokens: most padded source + target tokens in one pass.
+
+    Raises:
+        InputError: no pairs, unequal counts, an empty source, or a sequence beyond the model's positions.
+    """
     if not targets:
         raise InputError("there is nothing to evaluate: give at least one sentence pair.")
     started = time.perf_counter()
-    scores = score_pairs(
-        module,
-        sources,
-        targets,
-        bos_id=bos_id,
-        eos_id=eos_id,
-        pad_id=pad_id,
-        length_penalty=0.0,
-        batch_tokens=batch_tokens,
-    )
+    scores = score_framed(module, sources, targets, pad_id=pad_id, length_penalty=0.0, batch_tokens=batch_tokens)
     seconds = time.perf_counter() - started
     num_tokens = sum(len(score.ids) for score in scores)
     loss = -math.fsum(score.log_probability for score in scores) / num_tokens

@@ -65,11 +65,45 @@ def score_pairs(
     Raises:
         InputError: unequal counts, an empty source, or a sequence beyond the model's positions.
     """
+    return score_framed(
+        module,
+        sources,
+        [[bos_id, *target, eos_id] for target in targets],
+        pad_id=pad_id,
+        length_penalty=length_penalty,
+        batch_tokens=batch_tokens,
+    )
+
+
+def score_framed(
+    module: Transformer,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    length_penalty: float,
+    forced: int = 0,
+    batch_tokens: int = 8192,
+) -> list[PairScore]:
+    """Return the log-probabilities of each target given its source, in the order given.
+
+    Args:
+        module: an encoder-decoder model; run in evaluation mode, its own mode is restored.
+        sources: ids as the encoder reads them, none empty.
+        targets: ids of which the decoder reads all but the last and says all but the first.
+        pad_id: padding id.
+        length_penalty: exponent alpha of the score.
+        forced: how many of the first ids said count as certain.
+        batch_tokens: most padded source + target tokens scored together.
+
+    Raises:
+        InputError: unequal counts, an empty source, or a sequence beyond the model's positions.
+    """
     if len(sources) != len(targets):
         raise InputError(
             f"there are {len(sources)} sources but {len(targets)} targets: give one target for each source."
         )
-    labels = [(*target, eos_id) for target in targets]
+    labels = [tuple(target[1:]) for target in targets]
     check_lengths(sources, module.max_positions, what="source")
     check_lengths(labels, module.max_positions, what="target")
     per_token: list[list[float]] = [[] for _ in labels]
@@ -81,11 +115,11 @@ def score_pairs(
         for batch in batches_by_cost(costs, budget=budget, most_rows=None):
             ids_BS, mask_BS = pad_ids([sources[i] for i in batch], pad_id, device)
             labels_BT, mask_BT = pad_ids([labels[i] for i in batch], pad_id, device)
-            target_BT = torch.cat([labels_BT.new_full((len(batch), 1), bos_id), labels_BT[:, :-1]], 1)
+            target_BT, _ = pad_ids([targets[i][:-1] for i in batch], pad_id, device)
             out = module(ids_BS, target_BT, mask=mask_BS, target_mask=mask_BT)
             assert out.logits is not None, "the model has no head"
             for i, row in zip(batch, label_log_probabilities(out.logits, labels_BT, mask_BT), strict=True):
-                per_token[i] = row
+                per_token[i] = [0.0] * forced + row[forced:]
     return [_pair_score(ids, row, length_penalty) for ids, row in zip(labels, per_token, strict=True)]
 
 

@@ -172,7 +172,7 @@ def texts_loss(
 
 def _framed(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Return each text as a model was trained on it."""
-    return [[tokenizer.bos_id, *ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(list(texts))]
+    return [tokenizer.frame.said(ids) for ids in tokenizer.encode_batch(list(texts))]
 
 
 def _request(
@@ -266,8 +266,7 @@ def read_as_published(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None
     """
     if chat is not None:
         return tokenizer.encode_with_special(chat.render([{"role": "user", "content": text}]))
-    ids = tokenizer.encode(text)
-    return ids if tokenizer.frame is None else tokenizer.frame.around(ids)[0]
+    return tokenizer.frame.around(tokenizer.encode(text))[0]
 
 
 def _banned(module: Transformer, tokenizer: Tokenizer) -> list[int]:

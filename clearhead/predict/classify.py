@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.data.batches import Batch
-from clearhead.data.framing import Framing, cut_pair, framed_room
+from clearhead.data.framing import Framing, cut_pair
 from clearhead.data.labelled import prepare_labelled
 from clearhead.data.labelled_sources import LabelledSource
 from clearhead.data.labels import LabelSet
@@ -81,8 +81,8 @@ def classify(
         empty = next((number for number, ids in enumerate(side, start=1) if not len(ids)), None)
         if empty is not None:
             raise InputError(f"text {empty} is empty; there is nothing to classify")
-    kept, is_cut = _cut(sides, max_length_of(module, record))
     framing = Framing.of(module.spec, tokenizer)
+    kept, is_cut = _cut(sides, max_length_of(module, record), framing)
     batches = _batches(kept, framing, batch_size=batch_size, batch_tokens=batch_tokens)
     logits_NL = label_logits(module, batches, len(kept[0]))
     if not bool(torch.isfinite(logits_NL).all()):
@@ -173,11 +173,13 @@ def _unpaired(is_paired: bool) -> str:
     return "this model was trained on single texts, but received pairs; give one text for each answer"
 
 
-def _cut(sides: list[list[np.ndarray]], max_length: int | None) -> tuple[list[list[np.ndarray]], list[bool]]:
+def _cut(
+    sides: list[list[np.ndarray]], max_length: int | None, framing: Framing
+) -> tuple[list[list[np.ndarray]], list[bool]]:
     """Keep the front of texts that are too long, as in training."""
     if max_length is None:
         return sides, [False] * len(sides[0])
-    room = framed_room(max_length, paired=len(sides) == 2)
+    room = max_length - framing.frame.extra(paired=len(sides) == 2)
     lengths = [np.array([len(ids) for ids in side]) for side in sides]
     kept = [np.minimum(lengths[0], room)] if len(sides) == 1 else list(cut_pair(lengths[0], lengths[1], room))
     is_cut = np.any([now < before for now, before in zip(kept, lengths, strict=True)], axis=0)
@@ -190,7 +192,8 @@ def _cut(sides: list[list[np.ndarray]], max_length: int | None) -> tuple[list[li
 def _batches(
     sides: list[list[np.ndarray]], framing: Framing, *, batch_size: int | None, batch_tokens: int
 ) -> Iterator[Batch]:
-    lengths = [sum(map(len, texts)) + 1 + len(sides) for texts in zip(*sides, strict=True)]
+    extra = framing.frame.extra(paired=len(sides) == 2)
+    lengths = [sum(map(len, texts)) + extra for texts in zip(*sides, strict=True)]
     for rows in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
         chosen = [[side[row] for row in rows] for side in sides]
         rectangle = framing.batch(chosen[0], chosen[1] if len(chosen) == 2 else None)

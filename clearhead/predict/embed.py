@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from clearhead import spec
 from clearhead.core import Transformer
-from clearhead.data.framing import Framing, framed_length
+from clearhead.data.framing import Framing, cut_pair
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode
 from clearhead.text import Tokenizer
@@ -28,6 +28,7 @@ def embed(
     tokenizer: Tokenizer,
     texts: Sequence[str | tuple[str, str]],
     *,
+    max_length: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> Float32[ndarray, "texts width"]:
     """Return one vector for each text, pooled and normalised as the model's head says.
@@ -38,6 +39,7 @@ def embed(
         module: a model whose head makes one vector of a text; run in evaluation mode, its own mode is restored.
         tokenizer: of what the model reads.
         texts: texts, or pairs of texts that are read together; an empty text is read as its start and end token.
+        max_length: what of a text is behind so many tokens, special ones with them, is cut off; None: nothing.
         batch_tokens: most padded tokens read together; a longer text is a batch of its own.
 
     Raises:
@@ -46,13 +48,15 @@ def embed(
     """
     width = vector_width(module)
     firsts, seconds = _encoded(tokenizer, texts)
-    lengths = [framed_length(len(ids), paired=False) for ids in firsts]
+    framing, device = Framing.of(module.spec, tokenizer), device_of(module)
+    extra = framing.frame.extra(paired=seconds is not None)
+    if max_length is not None:
+        firsts, seconds = _cut(firsts, seconds, max_length - extra)
+    lengths = [len(ids) + extra for ids in firsts]
     if seconds is not None:
-        both = zip(firsts, seconds, strict=True)
-        lengths = [framed_length(len(first) + len(second), paired=True) for first, second in both]
+        lengths = [length + len(second) for length, second in zip(lengths, seconds, strict=True)]
     check_lengths([range(length) for length in lengths], module.max_positions, what="text")
     vectors_ND = np.zeros((len(firsts), width), dtype=np.float32)
-    framing, device = Framing.of(module.spec, tokenizer), device_of(module)
     with evaluation_mode(module), torch.inference_mode():
         for rows in batches_by_cost(lengths, budget=batch_tokens, most_rows=None):
             batch = framing.batch(
@@ -84,6 +88,20 @@ def _encoded(
     return tokenizer.encode_batch(firsts), tokenizer.encode_batch(seconds)
 
 
+def _cut(
+    firsts: list[list[int]], seconds: list[list[int]] | None, room: int
+) -> tuple[list[list[int]], list[list[int]] | None]:
+    """Keep so many ids of each text, or of both of a pair together."""
+    if seconds is None:
+        return [ids[:room] for ids in firsts], None
+    counts = [np.array([len(ids) for ids in side]) for side in (firsts, seconds)]
+    kept = cut_pair(counts[0], counts[1], room)
+    first, second = (
+        [ids[:count] for ids, count in zip(*side, strict=True)] for side in zip((firsts, seconds), kept, strict=True)
+    )
+    return first, second
+
+
 def vector_width(module: Transformer) -> int:
     """Return the width of the vectors that a model makes of texts.
 
@@ -98,7 +116,7 @@ def vector_width(module: Transformer) -> int:
         )
     top = module.spec.decoder or module.spec.encoder
     assert top is not None, "a validated model has a stack"
-    return next((layer.size for layer in reversed(head.layers) if isinstance(layer, spec.Linear)), top.width)
+    return next((layer.size for layer in reversed(head.layers) if isinstance(layer, spec.Linear)), top.output_width)
 
 
 def _refuse_broken(vectors_ND: Float32[ndarray, "texts width"]) -> None:

@@ -147,13 +147,14 @@ def _question(text: str, number: int, tokenizer: Tokenizer, words: Words) -> _Qu
         stood_in, last = stood_in + _STAND_IN, end
     stood_in += text[last:]
     ids, places = tokenizer.encode_with_spans(stood_in)
-    asked, asked_at, token = [tokenizer.bos_id], [], 0
+    around = tokenizer.frame.alone
+    asked, asked_at, token = [*around.front], [], 0
     for (start, end), stand in zip(spans, stands, strict=True):
         while token < len(ids) and places[token][1] <= stand:
             asked.append(ids[token])
             token += 1
         # A mark of white space by itself is here because of the stand-in: a word brings its own.
-        if words.carries_space and words.texts[asked[-1]] == " ":
+        if words.carries_space and len(asked) > len(around.front) and words.texts[asked[-1]] == " ":
             asked.pop()
         asked_at.append(len(asked))
         asked.append(mask_id)
@@ -164,7 +165,7 @@ def _question(text: str, number: int, tokenizer: Tokenizer, words: Words) -> _Qu
                     "tokenizer of this model: put white space around it"
                 )
             token += 1
-    return _Question([*asked, *ids[token:], tokenizer.eos_id], asked_at, spans)
+    return _Question([*asked, *ids[token:], *around.behind], asked_at, spans)
 
 
 def _best(

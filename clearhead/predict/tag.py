@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from clearhead.core import Transformer
 from clearhead.data.batches import NO_LABEL, Batch
-from clearhead.data.framing import Framing, framed_room
+from clearhead.data.framing import Framing
 from clearhead.data.stretches import NO_WORD, stretches
 from clearhead.data.tagged import TagStore, prepare_tagged, tagged_epoch
 from clearhead.data.tagged_sources import TaggedSource
@@ -146,16 +146,17 @@ def tag_words(
     Raises:
         RunFailure: the model's outputs are not finite.
     """
+    framing = Framing.of(module.spec, tokenizer)
+    extra = framing.frame.extra()
     ids: list[list[int]] = []
     words: list[list[int]] = []
     first_word = 0
     for sentence in sentences:
-        for stretch in stretches(sentence, tokenizer, room=framed_room(max_length))[0] if sentence else []:
+        for stretch in stretches(sentence, tokenizer, room=max_length - extra)[0] if sentence else []:
             ids.append(stretch.ids)
             words.append([word if word == NO_WORD else word + first_word for word in stretch.words])
         first_word += len(sentence)
-    framing = Framing.of(module.spec, tokenizer)
-    costs = [len(part) + 2 for part in ids]
+    costs = [len(part) + extra for part in ids]
     batches = (
         _batch(framing, ids, words, rows) for rows in batches_by_cost(costs, budget=batch_tokens, most_rows=batch_size)
     )
@@ -182,7 +183,7 @@ def judge_tagged(module: Transformer, tokenizer: Tokenizer, store: TagStore, *, 
         RunFailure: the model's outputs are not finite.
     """
     framing = Framing.of(module.spec, tokenizer)
-    batches = (_with_words(batch, store) for batch in tagged_epoch(store, framing, batch_tokens=batch_tokens))
+    batches = (_with_words(batch, store, framing) for batch in tagged_epoch(store, framing, batch_tokens=batch_tokens))
     expected_W = np.array(store.word_tags, dtype=np.int64)
     predicted_W = np.full_like(expected_W, store.tags.fallback)
     total, count = 0.0, 0
@@ -276,7 +277,7 @@ def _batch(
     rectangle = framing.batch([ids[row] for row in rows])
     words_BT = torch.full(rectangle.ids.shape, NO_WORD)
     for index, row in enumerate(rows):
-        words_BT[index, 1 : 1 + len(words[row])] = torch.tensor(words[row])
+        words_BT[index, framing.front : framing.front + len(words[row])] = torch.tensor(words[row])
     batch = Batch(
         ids=rectangle.ids,
         mask=rectangle.mask,
@@ -284,16 +285,19 @@ def _batch(
         num_labels=0,
         num_tokens=rectangle.num_tokens,
         rows=np.array(rows, dtype=np.int64),
+        segments=rectangle.segments,
     )
     return batch, words_BT
 
 
-def _with_words(batch: Batch, store: TagStore) -> tuple[Batch, Int64[Tensor, "batch tokens"]]:
+def _with_words(batch: Batch, store: TagStore, framing: Framing) -> tuple[Batch, Int64[Tensor, "batch tokens"]]:
     """Return a batch of a store with the word that each of its tokens stands for."""
     words_BT = torch.full(batch.ids.shape, NO_WORD)
     for index, row in enumerate(batch.rows):
         start, end = store.side.offsets[row : row + 2]
-        words_BT[index, 1 : 1 + end - start] = torch.from_numpy(np.array(store.words[start:end]))
+        words_BT[index, framing.front : framing.front + end - start] = torch.from_numpy(
+            np.array(store.words[start:end])
+        )
     return batch, words_BT
 
 

@@ -1,9 +1,13 @@
-"""What a published tokenizer puts around one text, or around two: ids and segments as data."""
+"""What stands around one text, or around two, where a model reads or writes them: ids and segments as data.
+
+Every tokenizer has a frame. That of a published one is what its files say; that of one trained here follows from its
+start and end token. Whatever reads texts asks the frame: training, prediction, generation and scores alike.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from clearhead.errors import InputError
@@ -13,16 +17,60 @@ Part = tuple[int | Literal["A", "B"], int]
 
 
 @dataclass(frozen=True)
+class Around:
+    """What stands in front of a text and behind it.
+
+    Args:
+        front, behind: ids.
+    """
+
+    front: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.front) + len(self.behind)
+
+    def __call__(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of a text with what stands around it."""
+        return [*self.front, *ids, *self.behind]
+
+    @property
+    def fed(self) -> Around:
+        """What stands around a text that a decoder reads while it says it: all but the last id."""
+        return Around(self.front, self.behind[:-1])
+
+    @property
+    def asked(self) -> Around:
+        """What stands around a text as a decoder should say it: all but the first id, which is only read."""
+        return Around(self.front[1:], self.behind)
+
+
+@dataclass(frozen=True)
 class Frame:
     """The templates of one text and of two.
 
     Args:
         single: ids and the place "A", each with its segment.
         pair: ids and the places "A" and "B"; None where the tokenizer reads no pairs.
+        source: what an encoder reads of a text that a decoder answers; None: the same as of a single text.
+        written: what a decoder reads and says of a text: it reads all but the last id, and says all but the first.
+            None: not known.
     """
 
     single: tuple[Part, ...] = (("A", 0),)
     pair: tuple[Part, ...] | None = None
+    source: Around | None = None
+    written: Around | None = None
+
+    @classmethod
+    def between(cls, start: int, end: int) -> Frame:
+        """Return the frame of a tokenizer that was trained here: a start and an end token.
+
+        Source: arXiv 1810.04805, section 3 (pairs); arXiv 1706.03762, section 3.4 (the source has no start token).
+        """
+        single: tuple[Part, ...] = ((start, 0), ("A", 0), (end, 0))
+        pair: tuple[Part, ...] = (*single, ("B", 1), (end, 1))
+        return cls(single, pair, source=Around((), (end,)), written=Around((start,), (end,)))
 
     def around(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """Return the ids that a model reads, and the segment of each.
@@ -34,9 +82,7 @@ class Frame:
         Raises:
             InputError: there are two texts and no template for them.
         """
-        if second is not None and self.pair is None:
-            raise InputError("this tokenizer has no template for pairs of texts; join the two texts into one")
-        parts = self.single if second is None or self.pair is None else self.pair
+        parts = self.template(paired=second is not None)
         texts = {"A": first, "B": second or ()}
         ids: list[int] = []
         segments: list[int] = []
@@ -46,29 +92,71 @@ class Frame:
             segments += [segment] * len(piece)
         return ids, segments
 
+    def template(self, *, paired: bool) -> tuple[Part, ...]:
+        """Return the template of a single text, or of a pair.
+
+        Raises:
+            InputError: pairs are asked for, and there is no template for them.
+        """
+        if paired and self.pair is None:
+            raise InputError("this tokenizer has no template for pairs of texts; join the two texts into one")
+        return self.pair if paired and self.pair is not None else self.single
+
+    def extra(self, *, paired: bool = False) -> int:
+        """Return how many ids stand around one text, or around two."""
+        return sum(not isinstance(part, str) for part, _ in self.template(paired=paired))
+
+    @property
+    def alone(self) -> Around:
+        """What stands around a single text."""
+        place = next(place for place, (part, _) in enumerate(self.single) if part == "A")
+        front, behind = self.single[:place], self.single[place + 1 :]
+        return Around(*(tuple(part for part, _ in side if not isinstance(part, str)) for side in (front, behind)))
+
     @property
     def start(self) -> tuple[int, ...]:
         """The ids in front of a single text."""
-        return tuple(part for part, _ in self.single[: self._place] if not isinstance(part, str))
+        return self.alone.front
 
     @property
     def end(self) -> tuple[int, ...]:
         """The ids behind a single text."""
-        return tuple(part for part, _ in self.single[self._place :] if not isinstance(part, str))
+        return self.alone.behind
 
     @property
-    def _place(self) -> int:
-        return next(place for place, (part, _) in enumerate(self.single) if part == "A")
+    def read(self) -> Around:
+        """What stands around a text that an encoder reads for a decoder."""
+        return self.alone if self.source is None else self.source
+
+    @property
+    def said(self) -> Around:
+        """What stands around a text that a decoder writes.
+
+        Raises:
+            InputError: the files of a checkpoint do not say where its decoder begins.
+        """
+        if self.written is None:
+            raise InputError("the checkpoint names no decoder_start_token_id, so that its decoder has no beginning")
+        return self.written
+
+    def completed(self, *, written: Around) -> Frame:
+        """Return the same frame with what a decoder writes."""
+        return replace(self, written=written)
 
     def to_json(self) -> dict[str, Any]:
         """Return the frame as JSON values."""
-        return {"single": self.single, "pair": self.pair}
+        rare = {"source": self.source, "written": self.written}
+        around = {name: [one.front, one.behind] for name, one in rare.items() if one is not None}
+        return {"single": self.single, "pair": self.pair, **around}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Frame:
         """Read what `to_json` returned."""
         pair = content["pair"]
-        return cls(_parts(content["single"]), None if pair is None else _parts(pair))
+        around = {
+            name: Around(*(tuple(ids) for ids in content[name])) for name in ("source", "written") if name in content
+        }
+        return cls(_parts(content["single"]), None if pair is None else _parts(pair), **around)
 
 
 def _parts(content: Sequence[Sequence[Any]]) -> tuple[Part, ...]:

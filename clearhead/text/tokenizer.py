@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Tokenizer:
         document: the parsed content of a `tokenizer.json`, or a SentencePiece model with its ids.
         kind: how it was trained, or "pretrained" where that is not known.
         roles: the ids with a meaning of their own.
-        frame: what the model that it came with reads around a text; None: what follows from the roles.
+        frame: what the model that it came with reads around a text; None: it has a start and an end token around it.
 
     Raises:
         InputError: the document is not one that can be run.
@@ -39,7 +40,8 @@ class Tokenizer:
     def __init__(self, document: Mapping[str, Any], *, kind: str, roles: Roles, frame: Frame | None = None) -> None:
         self.kind = kind
         self.roles = roles
-        self.frame = frame
+        self.frame = Frame.between(roles.bos, roles.eos) if frame is None else frame
+        self._own_frame = frame
         self._document = dict(document)
         self._backend = backend_of(document)
         vocabulary = self._backend.vocabulary()
@@ -174,6 +176,15 @@ class Tokenizer:
             raise InputError(f"token id {index} is not in the vocabulary; expected 0 to {self.vocab_size - 1}")
         return token
 
+    @property
+    def is_framed(self) -> bool:
+        """Whether what stands around texts came with the tokenizer, and does not follow from its roles."""
+        return self._own_frame is not None
+
+    def with_frame(self, frame: Frame) -> Tokenizer:
+        """Return the same tokenizer with something else around its texts."""
+        return Tokenizer(self._document, kind=self.kind, roles=self.roles, frame=frame)
+
     def save(self, path: Path) -> None:
         """Write `tokenizer.json` and, beside it, `tokenizer_config.json` with kind, roles and fingerprint.
 
@@ -193,8 +204,9 @@ class Tokenizer:
             config["mask_token"] = self._token(self.roles.mask)
         if self.roles.sentinels:
             config["additional_special_tokens"] = self.tokens(self.roles.sentinels)
-        if self.frame is not None:
-            config["clearhead"]["frame"] = self.frame.to_json()
+        if self._own_frame is not None:
+            config["clearhead"]["frame"] = self._own_frame.to_json()
+            config["clearhead"]["roles"] = asdict(self.roles)
         write_json(path, self._document)
         write_json(_config_path(path), config)
 
@@ -213,7 +225,8 @@ class Tokenizer:
         files = read_files(path)
         own = files.config.get("clearhead") or {}
         frame = Frame.from_json(own["frame"]) if own.get("frame") else None
-        found = find_roles(path, backend_of(files.document), files.config, roles or {})
+        saved_roles = None if roles else _saved_roles(own)
+        found = saved_roles or find_roles(path, backend_of(files.document), files.config, roles or {})
         tokenizer = cls(files.document, kind=own.get("kind", "pretrained"), roles=found, frame=frame)
         saved = own.get("fingerprint")
         if saved is not None and roles is None and saved != tokenizer.fingerprint:
@@ -222,6 +235,12 @@ class Tokenizer:
                 f"its configuration says {saved[:12]}); restore both files from the same save"
             )
         return tokenizer
+
+
+def _saved_roles(own: Mapping[str, Any]) -> Roles | None:
+    """Return the roles of a published tokenizer as they were: their names alone may mean others in another place."""
+    saved = own.get("roles")
+    return None if saved is None else Roles(**{**saved, "sentinels": tuple(saved["sentinels"])})
 
 
 def _fingerprint(document: Mapping[str, Any], kind: str, roles: Roles, frame: Frame | None) -> str:

@@ -273,8 +273,9 @@ def sync(path: Path) -> None:
 
 def _seal(folder: Path, name: str) -> None:
     files = {}
-    for path in sorted(folder.iterdir()):
-        files[path.name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path)}
         sync(path)
     (folder / MANIFEST).write_text(json.dumps({"name": name, "files": files}, indent=2), encoding="utf-8")
     sync(folder / MANIFEST)

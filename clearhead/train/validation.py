@@ -54,11 +54,12 @@ class ValidateTranslation:
     def bleu(self, module: Transformer) -> float:
         """Return BLEU of greedy translations."""
         source, target = self.tokenizers.source, self.tokenizers.target
+        said = target.frame.said
         found = translate_ids(
             module,
-            [[*self.store.source(row).tolist(), source.eos_id] for row in self.scored],
-            bos_id=target.bos_id,
-            eos_id=target.eos_id,
+            [source.frame.read(self.store.source(row).tolist()) for row in self.scored],
+            bos_id=said.front[0],
+            eos_id=said.behind[-1],
             pad_id=target.pad_id,
             options=SearchOptions(beam_size=1),
         )

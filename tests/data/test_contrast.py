@@ -21,9 +21,13 @@ from clearhead.data.contrast import (
     same_meaning,
     store_groups,
 )
+from clearhead.data.framing import Framing
 from clearhead.errors import InputError
 from clearhead.text import TokenizerPair, train_tokenizer
+from clearhead.text.frame import Frame
 
+# The ids of every tokenizer that is trained here: padding 0, start 2, end 3.
+FRAMING = Framing(Frame.between(2, 3), pad=0)
 WORDS = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
 
 
@@ -122,7 +126,7 @@ def test_padding_on_multi30k_is_about_a_tenth(data_dir: Path) -> None:
     source = FilePair(folder / "train.de", folder / "train.en")
     tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
-    waste = contrast_plan(store, batch_tokens=4096, seed=1).padding_waste(0)
+    waste = contrast_plan(store, FRAMING, batch_tokens=4096, seed=1).padding_waste(0)
     print(f"padding waste on Multi30k: {waste:.1%}")
     assert waste <= 0.12
 
@@ -131,7 +135,7 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
     store = random_store(tmp_path)
     rows = np.array([17, 3, 101, 5, 2])
     groups = store_groups(store)
-    batch = collate_contrast(store, rows, groups)
+    batch = collate_contrast(store, rows, groups, FRAMING)
     special = store.special
     for place, row in enumerate(rows):
         for ids, mask, text in (
@@ -182,25 +186,27 @@ def test_groups_are_the_connected_parts(pairs: list[tuple[int, int]]) -> None:
 
 def test_training_goes_round_and_validation_once(tmp_path: Path) -> None:
     store = random_store(tmp_path)
-    batches = contrast_batches(store, batch_tokens=128, seed=5)
+    batches = contrast_batches(store, FRAMING, batch_tokens=128, seed=5)
     for epoch in range(3):
         assert batches.epoch == epoch
         seen = [next(batches).rows for _ in range(batches.batches_per_epoch)]
         assert sorted(np.concatenate(seen).tolist()) == list(range(len(store)))
     groups = store_groups(store)
-    once, again = ([list(batch.rows) for batch in contrast_epoch(store, groups, batch_tokens=128)] for _ in range(2))
+    once, again = (
+        [list(batch.rows) for batch in contrast_epoch(store, groups, FRAMING, batch_tokens=128)] for _ in range(2)
+    )
     assert once == again and sorted(row for rows in once for row in rows) == list(range(len(store)))
 
 
 def test_a_place_is_found_again(tmp_path: Path) -> None:
     store = random_store(tmp_path)
-    batches = contrast_batches(store, batch_tokens=128, seed=5)
+    batches = contrast_batches(store, FRAMING, batch_tokens=128, seed=5)
     for _ in range(batches.batches_per_epoch + 3):
         next(batches)
     state = json.loads(json.dumps(batches.state()))
     expected = next(batches)
-    other = contrast_batches(store, batch_tokens=128, seed=5)
+    other = contrast_batches(store, FRAMING, batch_tokens=128, seed=5)
     other.load_state(state)
     assert next(other).rows.tolist() == expected.rows.tolist()
     with pytest.raises(InputError, match="seed was 5, now 6"):
-        contrast_batches(store, batch_tokens=128, seed=6).load_state(state)
+        contrast_batches(store, FRAMING, batch_tokens=128, seed=6).load_state(state)

@@ -31,9 +31,10 @@ from clearhead.data.labelled import (
 from clearhead.data.labels import LabelSet, learn_labels
 from clearhead.errors import InputError
 from clearhead.text import Tokenizer, train_tokenizer
+from clearhead.text.frame import Frame
 
 EXAMPLES = [('a, "b"', "c", "yes"), ("d\u2028e", "", "no"), ("", "f g", "yes"), ("h", "i", "10"), ("j", "k", "9")]
-FRAMING = Framing(start=2, end=3, pad=0, has_segments=True, has_decoder_start=False)
+FRAMING = Framing(Frame.between(2, 3), pad=0, has_segments=True)
 
 
 @pytest.fixture(autouse=True)
@@ -294,7 +295,7 @@ def test_a_second_run_opens_what_the_first_made(tmp_path: Path, monkeypatch: pyt
 )
 def test_framing_follows_the_model(make: Any, segments: bool, start: bool) -> None:
     framing = Framing.of(make(vocab_size=97), tokenizer_of(["a"]))
-    assert (framing.has_segments, framing.has_decoder_start) == (segments, start)
+    assert (framing.has_segments, framing.start is not None) == (segments, start)
     rectangle = framing.batch([[5], [6, 7]], [[8, 9], [10]])
     assert (rectangle.segments is not None, rectangle.target_ids is not None) == (segments, start)
     assert rectangle.num_tokens == 12 + 2 * start

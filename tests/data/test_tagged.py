@@ -28,8 +28,9 @@ from clearhead.data.tags import TaggedTexts, TagSet, find_scheme, to_iob2
 from clearhead.data.word_splitting import WordSplitter
 from clearhead.errors import InputError
 from clearhead.text import Tokenizer, train_tokenizer
+from clearhead.text.frame import Frame
 
-FRAMING = Framing(start=2, end=3, pad=0, has_segments=False, has_decoder_start=False)
+FRAMING = Framing(Frame.between(2, 3), pad=0)
 SENTENCES = [
     (["Anna", "Maria", "visits", "New York", "."], ["B-PER", "I-PER", "O", "B-LOC", "O"]),
     (["héllo", "#"], ["O", "B-LOC"]),

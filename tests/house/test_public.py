@@ -41,6 +41,10 @@ NAMES = {
         Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads Unit Window Xavier YarnScaling
         consistency_faults validate walk
     """,
+    "clearhead.surgery": """
+        Edited Report cut_vocabulary grow_vocabulary keep_layers remove_heads remove_neurons replace_head
+        resize_positions scale_rotary to_encoder to_encoder_decoder
+    """,
     "clearhead.text": "KINDS PublishedText Roles Tokenizer TokenizerPair load_published train_tokenizer",
     "clearhead.train": "",
     "clearhead.train.tasks": "",
@@ -49,14 +53,15 @@ NAMES = {
         Pretrained fill is_pretrained load_pretrained load_tensors save_pretrained save_tensors
     """,
     "clearhead.zoo": "RECIPES Recipe label_head presets resolve token_head vector_head with_head",
-    "clearhead.zoo.architectures": "find records variant",
+    "clearhead.zoo.architectures": "find headless records variant",
 }
 
 # What a user calls on the objects above.
 METHODS = {
     "Cache": "extend select",
     "Model": """
-        classify embed fill generate save score spec stream tag tokenizer translate translate_n_best
+        answer classify embed fill frame generate replaced save score spec stream tag tokenizer translate
+        translate_n_best
     """,
     "MultiHeadAttention": "attend body forward",
     "Transformer": "decode encode forward max_positions num_source_ids num_target_ids states",

@@ -33,7 +33,7 @@ def write_merges(folder: Path, special: tuple[str, ...], config: dict[str, objec
 
 def framed(text: PublishedText, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
     source = text.tokenizers.source
-    assert source.frame is not None
+    assert source.is_framed
     return source.frame.around(source.encode(first), None if second is None else source.encode(second))
 
 
@@ -247,7 +247,7 @@ def test_two_models_over_one_vocabulary(tmp_path: Path, separate: bool) -> None:
     other = transformers.MarianTokenizer.from_pretrained(place)
     text = load_published(place)
     pair = text.tokenizers
-    assert not pair.joint and pair.source.frame is not None
+    assert not pair.joint and pair.source.is_framed
 
     @ALIKE
     @given(made.texts)
@@ -295,7 +295,7 @@ def test_a_saved_one_is_the_same_one(tmp_path: Path) -> None:
     assert loaded.fingerprint == pair.fingerprint and loaded.source.frame == pair.source.frame
     assert loaded.source.encode("a cat") == pair.source.encode("a cat")
     unframed = Tokenizer.load(tmp_path / "a")
-    assert unframed.frame is None and unframed.encode("a cat") == pair.source.encode("a cat")
+    assert not unframed.is_framed and unframed.encode("a cat") == pair.source.encode("a cat")
 
 
 def test_places_of_pieces(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Infill:
             pieces: framed ids; at least one.
             generator: where the damage is drawn from.
         """
-        target = unframed(pieces)
+        target = unframed(pieces, self._tokenizer)
         source = target if self._words is None else _permute(target, self._words, generator)
         return two_sided(self._infill(source, generator), target, self._tokenizer)
 

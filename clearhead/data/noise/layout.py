@@ -17,6 +17,9 @@ from torch import Tensor
 from clearhead.data.batches import NO_LABEL, Batch
 from clearhead.errors import InputError
 from clearhead.text import Tokenizer
+from clearhead.text.frame import Around
+
+_NOTHING = Around()
 
 Piece = Integer[ndarray, " _"]
 
@@ -62,49 +65,49 @@ class Rectangle:
 
 
 def ragged(pieces: Sequence[Piece]) -> Ragged:
-    """Put whole pieces behind each other, start and end tokens included."""
+    """Put whole pieces behind each other, with what stands around them."""
     counts = np.array([len(piece) for piece in pieces], dtype=np.int64)
     return Ragged(np.concatenate(pieces).astype(np.int64), counts)
 
 
-def unframed(pieces: Sequence[Piece]) -> Ragged:
-    """Put the texts of pieces behind each other, without the start and the end token of each."""
-    assert all(len(piece) >= 2 for piece in pieces), "a piece is framed by a start and an end token"
-    return ragged([piece[1:-1] for piece in pieces])
+def unframed(pieces: Sequence[Piece], tokenizer: Tokenizer) -> Ragged:
+    """Put the texts of pieces behind each other, without what the tokenizer put around each."""
+    around = tokenizer.frame.alone
+    assert all(len(piece) >= len(around) for piece in pieces), "a piece has its tokenizer's frame around it"
+    return ragged([piece[len(around.front) : len(piece) - len(around.behind)] for piece in pieces])
 
 
-def rectangle(rows: Ragged, *, first: int | None = None, last: int | None = None, fill: int) -> Rectangle:
-    """Lay rows out as a rectangle, with one id in front of each or behind it.
+def rectangle(rows: Ragged, around: Around = _NOTHING, *, fill: int) -> Rectangle:
+    """Lay rows out as a rectangle.
 
     Args:
         rows: the ids of each row.
-        first: the id in front of each row, or None.
-        last: the id behind each row, or None.
+        around: what stands in front of each row and behind it.
         fill: the id of the padding.
     """
-    front = int(first is not None)
-    lengths_B1 = rows.counts[:, None] + front + int(last is not None)
+    front = len(around.front)
+    lengths_B1 = rows.counts[:, None] + len(around)
     column_T = np.arange(int(lengths_B1.max()))
     ids_BT = np.full((len(rows.counts), len(column_T)), fill, dtype=np.int64)
     ids_BT[(column_T >= front) & (column_T < rows.counts[:, None] + front)] = rows.ids
-    if first is not None:
-        ids_BT[:, 0] = first
-    if last is not None:
-        ids_BT[np.arange(len(rows.counts)), lengths_B1[:, 0] - 1] = last
+    ids_BT[:, :front] = around.front
+    for place, index in enumerate(around.behind):
+        ids_BT[np.arange(len(rows.counts)), rows.counts + front + place] = index
     return Rectangle(torch.from_numpy(ids_BT), torch.from_numpy(column_T < lengths_B1))
 
 
 def two_sided(source: Ragged, target: Ragged, tokenizer: Tokenizer) -> Batch:
-    """Make a batch for two stacks: the encoder reads the source, the decoder learns to say the target; both end alike.
+    """Make a batch for two stacks: the encoder reads the source, the decoder learns to say the target.
 
     Args:
         source: what the encoder reads, without special ids of its own.
         target: what the decoder should say.
-        tokenizer: its start, end and padding ids frame the rows.
+        tokenizer: its frame stands around the rows.
     """
-    read = rectangle(source, last=tokenizer.eos_id, fill=tokenizer.pad_id)
-    fed = rectangle(target, first=tokenizer.bos_id, fill=tokenizer.pad_id)
-    said = rectangle(target, last=tokenizer.eos_id, fill=NO_LABEL)
+    around = tokenizer.frame.said
+    read = rectangle(source, tokenizer.frame.read, fill=tokenizer.pad_id)
+    fed = rectangle(target, around.fed, fill=tokenizer.pad_id)
+    said = rectangle(target, around.asked, fill=NO_LABEL)
     num_labels = int(said.mask.sum())
     return Batch(
         ids=read.ids,

@@ -38,7 +38,7 @@ class PrefixSplit:
             pieces: framed ids; at least one.
             generator: where the cuts are drawn from.
         """
-        rows = unframed(pieces)
+        rows = unframed(pieces, self._tokenizer)
         is_prefix_N = rows.places < np.repeat(_cuts(rows.counts, generator), rows.counts)
         return two_sided(rows.keep(is_prefix_N), rows.keep(~is_prefix_N), self._tokenizer)
 
@@ -65,19 +65,20 @@ class PrefixLM:
             pieces: framed ids; at least one.
             generator: where the cuts are drawn from.
         """
-        rows = unframed(pieces)
+        rows = unframed(pieces, self._tokenizer)
         cuts_B = _cuts(rows.counts, generator)
         shown_N = rows.places < np.repeat(cuts_B, rows.counts)
-        read = rectangle(rows, first=self._tokenizer.bos_id, fill=self._tokenizer.pad_id)
+        around = self._tokenizer.frame.said
+        read = rectangle(rows, around.fed, fill=self._tokenizer.pad_id)
         said = Ragged(np.where(shown_N, NO_LABEL, rows.ids), rows.counts)
         return Batch(
             ids=read.ids,
             mask=read.padded,
-            labels=rectangle(said, last=self._tokenizer.eos_id, fill=NO_LABEL).ids,
-            num_labels=int((~shown_N).sum()) + len(pieces),
+            labels=rectangle(said, around.asked, fill=NO_LABEL).ids,
+            num_labels=int((~shown_N).sum()) + len(around.asked) * len(pieces),
             num_tokens=int(read.mask.sum()),
             rows=np.arange(len(pieces)),
-            prefix=torch.arange(read.ids.shape[1]) <= torch.from_numpy(cuts_B)[:, None],
+            prefix=torch.arange(read.ids.shape[1]) < torch.from_numpy(cuts_B)[:, None] + len(around.front),
         )
 
 

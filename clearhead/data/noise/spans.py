@@ -57,7 +57,7 @@ class Spans:
         Raises:
             InputError: a piece needs more sentinels than the tokenizer has.
         """
-        rows = unframed(pieces)
+        rows = unframed(pieces, self._tokenizer)
         noise_N = noise_mask(rows.counts, share=self._share, mean_span=self._mean_span, generator=generator)
         first_N = noise_N & ~np.concatenate([[False], noise_N[:-1]])
         first_N |= noise_N & (rows.places == 0)

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from clearhead.data import Batch
 from clearhead.data.noise import build_noise, num_sentinels
-from clearhead.data.pieces import FRAME
 from clearhead.data.text_batches import piece_batches, piece_epoch
 from clearhead.errors import InputError
 from clearhead.task import Noise, TaskRecord
@@ -63,7 +62,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
 
 def _train_tokenizer(run_file: RunFile) -> Tokenizer:
-    sentinels = _sentinels_needed(run_file) if run_file.task.noise == "spans" else 0
+    # A tokenizer that is trained here puts two ids around a text.
+    sentinels = _sentinels_needed(run_file, 2) if run_file.task.noise == "spans" else 0
     return train_text_tokenizer(run_file, mask=run_file.task.noise == "infill", sentinels=sentinels)
 
 
@@ -77,7 +77,7 @@ def _check_sentinels(run_file: RunFile, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that cannot write the noise before any text is read."""
     if run_file.task.noise != "spans":
         return
-    needed, found = _sentinels_needed(run_file), len(tokenizer.sentinel_ids)
+    needed, found = _sentinels_needed(run_file, tokenizer.frame.extra()), len(tokenizer.sentinel_ids)
     if found < needed:
         raise InputError(
             f"a text of max_length {run_file.data.max_length} can have {needed} spans, but the tokenizer has {found} "
@@ -85,8 +85,8 @@ def _check_sentinels(run_file: RunFile, tokenizer: Tokenizer) -> None:
         )
 
 
-def _sentinels_needed(run_file: RunFile) -> int:
-    task, length = run_file.task, max(1, run_file.data.max_length - FRAME)
+def _sentinels_needed(run_file: RunFile, extra: int) -> int:
+    task, length = run_file.task, max(1, run_file.data.max_length - extra)
     assert task.noise_share is not None and task.mean_span is not None, "the run file fills its defaults"
     return num_sentinels(length, share=task.noise_share, mean_span=task.mean_span)
 

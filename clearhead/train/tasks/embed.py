@@ -22,7 +22,7 @@ from clearhead.data.contrast import (
     contrast_plan,
     store_groups,
 )
-from clearhead.data.framing import framed_length
+from clearhead.data.framing import Framing
 from clearhead.data.store import Indices, Rows
 from clearhead.errors import InputError
 from clearhead.predict.retrieval import recall_at
@@ -41,8 +41,6 @@ from clearhead.zoo import vector_head, with_head
 
 # Recall depends on how many texts there are to choose from, so the count is part of what the score means.
 _MOST_CHOICES = 2_000
-# The filter of pairs counts one special id beside a text, and a framed text has two.
-_UNCOUNTED = framed_length(0, paired=False) - 1
 
 
 def parts(setup: TaskSetup) -> TaskParts[ContrastBatch]:
@@ -59,19 +57,21 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastBatch]:
     tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
     stores = _prepare(run_file, tokenizer, setup.progress)
     store = stores["train"]
-    plan = contrast_plan(store, batch_tokens=train.batch_tokens, seed=train.seed)
-    batches = contrast_batches(store, batch_tokens=train.batch_tokens, seed=train.seed)
+    model = _spec(setup, tokenizer)
+    framing = Framing.of(model, tokenizer)
+    plan = contrast_plan(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
+    batches = contrast_batches(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
     setup.progress.message(
         f"{len(store) / batches.batches_per_epoch:.0f} pairs in a batch, each to be told from all others; "
         f"padding: {100 * plan.padding_waste(0):.1f} % of the positions"
     )
 
     def loss(module: nn.Module, batch: ContrastBatch) -> tuple[Tensor, int]:
-        return batch_loss(module, batch.to(setup.device), temperature=temperature, bos_id=tokenizer.bos_id)[0]
+        return batch_loss(module, batch.to(setup.device), temperature=temperature, start=framing.start)[0]
 
     return TaskParts(
         tokenizers=TokenizerPair(source=tokenizer, target=tokenizer, joint=True),
-        spec=_spec(setup, tokenizer),
+        spec=model,
         batches=batches,
         loss=loss,
         validate=ValidateContrast(
@@ -79,11 +79,11 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastBatch]:
             groups=store_groups(stores["valid"]),
             batch_tokens=max(train.batch_tokens, 2 * run_file.data.max_length),
             temperature=temperature,
-            bos_id=tokenizer.bos_id,
+            framing=framing,
             device=setup.device,
         ),
         sides=lambda module: _sides(setup, stores, tokenizer, module),
-        widest=_widest(store, plan.epoch(0)),
+        widest=_widest(store, plan.epoch(0), framing),
         mean_tokens=plan.num_tokens / batches.batches_per_epoch,
         record=TaskRecord(kind="embed", max_length=run_file.data.max_length),
         valid_data=stores["valid"].identity,
@@ -107,7 +107,7 @@ class ValidateContrast:
         groups: what `store_groups` says of them.
         batch_tokens: padded tokens of one side of a batch; the batches are the same every time.
         temperature: what cosines are divided by.
-        bos_id: what the decoder of a two-stack model reads.
+        framing: how the model reads single texts.
         device: where the module is.
     """
 
@@ -115,16 +115,16 @@ class ValidateContrast:
     groups: Rows
     batch_tokens: int
     temperature: float
-    bos_id: int
+    framing: Framing
     device: torch.device
 
     def __call__(self, module: nn.Module) -> Validation:
         """Return the mean loss of a pair in nats, and recall@1 in percent, the mean of both directions."""
         total, count = 0.0, 0
         rows, firsts, seconds = [], [], []
-        for batch in contrast_epoch(self.store, self.groups, batch_tokens=self.batch_tokens):
+        for batch in contrast_epoch(self.store, self.groups, self.framing, batch_tokens=self.batch_tokens):
             (loss, labels), first_ND, second_ND = batch_loss(
-                module, batch.to(self.device), temperature=self.temperature, bos_id=self.bos_id
+                module, batch.to(self.device), temperature=self.temperature, start=self.framing.start
             )
             total += float(loss)
             count += labels
@@ -138,7 +138,7 @@ class ValidateContrast:
 
 
 def batch_loss(
-    module: nn.Module, batch: ContrastBatch, *, temperature: float, bos_id: int
+    module: nn.Module, batch: ContrastBatch, *, temperature: float, start: int | None
 ) -> tuple[tuple[Float[Tensor, ""], int], Float[Tensor, "pairs width"], Float[Tensor, "pairs width"]]:
     """Return the summed loss of a batch with the count of its pairs, and the vectors of both sides.
 
@@ -146,13 +146,12 @@ def batch_loss(
         module: a Transformer whose head pools.
         batch: on the module's device.
         temperature: what cosines are divided by.
-        bos_id: what the decoder of a two-stack model reads: it sees the text through its memory alone.
+        start: what the decoder of a two-stack model reads: it sees the text through its memory alone.
     """
     assert isinstance(module, Transformer), "embedding needs the module that was built for it"
-    has_two_stacks = module.encoder is not None and module.decoder is not None
     vectors = []
     for ids_NT, mask_NT in ((batch.ids, batch.mask), (batch.other_ids, batch.other_mask)):
-        start_N1 = ids_NT.new_full((len(ids_NT), 1), bos_id) if has_two_stacks else None
+        start_N1 = None if start is None else ids_NT.new_full((len(ids_NT), 1), start)
         vectors.append(module(ids_NT, start_N1, mask=mask_NT).logits)
     first_ND, second_ND = vectors
     return contrastive_loss(first_ND, second_ND, batch.groups, temperature=temperature), first_ND, second_ND
@@ -170,17 +169,18 @@ def _train_tokenizer(run_file: RunFile) -> Tokenizer:
 def _prepare(run_file: RunFile, tokenizer: Tokenizer, progress: Progress) -> dict[str, PairStore]:
     """Return the prepared pairs of training and validation, and say what the filters dropped."""
     data, stores = run_file.data, {}
-    if data.max_length < framed_length(1, paired=False):
+    extra = tokenizer.frame.extra()
+    if data.max_length < extra + 1:
         raise InputError(
-            f"[data] max_length is {data.max_length}; a text between its start and end token needs at least "
-            f"{framed_length(1, paired=False)}"
+            f"[data] max_length is {data.max_length}; a text between its start and end token needs at least {extra + 1}"
         )
     for name in ("train", "valid"):
         try:
             stores[name] = prepare_pairs(
                 pair_source(getattr(data, name)),
                 TokenizerPair(source=tokenizer, target=tokenizer, joint=True),
-                max_length=data.max_length - _UNCOUNTED,
+                max_length=data.max_length,
+                extra=(extra, extra),
                 max_ratio=data.max_ratio,
                 training=name == "train",
             )
@@ -192,13 +192,13 @@ def _prepare(run_file: RunFile, tokenizer: Tokenizer, progress: Progress) -> dic
     return stores
 
 
-def _widest(store: PairStore, batches: list[Indices]) -> ContrastBatch:
+def _widest(store: PairStore, batches: list[Indices], framing: Framing) -> ContrastBatch:
     """Return the batch with the most positions, padding included."""
 
     def positions(rows: Indices) -> int:
         return len(rows) * int(store.source_lengths[rows].max() + store.target_lengths[rows].max())
 
-    return collate_contrast(store, max(batches, key=positions), store_groups(store))
+    return collate_contrast(store, max(batches, key=positions), store_groups(store), framing)
 
 
 def _sides(setup: TaskSetup, stores: dict[str, PairStore], tokenizer: Tokenizer, module: nn.Module) -> list[TokenSide]:
@@ -212,7 +212,7 @@ def _sides(setup: TaskSetup, stores: dict[str, PairStore], tokenizer: Tokenizer,
                 tokenizer,
                 module,
                 largest_id=max(int(part.ids.max()) for part in texts),
-                longest=max(framed_length(int(part.lengths.max()), paired=False) for part in texts),
+                longest=max(int(part.lengths.max()) for part in texts) + tokenizer.frame.extra(),
             )
         )
     return sides

@@ -61,8 +61,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
     store = stores["train"]
     rows = plan.epoch(0)
-    widths = [len(part) * int(store.source_lengths[part].max() + store.target_lengths[part].max()) for part in rows]
-    tokens = int(store.source_lengths.sum() + store.target_lengths.sum()) + 2 * len(store)
+    widths = [len(part) * int(store.read_lengths[part].max() + store.said_lengths[part].max()) for part in rows]
+    tokens = int(store.read_lengths.sum() + store.said_lengths.sum())
     return TaskParts(
         tokenizers=tokenizers,
         spec=spec,
@@ -139,14 +139,16 @@ def _sides(
     """Describe both sides of the data as the module will see them, the longest of training and validation."""
     sides = []
     for name, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
-        texts = [store.source_side if name == "source" else store.target_side for store in stores.values()]
+        is_source = name == "source"
+        texts = [store.source_side if is_source else store.target_side for store in stores.values()]
+        lengths = [store.read_lengths if is_source else store.said_lengths for store in stores.values()]
         sides.append(
             setup.side(
                 name,
                 tokenizer,
                 module,
                 largest_id=max(int(part.ids.max()) for part in texts),
-                longest=max(int(part.lengths.max()) for part in texts) + 1,
+                longest=max(int(part.max()) for part in lengths),
             )
         )
     return sides

@@ -1,0 +1,184 @@
+"""A model in files: in our own layout, with what is left of the checkpoint that it came from, or in that of the hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError
+from clearhead.generate.published import SETTINGS, Published, family_of, framed_text, read_rules
+from clearhead.task import TaskRecord
+from clearhead.text import Tokenizer, TokenizerPair, load_published
+from clearhead.text.files import read_json_object
+from clearhead.text.frame import Frame, Part
+from clearhead.text.roles import Roles
+from clearhead.weights import load_tensors, save_pretrained, save_tensors
+
+ORIGIN = "origin"
+"""The folder of a run or of a saved model that holds what its checkpoint said beside the weights."""
+
+_CONFIG, _SPARE = "config.json", "spare.safetensors"
+# What belongs to a tokenizer or to generation, and is copied as it is when a checkpoint is saved again.
+_COPIED = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "target_vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model",
+    "tokenizer.model", "sentencepiece.model", "source.spm", "target.spm", "chat_template.jinja", SETTINGS,
+)  # fmt: skip
+
+
+def save_origin(published: Published, folder: Path) -> None:
+    """Write what a checkpoint says beside its weights into the folder of a model that came from it.
+
+    Args:
+        published: the checkpoint.
+        folder: of the model.
+    """
+    origin = folder / ORIGIN
+    origin.mkdir(parents=True, exist_ok=True)
+    (origin / _CONFIG).write_text(json.dumps(dict(published.config), indent=2, sort_keys=True) + "\n", "utf-8")
+    copy_files(published.folder, origin)
+    spare = {} if published.pretrained is None else dict(published.pretrained.spare)
+    if spare:
+        save_tensors(origin / _SPARE, spare)
+
+
+def load_origin(folder: Path, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair) -> Published | None:
+    """Read what `save_origin` wrote; None where a model was trained here from the beginning.
+
+    Args:
+        folder: of the model.
+        module: the model.
+        task: what its outputs are for.
+        tokenizers: of the model, which win over those of the checkpoint.
+
+    Raises:
+        InputError: files are missing or damaged.
+    """
+    origin = folder / ORIGIN
+    if not origin.is_dir():
+        return None
+    config = read_json_object(origin / _CONFIG, what="a config.json")
+    rules = read_rules(origin)
+    text = replace(framed_text(load_published(origin), rules, module), tokenizers=tokenizers)
+    spare = load_tensors(origin / _SPARE) if (origin / _SPARE).is_file() else {}
+    return Published(origin, text, rules, config, family_of(config, module, task, spare))
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy the files of a checkpoint's tokenizer and generation as they are.
+
+    Args:
+        source: of the checkpoint.
+        target: an empty folder.
+    """
+    for name in _COPIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def save_published(
+    module: Transformer, folder: Path, tokenizers: TokenizerPair, task: TaskRecord, published: Published | None
+) -> str:
+    """Write a model in the layout of the Hugging Face hub.
+
+    Args:
+        module: whose weights are written.
+        folder: an empty one.
+        tokenizers: of the model.
+        task: what its outputs are for.
+        published: the checkpoint that it was; None: a model that was trained here.
+
+    Returns:
+        The family that was written.
+
+    Raises:
+        InputError: no family can say the model, or it has a tokenizer for each side.
+    """
+    if published is not None:
+        return _save_as_it_came(module, folder, tokenizers, task, published)
+    if not tokenizers.joint:
+        raise InputError(
+            "source and target have a tokenizer each, for which the layout has no place: train with joint = true"
+        )
+    record = save_pretrained(module, folder, task=task)
+    source, roles = tokenizers.source, tokenizers.target.roles
+    start = () if module.encoder is not None and module.decoder is not None else ((roles.bos, 0),)
+    end = () if module.encoder is None else (roles.eos,)
+    single: tuple[Part, ...] = (*start, ("A", 0), *((index, 0) for index in end))
+    pair: tuple[Part, ...] = (*single, ("B", 1), *((index, 1) for index in end))
+    _write_tokenizer(source, folder, Frame(single, pair))
+    _write_settings(folder / SETTINGS, module, roles)
+    return record.model_type
+
+
+def _save_as_it_came(
+    module: Transformer, folder: Path, tokenizers: TokenizerPair, task: TaskRecord, published: Published
+) -> str:
+    """Write a model in the family of its checkpoint, with the files of its tokenizer if it still has that one."""
+    family = str(published.config.get("model_type"))
+    record = save_pretrained(module, folder, pretrained=published.pretrained, task=task, model_type=family)
+    copy_files(published.folder, folder)
+    if _plain(tokenizers) == _plain(load_published(published.folder).tokenizers):
+        return record.model_type
+    if not tokenizers.joint:
+        raise InputError("the tokenizers are others than those of the checkpoint, and the layout has one file for both")
+    for name in _COPIED:
+        if name not in (SETTINGS, "chat_template.jinja"):
+            (folder / name).unlink(missing_ok=True)
+    _write_tokenizer(tokenizers.source, folder, tokenizers.source.frame)
+    return record.model_type
+
+
+def _plain(tokenizers: TokenizerPair) -> list[str]:
+    """Return what tells tokenizers from others, whatever stands around their texts."""
+    return [one.with_frame(Frame()).fingerprint for one in (tokenizers.source, tokenizers.target)]
+
+
+def _write_tokenizer(tokenizer: Tokenizer, folder: Path, frame: Frame) -> None:
+    """Write a tokenizer.json with what is read around a text, so that others do the same.
+
+    Raises:
+        InputError: the tokenizer is of a kind that no tokenizer.json can hold.
+    """
+    path = folder / "tokenizer.json"
+    tokenizer.save(path)
+    document = read_json_object(path, what="a tokenizer.json")
+    if "added_tokens" not in document:
+        raise InputError("the tokenizer runs a SentencePiece model, which a changed tokenizer.json cannot hold")
+    entries = {token["id"]: token["content"] for token in document["added_tokens"]}
+    ids = {part for part, _ in (*frame.single, *(frame.pair or ())) if not isinstance(part, str)}
+    document["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [_template_part(part, segment, entries) for part, segment in frame.single],
+        "pair": [_template_part(part, segment, entries) for part, segment in frame.pair or (*frame.single, ("B", 1))],
+        "special_tokens": {
+            entries[index]: {"id": entries[index], "ids": [index], "tokens": [entries[index]]} for index in sorted(ids)
+        },
+    }
+    path.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
+    config_path = path.with_name("tokenizer_config.json")
+    config = read_json_object(config_path, what="a tokenizer_config.json")
+    del config["clearhead"]
+    config_path.write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def _template_part(part: int | str, segment: int, entries: Mapping[int, str]) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"Sequence": {"id": part, "type_id": segment}}
+    return {"SpecialToken": {"id": entries[part], "type_id": segment}}
+
+
+def _write_settings(path: Path, module: Transformer, roles: Roles) -> None:
+    if module.decoder is None:
+        return
+    settings: dict[str, Any] = {"bos_token_id": roles.bos, "eos_token_id": roles.eos, "pad_token_id": roles.pad}
+    # Start and padding are no text: our own generation never gives them.
+    settings["suppress_tokens"] = sorted({roles.bos, roles.pad} - {roles.eos})
+    if module.encoder is not None:
+        settings["decoder_start_token_id"] = roles.bos
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
