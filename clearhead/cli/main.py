@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from clearhead.cli.answer import answer
 from clearhead.cli.average import average
 from clearhead.cli.classify import classify
 from clearhead.cli.compare import compare
@@ -86,7 +87,7 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
     )
     app.callback()(_start)
-    uses = (translate, generate, fill, classify, tag, embed)
+    uses = (translate, generate, fill, classify, tag, embed, answer)
     for command in (demo, new, train, *uses, evaluate, compare, average, convert, inspect):
         app.command()(command)
     return app

@@ -75,7 +75,7 @@ class SoftCap(nn.Module):
 
 
 class Pool(nn.Module):
-    """One state for each sequence. Source: arXiv 1908.10084, section 3 (the mean)."""
+    """One state for each sequence. Source: arXiv 1908.10084, section 3 (mean and max)."""
 
     def __init__(self, pool: spec.Pool) -> None:
         super().__init__()
@@ -85,11 +85,14 @@ class Pool(nn.Module):
         self, x_BTD: Float[Tensor, "batch tokens width"], mask_BT: Bool[Tensor, "batch tokens"] | None
     ) -> Float[Tensor, "batch width"]:
         if mask_BT is None:
-            return x_BTD.mean(1) if self.by == "mean" else x_BTD[:, 0 if self.by == "first" else -1]
-        if self.by == "mean":
-            return (x_BTD * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdim=True).clamp(min=1)
-        place_BT = torch.where(mask_BT, torch.arange(mask_BT.shape[1], device=mask_BT.device), -1)
-        place_B = mask_BT.int().argmax(1) if self.by == "first" else place_BT.argmax(1)
+            mask_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
+        if self.by == "max":
+            return x_BTD.masked_fill(~mask_BT[..., None], -torch.inf).amax(1)
+        if self.by in ("mean", "root"):
+            count_B1 = mask_BT.sum(1, keepdim=True).clamp(min=1)
+            return (x_BTD * mask_BT[..., None]).sum(1) / (count_B1 if self.by == "mean" else count_B1.sqrt())
+        # Of equal sums the first is taken: it stands at the last real token.
+        place_B = (mask_BT if self.by == "first" else mask_BT.cumsum(1)).int().argmax(1)
         return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]
 
 

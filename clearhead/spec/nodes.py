@@ -232,10 +232,13 @@ class SoftCap(Node):
 
 
 class Pool(Node):
-    """One state for a sequence: its first or last real token's, or the mean over its real tokens."""
+    """One state for a sequence: its first or last real token's, or the mean, or the largest, over its real tokens.
+
+    "root": their sum divided by the square root of their number.
+    """
 
     kind: Literal["pool"] = "pool"
-    by: Literal["first", "mean", "last"]
+    by: Literal["first", "mean", "last", "max", "root"]
 
 
 class Unit(Node):

@@ -35,8 +35,8 @@ def inside(directory: Path, name: str) -> Path:
         raise InputError(f"{directory}: '{name}' is not the name of a file in this directory")
     path = directory / name
     real, home = path.resolve(), directory.resolve()
-    # In the hub's cache, `snapshots/REVISION` holds links into `blobs` of the same repository.
-    store = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    # In the hub's cache, `snapshots/REVISION` and its folders hold links into `blobs` of the same repository.
+    store = next((one.parent / "blobs" for one in list(home.parents)[:2] if one.name == "snapshots"), home)
     if not (real.is_relative_to(home) or real.is_relative_to(store)):
         raise InputError(f"{path}: a link out of the directory is not followed; copy the file here")
     return path
@@ -50,16 +50,32 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     """
     path = inside(directory, name)
     if not path.is_file():
+    value = _parsed(directory, name)
+    if not isinstance(value, dict):
+        raise InputError(f"{directory / name}: must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_list(directory: Path, name: str) -> list[Any]:
+    """Read a JSON list from a file of a directory.
+
+    Raises:
+        InputError: as `read_json`, or it is not a JSON list.
+    """
+    value = _parsed(directory, name)
+    if not isinstance(value, list):
+        raise InputError(f"{directory / name}: must hold a JSON list, got {type(value).__name__}")
+    return value
+
+
+def _parsed(directory: Path, name: str) -> Any:
         raise InputError(f"{directory}: there is no {name}")
     if path.stat().st_size > LARGEST_JSON:
         raise InputError(f"{path}: {path.stat().st_size} bytes are too many for a file of settings")
     try:
-        value = json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: must hold a JSON object, got {type(value).__name__}")
-    return value
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from clearhead.core import Transformer, build
 from clearhead.errors import InputError, nearest
 from clearhead.task import TaskRecord
 from clearhead.weights.folder import CONFIG, FLOATS, TensorFiles, read_json
+from clearhead.weights.pooling import Pooling, has_pooling, read_pooling, with_head
 from clearhead.zoo import architectures
 from clearhead.zoo import config as configs
 from clearhead.zoo.layout import Bound, bind
@@ -36,6 +37,7 @@ class Pretrained:
         prefix: what stood before the names of the stacks.
         notes: what is worth saying, though nothing is wrong.
         spare: tensors that the class does not use and the family may carry; they are saved again.
+        pooling: how the folder says that vectors are made of states; None: it says nothing.
     """
 
     module: Transformer
@@ -46,6 +48,7 @@ class Pretrained:
     prefix: str = ""
     notes: tuple[str, ...] = ()
     spare: Mapping[str, Tensor] = field(default_factory=dict)
+    pooling: Pooling | None = None
 
 
 def is_pretrained(directory: Path) -> bool:
@@ -68,7 +71,9 @@ def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pre
     record = architectures.find(config)
     reading = configs.read(record, config)
     files = TensorFiles(directory)
-    variant = architectures.variant(record, config, frozenset(files))
+    # Where modules of their own stand on the states, the head of the class counts for nothing.
+    is_pooled = has_pooling(directory)
+    variant = architectures.headless(record) if is_pooled else architectures.variant(record, config, frozenset(files))
     found = _Found.of(record, variant, files)
     values = _tying(found, reading.values)
     faults = list(reading.faults)
@@ -87,7 +92,19 @@ def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pre
         raise _report(faults, directory)
     module.load_state_dict(filled, strict=True, assign=True)
     task = _task(variant, config, configs.outputs(module.spec) or 0)
-    return Pretrained(module.eval(), task, config, record, variant, found.prefix, tuple(found.notes), spare)
+    loaded = Pretrained(module.eval(), task, config, record, variant, found.prefix, tuple(found.notes), spare)
+    return _pooled(loaded, directory, dtype or torch.float32) if is_pooled else loaded
+
+
+def _pooled(loaded: Pretrained, directory: Path, dtype: torch.dtype) -> Pretrained:
+    model = loaded.module.spec
+    top = model.encoder or model.decoder
+    assert top is not None, "a validated model has a stack"
+    if model.encoder is not None and model.decoder is not None:
+        raise InputError(f"{directory}: vectors are made of the states of one stack, and this checkpoint has two")
+    pooling = read_pooling(directory, width=top.output_width, dtype=dtype)
+    task = TaskRecord(kind="embed", max_length=pooling.max_length)
+    return replace(loaded, module=with_head(loaded.module, pooling.head, pooling.tensors), task=task, pooling=pooling)
 
 
 def _report(faults: Sequence[str], directory: Path) -> InputError:

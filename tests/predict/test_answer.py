@@ -1,0 +1,162 @@
+"""Answers are those of a plain recipe around transformers' own models: windows, spans, scores, "no answer"."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import clearhead
+from clearhead.errors import InputError
+from clearhead.predict.answer import Answer, answer
+from tests.cli.test_commands import run
+from tests.text import published as made
+
+QUESTION = "what runs over the grass?"
+SHORT = "the cat sat on the mat, and the dog looked at it."
+# What byte-level pieces cut inside a character has a place of its own in each library.
+PLAIN = [text for text in made.SENTENCES[:8] if text.isascii()]
+LONG = " ".join([*PLAIN, *reversed(PLAIN), *PLAIN, *reversed(PLAIN)])
+POSITIONS = 61
+
+
+def word_pieces(folder: Path) -> dict[str, int]:
+    made.write(folder, {"vocab.txt": made.word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"}})
+    return {"vocab_size": len(made.word_list().splitlines()), "pad_token_id": 0}
+
+
+def byte_merges(folder: Path) -> dict[str, int]:
+    vocabulary, merges = made.merges(("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
+    config = {"tokenizer_class": "RobertaTokenizer"}
+    made.write(folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config})
+    return {"vocab_size": len(transformers.AutoTokenizer.from_pretrained(folder)), "pad_token_id": 1}
+
+
+SIZES = {
+    "hidden_size": 26, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 31,
+    "max_position_embeddings": POSITIONS, "num_labels": 2, "initializer_range": 0.7,
+}  # fmt: skip
+BART = {
+    "d_model": 26, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 31, "decoder_ffn_dim": 29,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": POSITIONS, "init_std": 0.7,
+    "num_labels": 2, "decoder_start_token_id": 2, "eos_token_id": 2, "bos_token_id": 0,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, Callable[[Path], dict[str, int]], dict[str, object]]] = {
+    "BertForQuestionAnswering": ("bert", word_pieces, SIZES),
+    "RobertaForQuestionAnswering": ("roberta", byte_merges, SIZES | {"max_position_embeddings": POSITIONS + 2}),
+    "BartForQuestionAnswering": ("bart", byte_merges, BART),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model_type, tokens, sizes = FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp("answers")
+    config = transformers.AutoConfig.for_model(model_type, **sizes, **tokens(folder))
+    torch.manual_seed(7)
+    getattr(transformers, request.param)(config).eval().save_pretrained(folder)
+    return folder
+
+
+def ours(folder: Path, context: str, **options: object) -> list[Answer]:
+    model = clearhead.load(folder, precision="fp32", device="cpu")
+    return answer(model.module, model.tokenizer, model.task, QUESTION, context, **options)
+
+
+def plain(folder: Path, context: str, top_k: int, may_lack: bool, longest: int = 15) -> list[Answer]:
+    """The recipe with loops: windows as their tokenizer cuts them, every span of every window, best first."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder, attn_implementation="eager").eval()
+    windows = tokenizer(
+        QUESTION, context, truncation="only_second", max_length=POSITIONS, return_overflowing_tokens=True,
+        stride=overlap(tokenizer), return_offsets_mapping=True,
+    )  # fmt: skip
+    found: dict[tuple[int, int], float] = {}
+    nowhere = 1.0
+    for index in range(len(windows["input_ids"])):
+        names = [name for name in ("input_ids", "token_type_ids", "attention_mask") if name in windows]
+        with torch.no_grad():
+            out = model(**{name: torch.tensor([windows[name][index]]) for name in names})
+        places = windows["offset_mapping"][index]
+        inside = [number == 1 for number in windows.sequence_ids(index)]
+        allowed = [0, *(place for place, is_inside in enumerate(inside) if is_inside)]
+        begins, ends = (np.zeros(len(places)) for _ in range(2))
+        for shares, logits in ((begins, out.start_logits[0]), (ends, out.end_logits[0])):
+            shares[allowed] = logits.double()[allowed].softmax(0).numpy()
+        nowhere = min(nowhere, begins[0] * ends[0])
+        for first in allowed[1:]:
+            for last in range(first, min(first + longest, allowed[-1] + 1)):
+                span = places[first][0], places[last][1]
+                found[span] = max(found.get(span, 0.0), begins[first] * ends[last])
+    answers = [Answer(context[start:end], score, start, end) for (start, end), score in found.items()]
+    answers += [Answer("", nowhere, 0, 0)] if may_lack else []
+    return sorted(answers, key=lambda one: -one.score)[:top_k]
+
+
+def overlap(tokenizer: transformers.PreTrainedTokenizerBase) -> int:
+    room = POSITIONS - len(tokenizer(QUESTION, "a")["input_ids"]) + len(tokenizer.tokenize("a"))
+    return min(128, POSITIONS // 2, room // 2)
+
+
+@pytest.mark.parametrize("may_lack", [False, True])
+@pytest.mark.parametrize("context", [SHORT, LONG])
+def test_answers_are_those_of_the_recipe(folder: Path, context: str, may_lack: bool) -> None:
+    expected = plain(folder, context, 5, may_lack)
+    found = ours(folder, context, top_k=5, may_lack=may_lack)
+    assert [(one.start, one.end) for one in found] == [(one.start, one.end) for one in expected]
+    assert np.allclose([one.score for one in found], [one.score for one in expected], rtol=1e-4, atol=0)
+    assert all(one.text == context[one.start : one.end] for one in found)
+
+
+def test_a_long_text_is_read_in_windows_whose_batches_do_not_matter(folder: Path) -> None:
+    model = clearhead.load(folder, precision="fp32", device="cpu")
+    assert len(model.tokenizer.encode(LONG)) > 2 * POSITIONS
+    alone, together = ours(folder, LONG, top_k=3, batch_size=1), ours(folder, LONG, top_k=3)
+    assert [one.text for one in alone] == [one.text for one in together]
+    assert np.allclose([one.score for one in alone], [one.score for one in together], rtol=1e-4)
+
+
+def test_an_answer_has_no_more_tokens_than_asked_for(folder: Path) -> None:
+    tokenizer = clearhead.load(folder).tokenizer
+    for one in ours(folder, SHORT, top_k=7, max_tokens=2):
+        assert len(tokenizer.encode(one.text)) <= 3  # cut out of its text, a piece can fall into two
+
+
+@pytest.mark.parametrize(
+    ("question", "context", "options", "sentence"),
+    [
+        ("", SHORT, {}, "the question is empty; there is nothing to ask"),
+        (QUESTION, "", {}, "the context is empty; there is nothing to read"),
+        (QUESTION * 20, SHORT, {}, "are read together with the text; shorten it"),
+        (QUESTION, SHORT, {"top_k": 0}, "top_k must be at least 1, got 0"),
+        (QUESTION, SHORT, {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_answered_is_said(
+    folder: Path, question: str, context: str, options: dict[str, int], sentence: str
+) -> None:
+    model = clearhead.load(folder, precision="fp32", device="cpu")
+    with pytest.raises(InputError, match=sentence):
+        answer(model.module, model.tokenizer, model.task, question, context, **options)
+
+
+def test_the_command_says_what_the_method_says(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = clearhead.load(folder, precision="fp32", device="cpu").answer(QUESTION, SHORT, top_k=2)
+    (tmp_path / "text").write_text(SHORT, encoding="utf-8")
+    asked = ("answer", str(folder), "--question", QUESTION, "--top-k", "2", "--device", "cpu", "--precision", "fp32")
+    given = run(capfd, *asked, "--context", SHORT)
+    assert given == "".join(f"{one.text}\t{one.score:.4f}\n" for one in expected)
+    assert run(capfd, *asked, "--context", str(tmp_path / "text")) == given
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SHORT.encode())))
+    record = json.loads(run(capfd, *asked, "--json"))
+    assert record == {"question": QUESTION, "answers": [asdict(one) for one in expected]}
