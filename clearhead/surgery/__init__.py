@@ -1,0 +1,27 @@
+"""Weight surgery: a spec and its tensors in, others out, over the addresses that both share.
+
+Each operation takes a module or a model with its tokenizers, leaves it as it is, and returns a new one of the same kind
+with a report of what was copied, changed, drawn and dropped.
+"""
+
+from clearhead.surgery.heads import remove_heads, remove_neurons
+from clearhead.surgery.layers import keep_layers
+from clearhead.surgery.positions import resize_positions, scale_rotary
+from clearhead.surgery.report import Edited, Report
+from clearhead.surgery.stacks import replace_head, to_encoder, to_encoder_decoder
+from clearhead.surgery.words import cut_vocabulary, grow_vocabulary
+
+__all__ = [
+    "Edited",
+    "Report",
+    "cut_vocabulary",
+    "grow_vocabulary",
+    "keep_layers",
+    "remove_heads",
+    "remove_neurons",
+    "replace_head",
+    "resize_positions",
+    "scale_rotary",
+    "to_encoder",
+    "to_encoder_decoder",
+]

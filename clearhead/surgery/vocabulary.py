@@ -1,0 +1,174 @@
+"""Vocabularies grown or cut: word tables, what is tied to them, outputs of their own, and biases of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.core import Transformer
+from clearhead.errors import InputError
+from clearhead.surgery.plan import Change, Origin, Plan, as_it_is
+from clearhead.surgery.trees import rebuilt
+
+Reads = Literal["source", "target"]
+# How a new row begins: the mean of all rows, drawn as in a new model, the mean of the rows of some ids, or as given.
+Start = Literal["mean", "draw"] | Sequence[Sequence[int]] | Tensor
+
+
+@dataclass(frozen=True)
+class Words:
+    """The tables of a vocabulary, and the output that has a row for each word.
+
+    Args:
+        tables: addresses of the word tables.
+        rows: how many each has.
+        output: the index of the head's layer that scores the words; None: none does, or the other vocabulary's.
+    """
+
+    tables: tuple[str, ...]
+    rows: int
+    output: int | None
+
+    @classmethod
+    def of(cls, model: spec.Model, side: Reads | None) -> Words:
+        """Find the tables of a model.
+
+        Args:
+            model: its spec.
+            side: the vocabulary of what is read or of what is written; None: the only one.
+
+        Raises:
+            InputError: there are two vocabularies and none is named, or one and it is named.
+        """
+        tables = {path: node for path, node in spec.walk(model) if isinstance(node, spec.Table)}
+        target = _table_of(model, "decoder" if model.decoder is not None else "encoder")
+        source = _table_of(model, "encoder" if model.encoder is not None else "decoder")
+        if source == target and side is not None:
+            raise InputError(f"the model reads and writes one vocabulary, so '{side}' is not to be told from the other")
+        if side is None and len({table.rows for table in tables.values()}) > 1:
+            sizes = ", ".join(f"{path} has {table.rows} rows" for path, table in tables.items())
+            raise InputError(f"the model has two vocabularies ({sizes}): say which, side='source' or side='target'")
+        meant = tuple(tables) if side is None else (target if side == "target" else source,)
+        rows = tables[meant[0]].rows
+        output = _output(model, rows) if target in meant else None
+        tied = _tied(model)
+        if output is None and tied in meant:
+            output = len(model.head.layers) - 1 if model.head is not None else None
+        if output is not None and tied is not None and tied not in meant:
+            raise InputError(f"the output is {tied}, which belongs to the other vocabulary: leave side out")
+        return cls(meant, rows, output)
+
+
+def _table_of(model: spec.Model, side: str) -> str:
+    stack: spec.Stack = getattr(model, side)
+    table = stack.embedding.table
+    return table.path if isinstance(table, spec.Reference) else f"{side}.embedding.table"
+
+
+def _last_map(model: spec.Model) -> tuple[int, spec.Linear] | None:
+    """Return the map that gives the outputs of every token, and its place in the head."""
+    layers = model.head.layers if model.head is not None else ()
+    maps = [(index, one) for index, one in enumerate(layers) if isinstance(one, spec.Linear)]
+    return None if not maps or any(isinstance(one, spec.Pool) for one in layers) else maps[-1]
+
+
+def _tied(model: spec.Model) -> str | None:
+    found = _last_map(model)
+    return None if found is None or found[1].weight is None else found[1].weight.path
+
+
+def _output(model: spec.Model, rows: int) -> int | None:
+    """Return the place of the map that scores words; a map of another size scores labels."""
+    found = _last_map(model)
+    return found[0] if found is not None and found[1].size == rows else None
+
+
+def plan_rows(module: Transformer, words: Words, kept: Sequence[int], start: Start, count: int) -> Plan:
+    """Plan a vocabulary of the rows that are kept, in that order, and new ones behind them.
+
+    Args:
+        module: what has the vocabulary.
+        words: where its rows are.
+        kept: ids; each in the place that its row gets.
+        start: how new rows begin.
+        count: how many there are.
+
+    Raises:
+        InputError: ids that do not exist, no row left, or beginnings of another number or width.
+    """
+    index = _checked(words, kept)
+    _check_start(module.spec, words, start, count)
+    rows = len(kept) + count
+    origins = as_it_is(module)
+    places = [f"{path}.weight" for path in words.tables]
+    if words.output is not None:
+        places += [f"head.layers.{words.output}.{leaf}" for leaf in ("weight", "bias")]
+    is_changed = count or index.tolist() != list(range(words.rows))
+    for place in places if is_changed else ():
+        if place in origins:
+            origins[place] = Origin(place, _change(index, start, count), is_drawn=start == "draw" and count > 0)
+
+    def change(path: str, node: spec.Node) -> spec.Node:
+        if path in words.tables and isinstance(node, spec.Table):
+            return node.model_copy(update={"rows": rows})
+        if words.output is not None and path == f"head.layers.{words.output}" and isinstance(node, spec.Linear):
+            return node.model_copy(update={"size": rows})
+        return node
+
+    return Plan(rebuilt(module.spec, change), origins)
+
+
+def _checked(words: Words, kept: Sequence[int]) -> Tensor:
+    wrong = [index for index in kept if not 0 <= index < words.rows]
+    if wrong:
+        raise InputError(f"there is no row {wrong[0]}; the {words.rows} rows are numbered from 0")
+    if len(set(kept)) != len(kept):
+        twice = next(index for place, index in enumerate(kept) if index in kept[:place])
+        raise InputError(f"row {twice} is named twice; a row has one place in the new vocabulary")
+    if not kept:
+        raise InputError("no row would be left; name those to keep")
+    return torch.tensor(kept)
+
+
+def _check_start(model: spec.Model, words: Words, start: Start, count: int) -> None:
+    if isinstance(start, str):
+        if start not in ("mean", "draw"):
+            raise InputError(f"new rows cannot begin as '{start}'; expected 'mean', 'draw', ids for each, or a tensor")
+        return
+    if len(start) != count:
+        raise InputError(f"{count} new rows need {count} beginnings, got {len(start)}")
+    if isinstance(start, Tensor):
+        widths = {path: getattr(model, path.split(".")[0]).table_width for path in words.tables}
+        wrong = [f"{path} is {width} wide" for path, width in widths.items() if list(start.shape) != [count, width]]
+        if wrong:
+            raise InputError(f"new rows were given in the shape {list(start.shape)}, but {wrong[0]}")
+        return
+    for ids in start:
+        if not ids or any(not 0 <= index < words.rows for index in ids):
+            raise InputError(f"a new row begins as the mean of rows 0 to {words.rows - 1}; got {list(ids)}")
+
+
+def _change(index: Tensor, start: Start, count: int) -> Change:
+    """Return what is made of a table, of an output of its own, or of its bias: rows kept and new ones behind them."""
+
+    def change(old: Tensor, drawn: Tensor) -> Tensor:
+        kept = old[index.to(old.device)]
+        if not count:
+            return kept
+        # Sums in float32: a mean of many rows in fewer bits would be off.
+        if isinstance(start, Tensor) and start.shape[1:] == old.shape[1:]:
+            new = start
+        elif isinstance(start, str) and start == "draw":
+            new = drawn[len(kept) :]
+        elif isinstance(start, str | Tensor):
+            new = old.float().mean(dim=0, keepdim=True).expand(count, *old.shape[1:])
+        else:
+            new = torch.stack([old[list(ids)].float().mean(dim=0) for ids in start])
+        return torch.cat([kept, new.to(kept)])
+
+    return change

@@ -1,0 +1,63 @@
+"""Tiny models of every part of the core and of every family, with weights at no value that hides its part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from clearhead import spec
+from clearhead.core import Output, Transformer, build
+from clearhead.zoo import architectures
+from clearhead.zoo import config as configs
+from tests.laws.published import published
+from tests.laws.tiny import MODELS, tiny
+from tests.parity.architectures.harness import Case, all_cases
+
+BOTH = [name for name in MODELS if name.startswith("encoder-decoder/")]
+FAMILIES: dict[str, Case] = {}
+for case in all_cases():
+    FAMILIES.setdefault(case.name.split("/")[0], case)
+
+
+def made(name: str) -> Transformer:
+    """Build a model of the laws by its name."""
+    return scrambled(tiny(name)) if name in MODELS else published(name)
+
+
+def family(case: Case) -> Transformer:
+    """Build the tiny model of a family from its record, with no file between."""
+    record = architectures.records()[case.model_type]
+    reading = configs.read(record, case.config)
+    assert not reading.faults
+    return scrambled(build(record.whole(reading.values, case.variant)).eval())
+
+
+def scrambled(module: Transformer) -> Transformer:
+    """Move every weight away from zero and one."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def run(module: Transformer, rows: int = 2, length: int = 7, vocab: int | None = None) -> Output:
+    """Run a model on ids that follow from torch's seed; a decoder with a memory has one that is padded."""
+    source = torch.randint(vocab or module.num_source_ids, (rows, length))
+    if module.encoder is None or module.decoder is None:
+        return module(source)
+    mask = torch.arange(length) < torch.tensor([length, length - 2])[:rows, None]
+    target = torch.randint(vocab or module.num_target_ids, (rows, length - 2))
+    return module(source, target, mask=mask)
+
+
+def same_run(module: Transformer, *, vocab: int | None = None, seed: int = 3) -> Output:
+    """Run a model on the same ids as any other with this seed and vocabulary."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return run(module, vocab=vocab)
+
+
+def attentions(model: spec.Model) -> Iterator[tuple[str, spec.Attention]]:
+    """Every attention with its address."""
+    return ((path, node) for path, node in spec.walk(model) if isinstance(node, spec.Attention))
