@@ -7,8 +7,9 @@ repository's own store beside it; those are followed, others are not.
 from __future__ import annotations
 
 import json
+import mmap
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.i
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 LARGEST_JSON = 64 * 2**20
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+BLOCK = 2**22
 
 
 def inside(directory: Path, name: str) -> Path:
@@ -48,8 +50,6 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     Raises:
         InputError: there is no such file, it is too large, or it is not a JSON object.
     """
-    path = inside(directory, name)
-    if not path.is_file():
     value = _parsed(directory, name)
     if not isinstance(value, dict):
         raise InputError(f"{directory / name}: must hold a JSON object, got {type(value).__name__}")
@@ -69,6 +69,8 @@ def read_list(directory: Path, name: str) -> list[Any]:
 
 
 def _parsed(directory: Path, name: str) -> Any:
+    path = inside(directory, name)
+    if not path.is_file():
         raise InputError(f"{directory}: there is no {name}")
     if path.stat().st_size > LARGEST_JSON:
         raise InputError(f"{path}: {path.stat().st_size} bytes are too many for a file of settings")
@@ -80,11 +82,13 @@ def _parsed(directory: Path, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of a tensor before it is read."""
+    """What a file says of a tensor before it is read: its bytes are those from `start` to `end` of the file."""
 
     file: str
     dtype: str
     shape: tuple[int, ...]
+    start: int
+    end: int
 
 
 class TensorFiles(Mapping[str, Tensor]):
@@ -92,7 +96,6 @@ class TensorFiles(Mapping[str, Tensor]):
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._open = ExitStack()
         self._files: dict[str, Any] = {}
         self.headers: dict[str, Header] = {}
         faults: list[str] = []
@@ -111,6 +114,49 @@ class TensorFiles(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         tensor: Tensor = self._files[self.headers[name].file].get_tensor(name)
         return tensor
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a floating-point tensor for what will copy it, mapped for itself, or converted.
+
+        The pages of a mapped file that were looked at stay in memory as long as another tensor of it lives, so that a
+        copy made from them would be there twice. A mapping of its own ends with the tensor.
+        """
+        header = self.headers[name]
+        stored = FLOATS[header.dtype]
+        if stored == dtype:
+            return self._mapped(header, stored).view(header.shape)
+        made = torch.empty(header.shape, dtype=dtype)
+        for place, part in enumerate(made.view(-1).split(BLOCK) if made.numel() else ()):
+            part.copy_(self._mapped(header, stored, place * BLOCK, part.numel()))
+        return made
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether two tensors are one bit by bit; neither stays in memory."""
+        one, other = self.headers[first], self.headers[second]
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        size = one.end - one.start
+        blocks = ((place, min(BLOCK, size - place)) for place in range(0, size, BLOCK))
+        return all(
+            torch.equal(self._mapped(one, torch.uint8, *block), self._mapped(other, torch.uint8, *block))
+            for block in blocks
+        )
+
+    def _mapped(self, header: Header, dtype: torch.dtype, place: int = 0, count: int | None = None) -> Tensor:
+        """Map numbers of a tensor, from a place on: all of them, or so many."""
+        start = header.start + place * dtype.itemsize
+        end = header.end if count is None else start + count * dtype.itemsize
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        if start == end:
+            return torch.empty(0, dtype=dtype)
+        with (self.directory / header.file).open("rb") as file:
+            if os.fstat(file.fileno()).st_size < end:
+                raise InputError(f"{self.directory / header.file}: the file was cut off while it was read")
+            pages = mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
+        # A file may put numbers where this machine would not; copied, they are at their place.
+        if start % dtype.itemsize:
+            return torch.frombuffer(bytearray(pages[start - first :]), dtype=dtype)
+        return torch.frombuffer(pages, dtype=dtype, offset=start - first)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.headers)
@@ -147,14 +193,24 @@ class TensorFiles(Mapping[str, Tensor]):
         try:
             # Never entered: the file stays open, and mapped, as long as a tensor of it lives.
             file: Any = safe_open(path, framework="pt")
-            for tensor in file.keys():  # noqa: SIM118
-                part = file.get_slice(tensor)
+            for tensor, header in _headers(path):
                 if tensor in self.headers:
                     faults.append(
                         f"'{tensor}' is in {self.headers[tensor].file} and in {name}: which counts is not said"
                     )
-                self.headers[tensor] = Header(name, part.get_dtype(), tuple(part.get_shape()))
+                self.headers[tensor] = header
         except (SafetensorError, OSError) as error:
             faults.append(f"{name} is damaged or not a safetensors file: {error}")
             return
         self._files[name] = file
+
+
+def _headers(path: Path) -> Iterator[tuple[str, Header]]:
+    """Read the headers of a file that the library has opened, and thereby found to be sound."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        content = json.loads(file.read(length))
+    for name, entry in content.items():
+        if name != "__metadata__":
+            start, end = (8 + length + offset for offset in entry["data_offsets"])
+            yield name, Header(path.name, entry["dtype"], tuple(entry["shape"]), start, end)

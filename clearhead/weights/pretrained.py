@@ -147,8 +147,7 @@ class _Found:
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors of the file are one."""
-        one, other = self[first], self[second]
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+        return self.files.same(self.names[first], self.names[second])
 
     def tables(self, is_tied: bool) -> list[str]:
         """Every name under which the word table may stand."""
@@ -171,7 +170,8 @@ class _Found:
             if missing:
                 continue
             try:
-                made = bound.load([self._take(names, faults) for names in groups])
+                chosen = [self._take(names, faults) for names in groups]
+                made = bound.load([self._tensor(name, dtype, is_view=bound.is_view) for name in chosen])
             except ValueError as error:
                 faults.append(f"'{groups[0][-1]}' has the shape {self._shape(groups[0][-1])}; {error}")
                 continue
@@ -188,11 +188,20 @@ class _Found:
 
     def _alternatives(self, group: tuple[str, ...], is_tied: bool) -> list[str]:
         tables = self.tables(is_tied)
-        wanted = tables if group[0] == tables[0] else group
+        wanted: Sequence[str] = tables if group[0] == tables[0] else group
+        # Where each stack has a table of its own, the output may be that of the last.
+        if is_tied and self.variant.output and self.record.twins and group[0] == self.prefix + self.record.twins[-1]:
+            wanted = (*group, self.variant.output)
         return [name for name in wanted if name in self.names]
 
-    def _take(self, names: Sequence[str], faults: list[str]) -> Tensor:
-        """Read a tensor that may stand there under several names: for a table all must be one, else the last counts."""
+    def _tensor(self, name: str, dtype: torch.dtype, *, is_view: bool) -> Tensor:
+        """Return a tensor for its place: inside the mapped file where it goes there as it is."""
+        stored = FLOATS.get(self.files.headers[self.names[name]].dtype)
+        is_kept = stored is None or (is_view and stored == dtype)
+        return self[name] if is_kept else self.files.read(self.names[name], dtype)
+
+    def _take(self, names: Sequence[str], faults: list[str]) -> str:
+        """Choose among the names under which a tensor stands: for a table all must be one, else the last counts."""
         self.used.update(names)
         chosen = names[0] if names[0] == self.prefix + self.record.table else names[-1]
         for name in names:
@@ -205,7 +214,7 @@ class _Found:
         dtype = self.files.headers[self.names[chosen]].dtype
         if dtype not in FLOATS:
             faults.append(f"'{chosen}' holds {dtype}, not floating-point numbers; quantised weights are not read")
-        return self[chosen]
+        return chosen
 
     def rest(self, model: spec.Model, faults: list[str]) -> dict[str, Tensor]:
         """Account for the tensors that were not used; return those that the family may carry."""
@@ -233,7 +242,9 @@ class _Found:
 
 def _tying(found: _Found, values: Values) -> Values:
     """Let the tensors decide whether the output is the word table."""
-    output, table = found.variant.output, found.prefix + found.record.table
+    output = found.variant.output
+    tables = [found.prefix + name for name in (found.record.table, *reversed(found.record.twins))]
+    table = next((name for name in tables if name in found.names), tables[0])
     if output is None or "tie_word_embeddings" not in values:
         return values
     said, has_output = values["tie_word_embeddings"], output in found.names
