@@ -14,9 +14,11 @@ from jaxtyping import Bool, Int64, Integer
 from numpy import ndarray
 from torch import Tensor
 
+from clearhead.data.repeating import repeated
 from clearhead.spec import Model
+from clearhead.task import Repeats
 from clearhead.text import Tokenizer
-from clearhead.text.frame import Frame
+from clearhead.text.frame import Frame, Part
 
 # Texts of one call differ in length, so their axis has no name.
 Ids = Integer[ndarray, " _"] | Sequence[int]
@@ -30,15 +32,18 @@ class Rectangle:
         ids: with padding on the right.
         mask: where `ids` is real; None where all are.
         segments: which text each id belongs to, as the frame says; None where all are 0, or a model has no segments.
-        target_ids: the start token for the decoder of a two-stack model; None for other models.
+        target_ids: what the decoder of a two-stack model reads: its start token, or the text once more; None for other
+            models.
+        target_mask: where `target_ids` is real; None where all are.
         num_tokens: real tokens that the stacks read.
     """
 
     ids: Int64[Tensor, "batch tokens"]
     mask: Bool[Tensor, "batch tokens"] | None
     segments: Int64[Tensor, "batch tokens"] | None
-    target_ids: Int64[Tensor, "batch 1"] | None
+    target_ids: Int64[Tensor, "batch target"] | None
     num_tokens: int
+    target_mask: Bool[Tensor, "batch target"] | None = None
 
     def to(self, device: torch.device | str) -> Rectangle:
         """Return the same rectangle on a device."""
@@ -48,6 +53,7 @@ class Rectangle:
             mask=None if self.mask is None else self.mask.to(device),
             segments=None if self.segments is None else self.segments.to(device),
             target_ids=None if self.target_ids is None else self.target_ids.to(device),
+            target_mask=None if self.target_mask is None else self.target_mask.to(device),
         )
 
 
@@ -60,6 +66,7 @@ class Framing:
         pad: id that fills a rectangle.
         has_segments: the model has a table that tells the two texts apart.
         start: what the decoder behind an encoder reads; None: there is one stack.
+        repeats: the decoder reads the text once more, as a record of a task says; None: the start token alone.
 
     Source: arXiv 1810.04805, section 3 (pairs); arXiv 1910.13461, section 3.1 (two stacks).
     """
@@ -68,10 +75,16 @@ class Framing:
     pad: int
     has_segments: bool = False
     start: int | None = None
+    repeats: Repeats | None = None
 
     @classmethod
-    def of(cls, model: Model, tokenizer: Tokenizer) -> Framing:
+    def of(cls, model: Model, tokenizer: Tokenizer, repeats: Repeats | None = None) -> Framing:
         """Return how a model with a tokenizer reads texts.
+
+        Args:
+            model: what it is.
+            tokenizer: of what it reads.
+            repeats: what the record of its task says of its decoder.
 
         Raises:
             InputError: a decoder behind an encoder, and nothing says where it begins.
@@ -83,7 +96,8 @@ class Framing:
             frame=tokenizer.frame,
             pad=tokenizer.pad_id,
             has_segments=first.embedding.num_segments > 1,
-            start=tokenizer.frame.said.front[0] if has_two_stacks else None,
+            start=tokenizer.frame.said.front[0] if has_two_stacks and repeats != "last" else None,
+            repeats=repeats if has_two_stacks else None,
         )
 
     @property
@@ -117,14 +131,30 @@ class Framing:
                 place = here.stop
         mask_BT = np.arange(ids_BT.shape[1]) < lengths_B[:, None]
         has_segments = self.has_segments and any(segment for _, segment in template)
-        starts_B1 = None if self.start is None else torch.full((len(firsts), 1), self.start)
+        ids, mask = torch.from_numpy(ids_BT), torch.from_numpy(mask_BT)
+        target, target_mask = self._target(ids, mask, template)
+        num_said = 0 if target is None else target.numel() if target_mask is None else int(target_mask.sum())
         return Rectangle(
-            ids=torch.from_numpy(ids_BT),
-            mask=None if mask_BT.all() else torch.from_numpy(mask_BT),
+            ids=ids,
+            mask=None if mask_BT.all() else mask,
             segments=torch.from_numpy(segments_BT) if has_segments else None,
-            target_ids=starts_B1,
-            num_tokens=int(lengths_B.sum()) + (0 if starts_B1 is None else len(firsts)),
+            target_ids=target,
+            num_tokens=int(lengths_B.sum()) + num_said,
+            target_mask=target_mask,
         )
+
+    def _target(
+        self, ids_BT: Int64[Tensor, "batch tokens"], mask_BT: Bool[Tensor, "batch tokens"], template: Sequence[Part]
+    ) -> tuple[Int64[Tensor, "batch target"] | None, Bool[Tensor, "batch target"] | None]:
+        """Return what the decoder reads, and where that is real."""
+        if self.repeats is None:
+            return None if self.start is None else torch.full((len(ids_BT), 1), self.start), None
+        # The state of the end token stands for the text, and some templates have a language behind it.
+        last = next(place for place, (part, _) in enumerate(reversed(template)) if isinstance(part, str))
+        behind = max(last - 1, 0)
+        ends_B1 = mask_BT.sum(1, keepdim=True) - behind
+        target_mask_BT = torch.arange(ids_BT.shape[1]) < ends_B1
+        return repeated(ids_BT, mask_BT, start=self.start), target_mask_BT
 
 
 def cut_pair(

@@ -259,6 +259,7 @@ def collate_labelled(store: LabelStore, rows: Indices, framing: Framing) -> Batc
         num_tokens=rectangle.num_tokens,
         rows=rows,
         target_ids=rectangle.target_ids,
+        target_mask=rectangle.target_mask,
         segments=rectangle.segments,
     )
 

@@ -15,6 +15,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.rules import GenerationRules
 from clearhead.generate.text import Reading
+from clearhead.spec import Model
 from clearhead.task import TaskKind, TaskRecord
 from clearhead.text import PublishedText, TokenizerPair, load_published
 from clearhead.text.documents import has_tokenizer
@@ -78,7 +79,8 @@ class Published:
         """
         spare = {} if self.pretrained is None else self.pretrained.spare
         text = self.text if tokenizers is None else replace(self.text, tokenizers=tokenizers)
-        return replace(self, text=text, pretrained=family_of(self.config, module, task, spare))
+        pad = text.tokenizers.source.pad_id
+        return replace(self, text=text, pretrained=family_of(self.config, module, task, spare, pad=pad))
 
     def options(self, given: Mapping[str, Any], module: Transformer) -> dict[str, Any]:
         """Return the options of generation: what is given, and for the rest what the files say.
@@ -192,7 +194,7 @@ def _written_behind_encoder(rules: GenerationRules, prefix: tuple[int, ...], eos
 
 
 def family_of(
-    config: Mapping[str, Any], module: Transformer, task: TaskRecord, spare: Mapping[str, Tensor]
+    config: Mapping[str, Any], module: Transformer, task: TaskRecord, spare: Mapping[str, Tensor], *, pad: int
 ) -> Pretrained | None:
     """Return as which class of its family a module is written; None where the family cannot say it.
 
@@ -201,10 +203,13 @@ def family_of(
         module: the module.
         task: what its outputs are for.
         spare: tensors that the checkpoint carried unused.
+        pad: the id that fills batches, which classes of labels need to find the end of a text.
     """
     record = architectures.find(config)
     said = {key: value for key, value in config.items() if key not in ("architectures", "problem_type")}
-    said |= _labels(task)
+    said |= labels_in_config(task)
+    if task.kind == "classify" and said.get("pad_token_id") is None:
+        said["pad_token_id"] = pad
     variants = sorted(record.variants, key=lambda one: one.task != task.kind)
     variant = next((one for one in variants if _can_say(record, one, said, module)), None)
     if variant is None:
@@ -212,12 +217,12 @@ def family_of(
     named = config.get("architectures") or []
     classes = named if named and named[0] in variant.classes else [variant.classes[0]]
     kept = {name: one for name, one in spare.items() if any(re.fullmatch(pattern, name) for pattern in variant.spare)}
-    prefix = "" if variant.is_bare else record.prefix
+    prefix = "" if variant.is_bare else record.prefix_of(variant)
     return Pretrained(module, task, {**said, "architectures": classes}, record, variant, prefix, (), kept)
 
 
-def _labels(task: TaskRecord) -> dict[str, Any]:
-    """Return what a config says of labels."""
+def labels_in_config(task: TaskRecord) -> dict[str, Any]:
+    """Return what a config says of the labels of a task."""
     if task.kind not in ("classify", "tag"):
         return {}
     names = task.labels or ("LABEL_0",)
@@ -237,8 +242,18 @@ def _can_say(record: Record, variant: Variant, config: Mapping[str, Any], module
             return True
         configs.write(record, variant, module.spec)
     except InputError:
-        return False
+        return sayable(record, variant, config, module) is not None
     return True
+
+
+def sayable(record: Record, variant: Variant, config: Mapping[str, Any], module: Transformer) -> Model | None:
+    """Return the spec that a config says, if a module differs from it in dropout alone, which computes nothing."""
+    try:
+        said = record.whole(configs.read(record, config).values, variant)
+    except InputError:
+        return None
+    differing = configs.differences(said, module.spec)
+    return said if all(".dropout: " in line for line in differing) else None
 
 
 def kind_of(folder: Path) -> TaskKind:

@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.core import Transformer
+from clearhead.core import Transformer, build
 from clearhead.errors import InputError
-from clearhead.generate.published import SETTINGS, Published, family_of, framed_text, read_rules
+from clearhead.generate.published import SETTINGS, Published, family_of, framed_text, read_rules, sayable
 from clearhead.task import TaskRecord
 from clearhead.text import Tokenizer, TokenizerPair, load_published
 from clearhead.text.files import read_json_object
 from clearhead.text.frame import Frame, Part
 from clearhead.text.roles import Roles
-from clearhead.weights import load_tensors, save_pretrained, save_tensors
+from clearhead.weights import Pretrained, load_tensors, save_pretrained, save_tensors
+from clearhead.zoo.config import write
 
 ORIGIN = "origin"
 """The folder of a run or of a saved model that holds what its checkpoint said beside the weights."""
@@ -66,7 +67,7 @@ def load_origin(folder: Path, module: Transformer, task: TaskRecord, tokenizers:
     rules = read_rules(origin)
     text = replace(framed_text(load_published(origin), rules, module), tokenizers=tokenizers)
     spare = load_tensors(origin / _SPARE) if (origin / _SPARE).is_file() else {}
-    return Published(origin, text, rules, config, family_of(config, module, task, spare))
+    return Published(origin, text, rules, config, family_of(config, module, task, spare, pad=tokenizers.source.pad_id))
 
 
 def copy_files(source: Path, target: Path) -> None:
@@ -121,7 +122,8 @@ def _save_as_it_came(
 ) -> str:
     """Write a model in the family of its checkpoint, with the files of its tokenizer if it still has that one."""
     family = str(published.config.get("model_type"))
-    record = save_pretrained(module, folder, pretrained=published.pretrained, task=task, model_type=family)
+    written = _as_the_family_says(module, published.pretrained)
+    record = save_pretrained(written, folder, pretrained=published.pretrained, task=task, model_type=family)
     copy_files(published.folder, folder)
     if _plain(tokenizers) == _plain(load_published(published.folder).tokenizers):
         return record.model_type
@@ -132,6 +134,21 @@ def _save_as_it_came(
             (folder / name).unlink(missing_ok=True)
     _write_tokenizer(tokenizers.source, folder, tokenizers.source.frame)
     return record.model_type
+
+
+def _as_the_family_says(module: Transformer, pretrained: Pretrained | None) -> Transformer:
+    """Return the module with dropout as its config has it, where the family cannot say that of its last training."""
+    if pretrained is None:
+        return module
+    try:
+        write(pretrained.record, pretrained.variant, module.spec)
+    except InputError:
+        said = sayable(pretrained.record, pretrained.variant, pretrained.config, module)
+        if said is not None and said != module.spec:
+            twin = build(said, device="meta")
+            twin.load_state_dict(module.state_dict(), strict=True, assign=True)
+            return twin.eval()
+    return module
 
 
 def _plain(tokenizers: TokenizerPair) -> list[str]:

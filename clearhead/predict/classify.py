@@ -81,7 +81,7 @@ def classify(
         empty = next((number for number, ids in enumerate(side, start=1) if not len(ids)), None)
         if empty is not None:
             raise InputError(f"text {empty} is empty; there is nothing to classify")
-    framing = Framing.of(module.spec, tokenizer)
+    framing = Framing.of(module.spec, tokenizer, record.repeats)
     kept, is_cut = _cut(sides, max_length_of(module, record), framing)
     batches = _batches(kept, framing, batch_size=batch_size, batch_tokens=batch_tokens)
     logits_NL = label_logits(module, batches, len(kept[0]))
@@ -120,7 +120,7 @@ def evaluate_labelled(
     if store.is_paired != record.is_paired:
         raise InputError(_unpaired(record.is_paired))
     budget = max(batch_tokens, int(store.lengths.max()))
-    return judge_labelled(module, tokenizer, store, batch_tokens=budget), str(store.report)
+    return judge_labelled(module, tokenizer, store, batch_tokens=budget, repeats=record.repeats), str(store.report)
 
 
 def check_classifier(module: Transformer, record: TaskRecord) -> LabelSet:
@@ -205,6 +205,7 @@ def _batches(
             num_tokens=rectangle.num_tokens,
             rows=np.array(rows, dtype=np.int64),
             target_ids=rectangle.target_ids,
+            target_mask=rectangle.target_mask,
             segments=rectangle.segments,
         )
 

@@ -31,6 +31,7 @@ from clearhead.predict.metrics import (
     several_scores,
     spearman,
 )
+from clearhead.task import Repeats
 from clearhead.text import Tokenizer
 
 
@@ -82,7 +83,14 @@ class Judged:
     scores: LabelScores
 
 
-def judge_labelled(module: Transformer, tokenizer: Tokenizer, store: LabelStore, *, batch_tokens: int) -> Judged:
+def judge_labelled(
+    module: Transformer,
+    tokenizer: Tokenizer,
+    store: LabelStore,
+    *,
+    batch_tokens: int,
+    repeats: Repeats | None = None,
+) -> Judged:
     """Run a model over labelled texts.
 
     Args:
@@ -90,11 +98,12 @@ def judge_labelled(module: Transformer, tokenizer: Tokenizer, store: LabelStore,
         tokenizer: what the store was made with.
         store: the texts.
         batch_tokens: most padded tokens of one batch.
+        repeats: what the record of its task says of its decoder.
 
     Raises:
         InputError: a text is longer than the budget, or than the model's positions.
     """
-    framing = Framing.of(module.spec, tokenizer)
+    framing = Framing.of(module.spec, tokenizer, repeats)
     logits_NL = label_logits(module, labelled_epoch(store, framing, batch_tokens=batch_tokens), len(store))
     return Judged(logits_NL, label_loss_of(logits_NL, store), score_labels(logits_NL, store))
 
@@ -128,7 +137,8 @@ def label_outputs(module: Transformer, batch: Batch) -> Float[Tensor, "batch lab
         module: its head pools.
         batch: on the module's device.
     """
-    logits_BL: Tensor | None = module(batch.ids, batch.target_ids, mask=batch.mask, segments=batch.segments).logits
+    out = module(batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask, segments=batch.segments)
+    logits_BL: Tensor | None = out.logits
     assert logits_BL is not None, "a model that classifies has a head"
     return logits_BL
 

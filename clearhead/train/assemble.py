@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from clearhead.core import Transformer, build
 from clearhead.data import Batch
 from clearhead.errors import InputError
+from clearhead.generate.saving import save_origin
 from clearhead.machine import choose_device, choose_precision
 from clearhead.spec import Model
 from clearhead.text import Tokenizer, TokenizerPair
@@ -34,15 +33,14 @@ from clearhead.train.run_directory import (
     RunDirectory,
     is_run_directory,
     measured_weights,
-    model_files,
     open_run,
-    read_task,
 )
 from clearhead.train.runfile import RunFile, to_toml
 from clearhead.train.schedule import KINDS_WITH_AN_END, build_schedule
 from clearhead.train.settings import EarlyStop, TrainResult, TrainSettings, planned_steps
+from clearhead.train.start import Start, find_start, run_start, take_weights
 from clearhead.train.tasks import parts_of
-from clearhead.train.tasks.parts import Start, TaskParts, TaskSetup
+from clearhead.train.tasks.parts import TaskParts, TaskSetup
 from clearhead.train.text_file import read_text_file
 from clearhead.train.work import measure_work
 from clearhead.weights import load_tensors
@@ -83,7 +81,10 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         if run_file.train.tensorboard:
             progress = SeveralProgress([progress, TensorBoardProgress(run / "tensorboard")])
         choices = (saved_choices(run) or {}) if resume else {}
-        start = _find_start(run_file.task.init)
+        task = run_file.task
+        start = find_start(task.init, task.from_language, task.to_language) if not resume else None
+        if resume and task.init:
+            start = run_start(run)
         setup = TaskSetup(
             run_file=run_file,
             find_tokenizers=lambda train: _tokenizers(run_file, directory, choices, start, train),
@@ -94,12 +95,14 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         parts = parts_of(setup)
         _settle_spec(parts.spec, directory, resume)
         directory.write_text(TASK_FILE, parts.record.to_json())
+        if start is not None and start.published is not None and not resume:
+            save_origin(start.published, run)
         precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
         settings = _settings(run_file, precision, parts)
         seed_everything(settings.seed)
         module = build(parts.spec, device=device)
         if start is not None and not resume:
-            _take_weights(module, start, progress)
+            take_weights(module, start, parts.record, progress)
         trainer = _trainer(run_file, settings, module, parts, progress, directory)
         if resume:
             _mention_moved_schedule(run_file, choices, trainer.settings, progress)
@@ -179,44 +182,6 @@ def _load_tokenizers(path: Path) -> TokenizerPair:
         return TokenizerPair.load(path)
     one = Tokenizer.load(path)
     return TokenizerPair(source=one, target=one, joint=True)
-
-
-def _find_start(reference: str) -> Start | None:
-    """Return the trained model that [task] init names; None where the run starts from scratch."""
-    if not reference:
-        return None
-    try:
-        folder, weights = model_files(reference)
-        return Start(
-            spec=Model.from_json(read_text_file(folder / SPEC_FILE, "spec file")),
-            tokenizers=TokenizerPair.load(folder),
-            weights=weights,
-            record=read_task(folder),
-        )
-    except InputError as error:
-        raise InputError(f"[task] init: {error}") from None
-
-
-def _take_weights(module: Transformer, start: Start, progress: Progress) -> None:
-    """Copy the weights of the start, all but those of a head that the task does not share."""
-    found, wanted = load_tensors(start.weights), module.state_dict()
-    same_head = module.spec.head == start.spec.head
-    kept = {name: tensor for name, tensor in found.items() if name in wanted and (same_head or not _of_head(name))}
-    new = [name for name in wanted if name not in kept]
-    lost = [name for name in new if same_head or not _of_head(name)]
-    if lost:
-        raise InputError(f"[task] init: {start.weights} lacks {', '.join(lost)}, which its spec.json names")
-    with torch.no_grad():
-        for name, tensor in kept.items():
-            wanted[name].copy_(tensor)
-    dropped = len(found) - len(kept)
-    progress.message(
-        f"from {start.weights}: {len(kept)} tensors taken, {len(new)} new ({', '.join(new) or 'none'}), {dropped} left"
-    )
-
-
-def _of_head(name: str) -> bool:
-    return name.startswith("head.")
 
 
 def _settle_spec(spec: Model, directory: RunDirectory, resume: bool) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from clearhead.errors import InputError, nearest
-from clearhead.spec import Head, Model
+from clearhead.spec import Attention, Branch, Embedding, FeedForward, Head, Model, Node
 from clearhead.train.runfile_sections import ModelSection
 from clearhead.train.text_file import read_text_file
 from clearhead.zoo import RECIPES, Recipe, resolve, with_head
@@ -71,3 +72,30 @@ def _recipe(section: ModelSection, joint: bool) -> Recipe:
             "or set positions = 'learned'"
         )
     return recipe
+
+
+def with_dropout(model: Model, section: ModelSection) -> Model:
+    """Return a spec with the dropout that a [model] table gives beside [task] init; the rest stays.
+
+    Args:
+        model: of the start.
+        section: the checked table.
+    """
+    found = _with_dropout(model, section)
+    assert isinstance(found, Model)
+    return found
+
+
+def _with_dropout(node: Any, section: ModelSection) -> Any:
+    if isinstance(node, tuple):
+        return tuple(_with_dropout(one, section) for one in node)
+    if not isinstance(node, Node):
+        return node
+    changes = {name: _with_dropout(getattr(node, name), section) for name in type(node).model_fields}
+    if isinstance(node, Branch | Embedding) and section.dropout is not None:
+        changes["dropout"] = section.dropout
+    if isinstance(node, Attention) and section.attention_dropout is not None:
+        changes["dropout"] = section.attention_dropout
+    if isinstance(node, FeedForward) and section.activation_dropout is not None:
+        changes["dropout"] = section.activation_dropout
+    return node.model_copy(update=changes)

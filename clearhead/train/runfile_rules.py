@@ -31,7 +31,7 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
 
 # The keys of [task] that belong to one kind of task.
 TASK_KEYS: dict[str, tuple[str, ...]] = {
-    "translate": (),
+    "translate": ("from_language", "to_language"),
     "generate": ("objective",),
     "fill": ("mask_share", "whole_words"),
     "classify": ("labels", "pool"),
@@ -39,6 +39,10 @@ TASK_KEYS: dict[str, tuple[str, ...]] = {
     "embed": ("pool", "temperature"),
     "denoise": ("noise", "noise_share", "mean_span"),
 }
+
+
+# What of [model] may be said beside [task] init: it changes how the model is trained, and not what it computes.
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def check_rules(run: RunFile) -> list[Fault]:
@@ -59,6 +63,9 @@ def _task(run: RunFile) -> Iterator[Fault]:
         if key not in (*own, "kind", "init"):
             homes = " and ".join(f"'{name}'" for name, keys in TASK_KEYS.items() if key in keys)
             yield _fault(f"task.{key}", f"has no effect for the task '{kind}', only for {homes}; remove it")
+    for key in ("from_language", "to_language"):
+        if getattr(run.task, key) is not None and not run.task.init:
+            yield _fault(f"task.{key}", "is for a checkpoint of several languages, named as [task] init; remove it")
     if run.task.objective == "causal" and family_of(run) == "encoder-decoder":
         yield _fault("task.objective", "= 'causal' needs [model] family = 'decoder'; with an encoder it is 'prefix'")
 
@@ -127,7 +134,8 @@ def _model(run: RunFile) -> Iterator[Fault]:
     kind, allowed = run.task.kind, FAMILIES[run.task.kind]
     if run.task.init:
         for key in _given(model):
-            yield _fault(f"model.{key}", "has no effect beside [task] init, which brings its own model; remove it")
+            if key not in DROPOUTS:
+                yield _fault(f"model.{key}", "has no effect beside [task] init, which brings its own model; remove it")
         return
     if model.family is not None and model.family not in allowed:
         families = " or ".join(f"'{family}'" for family in allowed)

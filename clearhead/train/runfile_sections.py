@@ -32,6 +32,8 @@ class Task(Section):
 
     kind: Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise"]
     init: str = ""
+    from_language: str | None = None
+    to_language: str | None = None
     objective: Literal["causal", "prefix"] | None = None
     noise: Literal["spans", "infill"] | None = None
     noise_share: Share | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from torch import Tensor, nn
@@ -53,8 +54,17 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
     stores = _prepare(setup, tokenizer, kind)
     store = stores.train
-    spec = _spec(setup, tokenizer, store.labels)
-    framing = Framing.of(spec, tokenizer)
+    record = TaskRecord(
+        kind="classify",
+        labels=store.labels.names,
+        label_kind=kind,
+        max_length=run_file.data.max_length,
+        is_paired=store.is_paired,
+        number_mean=store.labels.mean,
+        number_scale=store.labels.scale,
+    )
+    spec, record = _spec(setup, tokenizer, record, store.labels)
+    framing = Framing.of(spec, tokenizer, record.repeats)
     batches = labelled_batches(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
     budget = max(train.batch_tokens, run_file.data.max_length)
 
@@ -63,7 +73,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
     def validate(module: nn.Module) -> Validation:
         assert isinstance(module, Transformer), "labels need the module that was built for them"
-        judged = judge_labelled(module, tokenizer, stores.valid, batch_tokens=budget)
+        judged = judge_labelled(module, tokenizer, stores.valid, batch_tokens=budget, repeats=record.repeats)
         return Validation(loss=judged.loss, score=main_score(judged.scores))
 
     return TaskParts(
@@ -75,15 +85,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         sides=lambda module: _sides(setup, tokenizer, stores, module),
         widest=collate_labelled(store, widest_rows(batches.plan.epoch(0), store.lengths), framing),
         mean_tokens=int(store.lengths.sum()) / batches.batches_per_epoch,
-        record=TaskRecord(
-            kind="classify",
-            labels=store.labels.names,
-            label_kind=kind,
-            max_length=run_file.data.max_length,
-            is_paired=store.is_paired,
-            number_mean=store.labels.mean,
-            number_scale=store.labels.scale,
-        ),
+        record=record,
         valid_data=stores.valid.identity,
         score_name=SCORES[kind],
         best_by="score",
@@ -138,15 +140,12 @@ def _prepare(setup: TaskSetup, tokenizer: Tokenizer, kind: LabelKind) -> _Stores
     stores = []
     for name in ("train", "valid"):
         source, share = part_of(setup.run_file, name, parse_labelled_source)
+        length = setup.run_file.data.max_length
+        prepared = partial(prepare_labelled, source, tokenizer, max_length=length, kind=kind, share=share)
         try:
-            store = prepare_labelled(
-                source,
-                tokenizer,
-                max_length=setup.run_file.data.max_length,
-                kind=kind,
-                labels=labels,
-                share=share,
-            )
+            store = prepared(labels=labels)
+            if labels is None and (own := _labels_of_start(setup, store.labels)) != store.labels:
+                store = prepared(labels=own)
         except InputError as error:
             raise InputError(f"[data] {name}: {error}") from None
         setup.progress.message(f"{name}: {store.report}")
@@ -157,7 +156,22 @@ def _prepare(setup: TaskSetup, tokenizer: Tokenizer, kind: LabelKind) -> _Stores
     return _Stores(*stores)
 
 
-def _spec(setup: TaskSetup, tokenizer: Tokenizer, labels: LabelSet) -> Model:
+def _labels_of_start(setup: TaskSetup, found: LabelSet) -> LabelSet:
+    """Return the labels of the start, whose head may then be kept, where they mean the same as those of the data."""
+    if setup.start is None or setup.start.record.kind != "classify" or setup.start.record.label_kind != found.kind:
+        return found
+    record = setup.start.record
+    if found.kind == "number":
+        return LabelSet("number", (), record.number_mean, record.number_scale)
+    names = setup.start.labels_like("classify", found.names)
+    return found if names is None else LabelSet(found.kind, names)
+
+
+def _spec(setup: TaskSetup, tokenizer: Tokenizer, record: TaskRecord, labels: LabelSet) -> tuple[Model, TaskRecord]:
+    """Return what is trained, and its record with what a decoder reads."""
+    found = setup.labelled_spec(tokenizer, record)
+    if found is not None:
+        return found[0], record.model_copy(update={"repeats": found[1]})
     # The width of the states is known only once there is a spec; any head will do to get one.
     model = setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=token_head(1))
     top = model.decoder or model.encoder
@@ -167,7 +181,7 @@ def _spec(setup: TaskSetup, tokenizer: Tokenizer, labels: LabelSet) -> Model:
         raise InputError(
             "[task] pool = 'first' is the start token, which in a decoder sees nothing of the text; use 'last'"
         )
-    return with_head(model, label_head(top.width, labels.num_outputs, pool=pool))
+    return with_head(model, label_head(top.width, labels.num_outputs, pool=pool)), record
 
 
 def _sides(setup: TaskSetup, tokenizer: Tokenizer, stores: _Stores, module: nn.Module) -> list[TokenSide]:

@@ -93,6 +93,9 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastBatch]:
 
 
 def _spec(setup: TaskSetup, tokenizer: Tokenizer) -> Model:
+    start, is_said = setup.start, setup.run_file.task.pool is not None
+    if start is not None and start.record.kind == "embed" and start.spec.head is not None and not is_said:
+        return setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=start.spec.head)
     # Which pool is usual is known only once there is a spec; any head will do to get one.
     model = setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=vector_head(pool="mean"))
     return with_head(model, vector_head(pool=setup.pool(model)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,36 +13,20 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.data.texts import WHOLE, Share
 from clearhead.errors import InputError
-from clearhead.task import TaskRecord
+from clearhead.task import Repeats, TaskRecord
 from clearhead.text import Tokenizer, TokenizerPair
 from clearhead.train.parts import Batches, BatchT
 from clearhead.train.preflight import TokenSide
 from clearhead.train.progress import Progress
-from clearhead.train.recipe import resolve_spec
+from clearhead.train.recipe import resolve_spec, with_dropout
 from clearhead.train.runfile import RunFile
 from clearhead.train.runfile_sections import Section
 from clearhead.train.settings import Metric, Validation
+from clearhead.train.start import Start
 from clearhead.zoo import with_head
 from clearhead.zoo.heads import PoolBy
 
 SourceT = TypeVar("SourceT")
-
-
-@dataclass(frozen=True)
-class Start:
-    """A trained model that a run goes on from.
-
-    Attributes:
-        spec: what it is.
-        tokenizers: what it was trained with.
-        weights: the file of its tensors.
-        record: what it was trained for.
-    """
-
-    spec: spec.Model
-    tokenizers: TokenizerPair
-    weights: Path
-    record: TaskRecord
 
 
 @dataclass(frozen=True)
@@ -108,14 +91,38 @@ class TaskSetup:
                 head=head,
                 prefix=self.run_file.task.objective == "prefix",
             )
+        base = with_dropout(self.start.spec, self.run_file.model)
         if head is not None:
-            return with_head(self.start.spec, head)
-        if self.start.spec.head is None or any(layer.kind == "pool" for layer in self.start.spec.head.layers):
+            return with_head(base, head)
+        if self.start.has_words:
+            return base
+        own = self.start.word_head(self.run_file.task.kind)
+        if own is None:
             raise InputError(
                 f"[task] init: the model was trained to '{self.start.record.kind}', so it has no scores of words for "
                 f"the task '{self.run_file.task.kind}'"
             )
-        return self.start.spec
+        return with_head(base, own)
+
+    def labelled_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, Repeats | None] | None:
+        """Return the spec of a start with a head for labels, and what its decoder reads: its own or its family's head.
+
+        Args:
+            tokenizer: of the run.
+            record: of the task.
+
+        Returns:
+            None where there is no start, or it has no such head, or the run file says which state stands for a text.
+        """
+        if self.start is None or self.run_file.task.pool is not None:
+            return None
+        if self.start.says(record) and self.start.spec.head is not None:
+            head, repeats = self.start.spec.head, self.start.record.repeats
+        elif (own := self.start.family_head(record)) is not None:
+            head, repeats = own
+        else:
+            return None
+        return self.resolve_spec(source_vocab=tokenizer.vocab_size, head=head), repeats
 
     def pool(self, model: spec.Model) -> PoolBy:
         """Return which state stands for a text: what the run file says, or what is usual for the stacks."""

@@ -44,7 +44,16 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
     stores = _prepare(setup, tokenizer)
     store = stores.train
-    spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=token_head(len(store.tags.names)))
+    record = TaskRecord(
+        kind="tag",
+        labels=store.tags.names,
+        max_length=run_file.data.max_length,
+        inner_signs=store.splitter.inner,
+        sign_runs=store.splitter.runs,
+    )
+    found = setup.labelled_spec(tokenizer, record)
+    head = token_head(len(store.tags.names))
+    spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=head) if found is None else found[0]
     if spec.encoder is not None and spec.decoder is not None:
         raise InputError(
             "the task 'tag' needs a model with one stack; the decoder of this one would not read the words"
@@ -70,13 +79,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         sides=lambda module: _sides(setup, tokenizer, stores, module),
         widest=collate_tagged(store, widest_rows(batches.plan.epoch(0), store.lengths), framing),
         mean_tokens=int(store.lengths.sum()) / batches.batches_per_epoch,
-        record=TaskRecord(
-            kind="tag",
-            labels=store.tags.names,
-            max_length=run_file.data.max_length,
-            inner_signs=store.splitter.inner,
-            sign_runs=store.splitter.runs,
-        ),
+        record=record,
         valid_data=stores.valid.identity,
         score_name="entity F1",
         best_by="score",
@@ -107,8 +110,12 @@ def _prepare(setup: TaskSetup, tokenizer: Tokenizer) -> _Stores:
     stores = []
     for name in ("train", "valid"):
         source, share = part_of(setup.run_file, name, parse_tagged_source)
+        length = setup.run_file.data.max_length
         try:
-            store = prepare_tagged(source, tokenizer, max_length=setup.run_file.data.max_length, tags=tags, share=share)
+            store = prepare_tagged(source, tokenizer, max_length=length, tags=tags, share=share)
+            own = None if tags is not None or setup.start is None else setup.start.labels_like("tag", store.tags.names)
+            if own is not None and own != store.tags.names:
+                store = prepare_tagged(source, tokenizer, max_length=length, tags=TagSet(own), share=share)
         except InputError as error:
             raise InputError(f"[data] {name}: {error}") from None
         setup.progress.message(f"{name}: {store.report}")
