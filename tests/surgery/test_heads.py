@@ -131,7 +131,7 @@ def test_what_removes_nothing_changes_nothing() -> None:
         (
             "encoder/post/learned",
             {"encodr.layers.0": [0]},
-            "addresses like encoder.layers.0.steps.0.branches.0.function",
+            "addresses like encoder.layers.0.steps.0",
         ),
         ("decoder/pre-grouped/rotary", {"decoder.layers.0": [1]}, "3 heads share each key and value; of group 0"),
         ("encoder-decoder/post/learned", {"decoder.layers.0": [1]}, "holds 2 of these: name one of"),
