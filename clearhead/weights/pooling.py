@@ -212,8 +212,8 @@ def with_head(module: Transformer, head: spec.Head | None, tensors: Mapping[str,
 
 
 def makes_vectors(model: spec.Model) -> bool:
-    """Whether a head pools states and does what the modules of such a folder can say."""
-    layers = model.head.layers if model.head else ()
+    """Whether a head pools the states of one stack and does what the modules of such a folder can say."""
+    layers = model.head.layers if model.head and (model.encoder is None or model.decoder is None) else ()
     kinds = (spec.Pool, spec.Linear, spec.Activation, spec.Unit)
     return any(isinstance(layer, spec.Pool) for layer in layers) and all(isinstance(layer, kinds) for layer in layers)
 

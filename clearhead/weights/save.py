@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.task import TaskRecord
+from clearhead.weights.equal import equal_forms
 from clearhead.weights.files import save_tensors
 from clearhead.weights.folder import CONFIG, SINGLE
 from clearhead.weights.pooling import makes_vectors, with_head, write_pooling
@@ -20,6 +21,9 @@ from clearhead.weights.pretrained import Pretrained, rules_at, theirs_of
 from clearhead.zoo import architectures
 from clearhead.zoo import config as configs
 from clearhead.zoo.record import Record, Variant
+
+# More than there can be differences.
+NEVER = 10**9
 
 
 def save_pretrained(
@@ -52,7 +56,7 @@ def save_pretrained(
         record, variant, prefix = pretrained.record, pretrained.variant, pretrained.prefix
         config = _config_as_loaded(module, pretrained)
     else:
-        record, variant, config = _chosen(module, model_type, task)
+        module, record, variant, config = _chosen(module, model_type, task)
         prefix = "" if variant.is_bare else record.prefix_of(variant)
     if task is not None and task.labels:
         config["id2label"] = {str(index): label for index, label in enumerate(task.labels)}
@@ -120,22 +124,27 @@ def _config_as_loaded(module: Transformer, pretrained: Pretrained) -> dict[str, 
 
 def _chosen(
     module: Transformer, model_type: str | None, task: TaskRecord | None
-) -> tuple[Record, Variant, dict[str, Any]]:
-    known = architectures.records()
-    records = list(known.values()) if model_type is None else [known[model_type]]
+) -> tuple[Transformer, Record, Variant, dict[str, Any]]:
+    """Return the family to save a module as, and the module in a form that this family can say.
+
+    Raises:
+        InputError: there is none; the report is of the nearest.
+    """
+    records = architectures.saved_first() if model_type is None else [architectures.records()[model_type]]
     failures: list[tuple[int, InputError]] = []
-    for record in records:
-        for variant in _meant(record, task):
-            try:
-                config = configs.write(record, variant, module.spec)
-                _, unspoken = rules_at(record, variant, record.prefix_of(variant), module)
-            except InputError as error:
-                # A family that differs in a few places is nearer than one whose own defaults do not even fit.
-                is_near = "the format can only say" in str(error)
-                failures.append((str(error).count("\n") if is_near else 1000, error))
-                continue
-            if not unspoken:
-                return record, variant, config
+    for form in equal_forms(module):
+        for record in records:
+            for variant in _meant(record, task):
+                try:
+                    config = configs.write(record, variant, form.spec)
+                    _, unspoken = rules_at(record, variant, record.prefix_of(variant), form)
+                except InputError as error:
+                    # A family that differs in a few places is nearer than one whose own defaults do not even fit.
+                    differences = error.num_differences if isinstance(error, configs.CannotSay) else None
+                    failures.append((NEVER if differences is None else differences, error))
+                    continue
+                if not unspoken:
+                    return form, record, variant, config
     raise min(failures, key=lambda failure: failure[0])[1]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,27 @@ EVERYWHERE = (
     Only("tie_encoder_decoder", (False,), "the two stacks would be one"),
     Only("pruned_heads", (None, {}), "some heads are missing from the tensors"),
 )
+
+
+MOST_SHOWN = 12
+
+
+class CannotSay(InputError):
+    """A family's config cannot say a spec.
+
+    Args:
+        message: the report.
+        num_differences: how much it would say otherwise; None: what it needs does not even fit together.
+    """
+
+    def __init__(self, message: str, num_differences: int | None) -> None:
+        super().__init__(message)
+        self.num_differences = num_differences
+
+    @classmethod
+    def of(cls, faults: Sequence[str], num_differences: int | None, subject: str) -> CannotSay:
+        """Make one report of all faults."""
+        return cls(str(InputError.from_faults(list(faults), subject=subject)), num_differences)
 
 
 @dataclass(frozen=True)
@@ -155,7 +176,8 @@ def write(record: Record, variant: Variant, model: spec.Model) -> dict[str, Any]
     if not faults:
         faults = differences(record.whole(reading.values, variant), model)
     if faults:
-        raise InputError.from_faults(faults[:12], subject=f"saving as {record.model_type}")
+        shown = faults[:MOST_SHOWN] + ([f"and {len(faults) - MOST_SHOWN} more"] if len(faults) > MOST_SHOWN else [])
+        raise CannotSay.of(shown, len(faults) if not reading.faults else None, f"saving as {record.model_type}")
     return config
 
 

@@ -69,6 +69,7 @@ ARGUMENTS = {
     "tag": ["ref", "file"],
     "embed": ["ref", "file"],
     "evaluate": ["ref"],
+    "answer": ["ref"],
     "compare": ["runs"],
     "average": ["run"],
     "convert": ["ref", "out"],

@@ -53,7 +53,7 @@ NAMES = {
         Pretrained fill is_pretrained load_pretrained load_tensors save_pretrained save_tensors
     """,
     "clearhead.zoo": "RECIPES Recipe label_head presets resolve token_head vector_head with_head",
-    "clearhead.zoo.architectures": "find headless records variant",
+    "clearhead.zoo.architectures": "find headless records saved_first variant",
 }
 
 # What a user calls on the objects above.

@@ -14,7 +14,11 @@ from clearhead.errors import InputError, nearest
 from clearhead.zoo import parts
 from clearhead.zoo.record import Record, Variant
 
-__all__ = ["find", "headless", "records", "variant"]
+__all__ = ["find", "headless", "records", "saved_first", "variant"]
+
+
+# Those that most tools read are tried first where a model of ours is to be saved.
+_FIRST = ("llama", "gpt2", "bert", "modernbert", "marian", "bart", "t5")
 
 
 @cache
@@ -26,6 +30,12 @@ def records() -> Mapping[str, Record]:
             assert record.model_type not in found, f"two records for {record.model_type}"
             found[record.model_type] = record
     return found
+
+
+def saved_first() -> list[Record]:
+    """Return every record, those that most tools read before the others."""
+    known = records()
+    return [known[name] for name in dict.fromkeys((*_FIRST, *known))]
 
 
 def find(config: Mapping[str, Any]) -> Record:

@@ -20,7 +20,7 @@ from clearhead.zoo.layout import Rule, Wrapped, module, tensor
 from clearhead.zoo.record import Constant, Key, Only, Record, Values, Variant
 
 Side = Literal["encoder", "decoder"]
-TABLE = "encoder.embedding.table"
+TABLE, OWN_TABLE = "encoder.embedding.table", "decoder.embedding.table"
 SELF = parts.function("encoder", 0)
 
 
@@ -54,9 +54,8 @@ class Kind:
             )
         )
         step = parts.after if self.norm == "out" else parts.pre
-        own = spec.Table(rows=c["vocab_size"])
         embedding = spec.Embedding(
-            table=own if side == "encoder" else spec.Reference(path=TABLE),
+            table=spec.Table(rows=_rows(c, side)) if side == "encoder" or _is_apart(c) else spec.Reference(path=TABLE),
             scale=c["d_model"] ** 0.5 if c["scale_embedding"] else 1.0,
             position=self.position(c),
             norm=norm if self.embedding_norm else None,
@@ -69,6 +68,27 @@ class Kind:
             layers=(layer,) * c[f"{side}_layers"],
             final_norm=norm if self.final_norm else None,
         )
+
+
+def _is_apart(c: Values) -> bool:
+    """Whether each stack has a table of its own."""
+    return not c.get("share_encoder_decoder_embeddings", True)
+
+
+def _rows(c: Values, side: Side) -> int:
+    rows: int = c["vocab_size"]
+    return c["decoder_vocab_size"] or rows if side == "decoder" and _is_apart(c) else rows
+
+
+def _words(bias: bool) -> Callable[[Values], spec.Head]:
+    """Scores of the decoder's vocabulary."""
+
+    def head(c: Values) -> spec.Head:
+        path = OWN_TABLE if _is_apart(c) else TABLE
+        weight = spec.Reference(path=path) if c["tie_word_embeddings"] else None
+        return spec.Head(layers=(spec.Linear(size=_rows(c, "decoder"), bias=bias, weight=weight),))
+
+    return head
 
 
 def _attention(c: Values, side: Side, source: Literal["self", "memory"]) -> spec.Attention:
@@ -96,7 +116,7 @@ def _counting(c: Values) -> spec.Sinusoidal:
     return spec.Sinusoidal(layout="fairseq", offset=c["pad_token_id"] + 1)
 
 
-def _rows(model: spec.Model) -> int | None:
+def _positions(model: spec.Model) -> int | None:
     """How many positions there are; sines have no end."""
     position = model.encoder.embedding.position if model.encoder else None
     return position.rows - position.offset if isinstance(position, spec.Learned) else None
@@ -120,7 +140,7 @@ def _keys() -> tuple[Key, ...]:
     return (
         Key("vocab_size", 50265, f"{TABLE}.rows"),
         Key("d_model", 1024, "encoder.width", aliases=("hidden_size",)),
-        Key("max_position_embeddings", 1024, _rows),
+        Key("max_position_embeddings", 1024, _positions),
         *sides,
         Key("activation_function", "gelu", f"{parts.function('encoder', 1)}.activation", names=parts.ACTIVATIONS),
         Key("dropout", 0.1, "encoder.embedding.dropout"),
@@ -158,7 +178,18 @@ def _side_rules(side: Side) -> tuple[Rule, ...]:
     )
 
 
-RULES = (module("shared", TABLE), *_side_rules("encoder"), *_side_rules("decoder"))
+# Where the stacks have tables of their own, and the rows of the decoder's.
+APART = (
+    Key("share_encoder_decoder_embeddings", True, lambda model: _own_rows(model) is None),
+    Key("decoder_vocab_size", None, lambda model: _own_rows(model), kind=int),
+)
+RULES = (
+    module("encoder.embed_tokens", TABLE, beside=f"{OWN_TABLE}.weight"),
+    module("decoder.embed_tokens", OWN_TABLE),
+    module("shared", TABLE),
+    *_side_rules("encoder"),
+    *_side_rules("decoder"),
+)
 SCORES = tensor("final_logits_bias", "head.layers.0.bias", Wrapped(), zeros=True)
 
 
@@ -200,7 +231,6 @@ def _record(
     padding: Mapping[str, int | None] | None = None,
     repeats: Repeats | None = None,
 ) -> Record:
-    words = parts.words(TABLE, bias=bias)
     head = (tensor("lm_head.weight", "head.layers.0.weight"), *((SCORES,) if bias else ()))
     sides: tuple[Side, ...] = ("encoder", "decoder")
     # Settings of the first port, which nothing reads; they must not say something else than the family does.
@@ -210,7 +240,7 @@ def _record(
         Only("add_final_layer_norm", (kind.final_norm,), "the stacks would end otherwise"),
         Only("static_position_embeddings", (written is not None,), "positions would be others"),
         Only("add_bias_logits", (False,), "the scores would have a second bias"),
-        Only("share_encoder_decoder_embeddings", (True,), "the stacks would have tables of their own"),
+        Only(APART[0].name, (True,), "the stacks would have tables of their own"),
         Only("is_causal", (False,), "tokens would see what is before them alone"),
     )
     return Record(
@@ -219,14 +249,14 @@ def _record(
         model=kind.model,
         rules=RULES,
         variants=(
-            Variant((f"{name}{words_class}",), task, words, head, output="lm_head.weight"),
+            Variant((f"{name}{words_class}",), task, _words(bias), head, output="lm_head.weight"),
             *(_repeating(name, repeats) if repeats else ()),
             Variant((f"{name}Model",), "embed", parts.nothing, is_bare=True),
         ),
-        only=only,
+        only=tuple(one for one in only if one.name not in {key.name for key in keys}),
         inert=(
             "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop", "extra_pos_embeddings",
-            "force_bos_token_to_be_generated", "init_std", "save_step", "decoder_vocab_size",
+            "force_bos_token_to_be_generated", "init_std", "save_step", *(() if APART[1] in keys else (APART[1].name,)),
         ),
         prefix="model.",
         table="shared.weight",
@@ -243,6 +273,11 @@ def _before_first(model: spec.Model) -> int | None:
     """The padding's id, where it tells from which row positions count."""
     position = model.encoder.embedding.position if model.encoder else None
     return position.offset - 1 if isinstance(position, spec.Sinusoidal) and position.offset else None
+
+
+def _own_rows(model: spec.Model) -> int | None:
+    table = model.decoder.embedding.table if model.decoder else None
+    return table.rows if isinstance(table, spec.Table) else None
 
 
 KEYS = _keys()
@@ -270,7 +305,7 @@ RECORDS = (
         "marian",
         "Marian",
         Kind("out", False, False, _halves),
-        parts.defaults(KEYS, {"vocab_size": 58101}),
+        (*parts.defaults(KEYS, {"vocab_size": 58101}), *APART),
         task="translate",
         words_class="MTModel",
         written=False,

@@ -25,5 +25,18 @@ CASES = [
         pad=4,
         reads_ids=True,
     ),
+    Case(
+        "marian/apart",
+        "marian",
+        SIZES | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 41},
+        pad=1,
+        buffers=SCORES,
+    ),
+    Case(
+        "marian/apart, untied",
+        "marian",
+        SIZES | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 41, "tie_word_embeddings": False},
+        pad=1,
+    ),
     Case("marian/options", "marian", SIZES | OTHER, pad=1),
 ]
