@@ -77,6 +77,7 @@ def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pre
     found = _Found.of(record, variant, files)
     values = _tying(found, reading.values)
     faults = list(reading.faults)
+    record = record.laid_out(files)
     module = None
     if not faults:
         try:

@@ -7,8 +7,9 @@ reading it again: a spec that does not come back is not one that this family can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -139,6 +140,7 @@ class Record:
         constants: tables that are computed here.
         written: inert keys that are written where a model was not loaded, because the class's default may not fit it.
         rows: the key that counts the rows of such tables.
+        layouts: rules that hold in place of `rules` in files with a name like this pattern, after the prefix.
     """
 
     model_type: str
@@ -156,6 +158,12 @@ class Record:
     constants: tuple[Constant, ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "max_position_embeddings"
+    layouts: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+
+    def laid_out(self, names: Iterable[str]) -> Record:
+        """Return the record with the rules of the layout that a file has, told by the names of its tensors."""
+        found = [rules for pattern, rules in self.layouts.items() if any(re.search(pattern, name) for name in names)]
+        return replace(self, rules=found[0], layouts={}) if found else self
 
     def prefix_of(self, variant: Variant) -> str:
         """Return what stands before the names of the stacks in files of a variant, if anything does."""

@@ -5,10 +5,12 @@ Source: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2; the layout i
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clearhead import spec
 from clearhead.zoo import grouped, kinds, parts
 from clearhead.zoo.grouped import FEED
-from clearhead.zoo.layout import Rule, Stacked, tensor
+from clearhead.zoo.layout import Rows, Rule, Stacked, tensor
 from clearhead.zoo.record import Key, Only, Values
 
 
@@ -77,6 +79,18 @@ def _expert_rules(block: str, names: dict[str, str]) -> tuple[Rule, ...]:
     )
 
 
+def _stacked() -> dict[str, tuple[Rule, ...]]:
+    """The layout in which the experts of a layer are one tensor, as newer tools write it."""
+    experts = "layers.{layer}.mlp.experts"
+    both = (f"{FEED}.expert.gate.weight", f"{FEED}.expert.up.weight")
+    own = (
+        tensor("layers.{layer}.mlp.gate.weight", f"{FEED}.router.weight"),
+        tensor(f"{experts}.gate_up_proj", both, Rows(axis=1)),
+        tensor(f"{experts}.down_proj", f"{FEED}.expert.down.weight"),
+    )
+    return {r"layers\.\d+\.mlp\.experts\.gate_up_proj$": (*grouped.RULES, *own)}
+
+
 MIXTRAL = {
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
@@ -94,54 +108,57 @@ ACTIVATION = Key("hidden_act", "silu", _activation, names=parts.ACTIVATIONS)
 # They steer training alone.
 INERT = ("output_router_logits", "router_aux_loss_coef")
 
-RECORDS = (
-    grouped.record(
-        "mixtral",
-        "Mixtral",
-        (
-            *grouped.replaced(
-                parts.defaults(grouped.KEYS, MIXTRAL),
-                Key("intermediate_size", 14336, f"{FEED}.expert.size"),
-                ACTIVATION,
+RECORDS = tuple(
+    replace(record, layouts=_stacked())
+    for record in (
+        grouped.record(
+            "mixtral",
+            "Mixtral",
+            (
+                *grouped.replaced(
+                    parts.defaults(grouped.KEYS, MIXTRAL),
+                    Key("intermediate_size", 14336, f"{FEED}.expert.size"),
+                    ACTIVATION,
+                ),
+                Key("sliding_window", None, grouped.window, kind=int),
+                Key("num_local_experts", 8, f"{FEED}.count", aliases=("num_experts",)),
+                Key("num_experts_per_tok", 2, f"{FEED}.top_k"),
             ),
-            Key("sliding_window", None, grouped.window, kind=int),
-            Key("num_local_experts", 8, f"{FEED}.count", aliases=("num_experts",)),
-            Key("num_experts_per_tok", 2, f"{FEED}.top_k"),
+            _mixtral,
+            rules=(*grouped.RULES, *_expert_rules("block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"})),
+            inert=INERT,
+            only=(Only("router_jitter_noise", (0.0,), "what the router reads would be shaken in training"),),
+            answers="model.",
         ),
-        _mixtral,
-        rules=(*grouped.RULES, *_expert_rules("block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"})),
-        inert=INERT,
-        only=(Only("router_jitter_noise", (0.0,), "what the router reads would be shaken in training"),),
-        answers="model.",
-    ),
-    grouped.record(
-        "qwen3_moe",
-        "Qwen3Moe",
-        (
-            *grouped.replaced(
-                parts.defaults(grouped.KEYS, QWEN),
-                *kinds.among(_is_dense, Key("intermediate_size", 6144, f"{FEED}.size")),
-                ACTIVATION,
+        grouped.record(
+            "qwen3_moe",
+            "Qwen3Moe",
+            (
+                *grouped.replaced(
+                    parts.defaults(grouped.KEYS, QWEN),
+                    *kinds.among(_is_dense, Key("intermediate_size", 6144, f"{FEED}.size")),
+                    ACTIVATION,
+                ),
+                grouped.ATTENTION_BIAS,
+                Key("use_sliding_window", False, lambda model: grouped.window(model) is not None),
+                Key("sliding_window", 4096, grouped.window, is_nullable=True),
+                *kinds.among(
+                    _is_mixed,
+                    Key("moe_intermediate_size", 768, f"{FEED}.expert.size"),
+                    Key("num_experts", 128, f"{FEED}.count", aliases=("num_local_experts",)),
+                    Key("num_experts_per_tok", 8, f"{FEED}.top_k"),
+                    Key("norm_topk_prob", False, f"{FEED}.router.normalize"),
+                ),
+                Key("decoder_sparse_step", 1),
+                Key("mlp_only_layers", None, _dense_layers, kind=list),
             ),
-            grouped.ATTENTION_BIAS,
-            Key("use_sliding_window", False, lambda model: grouped.window(model) is not None),
-            Key("sliding_window", 4096, grouped.window, is_nullable=True),
-            *kinds.among(
-                _is_mixed,
-                Key("moe_intermediate_size", 768, f"{FEED}.expert.size"),
-                Key("num_experts", 128, f"{FEED}.count", aliases=("num_local_experts",)),
-                Key("num_experts_per_tok", 8, f"{FEED}.top_k"),
-                Key("norm_topk_prob", False, f"{FEED}.router.normalize"),
+            _qwen3_moe,
+            rules=(
+                *grouped.RULES,
+                *_expert_rules("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}),
             ),
-            Key("decoder_sparse_step", 1),
-            Key("mlp_only_layers", None, _dense_layers, kind=list),
+            inert=(*INERT, "max_window_layers"),
+            answers="transformer.",
         ),
-        _qwen3_moe,
-        rules=(
-            *grouped.RULES,
-            *_expert_rules("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}),
-        ),
-        inert=(*INERT, "max_window_layers"),
-        answers="transformer.",
-    ),
+    )
 )
