@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clearhead import spec
+    from clearhead import spec, surgery
     from clearhead.core import Cache, MultiHeadAttention, Output, Transformer, build
     from clearhead.errors import InputError, RunFailure
     from clearhead.generate.candidate import Generation, Hypothesis
@@ -38,6 +38,7 @@ _HOMES = {
     "load": "clearhead.model",
     "presets": "clearhead.zoo",
     "spec": "clearhead",
+    "surgery": "clearhead",
 }
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "load",
     "presets",
     "spec",
+    "surgery",
 ]
 
 

@@ -17,6 +17,7 @@ from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.errors import InputError
 from clearhead.model import Model
 from clearhead.surgery.report import AnyModel, Edited, Report
+from clearhead.task import TaskKind, TaskRecord
 
 # What is made of the old tensor, beside a newly drawn one of the shape that is needed.
 Change = Callable[[Tensor, Tensor], Tensor]
@@ -62,28 +63,71 @@ def selected(address: str, index: Tensor, axis: int) -> Origin:
     return Origin(address, lambda old, _: old.index_select(axis, index.to(old.device)))
 
 
-def perform(model: AnyModel, plan_of: Callable[[Transformer], Plan]) -> Edited[AnyModel]:
+def perform(
+    model: AnyModel, plan_of: Callable[[Transformer], Plan], *, is_other_task: bool = False
+) -> Edited[AnyModel]:
     """Carry out a plan.
 
     Args:
         model: a module, or a model with its tokenizers; neither is changed.
         plan_of: makes the plan of a module.
+        is_other_task: whether the outputs of the new module may be for something else.
 
     Raises:
         InputError: the plan is not possible, or the module has other tensors than its spec says.
     """
     module = _module_of(model)
     new, report = _performed(module, plan_of(module))
-    return Edited(_like(model, new), report)
+    return Edited(_like(model, new, is_other_task), report)
 
 
 def _module_of(model: Transformer | Model) -> Transformer:
     return model.module if isinstance(model, Model) else model
 
 
-def _like(model: Transformer | Model, module: Transformer) -> Any:
+def _like(model: Transformer | Model, module: Transformer, is_other_task: bool) -> Any:
     """Return the new module as what was given: by itself, or with the tokenizers of the model."""
-    return model.replaced(module) if isinstance(model, Model) else module
+    if not isinstance(model, Model):
+        return module
+    return model.replaced(module, task=task_of(module.spec, model.task) if is_other_task else None)
+
+
+def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
+    """Return what the outputs of a model are for, as far as its spec says.
+
+    Args:
+        model: the spec.
+        old: of the model that it was made of; it stays where its outputs are still such.
+    """
+    layers = model.head.layers if model.head is not None else ()
+    maps = [layer for layer in layers if isinstance(layer, spec.Linear)]
+    is_pooled = any(isinstance(layer, spec.Pool) for layer in layers)
+    if model.encoder is not None and model.decoder is not None:
+        kinds: tuple[TaskKind, ...] = ("translate", "denoise")
+    elif not maps or (is_pooled and not isinstance(layers[-1], spec.Linear)):
+        kinds = ("embed",)
+    elif is_pooled:
+        kinds = ("classify",)
+    else:
+        last = model.decoder or model.encoder
+        assert last is not None
+        is_words = maps[-1].weight is not None or maps[-1].size == _rows(model, last)
+        kinds = (("generate",) if model.decoder is not None else ("fill",)) if is_words else ("tag",)
+    count = maps[-1].size if maps else 0
+    is_labelled = kinds in (("classify",), ("tag",))
+    if old.kind in kinds and not (is_labelled and len(old.labels or (0,)) != count):
+        return old
+    if not is_labelled:
+        return TaskRecord(kind=kinds[0], max_length=old.max_length)
+    labels = tuple(f"LABEL_{index}" for index in range(count)) if count > 1 else ()
+    return TaskRecord(kind=kinds[0], labels=labels, label_kind="one" if labels else "number", max_length=old.max_length)
+
+
+def _rows(model: spec.Model, stack: spec.Stack) -> int:
+    table = stack.embedding.table
+    owner = dict(spec.walk(model))[table.path] if isinstance(table, spec.Reference) else table
+    assert isinstance(owner, spec.Table)
+    return owner.rows
 
 
 def _performed(old: Transformer, plan: Plan) -> tuple[Transformer, Report]:

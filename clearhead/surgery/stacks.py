@@ -24,7 +24,7 @@ def to_encoder_decoder(model: AnyModel) -> Edited[AnyModel]:
 
     Source: arXiv 1907.12461, section 3.
     """
-    return perform(model, _plan_decoder)
+    return perform(model, _plan_decoder, is_other_task=True)
 
 
 def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> Edited[AnyModel]:
@@ -41,7 +41,7 @@ def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> Edited[AnyM
 
     Source: arXiv 2404.05961, section 2.
     """
-    return perform(model, lambda module: _plan_encoder(module, head))
+    return perform(model, lambda module: _plan_encoder(module, head), is_other_task=True)
 
 
 def replace_head(model: AnyModel, head: spec.Head | None) -> Edited[AnyModel]:
@@ -54,7 +54,11 @@ def replace_head(model: AnyModel, head: spec.Head | None) -> Edited[AnyModel]:
     Raises:
         InputError: the head does not fit the states; every fault is named.
     """
-    return perform(model, lambda module: _with_head(module.spec, as_it_is(module), module.spec.head, head))
+    return perform(
+        model,
+        lambda module: _with_head(module.spec, as_it_is(module), module.spec.head, head),
+        is_other_task=True,
+    )
 
 
 def _with_head(model: spec.Model, origins: dict[str, Origin], old: spec.Head | None, head: spec.Head | None) -> Plan:

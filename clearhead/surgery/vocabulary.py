@@ -88,51 +88,48 @@ def _output(model: spec.Model, rows: int) -> int | None:
     return found[0] if found is not None and found[1].size == rows else None
 
 
-def plan_rows(module: Transformer, words: Words, kept: Sequence[int], start: Start, count: int) -> Plan:
-    """Plan a vocabulary of the rows that are kept, in that order, and new ones behind them.
+def plan_rows(module: Transformer, words: Words, rows: Sequence[int | None], start: Start) -> Plan:
+    """Plan a vocabulary.
 
     Args:
         module: what has the vocabulary.
         words: where its rows are.
-        kept: ids; each in the place that its row gets.
+        rows: for each row the old one that it is; None: it is new.
         start: how new rows begin.
-        count: how many there are.
 
     Raises:
-        InputError: ids that do not exist, no row left, or beginnings of another number or width.
+        InputError: rows that do not exist or stand twice, none left, or beginnings of another number or width.
     """
-    index = _checked(words, kept)
-    _check_start(module.spec, words, start, count)
-    rows = len(kept) + count
+    _check_rows(words, [row for row in rows if row is not None])
+    _check_start(module.spec, words, start, sum(row is None for row in rows))
     origins = as_it_is(module)
     places = [f"{path}.weight" for path in words.tables]
     if words.output is not None:
         places += [f"head.layers.{words.output}.{leaf}" for leaf in ("weight", "bias")]
-    is_changed = count or index.tolist() != list(range(words.rows))
-    for place in places if is_changed else ():
+    is_drawn = isinstance(start, str) and start == "draw" and None in rows
+    for place in places if list(rows) != list(range(words.rows)) else ():
         if place in origins:
-            origins[place] = Origin(place, _change(index, start, count), is_drawn=start == "draw" and count > 0)
+            origins[place] = Origin(place, _change(rows, start), is_drawn=is_drawn)
 
     def change(path: str, node: spec.Node) -> spec.Node:
         if path in words.tables and isinstance(node, spec.Table):
-            return node.model_copy(update={"rows": rows})
+            return node.model_copy(update={"rows": len(rows)})
         if words.output is not None and path == f"head.layers.{words.output}" and isinstance(node, spec.Linear):
-            return node.model_copy(update={"size": rows})
+            return node.model_copy(update={"size": len(rows)})
         return node
 
     return Plan(rebuilt(module.spec, change), origins)
 
 
-def _checked(words: Words, kept: Sequence[int]) -> Tensor:
-    wrong = [index for index in kept if not 0 <= index < words.rows]
+def _check_rows(words: Words, kept: Sequence[int]) -> None:
+    wrong = [row for row in kept if not 0 <= row < words.rows]
     if wrong:
         raise InputError(f"there is no row {wrong[0]}; the {words.rows} rows are numbered from 0")
     if len(set(kept)) != len(kept):
-        twice = next(index for place, index in enumerate(kept) if index in kept[:place])
+        twice = next(row for place, row in enumerate(kept) if row in kept[:place])
         raise InputError(f"row {twice} is named twice; a row has one place in the new vocabulary")
     if not kept:
         raise InputError("no row would be left; name those to keep")
-    return torch.tensor(kept)
 
 
 def _check_start(model: spec.Model, words: Words, start: Start, count: int) -> None:
@@ -153,22 +150,25 @@ def _check_start(model: spec.Model, words: Words, start: Start, count: int) -> N
             raise InputError(f"a new row begins as the mean of rows 0 to {words.rows - 1}; got {list(ids)}")
 
 
-def _change(index: Tensor, start: Start, count: int) -> Change:
-    """Return what is made of a table, of an output of its own, or of its bias: rows kept and new ones behind them."""
+def _change(rows: Sequence[int | None], start: Start) -> Change:
+    """Return what is made of a table, of an output of its own, or of its bias."""
+    index = torch.tensor([0 if row is None else row for row in rows])
+    places = torch.tensor([place for place, row in enumerate(rows) if row is None], dtype=torch.long)
 
     def change(old: Tensor, drawn: Tensor) -> Tensor:
-        kept = old[index.to(old.device)]
-        if not count:
-            return kept
-        # Sums in float32: a mean of many rows in fewer bits would be off.
+        made = old[index.to(old.device)]
+        if len(places):
+            made[places.to(old.device)] = beginnings(old, drawn).to(made)
+        return made
+
+    def beginnings(old: Tensor, drawn: Tensor) -> Tensor:
+        """Return the new rows; sums are in float32, for a mean of many rows in fewer bits would be off."""
         if isinstance(start, Tensor) and start.shape[1:] == old.shape[1:]:
-            new = start
-        elif isinstance(start, str) and start == "draw":
-            new = drawn[len(kept) :]
-        elif isinstance(start, str | Tensor):
-            new = old.float().mean(dim=0, keepdim=True).expand(count, *old.shape[1:])
-        else:
-            new = torch.stack([old[list(ids)].float().mean(dim=0) for ids in start])
-        return torch.cat([kept, new.to(kept)])
+            return start
+        if isinstance(start, str) and start == "draw":
+            return drawn[places.to(drawn.device)]
+        if isinstance(start, str | Tensor):
+            return old.float().mean(dim=0, keepdim=True).expand(len(places), *old.shape[1:])
+        return torch.stack([old[list(ids)].float().mean(dim=0) for ids in start])
 
     return change

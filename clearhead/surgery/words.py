@@ -3,51 +3,126 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.model import Model
 from clearhead.surgery.plan import Plan, perform
 from clearhead.surgery.report import AnyModel, Edited
 from clearhead.surgery.vocabulary import Reads, Start, Words, plan_rows
+from clearhead.text import Tokenizer, TokenizerPair
 
 
 def grow_vocabulary(
-    model: AnyModel, count: int, *, start: Start = "mean", side: Reads | None = None
+    model: AnyModel,
+    words: int | Sequence[str],
+    *,
+    start: Start | Literal["pieces"] = "mean",
+    side: Reads | None = None,
 ) -> Edited[AnyModel]:
-    """Add rows to the word tables, to the outputs of words and to their biases; what the model says of old words stays.
+    """Add words to the tables, to the outputs of words and to their biases; what the model says of old words stays.
 
     Args:
         model: a module or a model; it is not changed.
-        count: how many rows.
-        start: how they begin: "mean": as the mean of all rows, so that a new word is about as likely as an old one;
-            "draw": as in a new model; or for each the ids whose rows it is the mean of; or a tensor [count, width] for
-            the word tables, where outputs of their own begin as the mean.
+        words: of a model, which its tokenizer learns too, each as one id; or how many rows, and no more than that.
+        start: how their rows begin: "mean": as the mean of all rows, so that a new word is about as likely as an old
+            one; "pieces": as the mean of the pieces that the word was made of; "draw": as in a new model; or for each
+            the ids whose rows it is the mean of; or a tensor [words, width] for the word tables, where outputs of
+            their own begin as the mean.
         side: the vocabulary of what is read, "source", or of what is written, "target"; None: the only one.
 
     Raises:
-        InputError: no row to add, beginnings that do not fit, or two vocabularies of which none is named.
+        InputError: words that cannot be added, beginnings that do not fit, or two vocabularies of which none is named.
 
     Source: the mean: John Hewitt, "Initializing new word embeddings for pretrained language models", 2021.
     """
+    if isinstance(words, int):
+        return _with_rows(model, words, start, side)
+    if not isinstance(model, Model):
+        raise InputError("a module has no tokenizer that could learn words: say how many rows it gets")
+    if not words:
+        raise InputError("name the words to add, or say how many rows")
+    old = _tokenizer_of(model, side)
+    new = old.with_words(words)
+    count = Words.of(model.spec, side).rows
+    # A table may have rows behind the tokenizer's last entry: those that get a word now begin anew.
+    rows = [
+        index if index < old.vocab_size or index >= new.vocab_size else None
+        for index in range(max(count, new.vocab_size))
+    ]
+    if isinstance(start, str) and start == "pieces":
+        # A word that falls into no pieces begins as all words do.
+        start = [old.encode(word) or list(range(old.vocab_size)) for word in words]
+    return _with_tokenizer(model, side, new, rows, start)
+
+
+def cut_vocabulary(model: AnyModel, keep: Sequence[int], *, side: Reads | None = None) -> Edited[AnyModel]:
+    """Keep some rows of the vocabulary, in the order given, which are numbered anew; the tokenizer follows.
+
+    Args:
+        model: a module or a model; it is not changed.
+        keep: ids. The tokenizer of a model must be able to do without the rest, and ids with a meaning of their own
+            must keep their numbers: `model.tokenizer.needed_ids(texts)` are those that texts need.
+        side: as for `grow_vocabulary`.
+
+    Raises:
+        InputError: ids that do not exist or stand twice, no id, two vocabularies of which none is named, or a
+            tokenizer that cannot follow.
+
+    Source: arXiv 2010.05609, section 3.
+    """
+    if not isinstance(model, Model):
+        return perform(model, lambda module: plan_rows(module, Words.of(module.spec, side), keep, "mean"))
+    _check_named(model, keep)
+    return _with_tokenizer(model, side, _tokenizer_of(model, side).with_entries(keep), keep, "mean")
+
+
+def _with_rows(model: AnyModel, count: int, start: Start | Literal["pieces"], side: Reads | None) -> Edited[AnyModel]:
     if count < 1:
-        raise InputError(f"count must be how many rows to add, at least 1; got {count}")
+        raise InputError(f"at least 1 row can be added; got {count}")
+    if isinstance(start, str) and start == "pieces":
+        raise InputError("start='pieces' is for words; rows without words begin as 'mean' or 'draw'")
+    begin: Start = start
 
     def plan(module: Transformer) -> Plan:
-        words = Words.of(module.spec, side)
-        return plan_rows(module, words, range(words.rows), start, count)
+        found: Words = Words.of(module.spec, side)
+        return plan_rows(module, found, [*range(found.rows), *([None] * count)], begin)
 
     return perform(model, plan)
 
 
-def cut_vocabulary(model: AnyModel, keep: Sequence[int], *, side: Reads | None = None) -> Edited[AnyModel]:
-    """Keep some rows of the vocabulary, in the order given, which are numbered anew.
+def _tokenizer_of(model: Model, side: Reads | None) -> Tokenizer:
+    pair = model.tokenizers
+    if pair.joint and side is not None:
+        raise InputError("both sides have one tokenizer, so that both change: leave side out")
+    if not pair.joint and side is None:
+        raise InputError("each side has a tokenizer of its own: say which, side='source' or side='target'")
+    return pair.target if side == "target" else pair.source
 
-    Args:
-        model: a module or a model; it is not changed.
-        keep: ids.
-        side: as for `grow_vocabulary`.
 
-    Raises:
-        InputError: ids that do not exist or stand twice, no id, or two vocabularies of which none is named.
-    """
-    return perform(model, lambda module: plan_rows(module, Words.of(module.spec, side), keep, "mean", 0))
+def _with_tokenizer(
+    model: Model, side: Reads | None, tokenizer: Tokenizer, rows: Sequence[int | None], start: Start
+) -> Edited[Any]:
+    """Change the module, and give the model the tokenizer that goes with it."""
+    edited = perform(model.module, lambda module: plan_rows(module, Words.of(module.spec, side), rows, start))
+    pair = model.tokenizers
+    if pair.joint:
+        changed = TokenizerPair(tokenizer, tokenizer, joint=True)
+    else:
+        changed = replace(pair, target=tokenizer) if side == "target" else replace(pair, source=tokenizer)
+    return Edited(model.replaced(edited.model, tokenizers=changed), edited.report)
+
+
+def _check_named(model: Model, keep: Sequence[int]) -> None:
+    """Refuse to renumber what a checkpoint's files name by its id."""
+    if model.published is None:
+        return
+    for key, value in model.published.config.items():
+        for index in value if isinstance(value, list) else [value]:
+            named = key.endswith(("_token_id", "_tokens", "_token_ids")) and isinstance(index, int)
+            if named and index >= 0 and (index >= len(keep) or keep[index] != index):
+                raise InputError(
+                    f"config.json names {index} as {key}, which must keep its number: keep all ids up to it"
+                )

@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from clearhead.errors import InputError
 from clearhead.text.documents import backend_of, read_files
+from clearhead.text.entries import needed_entries, with_entries, with_words
 from clearhead.text.files import write_json
 from clearhead.text.frame import Frame
 from clearhead.text.roles import Roles, find_roles
@@ -184,6 +185,43 @@ class Tokenizer:
     def with_frame(self, frame: Frame) -> Tokenizer:
         """Return the same tokenizer with something else around its texts."""
         return Tokenizer(self._document, kind=self.kind, roles=self.roles, frame=frame)
+
+    def with_words(self, words: Sequence[str]) -> Tokenizer:
+        """Return the same tokenizer with more words, each of one id behind all others.
+
+        Raises:
+            InputError: a word that is there already, or a tokenizer that cannot learn words.
+        """
+        return Tokenizer(with_words(self._document, words), kind=self.kind, roles=self.roles, frame=self._own_frame)
+
+    def with_entries(self, keep: Sequence[int]) -> Tokenizer:
+        """Return the tokenizer with some of its entries, each with its place in `keep` as its id.
+
+        Raises:
+            InputError: entries with a meaning of their own would get other ids, or the tokenizer needs what is missing.
+        """
+        for index in sorted(self._meant()):
+            if index >= len(keep) or keep[index] != index:
+                raise InputError(
+                    f"'{self._token(index)}' has a meaning by its id {index} and must keep it: keep all ids up to it"
+                )
+        return Tokenizer(with_entries(self._document, keep), kind=self.kind, roles=self.roles, frame=self._own_frame)
+
+    def needed_ids(self, texts: Sequence[str]) -> list[int]:
+        """Return, in order, the ids without which texts would get other ones, or ids with a meaning of their own move.
+
+        Raises:
+            InputError: a tokenizer that cannot do without any.
+        """
+        last = max(self._meant())
+        used = {index for ids in self.encode_batch(texts) for index in ids}
+        return sorted(needed_entries(self._document, used | set(range(last + 1))))
+
+    def _meant(self) -> set[int]:
+        """Return the ids that have a meaning of their own."""
+        roles = self.roles
+        named = {roles.pad, roles.unk, roles.bos, roles.eos, roles.mask, *roles.sentinels, *self._backend.special()}
+        return {index for index in named if index is not None}
 
     def save(self, path: Path) -> None:
         """Write `tokenizer.json` and, beside it, `tokenizer_config.json` with kind, roles and fingerprint.

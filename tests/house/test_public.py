@@ -16,7 +16,7 @@ from tests.house.source import package_sources
 NAMES = {
     "clearhead": """
         Answer Cache Classification Entity Filled Generation Hypothesis InputError Model MultiHeadAttention Output
-        PairScore RunFailure Transformer build load presets spec
+        PairScore RunFailure Transformer build load presets spec surgery
     """,
     "clearhead.cli": "",
     "clearhead.compare": "",
@@ -60,7 +60,7 @@ NAMES = {
 METHODS = {
     "Cache": "extend select",
     "Model": """
-        answer classify embed fill frame generate replaced save score spec stream tag tokenizer translate
+        answer classify embed fill for_task frame generate replaced save score spec stream tag tokenizer translate
         translate_n_best
     """,
     "MultiHeadAttention": "attend body forward",
