@@ -39,7 +39,7 @@ class TaskRecord(BaseModel):
         labels: names of its labels, in the order of its outputs; empty where outputs are words or vectors.
         label_kind: whether one label is right, several may be, or the output is a number.
         max_length: the longest sequence it was trained on, in tokens with special ones; None: not known.
-        is_paired: whether it reads pairs of texts.
+        is_paired: whether it reads pairs of texts; None: not known, so that it reads either.
         number_mean, number_scale: a number that it gives is output * number_scale + number_mean.
         noise: how the text was damaged that it learned to mend; None for all other tasks.
         repeats: the decoder of a model with two stacks reads what the encoder reads, one place later, and begins with
@@ -54,7 +54,7 @@ class TaskRecord(BaseModel):
     labels: tuple[str, ...] = ()
     label_kind: Literal["one", "several", "number"] | None = None
     max_length: int | None = None
-    is_paired: bool = False
+    is_paired: bool | None = False
     number_mean: float = 0.0
     number_scale: float = 1.0
     noise: Noise | None = None

@@ -162,13 +162,15 @@ def target_limits(module: Transformer, source_lengths: Sequence[int], options: S
 
 @dataclass
 class Finished:
-    """The best finished hypotheses of one sentence, best first, at most `capacity` of them."""
+    """The best finished hypotheses of one sentence, best first, at most `capacity` of them, and how many there were."""
 
     capacity: int
     ranked: list[Candidate] = field(default_factory=list)
+    count: int = 0
 
     def add(self, candidate: Candidate) -> None:
         """Keep the candidate if it is among the best."""
+        self.count += 1
         bisect.insort(self.ranked, candidate, key=lambda kept: (-kept.score, len(kept.ids), kept.ids))
         del self.ranked[self.capacity :]
 
@@ -319,13 +321,13 @@ class _Search:
         for place, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
             if math.isnan(best_sum):
                 raise RunFailure(f"the model's output at target token {self.length} is not a number.")
-            has_finished = bool(self.finished[self.alive[place]].ranked)
+            finished = self.finished[self.alive[place]]
             if self._goes_on(self.alive[place], best_sum):
                 kept.append(place)
             elif self.open_ended:
-                if not (self.options.beam_size == 1 and has_finished):
+                if not self._is_full(finished):
                     self._cut_off_open(place, live)
-            elif not has_finished:
+            elif not finished.ranked:
                 self._cut_off(place, end_log_probs_R)
         return kept
 
@@ -334,9 +336,15 @@ class _Search:
         limit, finished = self.limits[sentence], self.finished[sentence]
         if self.length >= limit or best_sum == -math.inf:
             return False
-        if self.options.beam_size == 1 and finished.ranked:
+        if self._is_full(finished):
             return False
         return finished.open_to(length_normalised(best_sum, limit, self.options.length_penalty))
+
+    def _is_full(self, finished: Finished) -> bool:
+        """Say whether a sentence is done whatever its live hypotheses may become."""
+        if self.options.beam_size == 1:
+            return finished.count > 0
+        return self.options.stops_early and finished.count >= self.options.beam_size
 
     def _cut_off(self, place: int, end_log_probs_R: Float[Tensor, " rows"]) -> None:
         """Force the end token onto the hypotheses that this step was to extend."""

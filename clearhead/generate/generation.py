@@ -284,6 +284,7 @@ def _beams(module: Transformer, request: Request, batch: list[int], limits: list
                 beam_size=options.beam_size,
                 length_penalty=float(options.length_penalty),
                 n_best=options.num_return_sequences,
+                stops_early=request.rules.stops_early,
                 # Search counts the end token.
                 min_length=options.min_new_tokens + 1 if options.min_new_tokens else 0,
             ),

@@ -28,6 +28,8 @@ class SearchOptions:
         min_length: shortest hypothesis, from 0 to `max_length`; the end token is banned before it.
         batch_size: most sentences decoded together, at least 1; None: only `batch_tokens` limits them.
         batch_tokens: most padded source tokens decoded together, each counted once for every beam; at least 1.
+        stops_early: a sentence is done once `beam_size` hypotheses of it have finished, though a live one could still
+            become better.
 
     Raises:
         InputError: values outside these ranges; one report names all of them.
@@ -40,6 +42,7 @@ class SearchOptions:
     min_length: int = 0
     batch_size: int | None = None
     batch_tokens: int = 8192
+    stops_early: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the search cannot do."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nearest
 from clearhead.generate.rules import GenerationRules
 from clearhead.generate.text import Reading
 from clearhead.spec import Model
@@ -23,6 +23,7 @@ from clearhead.text.files import read_json_object
 from clearhead.text.frame import Around, Frame
 from clearhead.weights import Pretrained, load_pretrained
 from clearhead.weights.folder import TensorFiles
+from clearhead.weights.pooling import makes_vectors, with_head
 from clearhead.zoo import architectures
 from clearhead.zoo import config as configs
 from clearhead.zoo.record import Record, Variant
@@ -102,11 +103,30 @@ class Published:
         """Return what the files say about a search for translations, by the names of its options."""
         said = {name: self.rules.options[name] for name in ("beam_size",) if name in self.rules.options}
         said["length_penalty"] = float(self.rules.options.get("length_penalty", 1.0))
+        said["stops_early"] = self.rules.stops_early
         if self.rules.max_length is not None and self.rules.max_length > 1:
             # The bound counts the start token.
             most = module.max_positions
             said["max_length"] = self.rules.max_length - 1 if most is None else min(self.rules.max_length - 1, most)
         return said
+
+    def for_task(self, task: str) -> tuple[Published, str]:
+        """Return the checkpoint with its settings for a task, and what it puts in front of a text then.
+
+        Args:
+            task: a name that config.json lists, or the prefix of one.
+
+        Raises:
+            InputError: the files list no such task.
+        """
+        prefixes = self.rules.prefixes
+        known = "; ".join(f"{name} ('{prefix.strip()}')" for name, prefix in prefixes.items())
+        if not prefixes:
+            raise InputError("the checkpoint lists no tasks: write the prefix into the prompt, and leave the task out")
+        name = next((one for one, prefix in prefixes.items() if task in (one, prefix, prefix.strip())), None)
+        if name is None:
+            raise InputError(f"the checkpoint lists no task '{task}'{nearest(task, prefixes)}; it lists: {known}")
+        return replace(self, rules=read_rules(self.folder, name)), prefixes[name]
 
     def reading(self, *, chat: bool, asked: int | None) -> Reading:
         """Return how prompts are read.
@@ -211,7 +231,11 @@ def family_of(
     if task.kind == "classify" and said.get("pad_token_id") is None:
         said["pad_token_id"] = pad
     variants = sorted(record.variants, key=lambda one: one.task != task.kind)
-    variant = next((one for one in variants if _can_say(record, one, said, module)), None)
+    stacks = module
+    if task.kind == "embed" and makes_vectors(module.spec):
+        # How vectors are made of states is not said by a class, but in files beside it.
+        stacks, variants = with_head(module, None, {}), [architectures.headless(record)]
+    variant = next((one for one in variants if _can_say(record, one, said, stacks)), None)
     if variant is None:
         return None
     named = config.get("architectures") or []
@@ -266,18 +290,27 @@ def kind_of(folder: Path) -> TaskKind:
     return architectures.variant(architectures.find(config), config, frozenset(TensorFiles(folder))).task
 
 
-def read_rules(folder: Path) -> GenerationRules:
+def read_rules(folder: Path, task: str | None = None) -> GenerationRules:
     """Read what a checkpoint's files say about generation: generation_config.json, else the same keys of config.json.
+
+    Args:
+        folder: of the checkpoint.
+        task: one of those whose settings config.json lists; they win over the others.
 
     Raises:
         InputError: a file is no JSON object, or holds values of a wrong type.
     """
     config = read_json_object(folder / "config.json", what="a config.json")
+    tasks = config.get("task_specific_params")
+    listed = {name: said for name, said in (tasks if isinstance(tasks, dict) else {}).items() if isinstance(said, dict)}
+    prefixes = {name: said["prefix"] for name, said in listed.items() if isinstance(said.get("prefix"), str)}
+    own = {} if task is None else listed[task]
     path = folder / SETTINGS
     if not path.is_file():
-        return GenerationRules.of(config, source=str(folder / "config.json"))
+        rules = GenerationRules.of({**config, **own}, source=str(folder / "config.json"))
+        return replace(rules, prefixes=prefixes)
     settings = read_json_object(path, what="a generation_config.json")
     # Ids of special tokens that the settings leave out are those of the model.
     ids = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
     inherited = {key: config[key] for key in ids if key in config and settings.get(key) is None}
-    return GenerationRules.of({**settings, **inherited}, source=str(path))
+    return replace(GenerationRules.of({**settings, **inherited, **own}, source=str(path)), prefixes=prefixes)

@@ -75,6 +75,9 @@ class GenerationRules:
         options: values of options that a caller may leave out, by their names here.
         max_length, min_length: bounds of what the decoder reads, the prompt included.
         unfollowed: what the files ask for and is not done here.
+        stops_early: a search with beams ends once as many sequences have finished; else only where no unfinished one
+            can become better, which finds at least as good ones as a rule of thumb would.
+        prefixes: what the files put in front of a text, by the task it is for.
     """
 
     start: int | None = None
@@ -90,6 +93,8 @@ class GenerationRules:
     max_length: int | None = None
     min_length: int = 0
     unfollowed: tuple[str, ...] = ()
+    stops_early: bool = False
+    prefixes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], *, source: str) -> GenerationRules:
@@ -123,7 +128,10 @@ class GenerationRules:
             max_length=_id(settings, "max_length", faults),
             min_length=_id(settings, "min_length", faults) or 0,
             unfollowed=_unfollowed(settings, lasts),
+            stops_early=settings.get("early_stopping") is True,
         )
+        if settings.get("early_stopping") not in (None, True, False, "never"):
+            faults.append(f"early_stopping must be true, false or 'never', not {settings['early_stopping']!r}")
         if faults:
             raise InputError.from_faults([f"{source}: {fault}" for fault in faults], subject=source)
         return rules
@@ -179,6 +187,8 @@ class GenerationRules:
         }
         shown = [f"{name} {_shown(value)}" for name, value in named.items() if value is not None]
         shown += [f"{name} {value}" for name, value in self.options.items()]
+        shown += ["stops a search with beams early"] if self.stops_early else []
+        shown += [f"task {name}: {prefix}" for name, prefix in self.prefixes.items()]
         return [*shown, *(f"not followed: {key}" for key in self.unfollowed)]
 
 

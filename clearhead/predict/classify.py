@@ -117,7 +117,7 @@ def evaluate_labelled(
     labels = check_classifier(module, record)
     max_length = max_length_of(module, record) or int(np.iinfo(np.int32).max)
     store = prepare_labelled(source, tokenizer, max_length=max_length, kind=labels.kind, labels=labels)
-    if store.is_paired != record.is_paired:
+    if record.is_paired is not None and store.is_paired != record.is_paired:
         raise InputError(_unpaired(record.is_paired))
     budget = max(batch_tokens, int(store.lengths.max()))
     return judge_labelled(module, tokenizer, store, batch_tokens=budget, repeats=record.repeats), str(store.report)
@@ -151,10 +151,14 @@ def max_length_of(module: Transformer, record: TaskRecord) -> int | None:
     return min(limits, default=None)
 
 
-def _columns(texts: Sequence[str] | Sequence[tuple[str, str]], *, is_paired: bool) -> list[list[str]]:
+def _columns(texts: Sequence[str] | Sequence[tuple[str, str]], *, is_paired: bool | None) -> list[list[str]]:
     """Return the first texts, and the second ones where there are pairs."""
     if isinstance(texts, str):
         raise InputError("classify() takes a list of texts; put the single text into a list")
+    if is_paired is None:
+        is_paired = any(not isinstance(text, str) for text in texts)
+        if is_paired and any(isinstance(text, str) for text in texts):
+            raise InputError("expected texts or pairs of texts, received both")
     columns: list[list[str]] = [[], []] if is_paired else [[]]
     for text in texts:
         if is_paired == isinstance(text, str):

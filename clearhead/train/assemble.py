@@ -22,6 +22,7 @@ from clearhead.train.checkpoint import (
     saved_choices,
 )
 from clearhead.train.loop import Trainer
+from clearhead.train.lora import adapt, describe, load_merged
 from clearhead.train.optimizer import build_optimizer
 from clearhead.train.preflight import preflight
 from clearhead.train.progress import Progress, SeveralProgress, TensorBoardProgress
@@ -43,7 +44,6 @@ from clearhead.train.tasks import parts_of
 from clearhead.train.tasks.parts import TaskParts, TaskSetup
 from clearhead.train.text_file import read_text_file
 from clearhead.train.work import measure_work
-from clearhead.weights import load_tensors
 
 # What may change when a run goes on: how long it takes and what it keeps, never what its next step computes.
 MAY_DIFFER = (
@@ -60,6 +60,7 @@ MAY_DIFFER = (
 )
 
 PLANNED_STEPS = "planned_steps"
+NEW_TENSORS = "new_tensors"
 
 
 def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainResult:
@@ -101,8 +102,12 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         settings = _settings(run_file, precision, parts)
         seed_everything(settings.seed)
         module = build(parts.spec, device=device)
+        new = str(choices.get(NEW_TENSORS, "")).split()
         if start is not None and not resume:
-            take_weights(module, start, parts.record, progress)
+            new = take_weights(module, start, parts.record, progress)
+        if run_file.lora is not None:
+            progress.message(describe(module, adapt(module, run_file.lora, new=new)))
+            settings = replace(settings, choices={**settings.choices, NEW_TENSORS: " ".join(new)})
         trainer = _trainer(run_file, settings, module, parts, progress, directory)
         if resume:
             _mention_moved_schedule(run_file, choices, trainer.settings, progress)
@@ -135,7 +140,7 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
         )
     steps = sorted(found)[-last:]
     with open_run(run, resume=True):
-        weights = average_checkpoints([load_tensors(found[step]) for step in steps])
+        weights = average_checkpoints([load_merged(found[step]) for step in steps])
         file = save_averaged(run, weights, {"steps": steps, "valid_loss": None, "valid_score": None})
     return file, steps
 

@@ -194,7 +194,8 @@ def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]
     """Return the bytes of one checkpoint, and of all that a run keeps at one time."""
     unique = {(tensor.data_ptr(), tensor.shape): _bytes(tensor) for tensor in module.state_dict().values()}
     weights = sum(unique.values())
-    checkpoint = weights * (1 + OPTIMIZER_SLOTS + (settings.ema is not None))
+    trained = sum(_bytes(parameter) for parameter in module.parameters() if parameter.requires_grad)
+    checkpoint = weights * (1 + (settings.ema is not None)) + trained * OPTIMIZER_SLOTS
     # The last ones, the best one, and the one being written before an old one may go
     kept = checkpoint * (settings.keep + 2)
     averaging = weights * (settings.average + 1) if settings.average > 1 else 0

@@ -219,7 +219,9 @@ def to_toml(run: RunFile) -> str:
     """Write a run file as TOML text that reads back to an equal run file."""
     blocks = []
     for name in SECTIONS:
-        section: Section = getattr(run, name)
+        section: Section | None = getattr(run, name)
+        if section is None:
+            continue
         lines = [f"{key} = {_toml_value(value)}" for key, value in section.model_dump().items() if value is not None]
         blocks.append("\n".join([f"[{name}]", *lines]))
     return "\n\n".join(blocks) + "\n"

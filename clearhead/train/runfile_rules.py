@@ -47,7 +47,7 @@ DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 def check_rules(run: RunFile) -> list[Fault]:
     """Return every fault between keys whose types and bounds are right."""
-    rules = (_task, _sources, _tokenizer, _model, _sizes, _positions, _length, _schedule, _validation, _device)
+    rules = (_task, _sources, _tokenizer, _model, _lora, _sizes, _positions, _length, _schedule, _validation, _device)
     return [fault for rule in rules for fault in rule(run)]
 
 
@@ -155,6 +155,15 @@ def _model(run: RunFile) -> Iterator[Fault]:
         yield _fault("model.layers", "has no effect beside 'encoder_layers' and 'decoder_layers'; remove it")
     if model.tie == "all" and run.tokenizer.joint is False:
         yield _fault("model.tie", "= 'all' shares one table between both sides, which needs [tokenizer] joint = true")
+
+
+def _lora(run: RunFile) -> Iterator[Fault]:
+    if run.lora is None:
+        return
+    if not run.task.init:
+        yield _fault("lora", "learns the difference to a trained model, so it needs one: name it as [task] init")
+    if run.train.optimizer == "muon":
+        yield _fault("train.optimizer", "= 'muon' makes updates orthogonal, which narrow maps are not made for")
 
 
 def _sizes(run: RunFile) -> Iterator[Fault]:

@@ -188,6 +188,15 @@ class ModelSection(Section):
     initialization: Literal["xavier", "normal"] | None = None
 
 
+class Lora(Section):
+    """Train narrow maps beside those of a start, and leave the start's own as they are."""
+
+    rank: Count
+    alpha: Positive | None = None
+    dropout: Fraction = 0.0
+    targets: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+
+
 class EarlyStop(Section):
     """Stop when the metric has not improved for `patience` validations."""
 
@@ -234,6 +243,7 @@ class RunFile(Section):
     data: Data
     tokenizer: TokenizerSection = TokenizerSection()
     model: ModelSection = ModelSection()
+    lora: Lora | None = None
     train: Train
 
 
@@ -242,5 +252,6 @@ SECTIONS: dict[str, type[Section]] = {
     "data": Data,
     "tokenizer": TokenizerSection,
     "model": ModelSection,
+    "lora": Lora,
     "train": Train,
 }

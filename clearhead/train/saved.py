@@ -11,9 +11,10 @@ from clearhead.generate.saving import load_origin
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
 from clearhead.text import TokenizerPair
+from clearhead.train.lora import load_merged
 from clearhead.train.run_directory import SPEC_FILE, model_files, read_task
 from clearhead.train.text_file import read_text_file
-from clearhead.weights import fill, load_tensors
+from clearhead.weights import fill
 
 
 def load_saved(
@@ -38,7 +39,7 @@ def load_saved(
             f"{weights.parent} is the beginning of a run, whose head is untrained and would only guess; train further"
         )
     module = build(ModelSpec.from_json(read_text_file(folder / SPEC_FILE, "spec file")), device="meta")
-    fill(module, load_tensors(weights), source=str(weights))
+    fill(module, load_merged(weights), source=str(weights))
     module.to(dtype)
     tokenizers = TokenizerPair.load(folder)
     tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))

@@ -16,10 +16,10 @@ from clearhead.generate.saving import load_origin
 from clearhead.spec import Head, Model, validate
 from clearhead.task import Repeats, TaskKind, TaskRecord
 from clearhead.text import TokenizerPair
+from clearhead.train.lora import load_merged
 from clearhead.train.progress import Progress
 from clearhead.train.run_directory import SPEC_FILE, model_files, read_task
 from clearhead.train.text_file import read_text_file
-from clearhead.weights import load_tensors
 from clearhead.weights.hub import find_published
 from clearhead.weights.pretrained import rules_at
 from clearhead.zoo import architectures
@@ -179,7 +179,7 @@ def _of_checkpoint(reference: str, folder: Path) -> Start:
 
 def _of_run(reference: str) -> Start:
     folder, weights = model_files(reference)
-    return _of_files(str(weights), folder, lambda: load_tensors(weights))
+    return _of_files(str(weights), folder, lambda: load_merged(weights))
 
 
 def _of_files(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> Start:
@@ -205,7 +205,7 @@ def _between(start: Start, source: str | None, target: str | None) -> Start:
     return replace(start, tokenizers=tokenizers, published=replace(start.published, text=text))
 
 
-def take_weights(module: Transformer, start: Start, record: TaskRecord, progress: Progress) -> None:
+def take_weights(module: Transformer, start: Start, record: TaskRecord, progress: Progress) -> list[str]:
     """Copy the weights of a start into a module, all but those of a head that the task does not share.
 
     Args:
@@ -213,6 +213,9 @@ def take_weights(module: Transformer, start: Start, record: TaskRecord, progress
         start: what the run goes on from.
         record: what the module will have been trained for.
         progress: told what was taken, what is new and what was left.
+
+    Returns:
+        The addresses of what is new.
 
     Raises:
         InputError: a tensor is missing.
@@ -234,6 +237,7 @@ def take_weights(module: Transformer, start: Start, record: TaskRecord, progress
     progress.message(
         f"from {start.name}: {len(kept)} tensors taken, {len(new)} new ({', '.join(new) or 'none'}), {dropped} left"
     )
+    return new
 
 
 def _of_head(name: str) -> bool:

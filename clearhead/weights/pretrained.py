@@ -17,12 +17,14 @@ from clearhead.errors import InputError, nearest
 from clearhead.task import TaskRecord
 from clearhead.weights.folder import CONFIG, FLOATS, TensorFiles, read_json
 from clearhead.weights.pooling import Pooling, has_pooling, read_pooling, with_head
+from clearhead.weights.quantised import quantised_as
 from clearhead.zoo import architectures
 from clearhead.zoo import config as configs
 from clearhead.zoo.layout import Bound, bind
 from clearhead.zoo.record import Record, Values, Variant
 
 MOST_FAULTS = 20
+MOST_LAYERS, LARGEST_SIZE = 2**10, 2**26
 
 
 @dataclass(frozen=True)
@@ -71,19 +73,22 @@ def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pre
     record = architectures.find(config)
     reading = configs.read(record, config)
     files = TensorFiles(directory)
+    _refuse_quantised(directory, config, files)
     # Where modules of their own stand on the states, the head of the class counts for nothing.
     is_pooled = has_pooling(directory)
     variant = architectures.headless(record) if is_pooled else architectures.variant(record, config, frozenset(files))
+    record = record.laid_out(files)
     found = _Found.of(record, variant, files)
     values = _tying(found, reading.values)
-    faults = list(reading.faults)
-    record = record.laid_out(files)
+    faults = [*reading.faults, *_absurd(values)]
     module = None
     if not faults:
         try:
             module = build(record.whole(values, variant), device="meta")
         except InputError as error:
             faults.append(str(error))
+        except (RuntimeError, OverflowError, ArithmeticError) as error:
+            faults.append(f"config.json: its sizes make no model: {str(error).splitlines()[0]}")
     if module is None:
         raise _report(faults, directory)
     is_tied = bool(values.get("tie_word_embeddings"))
@@ -95,6 +100,25 @@ def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pre
     task = _task(variant, config, configs.outputs(module.spec) or 0)
     loaded = Pretrained(module.eval(), task, config, record, variant, found.prefix, tuple(found.notes), spare)
     return _pooled(loaded, directory, dtype or torch.float32) if is_pooled else loaded
+
+
+def _refuse_quantised(directory: Path, config: Mapping[str, Any], files: TensorFiles) -> None:
+    kind = quantised_as(config, {name: header.dtype for name, header in files.headers.items()})
+    if kind is not None:
+        raise InputError(
+            f"{directory}: the weights are quantised as {kind}, a format that is not read here; "
+            "take the checkpoint as it was before it was quantised"
+        )
+
+
+def _absurd(values: Values) -> list[str]:
+    """Refuse sizes before anything is built from them: what is counted one by one, and what no tensor can have."""
+    faults = []
+    for name, value in values.items():
+        most = MOST_LAYERS if "layer" in name else LARGEST_SIZE
+        if isinstance(value, int) and not isinstance(value, bool) and value > most:
+            faults.append(f"config.json: {name} = {value} is absurd; at most {most} is read")
+    return faults
 
 
 def _pooled(loaded: Pretrained, directory: Path, dtype: torch.dtype) -> Pretrained:
@@ -267,7 +291,7 @@ def _task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord
     if said == "multi_label_classification":
         kind = "several"
     names_kept = () if kind == "number" else labels
-    return TaskRecord(kind=variant.task, labels=names_kept, label_kind=kind, repeats=variant.repeats)
+    return TaskRecord(kind=variant.task, labels=names_kept, label_kind=kind, is_paired=None, repeats=variant.repeats)
 
 
 def theirs_of(bounds: Sequence[Bound], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:

@@ -14,7 +14,12 @@ import transformers
 
 import clearhead as ch
 from clearhead.train.assemble import train_run
+from clearhead.train.progress import SilentProgress
 from clearhead.train.runfile import load_run_file
+from clearhead.train.start import find_start, take_weights
+from clearhead.train.tasks import parts_of
+from clearhead.train.tasks.parts import TaskSetup
+from clearhead.weights.save import their_tensors
 from tests import published_models as checkpoints
 from tests.train.tasks import fine_tuning as made
 
@@ -82,3 +87,86 @@ def test_a_run_learns_is_whole_and_goes_back(case: str, tmp_path: Path) -> None:
     # The run goes on without what it began from.
     train(path, "train.steps=25", "train.validate_every=5", resume=True)
     assert len(losses(tmp_path / "run")) == len(found) + 1
+
+
+def first_step(path: Path, folder: Path) -> tuple[Any, Any, torch.Tensor, dict[str, torch.Tensor]]:
+    """The first batch of a run, the model as the other library has it, and its mean loss and gradients by their names."""
+    run_file = load_run_file(path)
+    start = find_start(run_file.task.init, None, None)
+    assert start is not None and start.published is not None
+    tokenizers = start.tokenizers
+    setup = TaskSetup(run_file, lambda train: tokenizers, start, SilentProgress(), torch.device("cpu"))
+    parts = parts_of(setup)
+    torch.manual_seed(5)
+    module = ch.build(parts.spec).eval()
+    take_weights(module, start, parts.record, SilentProgress())
+    loss, count = parts.loss(module, parts.widest)
+    (loss / count).backward()
+    model = ch.Model(module, parts.tokenizers, parts.record, start.published.replaced(module, parts.record))
+    model.save(folder, format="hf")
+    family = model.published.pretrained
+    gradients = {name: tensor.grad for name, tensor in module.state_dict(keep_vars=True).items()}
+    named = their_tensors(module, family.record, family.variant, family.prefix, gradients)
+    other = getattr(transformers, family.config["architectures"][0]).from_pretrained(folder).eval()
+    return parts.widest, other, (loss / count).detach(), named
+
+
+def mean_loss(batch: Any, logits: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=-100)
+
+
+@pytest.mark.parametrize("case", ["labels", "tags", "text", "translation", "translation that starts with padding"])
+def test_the_first_step_is_that_of_the_other_library(case: str, tmp_path: Path) -> None:
+    make, task, data, _, _ = CASES[case]
+    path = made.write_run(tmp_path, make(tmp_path / "start"), task, data)
+    if case == "text":
+        # The other library does not part the documents of a row.
+        path.write_text(path.read_text().replace("max_length = 20", "max_length = 20\npack = false"))
+    batch, other, loss, gradients = first_step(path, tmp_path / "hf")
+    mask = None if batch.mask is None else batch.mask.long()
+    if case == "labels":
+        expected = other(batch.ids, attention_mask=mask, labels=batch.labels).loss
+    elif batch.target_ids is None:
+        expected = mean_loss(batch, other(batch.ids, attention_mask=mask).logits)
+    else:
+        shifted = other.prepare_decoder_input_ids_from_labels(batch.labels)
+        assert torch.equal(shifted[batch.target_mask], batch.target_ids[batch.target_mask])
+        read = {"decoder_input_ids": batch.target_ids, "decoder_attention_mask": batch.target_mask.long()}
+        expected = mean_loss(batch, other(batch.ids, attention_mask=mask, **read).logits)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=0)
+    expected.backward()
+    # The other library never trains what its embedding has for padding, which is where some decoders start.
+    silent = {
+        f"{name}.weight": part.padding_idx
+        for name, part in other.named_modules()
+        if getattr(part, "padding_idx", None) is not None
+    }
+    compared = 0
+    for name, parameter in other.named_parameters():
+        if name in gradients and parameter.grad is not None:
+            compared += 1
+            theirs, ours = parameter.grad, gradients[name]
+            rows = [row for row in range(len(theirs)) if row != silent.get(name)]
+            assert float((ours - theirs)[rows].abs().max()) <= 1e-4 * float(theirs.abs().max()) + 1e-7, name
+    assert compared >= len(gradients) - 2
+
+
+def test_vectors_are_written_with_the_files_that_make_them(tmp_path: Path) -> None:
+    """A checkpoint without a head learns vectors, and is written as its stacks with a pool beside them."""
+    start = made.encoder(tmp_path / "start", "BertModel")
+    path = made.write_run(tmp_path, start, 'kind = "embed"', "pairs", steps=20)
+    train(path, "train.validate_every=5")
+    found = losses(tmp_path / "run")
+    assert found[-1] < found[0]
+    run = ch.load(tmp_path / "run@last", device="cpu", precision="fp32")
+    run.save(tmp_path / "back", format="hf")
+    texts = ["the cat sat", "a small dog", ""]
+    other = transformers.AutoModel.from_pretrained(tmp_path / "back").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    read = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = other(**read).last_hidden_state * read["attention_mask"][:, :, None]
+    pooled = torch.nn.functional.normalize(states.sum(1) / read["attention_mask"].sum(1, keepdim=True), dim=1)
+    torch.testing.assert_close(torch.from_numpy(run.embed(texts)), pooled, rtol=0, atol=1e-5)
+    again = ch.load(tmp_path / "back", device="cpu", precision="fp32")
+    torch.testing.assert_close(torch.from_numpy(again.embed(texts)), pooled, rtol=0, atol=1e-5)

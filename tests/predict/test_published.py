@@ -1,0 +1,116 @@
+"""Published checkpoints read texts and pairs in their own template: what is said of them is what transformers says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import clearhead as ch
+from clearhead.cli.main import main
+from clearhead.predict.tag import tag_words
+from tests import published_models as checkpoints
+from tests.train.tasks import fine_tuning as made
+
+pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+
+TEXTS = ["the cat sat on the mat", "a small dog", "it"]
+PAIRS = [("the cat sat", "a small dog runs"), ("it", "green grass"), ("over the grass", "the")]
+LABELS = {"id2label": {0: "no", 1: "yes", 2: "perhaps"}, "label2id": {"no": 0, "yes": 1, "perhaps": 2}}
+CLASSIFIERS = {
+    "segments": lambda folder: made.encoder(folder, "BertForSequenceClassification", **LABELS),
+    "the first text ends twice": lambda folder: made.roberta(folder, "RobertaForSequenceClassification", **LABELS),
+}
+
+
+def theirs(folder: Path, kind: str) -> tuple[Any, Any]:
+    model = getattr(transformers, kind).from_pretrained(folder).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("case", CLASSIFIERS)
+def test_labels_of_texts_and_of_pairs(case: str, tmp_path: Path) -> None:
+    folder = CLASSIFIERS[case](tmp_path / "model")
+    model, tokenizer = theirs(folder, "AutoModelForSequenceClassification")
+    ours = ch.load(folder, device="cpu", precision="fp32")
+    for texts, columns in ((TEXTS, [TEXTS]), (PAIRS, [list(side) for side in zip(*PAIRS, strict=True)])):
+        with torch.no_grad():
+            expected = model(**tokenizer(*columns, padding=True, return_tensors="pt")).logits.softmax(1)
+        found = [list(one.probabilities.values()) for one in ours.classify(texts)]
+        torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-5)
+
+
+def test_tags_stand_at_the_words_of_the_other_library(tmp_path: Path) -> None:
+    labels = {"id2label": {0: "O", 1: "B-X", 2: "I-X"}, "label2id": {"O": 0, "B-X": 1, "I-X": 2}}
+    folder = made.encoder(tmp_path / "model", "BertForTokenClassification", **labels)
+    model, tokenizer = theirs(folder, "AutoModelForTokenClassification")
+    words = "the small dog runs over the green grass".split()
+    read = tokenizer(" ".join(words), return_tensors="pt")
+    with torch.no_grad():
+        states = model(**read).logits[0].softmax(1)
+    firsts: dict[int, int] = {}
+    for place, word in enumerate(read.word_ids(0)):
+        if word is not None:
+            firsts.setdefault(word, place)
+    ours = ch.load(folder, device="cpu", precision="fp32")
+    (found,) = tag_words(ours.module, ours.tokenizer, [words], fallback=0, max_length=41)
+    expected = [states[place].max(0) for place in firsts.values()]
+    assert found.tags.tolist() == [int(one.indices) for one in expected]
+    chances = torch.stack([one.values for one in expected]).double()
+    torch.testing.assert_close(torch.from_numpy(found.probabilities), chances, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [made.encoder, made.roberta])
+def test_blanks_are_those_of_the_other_library(make: Any, tmp_path: Path) -> None:
+    folder = make(tmp_path / "model")
+    model, tokenizer = theirs(folder, "AutoModelForMaskedLM")
+    pipe = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, top_k=200)
+    # A mask of this kind of vocabulary takes the space in front of it with it; published files say so.
+    space = "" if make is made.roberta else " "
+    expected = {one["token"]: one["score"] for one in pipe(f"the cat{space}{tokenizer.mask_token} on the mat")}
+    ours = ch.load(folder, device="cpu", precision="fp32")
+    ((candidates,),) = ours.fill(["the cat ___ on the mat"], top_k=7)
+    for one in candidates:
+        (index,) = tokenizer.convert_tokens_to_ids([one.token])
+        assert math.isclose(one.probability, expected[index], rel_tol=1e-4)
+
+
+def test_a_target_costs_what_it_costs_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Teacher forcing begins where the checkpoint's decoder begins."""
+    for name, make, kind in (
+        ("marian", checkpoints.translator, "MarianMTModel"),
+        ("t5", made.t5, "T5ForConditionalGeneration"),
+    ):
+        folder = make(tmp_path / name)
+        model = getattr(transformers, kind).from_pretrained(folder).eval()
+        ours = ch.load(folder, device="cpu", precision="fp32")
+        source, target = "the cat sat", "a small dog"
+        ids = [*ours.tokenizer.encode(source), ours.tokenizer.eos_id]
+        labels = [*ours.tokenizers.target.encode(target), ours.tokenizer.eos_id]
+        with torch.no_grad():
+            loss = model(torch.tensor([ids]), labels=torch.tensor([labels])).loss
+        found = ours.score(source, target)
+        assert list(found.ids) == labels
+        assert math.isclose(-found.log_probability / len(labels), float(loss), rel_tol=1e-5)
+        for side, text in (("a", source), ("b", target)):
+            (tmp_path / side).write_text(f"{text}\n", encoding="utf-8")
+        files = ["--source", str(tmp_path / "a"), "--target", str(tmp_path / "b")]
+        if name == "marian":
+            assert main(["evaluate", str(folder), *files, "--device", "cpu"]) == 0
+            assert f"{float(loss):.4f} nats per token" in capsys.readouterr().out
+
+
+def test_a_text_costs_what_it_costs_there(tmp_path: Path) -> None:
+    folder = checkpoints.language_model(tmp_path / "model")
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    ours = ch.load(folder, device="cpu", precision="fp32")
+    ids = [0, *ours.tokenizer.encode("the cat sat"), 0]
+    with torch.no_grad():
+        loss = model(torch.tensor([ids]), labels=torch.tensor([ids])).loss
+    found = ours.score("the cat sat")
+    assert list(found.ids) == ids[1:]
+    assert math.isclose(-found.log_probability / len(found.ids), float(loss), rel_tol=1e-5)
