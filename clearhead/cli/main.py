@@ -17,6 +17,7 @@ import typer
 
 from clearhead.cli.answer import answer
 from clearhead.cli.average import average
+from clearhead.cli.check import check
 from clearhead.cli.classify import classify
 from clearhead.cli.compare import compare
 from clearhead.cli.console import say, show
@@ -88,7 +89,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(_start)
     uses = (translate, generate, fill, classify, tag, embed, answer)
-    for command in (demo, new, train, *uses, evaluate, compare, average, convert, inspect):
+    for command in (demo, new, train, *uses, evaluate, compare, average, convert, check, inspect):
         app.command()(command)
     return app
 

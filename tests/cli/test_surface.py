@@ -32,6 +32,7 @@ SURFACE = {
         "--penalty-alpha",
         "--stop",
         "--chat",
+        "--task",
         "--json",
     }
     | MACHINE,
@@ -57,6 +58,7 @@ SURFACE = {
     "compare": {"--output", "-o", "--json"},
     "average": {"--last", "--json"},
     "convert": {"--to", "--from-bin", "--json"},
+    "check": {"--against", "--reference", "--tolerance", "--json"},
     "inspect": {"--length", "--json"},
 }
 ARGUMENTS = {
@@ -68,11 +70,12 @@ ARGUMENTS = {
     "classify": ["ref", "file"],
     "tag": ["ref", "file"],
     "embed": ["ref", "file"],
-    "evaluate": ["ref"],
     "answer": ["ref"],
+    "evaluate": ["ref"],
     "compare": ["runs"],
     "average": ["run"],
     "convert": ["ref", "out"],
+    "check": ["ref"],
     "inspect": ["ref"],
 }
 

@@ -18,6 +18,7 @@ NAMES = {
         Answer Cache Classification Entity Filled Generation Hypothesis InputError Model MultiHeadAttention Output
         PairScore RunFailure Transformer build load presets spec surgery
     """,
+    "clearhead.check": "",
     "clearhead.cli": "",
     "clearhead.compare": "",
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",

@@ -1,0 +1,93 @@
+"""How far two traces are apart, part by part in the order of the computation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead.check.trace import Trace
+
+
+@dataclass(frozen=True)
+class Point:
+    """One place of comparison.
+
+    Args:
+        name: for a person.
+        path: of the part of our model, or of the layer.
+        gap: the difference there.
+        is_layer: whether it is what leaves a layer.
+    """
+
+    name: str
+    path: str
+    gap: float
+    is_layer: bool = False
+
+
+def gap(found: Tensor, expected: Tensor) -> float:
+    """Return max|a-b| / max|b|; infinite where a shape differs or a number is none."""
+    expected = _shaped(expected, found)
+    if found.shape != expected.shape:
+        return float("inf")
+    first, second = found.detach().double(), expected.detach().double()
+    largest = float(second.abs().max()) if second.numel() else 0.0
+    difference = float((first - second).abs().max()) if second.numel() else 0.0
+    if not (torch.isfinite(first).all() and torch.isfinite(second).all()):
+        return float("inf")
+    return difference / largest if largest else difference
+
+
+def points(ours: Trace, theirs: Trace) -> list[Point]:
+    """Compare all that both traces have: parts, layers, outputs."""
+    found = [
+        Point(path if count == 0 else f"{path} (run {count + 1})", path, gap(value, theirs.parts[path, count]))
+        for (path, count), value in ours.parts.items()
+        if (path, count) in theirs.parts and _is_comparable(value, theirs.parts[path, count])
+    ]
+    for name, value in ours.layers.items():
+        if name not in theirs.layers:
+            continue
+        side = name.split()[0]
+        # The last of their states is what leaves the stack; a few classes list those before the final norm.
+        is_last = f"{side} {int(name.split()[1]) + 1}" not in theirs.layers
+        ends = [value, ours.layers[f"{side} end"]] if is_last and f"{side} end" in ours.layers else [value]
+        found.append(Point(_layer(name), name, min(gap(one, theirs.layers[name]) for one in ends), is_layer=True))
+    if ours.outputs is not None and theirs.outputs is not None:
+        found.append(Point("outputs", "outputs", gap(_squeezed(ours.outputs, theirs.outputs), theirs.outputs)))
+    return found
+
+
+def first_divergence(found: Sequence[Point], tolerance: float) -> Point | None:
+    """Return the first place where two models differ; None: nowhere."""
+    return next((point for point in found if not point.gap <= tolerance), None)
+
+
+def _layer(name: str) -> str:
+    side, number = name.split()
+    return f"{side} embedding" if number == "0" else f"{side} layer {int(number) - 1}"
+
+
+def _squeezed(found: Tensor, expected: Tensor) -> Tensor:
+    """A single score of each token has no axis of its own in some classes."""
+    return found[..., 0] if found.dim() == expected.dim() + 1 and found.shape[-1] == 1 else found
+
+
+def _shaped(value: Tensor, like: Tensor) -> Tensor:
+    """Undo what changes no number: heads before tokens, rows in one line, one row for all."""
+    if value.shape == like.shape:
+        return value
+    if value.dim() == 4 and value.transpose(1, 2).shape == like.shape:
+        return value.transpose(1, 2)
+    if value.dim() == 2 and value.numel() == like.numel() and value.shape[-1] == like.shape[-1]:
+        return value.view(like.shape)
+    if value.dim() == like.dim() and value.shape[1:] == like.shape[1:] and 1 in (len(value), len(like)):
+        return value.expand_as(like) if len(value) == 1 else value[:1]
+    return value
+
+
+def _is_comparable(found: Tensor, expected: Tensor) -> bool:
+    return _shaped(expected, found).shape == found.shape
