@@ -161,6 +161,7 @@ def read_published(ref: str) -> _Published | None:
         lines += [f"generation  {line}" for line in read_rules(folder).lines()]
     if has_tokenizer(folder):
         text = load_published(folder)
+        text.tokenizers.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))
         source = text.tokenizers.source
         frame = source.frame
         around = " ".join([*source.tokens(frame.start), "TEXT", *source.tokens(frame.end)])

@@ -46,6 +46,8 @@ def read_json_object(path: Path, *, what: str) -> dict[str, Any]:
         raise InputError(f"{path}: expected {what}, but there is no such file") from None
     except OSError as error:
         raise InputError(f"{path}: expected {what}, but it cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise InputError(f"{path}: expected {what}, but its values lie in one another too deep to be read") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: expected {what} in UTF-8 JSON, but it is not UTF-8") from None
     except json.JSONDecodeError as error:

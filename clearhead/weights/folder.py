@@ -22,6 +22,7 @@ from clearhead.errors import InputError
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+READ = (".json", ".txt", ".model", ".spm", ".jinja", ".safetensors")
 LARGEST_JSON = 64 * 2**20
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 BLOCK = 2**22
@@ -42,6 +43,17 @@ def inside(directory: Path, name: str) -> Path:
     if not (real.is_relative_to(home) or real.is_relative_to(store)):
         raise InputError(f"{path}: a link out of the directory is not followed; copy the file here")
     return path
+
+
+def check_links(directory: Path) -> None:
+    """Refuse a directory that holds links out of it among the files that could be read.
+
+    Raises:
+        InputError: there is such a link.
+    """
+    for path in sorted(directory.iterdir()):
+        if path.is_symlink() and path.suffix in READ:
+            inside(directory, path.name)
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:

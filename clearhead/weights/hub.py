@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from clearhead.errors import InputError
+from clearhead.weights.folder import check_links
 from clearhead.weights.pretrained import is_pretrained
 
 _OWN_SPEC = "spec.json"
@@ -30,11 +31,14 @@ def find_published(reference: str) -> Path | None:
         reference: a folder, or a name on the hub.
 
     Raises:
-        InputError: the name cannot be fetched.
+        InputError: the name cannot be fetched, or the folder holds links that lead out of it.
     """
     folder = Path(reference)
     if folder.is_dir():
-        return folder if is_pretrained(folder) and not (folder / _OWN_SPEC).is_file() else None
+        if not is_pretrained(folder) or (folder / _OWN_SPEC).is_file():
+            return None
+        check_links(folder)
+        return folder
     if folder.exists() or Path(reference.rpartition("@")[0] or reference).exists():
         return None
     return fetch(reference) if looks_like_hub_name(reference) else None

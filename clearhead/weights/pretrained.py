@@ -25,6 +25,7 @@ from clearhead.zoo.record import Record, Values, Variant
 
 MOST_FAULTS = 20
 MOST_LAYERS, LARGEST_SIZE = 2**10, 2**26
+COUNTS = ("n_", "num_", "d_", "hidden_size", "intermediate_size", "vocab_size", "head_dim")
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ def _absurd(values: Values) -> list[str]:
         most = MOST_LAYERS if "layer" in name else LARGEST_SIZE
         if isinstance(value, int) and not isinstance(value, bool) and value > most:
             faults.append(f"config.json: {name} = {value} is absurd; at most {most} is read")
+        if isinstance(value, int) and value < 0 and name.startswith(COUNTS):
+            faults.append(f"config.json: {name} = {value} counts nothing; it must not be negative")
     return faults
 
 

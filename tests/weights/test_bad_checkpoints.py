@@ -1,0 +1,215 @@
+"""Every way in which a checkpoint can be wrong ends in one report and exit code 2, whatever command meets it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from clearhead.cli.main import main
+from tests import published_models as made
+
+TENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FIRST = "transformer.h.0.mlp.c_fc.weight"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.language_model(tmp_path_factory.mktemp("lm") / "model")
+
+
+def config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        settings = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({key: value for key, value in settings.items() if value is not ...}))
+
+    return change
+
+
+def tensors(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        found = load_file(folder / TENSORS)
+        change(found)
+        save_file(found, folder / TENSORS)
+
+    return changed
+
+
+def shards(change: Callable[[Path, dict[str, str]], Any]) -> Callable[[Path], None]:
+    """Cut the file in two, write the index, and damage it."""
+
+    def changed(folder: Path) -> None:
+        found = load_file(folder / TENSORS)
+        (folder / TENSORS).unlink()
+        names, table = sorted(found), {}
+        for number, part in enumerate((names[:9], names[9:])):
+            save_file({name: found[name] for name in part}, folder / f"part-{number}.safetensors")
+            table |= dict.fromkeys(part, f"part-{number}.safetensors")
+        change(folder, table)
+        (folder / INDEX).write_text(json.dumps({"weight_map": table}))
+
+    return changed
+
+
+def header(change: Callable[[dict[str, Any], bytes], bytes]) -> Callable[[Path], None]:
+    """Write the file anew with a header that lies."""
+
+    def changed(folder: Path) -> None:
+        content = (folder / TENSORS).read_bytes()
+        (length,) = struct.unpack("<Q", content[:8])
+        said = json.loads(content[8 : 8 + length])
+        data = change(said, content[8 + length :])
+        written = json.dumps(said).encode()
+        (folder / TENSORS).write_bytes(struct.pack("<Q", len(written)) + written + data)
+
+    return changed
+
+
+def longer(said: dict[str, Any], data: bytes) -> bytes:
+    said[FIRST]["shape"] = [2**40, 2**40]
+    return data
+
+
+def overlapping(said: dict[str, Any], data: bytes) -> bytes:
+    said[FIRST]["data_offsets"] = [0, 8]
+    return data
+
+
+def beyond(said: dict[str, Any], data: bytes) -> bytes:
+    start, _ = said[FIRST]["data_offsets"]
+    said[FIRST]["data_offsets"] = [start, 2**50]
+    return data
+
+
+def cut(folder: Path) -> None:
+    path = folder / TENSORS
+    path.write_bytes(path.read_bytes()[:-64])
+
+
+def disagree(folder: Path, table: dict[str, str]) -> None:
+    first, second = (load_file(folder / f"part-{number}.safetensors") for number in (0, 1))
+    save_file(second | {name: tensor + 1 for name, tensor in first.items()}, folder / "part-1.safetensors")
+
+
+def moved(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        shutil.move(folder / name, folder.parent / f"outside-{name}")
+        (folder / name).symlink_to(folder.parent / f"outside-{name}")
+
+    return change
+
+
+def packed(found: dict[str, Tensor]) -> None:
+    found[FIRST.replace(".weight", ".qweight")] = torch.zeros(3, 5, dtype=torch.int32)
+    found[FIRST.replace(".weight", ".g_idx")] = torch.zeros(5, dtype=torch.int32)
+
+
+def grown(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    changed = json.loads(path.read_text()) | {"added_tokens_decoder": {str(rows): {"content": "<new>"}}}
+    path.write_text(json.dumps(changed))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no tensors": (lambda folder: (folder / TENSORS).unlink(), "so there are no weights"),
+    "truncated": (cut, "damaged or not a safetensors file"),
+    "empty file": (lambda folder: (folder / TENSORS).write_bytes(b""), "damaged or not a safetensors file"),
+    "not tensors": (lambda folder: (folder / TENSORS).write_bytes(b"<html>" * 99), "damaged or not a safetensors file"),
+    "a directory": (lambda folder: ((folder / TENSORS).unlink(), (folder / TENSORS).mkdir()), "there are no weights"),
+    "header too long": (
+        lambda folder: (folder / TENSORS).write_bytes(struct.pack("<Q", 2**60) + b"{}"), "damaged or not a safetensors",
+    ),
+    "shape that lies": (header(longer), "damaged or not a safetensors file"),
+    "overlap": (header(overlapping), "damaged or not a safetensors file"),
+    "beyond the file": (header(beyond), "damaged or not a safetensors file"),
+    "config not JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+    "config a list": (lambda folder: (folder / "config.json").write_text("[]"), "config.json"),
+    "config deep": (lambda folder: (folder / "config.json").write_text("[" * 10**5), "config.json"),
+    "no model_type": (config(model_type=...), "config.json has no model_type"),
+    "unknown architecture": (config(model_type="gpt3"), "model_type 'gpt3' is not known (did you mean 'gpt"),
+    "unknown class": (config(architectures=["GPT2DoubleHeads"]), "the class 'GPT2DoubleHeads' of gpt2 is not read"),
+    "GPTQ": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "quantised as GPTQ"),
+    "AWQ": (config(quantization_config={"quant_method": "awq"}), "quantised as AWQ"),
+    "bitsandbytes": (config(quantization_config={"quant_method": "bitsandbytes"}), "quantised as bitsandbytes"),
+    "FP8": (config(quantization_config={"quant_method": "fp8"}), "quantised as FP8"),
+    "MXFP4": (config(quantization_config={"quant_method": "mxfp4"}), "quantised as MXFP4"),
+    "other method": (config(quantization_config={"quant_method": "newest"}), "quantised as newest"),
+    "GPTQ by tensors": (tensors(packed), "quantised as GPTQ"),
+    "FP8 by tensors": (
+        tensors(lambda found: found.update({FIRST: found[FIRST].to(torch.float8_e4m3fn)})), "quantised as FP8",
+    ),
+    "bitsandbytes by tensors": (
+        tensors(lambda found: found.update({f"{FIRST}.absmax": torch.zeros(3, dtype=torch.uint8)})),
+        "quantised as bitsandbytes (4 bits)",
+    ),
+    "MXFP4 by tensors": (
+        tensors(lambda found: found.update({"up_blocks": torch.zeros(3, dtype=torch.uint8)})), "quantised as MXFP4",
+    ),
+    "wrong dtype": (
+        tensors(lambda found: found.update({FIRST: found[FIRST].to(torch.int8)})),
+        f"'{FIRST}' holds I8, not floating-point numbers",
+    ),
+    "wrong shape": (
+        tensors(lambda found: found.update({FIRST: found[FIRST][:-1].contiguous()})),
+        f"'{FIRST}' has the shape [25, 104], the config needs [26, 104]",
+    ),
+    "tensor missing": (tensors(lambda found: found.pop(FIRST)), f"'{FIRST}' is missing"),
+    "tensor unknown": (tensors(lambda found: found.update({"extra": torch.zeros(2)})), "'extra' has no place in GPT2"),
+    "key unknown": (config(n_hed=2), "'n_hed' is not known to gpt2, so it cannot be honoured (did you mean 'n_head'?)"),
+    "layers absurd": (config(n_layer=10**9), "config.json: n_layer = 1000000000 is absurd"),
+    "rows absurd": (config(vocab_size=10**15), "config.json: vocab_size = 1000000000000000 is absurd"),
+    "width negative": (config(n_embd=-26), "config.json: n_embd = -26 counts nothing"),
+    "heads of zero": (config(n_head=0), "config.json"),
+    "shards disagree": (shards(disagree), "which counts is not said"),
+    "shard absent": (
+        shards(lambda folder, table: (folder / "part-1.safetensors").unlink()),
+        f"{INDEX} names part-1.safetensors, which is not there",
+    ),
+    "shard empty of it": (
+        shards(lambda folder, table: table.update({"transformer.wpe.weight": "part-0.safetensors"})),
+        "'transformer.wpe.weight' should be in part-0.safetensors, which lacks it",
+    ),
+    "index climbs": (
+        shards(lambda folder, table: table.update({FIRST: "../part-0.safetensors"})),
+        "'../part-0.safetensors' is not the name of a file in this directory",
+    ),
+    "index names a root": (
+        shards(lambda folder, table: table.update({FIRST: "/etc/passwd"})), "'/etc/passwd' is not the name of a file",
+    ),
+    "index of nothing": (shards(lambda folder, table: table.clear()), "weight_map must name a file for each tensor"),
+    "tensors linked out": (moved(TENSORS), "a link out of the directory is not followed"),
+    "config linked out": (moved("config.json"), "a link out of the directory is not followed"),
+    "tokenizer linked out": (moved("vocab.json"), "a link out of the directory is not followed"),
+    "tokenizer too large": (grown, "restore the tokenizer that the model was trained with"),
+    ".bin alone": (lambda folder: (folder / TENSORS).rename(folder / "pytorch_model.bin"), "--from-bin"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_is_one_report_of_both_commands(
+    name: str, original: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(original, tmp_path / "model")
+    damage, words = FAULTS[name]
+    damage(folder)
+    for command in (["inspect", str(folder)], ["generate", str(folder), "--prompt", "the cat"]):
+        assert main(command) == 2
+        captured = capfd.readouterr()
+        assert captured.out == "" and "Traceback" not in captured.err
+        assert words in captured.err, captured.err
+
+
+def test_without_a_network_it_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    for command in (["inspect", "someone/nothing"], ["generate", "someone/nothing", "--prompt", "a"]):
+        assert main(command) == 2
+        assert "the hub cannot be reached, and the cache does not hold it" in capfd.readouterr().err
