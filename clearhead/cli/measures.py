@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.cli.console import read_lines, read_parallel, say, write_lines
 from clearhead.cli.evaluate import Request
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clearhead.generate.evaluate import CorpusLoss, TranslationScores
     from clearhead.predict.label_scores import ClassScores
     from clearhead.predict.metrics import EntityScores
+    from clearhead.task import Noise
 
 Report = tuple[dict[str, Any], list[str]]
 BATCH_TOKENS = 8192
@@ -179,12 +180,22 @@ def _noise(model: Model) -> Masked | Spans | Infill | PrefixSplit | PrefixLM | N
 
     tokenizer = model.tokenizer
     if model.task.kind in ("fill", "denoise"):
-        if model.task.noise is None:
+        if model.task.noise is None and model.published is None:
             raise InputError("the record of this model does not say how the text was damaged that it learned to mend")
-        return build_noise(model.task.noise, tokenizer)
+        return build_noise(model.task.noise or _usual_noise(model), tokenizer)
     if model.spec.encoder is not None:
         return PrefixSplit(tokenizer)
     return PrefixLM(tokenizer) if has_prefix_mask(model.module) else None
+
+
+def _usual_noise(model: Model) -> Noise:
+    """Return the noise that a published checkpoint of its kind is trained on; its files do not say it."""
+    from clearhead.task import Noise
+
+    if model.spec.decoder is None:
+        return Noise(kind="mask", share=0.15)
+    kind: Literal["spans", "infill"] = "spans" if model.tokenizer.sentinel_ids else "infill"
+    return Noise(kind=kind, share=0.15 if kind == "spans" else 0.3, mean_span=3.0)
 
 
 def _hidden_tokens(model: Model, corpus: Corpus, noise: Masked | Spans | Infill | PrefixSplit | PrefixLM) -> Report:

@@ -27,6 +27,7 @@ from clearhead.weights.pooling import makes_vectors, with_head
 from clearhead.zoo import architectures
 from clearhead.zoo import config as configs
 from clearhead.zoo.record import Record, Variant
+from clearhead.zoo.role_ids import ROLE_IDS
 
 SETTINGS = "generation_config.json"
 
@@ -301,6 +302,7 @@ def read_rules(folder: Path, task: str | None = None) -> GenerationRules:
         InputError: a file is no JSON object, or holds values of a wrong type.
     """
     config = read_json_object(folder / "config.json", what="a config.json")
+    config = {**ROLE_IDS.get(str(config.get("model_type")), {}), **config}
     tasks = config.get("task_specific_params")
     listed = {name: said for name, said in (tasks if isinstance(tasks, dict) else {}).items() if isinstance(said, dict)}
     prefixes = {name: said["prefix"] for name, said in listed.items() if isinstance(said.get("prefix"), str)}

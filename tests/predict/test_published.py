@@ -24,6 +24,7 @@ LABELS = {"id2label": {0: "no", 1: "yes", 2: "perhaps"}, "label2id": {"no": 0, "
 CLASSIFIERS = {
     "segments": lambda folder: made.encoder(folder, "BertForSequenceClassification", **LABELS),
     "the first text ends twice": lambda folder: made.roberta(folder, "RobertaForSequenceClassification", **LABELS),
+    "the decoder reads the text again": lambda folder: made.bart(folder, **LABELS),
 }
 
 
@@ -102,6 +103,20 @@ def test_a_target_costs_what_it_costs_there(tmp_path: Path, capsys: pytest.Captu
         if name == "marian":
             assert main(["evaluate", str(folder), *files, "--device", "cpu"]) == 0
             assert f"{float(loss):.4f} nats per token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("make", [made.encoder, made.t5])
+def test_hidden_tokens_of_a_text_are_measured(make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(tmp_path / "model")
+    (tmp_path / "text").write_text("the cat sat on the mat\na small dog runs\n" * 9, encoding="utf-8")
+    limits = ["--document", "line"]
+    code = main(["evaluate", str(folder), "--text", str(tmp_path / "text"), *limits, "--device", "cpu"])
+    said = capsys.readouterr()
+    if make is made.encoder:
+        assert code == 0 and "of the hidden tokens come first" in said.out
+    else:
+        # Relative distances have no longest text, and nothing says how long those of its training were.
+        assert code == 2 and "does not say how long the texts were" in said.err
 
 
 def test_a_text_costs_what_it_costs_there(tmp_path: Path) -> None:

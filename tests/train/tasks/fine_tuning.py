@@ -76,6 +76,21 @@ def roberta(folder: Path, kind: str = "RobertaForMaskedLM", **changes: Any) -> P
     return made.write(folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": own})
 
 
+def bart(folder: Path, kind: str = "BartForSequenceClassification", **changes: Any) -> Path:
+    """An encoder-decoder that reads a text twice to label it."""
+    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    vocabulary, merges = made.merges(special)
+    torch.manual_seed(10)
+    config = transformers.BartConfig(
+        vocab_size=len(json.loads(vocabulary)), d_model=22, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=29, decoder_ffn_dim=29,
+        max_position_embeddings=61, init_std=0.2, **changes,
+    )  # fmt: skip
+    checkpoints.save(getattr(transformers, kind)(config), folder)
+    own = {"tokenizer_class": "BartTokenizer"}
+    return made.write(folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": own})
+
+
 def t5(folder: Path) -> Path:
     """An encoder-decoder that starts with its padding, over a SentencePiece model with sentinels."""
     content = made.pieces_model("unigram", t5=True)

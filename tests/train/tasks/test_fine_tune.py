@@ -13,6 +13,7 @@ import torch
 import transformers
 
 import clearhead as ch
+from clearhead.data.repeating import repeated
 from clearhead.train.assemble import train_run
 from clearhead.train.progress import SilentProgress
 from clearhead.train.runfile import load_run_file
@@ -31,6 +32,10 @@ CASES: dict[str, tuple[Make, str, str, str, str]] = {
     "labels": (made.encoder, 'kind = "classify"', "classify", "BertForSequenceClassification", "head.layers.3"),
     "labels of a decoder": (
         checkpoints.language_model, 'kind = "classify"', "classify", "GPT2ForSequenceClassification", "head.layers.1",
+    ),
+    "labels of two stacks": (
+        lambda folder: made.bart(folder, "BartForConditionalGeneration"), 'kind = "classify"', "classify",
+        "BartForSequenceClassification", "head.layers.3",
     ),
     "tags": (made.roberta, 'kind = "tag"', "tag", "RobertaForTokenClassification", "head.layers.0"),
     "blanks": (made.encoder, 'kind = "fill"', "text", "BertForMaskedLM", ""),
@@ -59,6 +64,11 @@ def outputs(model: Any, module: ch.Transformer) -> tuple[torch.Tensor, torch.Ten
     with torch.no_grad():
         if module.encoder is None or module.decoder is None:
             return model(ids, attention_mask=torch.ones_like(ids)).logits, module(ids).logits
+        if module.head is not None and module.head.is_pooled:
+            # Its decoder reads the text again, which must end.
+            ids[:, -1] = 2
+            shifted = repeated(ids, torch.ones_like(ids, dtype=torch.bool), start=2)
+            return model(ids).logits, module(ids, shifted).logits
         other = torch.randint(5, 100, (3, 5), generator=draw)
         return model(ids, decoder_input_ids=other).logits, module(ids, other).logits
 
@@ -90,7 +100,7 @@ def test_a_run_learns_is_whole_and_goes_back(case: str, tmp_path: Path) -> None:
 
 
 def first_step(path: Path, folder: Path) -> tuple[Any, Any, torch.Tensor, dict[str, torch.Tensor]]:
-    """The first batch of a run, the model as the other library has it, and its mean loss and gradients by their names."""
+    """The first batch of a run, the model as the other library has it, and its mean loss and gradients."""
     run_file = load_run_file(path)
     start = find_start(run_file.task.init, None, None)
     assert start is not None and start.published is not None
