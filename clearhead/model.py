@@ -230,6 +230,13 @@ class Model:
             self.module, self.tokenizers, prompts, options, continues=self._continues, reading=reading
         )
 
+    def for_task(self, task: str) -> tuple[Model, str]:
+        """Return the model with its checkpoint's settings for a task that it lists, and the prefix of prompts then."""
+        if self.published is None:
+            raise InputError("the model was trained here and lists no tasks: leave the task out")
+        published, prefix = self.published.for_task(task)
+        return Model(self.module, self.tokenizers, self.task, published), prefix
+
     def stream(
         self,
         prompt: str,

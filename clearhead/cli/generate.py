@@ -25,6 +25,7 @@ from clearhead.cli.console import (
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
+    from clearhead import Model
     from clearhead.generate.candidate import Generation
     from clearhead.generate.options import GenerateOptions
 
@@ -62,6 +63,9 @@ Stop = Annotated[
 ]
 GenerateSeed = Annotated[int | None, typer.Option("--seed", help="Draw, and draw the same whenever it is the same.")]
 Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message, written out by the chat template.")]
+Task = Annotated[
+    str | None, typer.Option("--task", metavar="PREFIX", help="A task that the checkpoint lists, or its prefix.")
+]
 JsonSequences = Annotated[bool, typer.Option("--json", help="Write one JSON object for each sequence.")]
 
 
@@ -82,6 +86,7 @@ def generate(
     penalty_alpha: PenaltyAlpha = None,
     stop: Stop = None,
     chat: Chat = False,
+    task: Task = None,
     as_json: JsonSequences = False,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -101,7 +106,8 @@ def generate(
     sequences ask for chance. Options that conflict are all named. The output is what follows the prompt. Several
     sequences, and the best of --beam-size, are shown once they are finished, with a line --- between them; the score is
     the sum of log-probabilities / length ** A. --json writes {"index", "prompt", "text", "tokens", "score",
-    "stop_reason"} for each. Ctrl-C keeps what was shown.
+    "stop_reason"} for each. Ctrl-C keeps what was shown. --task puts the prefix of a task in front of each prompt and
+    takes the settings that the checkpoint lists for it; `clearhead inspect` shows them.
     """
     chosen: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
@@ -116,7 +122,10 @@ def generate(
 
     prepare_machine(threads, seed)
     model = clearhead.load(ref, device=device, precision=precision)
-    if streams:
+    if task is not None:
+        model, prefix = model.for_task(task)
+        prompts = [prefix + prompt for prompt in prompts]
+    if streams and _is_one_growing_text(model, options):
         streamed = {name: value for name, value in options.items() if name not in NOT_STREAMED}
         _show_stream(model.stream(prompts[0], chat=chat, **streamed))
     else:
@@ -140,6 +149,14 @@ def _check(options: dict[str, Any], prompts: Sequence[str]) -> bool:
     if "batch_size" in options and len(prompts) == 1:
         raise InputError("--batch-size has no effect with one prompt, which is a batch by itself; remove it")
     return checked.method != "beam" and checked.num_return_sequences == 1 and len(prompts) == 1
+
+
+def _is_one_growing_text(model: Model, options: dict[str, Any]) -> bool:
+    """Whether a checkpoint's own settings leave it at one sequence whose text is certain as it comes."""
+    if model.published is None:
+        return True
+    merged = model.published.options(options, model.module)
+    return merged.get("beam_size", 1) == 1 and merged.get("num_return_sequences", 1) == 1
 
 
 def _as_flags(message: str, options: type[GenerateOptions]) -> str:
