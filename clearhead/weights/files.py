@@ -40,6 +40,45 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     path.chmod(rights)
 
 
+def save_shards(directory: Path, tensors: Mapping[str, Tensor], *, name: str, max_size: int) -> list[str]:
+    """Write named tensors to one file, or where they do not fit, to several and an index of them.
+
+    Args:
+        directory: where.
+        tensors: in the order in which they are written.
+        name: of the single file, such as `model.safetensors`.
+        max_size: bytes of tensors in a file; one that is larger has a file of its own.
+
+    Returns:
+        The names of the files.
+    """
+    shards: list[dict[str, Tensor]] = [{}]
+    filled = 0
+    for key, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        if shards[-1] and filled + size > max_size:
+            shards.append({})
+            filled = 0
+        shards[-1][key] = tensor
+        filled += size
+    if len(shards) == 1:
+        save_tensors(directory / name, tensors)
+        return [name]
+    stem, _, suffix = name.rpartition(".")
+    files = [f"{stem}-{number:05}-of-{len(shards):05}.{suffix}" for number in range(1, len(shards) + 1)]
+    placed: dict[str, str] = {}
+    total = 0
+    for file, shard in zip(files, shards, strict=True):
+        save_tensors(directory / file, shard)
+        # A tensor with two names is in the file under one of them.
+        with safe_open(directory / file, framework="pt") as written:
+            placed |= dict.fromkeys(written.keys(), file)
+        total += sum(shard[key].numel() * shard[key].element_size() for key in shard if key in placed)
+    index = {"metadata": {"total_size": total}, "weight_map": placed}
+    (directory / f"{name}.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+    return files
+
+
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read the named tensors of a safetensors file; names that shared a tensor share it again."""
     with safe_open(path, framework="pt") as file:

@@ -14,7 +14,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.task import TaskRecord
 from clearhead.weights.equal import equal_forms
-from clearhead.weights.files import save_tensors
+from clearhead.weights.files import save_shards
 from clearhead.weights.folder import CONFIG, SINGLE
 from clearhead.weights.pooling import makes_vectors, with_head, write_pooling
 from clearhead.weights.pretrained import Pretrained, rules_at, theirs_of
@@ -25,6 +25,8 @@ from clearhead.zoo.record import Record, Variant
 # More than there can be differences.
 NEVER = 10**9
 
+LARGEST_SHARD = 5_000_000_000
+
 
 def save_pretrained(
     module: Transformer,
@@ -33,8 +35,9 @@ def save_pretrained(
     pretrained: Pretrained | None = None,
     task: TaskRecord | None = None,
     model_type: str | None = None,
+    max_shard_size: int = LARGEST_SHARD,
 ) -> Record:
-    """Write config.json and model.safetensors.
+    """Write config.json and model.safetensors, or several files and an index of them.
 
     Args:
         module: whose weights are written, in the dtype that they have.
@@ -42,6 +45,7 @@ def save_pretrained(
         pretrained: as what the module was loaded; brings settings that the spec does not hold, and spare tensors.
         task: names the labels of a head.
         model_type: the family to save as, for a module that was not loaded; None: the first that can say the spec.
+        max_shard_size: bytes of tensors in a file.
 
     Returns:
         the family that was written.
@@ -51,7 +55,7 @@ def save_pretrained(
     """
     said = pretrained.task if task is None and pretrained is not None else task
     if said is not None and said.kind == "embed" and makes_vectors(module.spec):
-        return _save_pooled(module, directory, pretrained, said, model_type)
+        return _save_pooled(module, directory, pretrained, said, model_type, max_shard_size)
     if pretrained is not None:
         record, variant, prefix = pretrained.record, pretrained.variant, pretrained.prefix
         config = _config_as_loaded(module, pretrained)
@@ -72,13 +76,18 @@ def save_pretrained(
         tensors[prefix + constant.name] = constant.compute(module.spec, rows)
     tensors |= dict(pretrained.spare) if pretrained is not None else {}
     directory.mkdir(parents=True, exist_ok=True)
-    save_tensors(directory / SINGLE, tensors)
+    save_shards(directory, tensors, name=SINGLE, max_size=max_shard_size)
     (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     return record
 
 
 def _save_pooled(
-    module: Transformer, directory: Path, pretrained: Pretrained | None, task: TaskRecord, model_type: str | None
+    module: Transformer,
+    directory: Path,
+    pretrained: Pretrained | None,
+    task: TaskRecord,
+    model_type: str | None,
+    max_shard_size: int,
 ) -> Record:
     """Write the stacks as a checkpoint without a head, and the head as the modules beside it."""
     stacks, pooling = with_head(module, None, {}), None
@@ -86,7 +95,9 @@ def _save_pooled(
         pooling = pretrained.pooling
         variant = pretrained.variant if pooling is not None else architectures.headless(pretrained.record)
         pretrained = replace(pretrained, variant=variant, module=stacks, pooling=None)
-    record = save_pretrained(stacks, directory, pretrained=pretrained, model_type=model_type)
+    record = save_pretrained(
+        stacks, directory, pretrained=pretrained, model_type=model_type, max_shard_size=max_shard_size
+    )
     write_pooling(directory, module, pooling, max_length=task.max_length)
     return record
 
