@@ -156,7 +156,7 @@ def _is_one_growing_text(model: Model, options: dict[str, Any]) -> bool:
     if model.published is None:
         return True
     merged = model.published.options(options, model.module)
-    return merged.get("beam_size", 1) == 1 and merged.get("num_return_sequences", 1) == 1
+    return all(merged.get(name, 1) == 1 for name in ("beam_size", "num_return_sequences"))
 
 
 def _as_flags(message: str, options: type[GenerateOptions]) -> str:
