@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from clearhead.task import TaskKind, TaskRecord
 
 # What is made of the old tensor, beside a newly drawn one of the shape that is needed.
 Change = Callable[[Tensor, Tensor], Tensor]
+NewTask = Callable[[spec.Model, TaskRecord], TaskRecord]
 
 
 @dataclass(frozen=True)
@@ -64,32 +65,32 @@ def selected(address: str, index: Tensor, axis: int) -> Origin:
 
 
 def perform(
-    model: AnyModel, plan_of: Callable[[Transformer], Plan], *, is_other_task: bool = False
+    model: AnyModel, plan_of: Callable[[Transformer], Plan], *, task: NewTask | None = None
 ) -> Edited[AnyModel]:
     """Carry out a plan.
 
     Args:
         model: a module, or a model with its tokenizers; neither is changed.
         plan_of: makes the plan of a module.
-        is_other_task: whether the outputs of the new module may be for something else.
+        task: what the outputs of the new model are for; None: the same.
 
     Raises:
         InputError: the plan is not possible, or the module has other tensors than its spec says.
     """
     module = _module_of(model)
     new, report = _performed(module, plan_of(module))
-    return Edited(_like(model, new, is_other_task), report)
+    return Edited(_like(model, new, task), report)
 
 
 def _module_of(model: Transformer | Model) -> Transformer:
     return model.module if isinstance(model, Model) else model
 
 
-def _like(model: Transformer | Model, module: Transformer, is_other_task: bool) -> Any:
+def _like(model: Transformer | Model, module: Transformer, task: NewTask | None) -> Any:
     """Return the new module as what was given: by itself, or with the tokenizers of the model."""
     if not isinstance(model, Model):
         return module
-    return model.replaced(module, task=task_of(module.spec, model.task) if is_other_task else None)
+    return model.replaced(module, task=None if task is None else task(module.spec, model.task))
 
 
 def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
@@ -102,25 +103,28 @@ def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
     layers = model.head.layers if model.head is not None else ()
     maps = [layer for layer in layers if isinstance(layer, spec.Linear)]
     is_pooled = any(isinstance(layer, spec.Pool) for layer in layers)
-    if model.encoder is not None and model.decoder is not None:
-        kinds: tuple[TaskKind, ...] = ("translate", "denoise")
-    elif not maps or (is_pooled and not isinstance(layers[-1], spec.Linear)):
+    last = model.decoder or model.encoder
+    assert last is not None
+    kinds: tuple[TaskKind, ...]
+    if not maps or (is_pooled and not isinstance(layers[-1], spec.Linear)):
         kinds = ("embed",)
     elif is_pooled:
         kinds = ("classify",)
+    elif maps[-1].weight is None and maps[-1].size != _rows(model, last):
+        kinds = ("tag", "answer")
+    elif model.decoder is None:
+        kinds = ("fill",)
     else:
-        last = model.decoder or model.encoder
-        assert last is not None
-        is_words = maps[-1].weight is not None or maps[-1].size == _rows(model, last)
-        kinds = (("generate",) if model.decoder is not None else ("fill",)) if is_words else ("tag",)
+        kinds = ("generate",) if model.encoder is None else ("translate", "denoise")
     count = maps[-1].size if maps else 0
-    is_labelled = kinds in (("classify",), ("tag",))
-    if old.kind in kinds and not (is_labelled and len(old.labels or (0,)) != count):
+    is_labelled = kinds[0] in ("classify", "tag")
+    if old.kind in kinds and not (is_labelled and old.kind != "answer" and len(old.labels or (0,)) != count):
         return old
     if not is_labelled:
         return TaskRecord(kind=kinds[0], max_length=old.max_length)
     labels = tuple(f"LABEL_{index}" for index in range(count)) if count > 1 else ()
-    return TaskRecord(kind=kinds[0], labels=labels, label_kind="one" if labels else "number", max_length=old.max_length)
+    kind: Literal["one", "number"] = "one" if labels else "number"
+    return TaskRecord(kind=kinds[0], labels=labels, label_kind=kind, max_length=old.max_length, repeats=old.repeats)
 
 
 def _rows(model: spec.Model, stack: spec.Stack) -> int:

@@ -25,7 +25,7 @@ def resize_positions(model: AnyModel, length: int, *, by: By = "repeat", stack: 
 
     Args:
         model: a module or a model; it is not changed.
-        length: the longest sequence in tokens; shorter than it was is possible too.
+        length: the longest sequence in tokens, from now on; shorter than it was is possible too.
         by: "repeat": the rows there are, over and over, so that short sequences stay as they were; "interpolate": the
             rows there are, spread evenly over the new length; "draw": new rows behind the old ones.
         stack: whose table; None: of every stack that has one.
@@ -35,7 +35,11 @@ def resize_positions(model: AnyModel, length: int, *, by: By = "repeat", stack: 
 
     Source: repeated arXiv 2004.05150, section 5; interpolated arXiv 2010.11929, section 3.2.
     """
-    return perform(model, lambda module: _plan_tables(module, length, by, stack))
+    return perform(
+        model,
+        lambda module: _plan_tables(module, length, by, stack),
+        task=lambda _, old: old if old.max_length is None else old.model_copy(update={"max_length": length}),
+    )
 
 
 def scale_rotary(

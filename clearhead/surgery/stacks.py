@@ -5,7 +5,7 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.surgery.plan import Origin, Plan, as_it_is, perform
+from clearhead.surgery.plan import Origin, Plan, as_it_is, perform, task_of
 from clearhead.surgery.report import AnyModel, Edited
 from clearhead.surgery.trees import rebuilt, redirected
 
@@ -24,7 +24,7 @@ def to_encoder_decoder(model: AnyModel) -> Edited[AnyModel]:
 
     Source: arXiv 1907.12461, section 3.
     """
-    return perform(model, _plan_decoder, is_other_task=True)
+    return perform(model, _plan_decoder, task=task_of)
 
 
 def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> Edited[AnyModel]:
@@ -41,7 +41,7 @@ def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> Edited[AnyM
 
     Source: arXiv 2404.05961, section 2.
     """
-    return perform(model, lambda module: _plan_encoder(module, head), is_other_task=True)
+    return perform(model, lambda module: _plan_encoder(module, head), task=task_of)
 
 
 def replace_head(model: AnyModel, head: spec.Head | None) -> Edited[AnyModel]:
@@ -57,7 +57,7 @@ def replace_head(model: AnyModel, head: spec.Head | None) -> Edited[AnyModel]:
     return perform(
         model,
         lambda module: _with_head(module.spec, as_it_is(module), module.spec.head, head),
-        is_other_task=True,
+        task=task_of,
     )
 
 

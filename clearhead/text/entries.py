@@ -106,6 +106,8 @@ def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
     unknown = model["vocab"][model["unk_id"]][0] if model.get("unk_id") is not None else model.get("unk_token")
     # Without an entry for what is unknown, a text loses the letters that have none.
     letters = {entry for entry in model["vocab"] if entry not in parts} if merges and unknown is None else set()
+    if model.get("byte_fallback"):
+        letters = {f"<0x{value:02X}>" for value in range(256)} & numbers.keys()
     open_ = [
         *(entries[index] for index in ids if index in entries),
         *letters,
