@@ -55,7 +55,8 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
         with_bin: also fetch weights in pickled files, for a conversion that reads them.
 
     Raises:
-        InputError: no such repository or revision, no right to read it, or no network and nothing in the cache.
+        InputError: no such repository or revision, no right to read it, no network and nothing in the cache, or weights
+            in pickled files only.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -73,10 +74,33 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
         raise InputError(f"{place} has no revision '{revision}' of it") from None
     except errors.RepositoryNotFoundError:
         raise InputError(f"{place} has none of that name, or not for you: set HF_TOKEN for a private one") from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        if isinstance(error.__cause__, errors.HfHubHTTPError):
+            status = error.__cause__.response.status_code
+            raise InputError(
+                f"{place} cannot give it: it answers with the error {status}, and the cache does not hold it; try later"
+            ) from None
         raise InputError(
             f"{place} cannot be reached, and the cache does not hold it: connect, or name a folder"
         ) from None
     except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
         raise InputError(f"{place} cannot give it: {str(error).splitlines()[0]}") from None
+    if not with_bin and not any(Path(found).glob("*.safetensors")):
+        _refuse_bin(name, revision or None, reference)
     return Path(found)
+
+
+def _refuse_bin(name: str, revision: str | None, reference: str) -> None:
+    """Say so where a repository has its weights as pickled files only; they were not fetched."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        files = huggingface_hub.list_repo_files(name, revision=revision)
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, OSError):
+        return
+    if any(file.endswith(".bin") for file in files):
+        raise InputError(
+            f"{reference} has its weights as .bin only, a format that can hold programs and is never read by itself; "
+            f"write them as safetensors with: clearhead convert {reference} OUT --from-bin"
+        )
