@@ -122,9 +122,7 @@ def generate(
 
     prepare_machine(threads, seed)
     model = clearhead.load(ref, device=device, precision=precision)
-    if task is not None:
-        model, prefix = model.for_task(task)
-        prompts = [prefix + prompt for prompt in prompts]
+    model, prompts = _for_task(model, task, prompts)
     if streams and _is_one_growing_text(model, options):
         streamed = {name: value for name, value in options.items() if name not in NOT_STREAMED}
         _show_stream(model.stream(prompts[0], chat=chat, **streamed))
@@ -149,6 +147,13 @@ def _check(options: dict[str, Any], prompts: Sequence[str]) -> bool:
     if "batch_size" in options and len(prompts) == 1:
         raise InputError("--batch-size has no effect with one prompt, which is a batch by itself; remove it")
     return checked.method != "beam" and checked.num_return_sequences == 1 and len(prompts) == 1
+
+
+def _for_task(model: Model, task: str | None, prompts: list[str]) -> tuple[Model, list[str]]:
+    if task is None:
+        return model, prompts
+    chosen, prefix = model.for_task(task)
+    return chosen, [prefix + prompt for prompt in prompts]
 
 
 def _is_one_growing_text(model: Model, options: dict[str, Any]) -> bool:
