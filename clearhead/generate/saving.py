@@ -100,6 +100,7 @@ def save_published(
     Raises:
         InputError: no family can say the model, or it has a tokenizer for each side.
     """
+    module = _in_units(module, task)
     if published is not None:
         return _save_as_it_came(module, folder, tokenizers, task, published)
     if not tokenizers.joint:
@@ -134,6 +135,28 @@ def _save_as_it_came(
             (folder / name).unlink(missing_ok=True)
     _write_tokenizer(tokenizers.source, folder, tokenizers.source.frame)
     return record.model_type
+
+
+def _in_units(module: Transformer, task: TaskRecord) -> Transformer:
+    """Return a module whose head gives numbers in their own unit: the layout has no place for that of the training.
+
+    Raises:
+        InputError: the last map has no bias that could hold the mean.
+    """
+    if task.label_kind != "number" or (task.number_mean, task.number_scale) == (0.0, 1.0):
+        return module
+    assert module.spec.head is not None, "a model that gives numbers has a head"
+    last = f"head.layers.{len(module.spec.head.layers) - 1}"
+    tensors = dict(module.state_dict())
+    if f"{last}.bias" not in tensors:
+        raise InputError(
+            f"this model gives numbers as differences from {task.number_mean:g}, and its last map has no bias to add it"
+        )
+    tensors[f"{last}.weight"] = tensors[f"{last}.weight"] * task.number_scale
+    tensors[f"{last}.bias"] = tensors[f"{last}.bias"] * task.number_scale + task.number_mean
+    twin = build(module.spec, device="meta")
+    twin.load_state_dict(tensors, strict=True, assign=True)
+    return twin.eval()
 
 
 def _as_the_family_says(module: Transformer, pretrained: Pretrained | None) -> Transformer:

@@ -13,6 +13,7 @@ import transformers
 import clearhead as ch
 from clearhead.cli.main import main
 from clearhead.predict.tag import tag_words
+from clearhead.task import TaskRecord
 from tests import published_models as checkpoints
 from tests.train.tasks import fine_tuning as made
 
@@ -43,6 +44,18 @@ def test_labels_of_texts_and_of_pairs(case: str, tmp_path: Path) -> None:
             expected = model(**tokenizer(*columns, padding=True, return_tensors="pt")).logits.softmax(1)
         found = [list(one.probabilities.values()) for one in ours.classify(texts)]
         torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-5)
+
+
+def test_numbers_are_written_in_their_own_unit(tmp_path: Path) -> None:
+    """A model learns numbers in units of its training data, of which a published layout knows nothing."""
+    folder = made.encoder(tmp_path / "model", "BertForSequenceClassification", num_labels=1)
+    model = ch.load(folder, device="cpu", precision="fp32")
+    record = TaskRecord(kind="classify", label_kind="number", number_mean=3.0, number_scale=7.0)
+    trained = model.replaced(model.module, task=record)
+    trained.save(tmp_path / "out", format="hf")
+    again = ch.load(tmp_path / "out", device="cpu", precision="fp32")
+    for one, other in zip(trained.classify(TEXTS), again.classify(TEXTS), strict=True):
+        assert one.value is not None and other.value is not None and abs(one.value - other.value) < 1e-4
 
 
 def test_tags_stand_at_the_words_of_the_other_library(tmp_path: Path) -> None:
