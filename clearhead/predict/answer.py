@@ -14,7 +14,6 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.data.framing import Framing
-from clearhead.data.repeating import repeated
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode
 from clearhead.predict.classify import max_length_of
@@ -102,7 +101,7 @@ def answer(
         raise InputError("this tokenizer puts no token in front of a text, where a model could say 'no answer'")
     found: dict[Span, float] = {}
     missing = 1.0
-    for window, begins, ends in _scored(module, framing, record, asked, ids, windows, has_front, batch_size):
+    for window, begins, ends in _scored(module, framing, asked, ids, windows, has_front, batch_size):
         missing = min(missing, float(begins[0] * ends[0]))
         for first, last, score in _best(begins[1:], ends[1:], top_k, max_tokens):
             span = spans[window.first + first][0], spans[window.first + last][1]
@@ -125,7 +124,7 @@ def _framing(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> F
             f"this model was trained to '{record.kind}', so it cannot find answers in a text: load a checkpoint whose "
             "class ends in ForQuestionAnswering"
         )
-    framing = Framing.of(module.spec, tokenizer)
+    framing = Framing.of(module.spec, tokenizer, record.repeats)
     framing.frame.template(paired=True)
     return framing
 
@@ -152,7 +151,6 @@ def _windows(num_asked: int, num_ids: int, framing: Framing, max_length: int | N
 def _scored(
     module: Transformer,
     framing: Framing,
-    record: TaskRecord,
     asked: list[int],
     ids: list[int],
     windows: Sequence[_Window],
@@ -168,12 +166,10 @@ def _scored(
         for rows in batches_by_cost(lengths, budget=BATCH_TOKENS, most_rows=batch_size):
             texts = [ids[windows[row].first : windows[row].first + windows[row].count] for row in rows]
             batch = framing.batch([asked] * len(rows), texts).to(device)
-            more = {}
-            if record.repeats is not None:
-                mask_WT = torch.ones_like(batch.ids, dtype=torch.bool) if batch.mask is None else batch.mask
-                start = framing.start if record.repeats == "start" else None
-                more = {"target_ids": repeated(batch.ids, mask_WT, start=start), "target_mask": mask_WT}
-            logits_WT2 = module(batch.ids, mask=batch.mask, segments=batch.segments, **more).logits.double().cpu()
+            out = module(
+                batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask, segments=batch.segments
+            )
+            logits_WT2 = out.logits.double().cpu()
             if not bool(torch.isfinite(logits_WT2).all()):
                 raise RunFailure("the model's outputs are not finite: its weights are damaged")
             for row, logits_T2 in zip(rows, logits_WT2, strict=True):
