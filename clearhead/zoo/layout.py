@@ -161,6 +161,10 @@ class Wrapped:
         return [tensors[0][None]]
 
 
+# The changes that leave a tensor where it lies.
+VIEWS = (Turned, Rows, Wrapped)
+
+
 @dataclass(frozen=True)
 class Rule:
     """Which of their tensors make which of ours.
@@ -202,6 +206,11 @@ class Bound:
     changes: tuple[Change, ...]
     place: Place
     zeros: bool = False
+
+    @property
+    def is_view(self) -> bool:
+        """Whether ours lie in the memory of theirs; otherwise they are copies."""
+        return all(isinstance(change, VIEWS) for change in self.changes)
 
     def load(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Turn their tensors into ours.
