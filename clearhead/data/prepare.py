@@ -201,10 +201,7 @@ def prepare_pairs(
         InputError: the source is unusable, the limits are, or no pair is left.
         RunFailure: the cache cannot be written.
     """
-    if max_length < 2:
-        raise InputError(f"max_length is {max_length}; expected at least 2, one token and the end token")
-    if max_ratio is not None and not max_ratio >= 1:
-        raise InputError(f"max_ratio is {max_ratio}; expected a number of at least 1")
+    _check_limits(max_length, max_ratio)
     ratio = max_ratio if training else None
     counted = [] if extra is None else [list(extra)]
     folder = cache_folder("pairs", source.identity(), tokenizers.fingerprint, max_length, ratio, *counted)
@@ -235,6 +232,13 @@ def prepare_pairs(
         report=report,
         special=special,
     )
+
+
+def _check_limits(max_length: int, max_ratio: float | None) -> None:
+    if max_length < 2:
+        raise InputError(f"max_length is {max_length}; expected at least 2, one token and the end token")
+    if max_ratio is not None and not max_ratio >= 1:
+        raise InputError(f"max_ratio is {max_ratio}; expected a number of at least 1")
 
 
 def _encoded(source: PairSource, tokenizers: TokenizerPair, progress: Progress | None) -> tuple[Side, Side]:
