@@ -87,7 +87,7 @@ def make(case: Case, folder: Path) -> int:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.uniform_(-0.05, 0.05)
-    save_pretrained(module, folder, model_type=record.model_type)
+    save_pretrained(module, folder, model_type=record.model_type, max_shard_size=case.shard or 2**40)
     return 4 * sum(parameter.numel() for parameter in module.parameters())
 
 
