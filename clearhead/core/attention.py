@@ -246,8 +246,8 @@ class Attention(nn.Module):
             rows = context.read(self.score_bias.borrowed[0])
             return self.score_bias(query, key, rows, (self.query, self.key, self._heads)) * self.scale
         table = self.borrowed[0] if self.borrowed else self.score_bias
-        bias = None if table is None else context.read(table)
-        return bias[:, list(kind.heads)] if isinstance(kind, spec.TableHeads) else bias
+        scores = None if table is None else context.read(table)
+        return scores if scores is None or not isinstance(kind, spec.TableHeads) else scores[:, list(kind.heads)]
 
 
 def _build_score_bias(width: int, attention: spec.Attention) -> RelativeBuckets | Disentangled | None:

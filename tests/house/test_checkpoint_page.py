@@ -1,0 +1,61 @@
+"""The page on checkpoints names every family there is, what it is used for, and what of it is refused.
+
+`python -m tests.house.test_checkpoint_page` writes its tables again from the records.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from clearhead.zoo import architectures
+from clearhead.zoo.record import Record
+
+PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+TITLES = {"decoder": "Decoders", "encoder": "Encoders", "both": "Encoder-decoders"}
+# What is said of every family once, above the tables.
+EVERYWHERE = {"is_causal", "use_bidirectional_attention"}
+
+
+def stacks_of(record: Record) -> str:
+    """Which stacks a family has, told by what it is used for and where its tensors stand."""
+    places = {address.split(".")[0] for rule in record.rules for address in rule.ours}
+    if {"encoder", "decoder"} <= places:
+        return "both"
+    return "decoder" if "decoder" in places else "encoder"
+
+
+def tables() -> str:
+    """The tables of all families, one for each kind of stack."""
+    kinds: dict[str, list[Record]] = {kind: [] for kind in TITLES}
+    for record in architectures.records().values():
+        kinds[stacks_of(record)].append(record)
+    return "\n".join(line for kind, records in kinds.items() for line in lines_of(TITLES[kind], records))
+
+
+def lines_of(title: str, records: list[Record]) -> Iterator[str]:
+    yield from (f"## {title}", "", "| `model_type` | used to | refused where its config asks for it |", "|---|---|---|")
+    for record in sorted(records, key=lambda one: one.model_type):
+        uses = list(dict.fromkeys(variant.task for variant in record.variants))
+        refused = [f"`{only.name}`: {only.otherwise}" for only in record.only if only.name not in EVERYWHERE]
+        yield f"| {record.model_type} | {', '.join(uses)} | {'; '.join(refused)} |"
+    yield ""
+
+
+def test_the_tables_are_those_of_the_records() -> None:
+    found = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    assert found.strip() == tables().strip(), "run: python -m tests.house.test_checkpoint_page"
+
+
+def test_every_record_has_a_source() -> None:
+    for path in (Path(architectures.__file__).parent).glob("[a-z]*.py"):
+        text = importlib.import_module(f"clearhead.zoo.architectures.{path.stem}").__doc__ or ""
+        assert re.search(r"Source:|arXiv", text), f"{path.name} does not say where its facts are from"
+
+
+if __name__ == "__main__":
+    front, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(f"{front}{BEGIN}\n{tables()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
