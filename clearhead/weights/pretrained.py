@@ -16,6 +16,7 @@ from clearhead.core import Transformer, build
 from clearhead.errors import InputError, nearest
 from clearhead.task import TaskRecord
 from clearhead.weights.folder import CONFIG, FLOATS, TensorFiles, read_json
+from clearhead.weights.mxfp4 import PackedFiles, is_packed
 from clearhead.weights.pooling import Pooling, has_pooling, read_pooling, with_head
 from clearhead.weights.quantised import quantised_as
 from clearhead.zoo import architectures
@@ -72,8 +73,11 @@ def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pre
     """
     config = read_json(directory, CONFIG)
     record = architectures.find(config)
-    reading = configs.read(record, config)
     files = TensorFiles(directory)
+    if is_packed(config):
+        # What is read is no longer packed, and is written as it is held.
+        files, config = PackedFiles(directory), {key: config[key] for key in config if key != "quantization_config"}
+    reading = configs.read(record, config)
     _refuse_quantised(directory, config, files)
     # Where modules of their own stand on the states, the head of the class counts for nothing.
     is_pooled = has_pooling(directory)

@@ -13,7 +13,6 @@ _METHODS = {
     "bitsandbytes": "bitsandbytes",
     "fp8": "FP8",
     "fbgemm_fp8": "FP8 (FBGEMM)",
-    "mxfp4": "MXFP4",
     "compressed-tensors": "compressed-tensors",
     "hqq": "HQQ",
     "quanto": "Quanto",
@@ -28,7 +27,7 @@ _TENSORS = (
     (r".*\.qweight", "AWQ or GPTQ"),
     (r".*\.(absmax|quant_map|quant_state\..*)", "bitsandbytes (4 bits)"),
     (r".*\.SCB", "bitsandbytes (8 bits)"),
-    (r".*_blocks", "MXFP4"),
+    (r".*_blocks", "MXFP4 without saying so in quantization_config"),
     (r".*\.weight_scale(_inv)?", "FP8"),
     (r".*\.weight_packed", "compressed-tensors"),
 )
