@@ -29,6 +29,8 @@ _STAND_INS: dict[Address, Any] = {
     ("data",): {"train": {"source": "-", "target": "-"}, "valid": {"source": "-", "target": "-"}},
     ("data", "train"): {"source": "-", "target": "-"},
     ("data", "valid"): {"source": "-", "target": "-"},
+    ("lora",): {"rank": 8},
+    ("lora", "rank"): 8,
     ("tokenizer",): {"kind": "word"},
     ("tokenizer", "kind"): "word",
     ("tokenizer", "path"): "-",

@@ -86,6 +86,10 @@ def name_of(address: Address) -> str:
     return " ".join([f"[{address[0]}]", ".".join(address[1:])]).strip()
 
 
+# What a list of another kind than the usual pair of numbers holds.
+_LISTS: Mapping[Address, str] = {("lora", "targets"): 'a list of addresses, such as ["*.query", "*.value"]'}
+
+
 @dataclass(frozen=True)
 class Fault:
     """One fault: the address it is about, and its sentence."""
@@ -124,7 +128,8 @@ def _sentence(address: Address, items: Sequence[Any], raw: Mapping[str, Any], pl
     first = items[0]
     kind = str(first["type"])
     if any(isinstance(part, int) for item in items for part in item["loc"]) or kind.startswith("tuple"):
-        return f"{places.of(address)}{name_of(address)} must be a list of 2 numbers, each at least 0 and below 1"
+        wanted = _LISTS.get(address, "a list of 2 numbers, each at least 0 and below 1")
+        return f"{places.of(address)}{name_of(address)} must be {wanted}"
     if kind == "extra_forbidden":
         return places.of(address) + _unknown_key(address, raw)
     if kind == "missing":

@@ -46,6 +46,7 @@ class Case:
         reads_ids: whether the class counts positions off the ids, in place of the mask.
         buffers: names of buffers that hold something learned.
         attention: which of its forms of attention transformers takes.
+        is_head: another head on stacks that the family's first case has tried.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Case:
     buffers: tuple[str, ...] = ()
     vocab: int = 37
     attention: str = "eager"
+    is_head: bool = False
 
     @property
     def variant(self) -> Variant:
@@ -80,7 +82,7 @@ def all_cases() -> list[Case]:
                     # An answer has a first and a last token, which their classes count as labels.
                     labels = {"num_labels": 2} if variant.task == "answer" else {}
                     config = {**case.config, **labels}
-                    found.append(replace(case, name=f"{case.name}/{cls}", cls=cls, config=config))
+                    found.append(replace(case, name=f"{case.name}/{cls}", cls=cls, config=config, is_head=True))
     return found
 
 

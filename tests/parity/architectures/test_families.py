@@ -51,6 +51,12 @@ def decoding() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("pair", cases, ids=lambda case: case.name, indirect=True)
 
 
+def stacks() -> pytest.MarkDecorator:
+    """Only the first case of each family and its options: what depends on the stacks and not on the head."""
+    cases = [case for case in CASES if not case.is_head]
+    return pytest.mark.parametrize("pair", cases, ids=lambda case: case.name, indirect=True)
+
+
 def test_every_family_has_a_case() -> None:
     assert {case.model_type for case in CASES} == set(architectures.records())
 
@@ -129,6 +135,7 @@ def test_padding_on_the_right(pair: Pair) -> None:
     assert difference(outputs(ours), outputs_of(theirs), compared(pair, mask)) <= TOLERANCE
 
 
+@stacks()
 def test_padding_on_the_left(pair: Pair) -> None:
     mask = torch.arange(T) >= T - LENGTHS[:, None]
     ids = pair.ids(mask=mask)
@@ -203,6 +210,7 @@ def test_transformers_reads_what_is_written_from_the_spec(pair: Pair, tmp_path: 
         assert difference(outputs_of(twin.eval()(input_ids=ids, **more)), expected) <= 1e-6
 
 
+@stacks()
 def test_training_mode_runs(pair: Pair) -> None:
     module = copy.deepcopy(pair.ours).train()
     ids = pair.ids()
