@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import clearhead as ch
-from clearhead.train.assemble import _find_start, _take_weights
 from clearhead.train.progress import SilentProgress
+from clearhead.train.start import find_start, take_weights
 from clearhead.weights import load_tensors, save_tensors
 
 
@@ -33,7 +33,7 @@ def test_a_start_without_some_of_its_weights_is_refused(runs: Callable[[str], Pa
     del tensors
     file.unlink()
     save_tensors(file, kept)
-    start = _find_start(str(saved))
+    start = find_start(str(saved), None, None)
     assert start is not None
     with pytest.raises(ch.InputError, match=f"lacks {gone}"):
-        _take_weights(ch.build(model.spec), start, SilentProgress())
+        take_weights(ch.build(model.spec), start, start.record, SilentProgress())
