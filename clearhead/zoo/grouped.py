@@ -196,7 +196,7 @@ def record(
         model=model,
         rules=rules,
         variants=found,
-        only=(Only("is_causal", (True,), "tokens would see what is after them"), *only),
+        only=(parts.CAUSAL, *only),
         inert=inert,
         prefix="model.",
         table="embed_tokens.weight",
@@ -209,19 +209,8 @@ def variants(
 ) -> tuple[Variant, ...]:
     """The classes of a family of this kind, whose names begin alike; words: its own head over the vocabulary."""
     return (
-        Variant(
-            (f"{name}ForCausalLM",),
-            "generate",
-            words or parts.words("decoder.embedding.table", bias=head_bias),
-            (module("lm_head", "head.layers.0"),),
-            output="lm_head.weight",
-        ),
-        Variant(
-            (f"{name}ForSequenceClassification",),
-            "classify",
-            parts.pooled("last", bias=False),
-            (module("score", "head.layers.1"),),
-        ),
-        Variant((f"{name}ForTokenClassification",), "tag", parts.each_token, (module("score", "head.layers.0"),)),
-        Variant((f"{name}Model",), "embed", parts.nothing, is_bare=True),
+        parts.writing(f"{name}ForCausalLM", words, bias=head_bias),
+        parts.classifying(f"{name}ForSequenceClassification"),
+        parts.tagging(f"{name}ForTokenClassification", by="score"),
+        parts.bare(f"{name}Model"),
     )

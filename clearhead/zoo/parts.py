@@ -9,7 +9,7 @@ from typing import Any, Literal
 from clearhead import spec
 from clearhead.task import Repeats
 from clearhead.zoo.layout import module
-from clearhead.zoo.record import Address, Key, Values, Variant
+from clearhead.zoo.record import Address, Key, Only, Values, Variant
 
 AnyNorm = spec.LayerNorm | spec.RMSNorm
 AnyFunction = spec.Attention | spec.FeedForward | spec.MixtureOfExperts
@@ -131,6 +131,58 @@ def each_token(values: Values) -> spec.Head:
 def bounds(values: Values) -> spec.Head:
     """Two scores for every token: as the first of an answer, and as its last."""
     return spec.Head(layers=(spec.Linear(size=2),))
+
+
+CAUSAL = Only("is_causal", (True,), "tokens would see what is after them")
+"""What every decoder refuses."""
+
+
+def writing(
+    name: str,
+    head: Callable[[Values], spec.Head] | None = None,
+    *,
+    bias: bool = False,
+    output: str = "lm_head",
+) -> Variant:
+    """The class of a decoder that writes, as most families have it.
+
+    Args:
+        name: of the class.
+        head: over the vocabulary; None: one map.
+        bias: of that map.
+        output: what the map is called.
+    """
+    made = head or words("decoder.embedding.table", bias=bias)
+    return Variant((name,), "generate", made, (module(output, "head.layers.0"),), output=f"{output}.weight")
+
+
+def classifying(name: str) -> Variant:
+    """The class of a decoder whose last state says the label of a text, as most families have it."""
+    return Variant((name,), "classify", pooled("last", bias=False), (module("score", "head.layers.1"),))
+
+
+def tagging(
+    name: str,
+    *,
+    by: str = "classifier",
+    prefix: str | None = None,
+    spare: tuple[str, ...] = (),
+    has_decoder: bool = True,
+) -> Variant:
+    """The class that labels every token, as most families have it.
+
+    Args:
+        name: of the class.
+        by: what its map is called.
+        prefix, spare, has_decoder: as in `Variant`.
+    """
+    rules = (module(by, "head.layers.0"),)
+    return Variant((name,), "tag", each_token, rules, prefix=prefix, spare=spare, has_decoder=has_decoder)
+
+
+def bare(name: str, *, spare: tuple[str, ...] = ()) -> Variant:
+    """The class without a head, whose tensors have no prefix."""
+    return Variant((name,), "embed", nothing, is_bare=True, spare=spare)
 
 
 def answering(

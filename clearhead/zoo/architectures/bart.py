@@ -251,7 +251,7 @@ def _record(
         variants=(
             Variant((f"{name}{words_class}",), task, _words(bias), head, output="lm_head.weight"),
             *(_repeating(name, repeats) if repeats else ()),
-            Variant((f"{name}Model",), "embed", parts.nothing, is_bare=True),
+            parts.bare(f"{name}Model"),
         ),
         only=tuple(one for one in only if one.name not in {key.name for key in keys}),
         inert=(

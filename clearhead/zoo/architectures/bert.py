@@ -167,12 +167,9 @@ def _bert_variants() -> tuple[Variant, ...]:
     return (
         Variant(("BertForMaskedLM", "BertForPreTraining"), "fill", masked, words, output=output, spare=spare),
         Variant(("BertForSequenceClassification",), "classify", TANH, labels),
-        Variant(
-            ("BertForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),),
-            spare=spare,
-        ),
+        parts.tagging("BertForTokenClassification", spare=spare),
         parts.answering("BertForQuestionAnswering", spare=spare),
-        Variant(("BertModel",), "embed", parts.nothing, is_bare=True, spare=(POOLER,)),
+        parts.bare("BertModel", spare=(POOLER,)),
     )  # fmt: skip
 
 
@@ -188,12 +185,9 @@ def _roberta_variants(name: str) -> tuple[Variant, ...]:
     return (
         Variant((f"{name}ForMaskedLM",), "fill", masked_exact, words, output="lm_head.decoder.weight", spare=spare),
         Variant((f"{name}ForSequenceClassification",), "classify", TANH, labels, spare=spare),
-        Variant(
-            (f"{name}ForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),),
-            spare=spare,
-        ),
+        parts.tagging(f"{name}ForTokenClassification", spare=spare),
         parts.answering(f"{name}ForQuestionAnswering", spare=spare),
-        Variant((f"{name}Model",), "embed", parts.nothing, is_bare=True, spare=spare),
+        parts.bare(f"{name}Model", spare=spare),
     )  # fmt: skip
 
 

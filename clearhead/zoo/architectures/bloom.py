@@ -8,7 +8,7 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.zoo import parts
 from clearhead.zoo.layout import Grouped, module
-from clearhead.zoo.record import Key, Only, Record, Values, Variant
+from clearhead.zoo.record import Key, Only, Record, Values
 
 SELF, FEED = parts.function("decoder", 0), parts.function("decoder", 1)
 
@@ -65,27 +65,14 @@ RECORDS = (
         model=_model,
         rules=RULES,
         variants=(
-            Variant(
-                ("BloomForCausalLM",),
-                "generate",
-                parts.words("decoder.embedding.table"),
-                (module("lm_head", "head.layers.0"),),
-                output="lm_head.weight",
-            ),
-            Variant(
-                ("BloomForSequenceClassification",),
-                "classify",
-                parts.pooled("last", bias=False),
-                (module("score", "head.layers.1"),),
-            ),
-            Variant(
-                ("BloomForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
-            ),
+            parts.writing("BloomForCausalLM"),
+            parts.classifying("BloomForSequenceClassification"),
+            parts.tagging("BloomForTokenClassification"),
             parts.answering("BloomForQuestionAnswering"),
-            Variant(("BloomModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("BloomModel"),
         ),
         only=(
-            Only("is_causal", (True,), "tokens would see what is after them"),
+            parts.CAUSAL,
             Only("apply_residual_connection_post_layernorm", (False,), "branches would be added to the normed stream"),
             Only("slow_but_exact", (False,), "the outputs of branches would lose their biases"),
             Only("n_inner", (None,), "the networks would have another size"),

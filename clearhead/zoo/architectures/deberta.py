@@ -223,15 +223,9 @@ RECORDS = (
                 (module("pooler.dense", "head.layers.1"), module("classifier", "head.layers.3")),
                 spare=(*OTHERS, *HEADS),
             ),
-            Variant(
-                ("DebertaV2ForTokenClassification",),
-                "tag",
-                parts.each_token,
-                (module("classifier", "head.layers.0"),),
-                spare=(*OTHERS, *HEADS),
-            ),
+            parts.tagging("DebertaV2ForTokenClassification", spare=(*OTHERS, *HEADS)),
             parts.answering("DebertaV2ForQuestionAnswering", spare=(*OTHERS, *HEADS)),
-            Variant(("DebertaV2Model",), "embed", parts.nothing, is_bare=True, spare=(*OTHERS, *HEADS)),
+            parts.bare("DebertaV2Model", spare=(*OTHERS, *HEADS)),
         ),
         only=(
             *bert.ONLY,

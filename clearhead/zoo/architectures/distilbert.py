@@ -91,11 +91,9 @@ RECORDS = (
                 _sequence,
                 (module("pre_classifier", "head.layers.1"), module("classifier", "head.layers.3")),
             ),
-            Variant(
-                ("DistilBertForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
-            ),
+            parts.tagging("DistilBertForTokenClassification"),
             parts.answering("DistilBertForQuestionAnswering"),
-            Variant(("DistilBertModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("DistilBertModel"),
         ),
         # The table of positions is in the file, however it was first made.
         inert=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"),

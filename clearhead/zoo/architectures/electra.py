@@ -64,11 +64,9 @@ RECORDS = (
                 bert.sequence(spec.Activation(function="gelu")),
                 (module("classifier.dense", "head.layers.1"), module("classifier.out_proj", "head.layers.3")),
             ),
-            Variant(
-                ("ElectraForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
-            ),
+            parts.tagging("ElectraForTokenClassification"),
             parts.answering("ElectraForQuestionAnswering"),
-            Variant(("ElectraModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("ElectraModel"),
         ),
         only=bert.ONLY,
         inert=(*bert.INERT, "summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"),

@@ -101,10 +101,8 @@ RECORDS = (
                     module("classifier", "head.layers.3"),
                 ),
             ),
-            Variant(
-                ("EuroBertForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
-            ),
-            Variant(("EuroBertModel",), "embed", parts.nothing, is_bare=True),
+            parts.tagging("EuroBertForTokenClassification"),
+            parts.bare("EuroBertModel"),
         ),
         only=(Only("clf_pooling", ("late",), "labels would be read from another state"),),
         # The published files name code that came before the classes, which compute the same.

@@ -10,7 +10,7 @@ from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.zoo import grouped, parts, rope
 from clearhead.zoo.layout import Grouped, Rule, module
-from clearhead.zoo.record import Key, Only, Record, Values, Variant
+from clearhead.zoo.record import Key, Only, Record, Values
 
 SELF = parts.function("decoder", 0)
 
@@ -143,27 +143,14 @@ RECORDS = (
         model=_model,
         rules=RULES,
         variants=(
-            Variant(
-                ("FalconForCausalLM",),
-                "generate",
-                parts.words("decoder.embedding.table"),
-                (module("lm_head", "head.layers.0"),),
-                output="lm_head.weight",
-            ),
-            Variant(
-                ("FalconForSequenceClassification",),
-                "classify",
-                parts.pooled("last", bias=False),
-                (module("score", "head.layers.1"),),
-            ),
-            Variant(
-                ("FalconForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
-            ),
+            parts.writing("FalconForCausalLM"),
+            parts.classifying("FalconForSequenceClassification"),
+            parts.tagging("FalconForTokenClassification"),
             parts.answering("FalconForQuestionAnswering"),
-            Variant(("FalconModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("FalconModel"),
         ),
         only=(
-            Only("is_causal", (True,), "tokens would see what is after them"),
+            parts.CAUSAL,
             Only("apply_residual_connection_post_layernorm", (False,), "branches would be added to the normed stream"),
         ),
         # The size of the networks stands in another key, and a head's dropout.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.zoo import parts
 from clearhead.zoo.layout import Rows, Turned, module
-from clearhead.zoo.record import Key, Only, Record, Values, Variant
+from clearhead.zoo.record import Key, Record, Values
 
 SELF, FEED = parts.function("decoder", 0), parts.function("decoder", 1)
 
@@ -86,29 +86,18 @@ RECORDS = (
         prefix="transformer.",
         table="wte.weight",
         variants=(
-            Variant(
-                ("GPT2LMHeadModel",),
-                "generate",
-                parts.words("decoder.embedding.table"),
-                (module("lm_head", "head.layers.0"),),
-                output="lm_head.weight",
-            ),
-            Variant(
-                ("GPT2ForSequenceClassification",),
-                "classify",
-                parts.pooled("last", bias=False),
-                (module("score", "head.layers.1"),),
-            ),
-            Variant(("GPT2ForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)),
+            parts.writing("GPT2LMHeadModel"),
+            parts.classifying("GPT2ForSequenceClassification"),
+            parts.tagging("GPT2ForTokenClassification"),
             parts.answering("GPT2ForQuestionAnswering"),
-            Variant(("GPT2Model",), "embed", parts.nothing, is_bare=True),
+            parts.bare("GPT2Model"),
         ),
         # Numeric care in half precision, and settings of a head with choices that none of the variants has.
         inert=(
             "reorder_and_upcast_attn", "n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
             "summary_type", "summary_use_proj", "classifier_dropout", "hidden_dropout",
         ),
-        only=(Only("is_causal", (True,), "tokens would see what is after them"),),
+        only=(parts.CAUSAL,),
         ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
         # The class names ids of the published vocabulary, which another need not have.
         written={"bos_token_id": None, "eos_token_id": None},

@@ -9,7 +9,7 @@ from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.zoo import grouped, kinds, parts
 from clearhead.zoo.layout import module
-from clearhead.zoo.record import Key, Only, Record, Values, Variant
+from clearhead.zoo.record import Key, Record, Values
 
 SELF, FEED = parts.function("decoder", 0), parts.function("decoder", 1)
 
@@ -107,26 +107,13 @@ RECORDS = (
         model=_model,
         rules=RULES,
         variants=(
-            Variant(
-                ("GPTNeoForCausalLM",),
-                "generate",
-                parts.words("decoder.embedding.table"),
-                (module("lm_head", "head.layers.0"),),
-                output="lm_head.weight",
-            ),
-            Variant(
-                ("GPTNeoForSequenceClassification",),
-                "classify",
-                parts.pooled("last", bias=False),
-                (module("score", "head.layers.1"),),
-            ),
-            Variant(
-                ("GPTNeoForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
-            ),
+            parts.writing("GPTNeoForCausalLM"),
+            parts.classifying("GPTNeoForSequenceClassification"),
+            parts.tagging("GPTNeoForTokenClassification"),
             parts.answering("GPTNeoForQuestionAnswering"),
-            Variant(("GPTNeoModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("GPTNeoModel"),
         ),
-        only=(Only("is_causal", (True,), "tokens would see what is after them"),),
+        only=(parts.CAUSAL,),
         # The list of layers repeats what the types say; the rest are settings of heads that no class has.
         inert=(
             "attention_layers", "classifier_dropout", "summary_activation", "summary_first_dropout",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.zoo import parts, rope
 from clearhead.zoo.layout import Grouped, Rule, module
-from clearhead.zoo.record import Key, Only, Record, Values, Variant
+from clearhead.zoo.record import Key, Record, Values
 
 SELF, SIDE, FEED = parts.function("decoder", 0), parts.function("decoder", 0, 1), parts.function("decoder", 1)
 
@@ -98,27 +98,14 @@ RECORDS = (
         model=_model,
         rules=RULES,
         variants=(
-            Variant(
-                ("GPTNeoXForCausalLM",),
-                "generate",
-                parts.words("decoder.embedding.table"),
-                (module("embed_out", "head.layers.0"),),
-                output="embed_out.weight",
-            ),
-            Variant(
-                ("GPTNeoXForSequenceClassification",),
-                "classify",
-                parts.pooled("last", bias=False),
-                (module("score", "head.layers.1"),),
-            ),
-            Variant(
-                ("GPTNeoXForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)
-            ),
+            parts.writing("GPTNeoXForCausalLM", output="embed_out"),
+            parts.classifying("GPTNeoXForSequenceClassification"),
+            parts.tagging("GPTNeoXForTokenClassification"),
             parts.answering("GPTNeoXForQuestionAnswering"),
-            Variant(("GPTNeoXModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("GPTNeoXModel"),
         ),
         # A theta under its usual name has no effect in this family; one that differs from the family's own misleads.
-        only=(Only("is_causal", (True,), "tokens would see what is after them"),),
+        only=(parts.CAUSAL,),
         inert=("classifier_dropout", "rope_theta", "partial_rotary_factor"),
         prefix="gpt_neox.",
         table="embed_in.weight",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.zoo import parts
 from clearhead.zoo.layout import Halves, module
-from clearhead.zoo.record import Key, Only, Record, Values, Variant
+from clearhead.zoo.record import Key, Only, Record, Values
 
 SELF, FEED = parts.function("decoder", 0), parts.function("decoder", 0, 1)
 
@@ -67,24 +67,13 @@ RECORDS = (
         model=_model,
         rules=RULES,
         variants=(
-            Variant(
-                ("GPTJForCausalLM",),
-                "generate",
-                parts.words("decoder.embedding.table", bias=True),
-                (module("lm_head", "head.layers.0"),),
-                output="lm_head.weight",
-            ),
-            Variant(
-                ("GPTJForSequenceClassification",),
-                "classify",
-                parts.pooled("last", bias=False),
-                (module("score", "head.layers.1"),),
-            ),
+            parts.writing("GPTJForCausalLM", bias=True),
+            parts.classifying("GPTJForSequenceClassification"),
             parts.answering("GPTJForQuestionAnswering"),
-            Variant(("GPTJModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("GPTJModel"),
         ),
         only=(
-            Only("is_causal", (True,), "tokens would see what is after them"),
+            parts.CAUSAL,
             Only("rotary", (True,), "positions would not be told"),
             Only("scale_attn_weights", (True,), "scores would not be scaled"),
         ),

@@ -223,7 +223,7 @@ RECORDS = (
             Variant(
                 ("ModernBertForQuestionAnswering",), "answer", _bounds, (*HEAD, module("classifier", "head.layers.3"))
             ),
-            Variant(("ModernBertModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("ModernBertModel"),
         ),
         inert=(
             "classifier_dropout", "cls_token_id", "deterministic_flash_attn", "initializer_cutoff_factor",

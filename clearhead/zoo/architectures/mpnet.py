@@ -62,15 +62,9 @@ RECORDS = (
                 (module("classifier.dense", "head.layers.1"), module("classifier.out_proj", "head.layers.3")),
                 spare=(POOLER,),
             ),
-            Variant(
-                ("MPNetForTokenClassification",),
-                "tag",
-                parts.each_token,
-                (module("classifier", "head.layers.0"),),
-                spare=(POOLER,),
-            ),
+            parts.tagging("MPNetForTokenClassification", spare=(POOLER,)),
             parts.answering("MPNetForQuestionAnswering", spare=(POOLER,)),
-            Variant(("MPNetModel",), "embed", parts.nothing, is_bare=True, spare=(POOLER,)),
+            parts.bare("MPNetModel", spare=(POOLER,)),
         ),
         only=(
             *bert.ONLY,

@@ -12,7 +12,7 @@ from clearhead.errors import InputError
 from clearhead.zoo import grouped, parts
 from clearhead.zoo.config import INERT
 from clearhead.zoo.layout import Rows, module
-from clearhead.zoo.record import Key, Only, Record, Values, Variant
+from clearhead.zoo.record import Key, Only, Record, Values
 
 SELF, FEED = parts.function("decoder", 0), parts.function("decoder", 1)
 # What the object of attention may say without being honoured: the classes compute this and nothing else.
@@ -103,26 +103,15 @@ RECORDS = (
         model=_model,
         rules=RULES,
         variants=(
-            Variant(
-                ("MptForCausalLM",),
-                "generate",
-                parts.words("decoder.embedding.table"),
-                (module("lm_head", "head.layers.0"),),
-                output="lm_head.weight",
-            ),
-            Variant(
-                ("MptForSequenceClassification",),
-                "classify",
-                parts.pooled("last", bias=False),
-                (module("score", "head.layers.1"),),
-            ),
-            Variant(("MptForTokenClassification",), "tag", parts.each_token, (module("classifier", "head.layers.0"),)),
+            parts.writing("MptForCausalLM"),
+            parts.classifying("MptForSequenceClassification"),
+            parts.tagging("MptForTokenClassification"),
             parts.answering("MptForQuestionAnswering"),
-            Variant(("MptModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("MptModel"),
         ),
         # The classes read none of these; a value that means something else would be passed over.
         only=(
-            Only("is_causal", (True,), "tokens would see what is after them"),
+            parts.CAUSAL,
             Only("expansion_ratio", (4,), "the networks would have another size"),
             Only("logit_scale", (None,), "the outputs would be scaled"),
             Only("no_bias", (True,), "there would be biases"),

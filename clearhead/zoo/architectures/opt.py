@@ -8,7 +8,7 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.zoo import parts
 from clearhead.zoo.layout import module
-from clearhead.zoo.record import Key, Only, Record, Values, Variant
+from clearhead.zoo.record import Key, Record, Values
 
 SELF, FEED = parts.function("decoder", 0), parts.function("decoder", 1)
 
@@ -114,23 +114,12 @@ RECORDS = (
         model=_model,
         rules=RULES,
         variants=(
-            Variant(
-                ("OPTForCausalLM",),
-                "generate",
-                parts.words("decoder.embedding.table"),
-                (module("lm_head", "head.layers.0"),),
-                output="lm_head.weight",
-            ),
-            Variant(
-                ("OPTForSequenceClassification",),
-                "classify",
-                parts.pooled("last", bias=False),
-                (module("score", "head.layers.1"),),
-            ),
+            parts.writing("OPTForCausalLM"),
+            parts.classifying("OPTForSequenceClassification"),
             parts.answering("OPTForQuestionAnswering"),
-            Variant(("OPTModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("OPTModel"),
         ),
-        only=(Only("is_causal", (True,), "tokens would see what is after them"),),
+        only=(parts.CAUSAL,),
         # How fresh weights are drawn, and a dropout that no class applies.
         inert=("init_std", "activation_dropout"),
         prefix="model.",

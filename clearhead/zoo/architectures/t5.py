@@ -208,14 +208,11 @@ def _record(
                 prefix="transformer.",
                 repeats="start",
             ),
-            Variant(
-                (f"{name}ForTokenClassification",),
-                "tag",
-                parts.each_token,
-                (module("classifier", "head.layers.0"),),
+            parts.tagging(
+                f"{name}ForTokenClassification",
+                prefix="transformer.",
                 spare=(r"transformer\.decoder\..*",),
                 has_decoder=False,
-                prefix="transformer.",
             ),
             parts.answering(f"{name}ForQuestionAnswering", repeats="start"),
             Variant((f"{name}Model",), "embed", parts.nothing),

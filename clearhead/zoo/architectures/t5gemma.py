@@ -230,7 +230,7 @@ RECORDS = (
                 (module("lm_head.out_proj", "head.layers.0"),),
                 output="lm_head.out_proj.weight",
             ),
-            Variant(("T5GemmaModel",), "embed", parts.nothing, is_bare=True),
+            parts.bare("T5GemmaModel"),
         ),
         inert=("vocab_size", "classifier_dropout_rate"),
         prefix="model.",
