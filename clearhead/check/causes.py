@@ -18,8 +18,9 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.check.measure import Point, first_divergence, gap, points
 from clearhead.check.trace import Reading, Sides, Trace
-from clearhead.core import Transformer, build
+from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.weights.fill import built
 from clearhead.weights.save import their_tensors
 from clearhead.zoo.layout import Halves, Place
 
@@ -92,26 +93,8 @@ def _experiments(
     yield from _orders(module, trace, expected, tolerance)
 
 
-def _rewritten(node: Any, change: Change) -> Any:
-    """Apply a change to every node of a tree, the leaves first."""
-    updates: dict[str, Any] = {}
-    for name in type(node).model_fields:
-        value = getattr(node, name)
-        if isinstance(value, spec.Node):
-            updates[name] = _rewritten(value, change)
-        elif isinstance(value, tuple):
-            updates[name] = tuple(_rewritten(one, change) if isinstance(one, spec.Node) else one for one in value)
-    return change(node.model_copy(update=updates))
-
-
 def _changed(module: Transformer, change: Change) -> Transformer:
-    return _filled(_rewritten(module.spec, change), module.state_dict())
-
-
-def _filled(model: spec.Model, state: State) -> Transformer:
-    made = build(model, device="meta")
-    made.load_state_dict(dict(state), strict=True, assign=True)
-    return made.eval()
+    return built(spec.rebuilt(module.spec, lambda _, node: change(node)), module.state_dict())
 
 
 def _nodes(module: Transformer, *kinds: type[spec.Node]) -> list[Any]:
@@ -204,7 +187,7 @@ def _laid_out(module: Transformer, rotating: Mapping[str, spec.Attention], way: 
         for name in (f"{path}.{part}.{leaf}" for part in ("query", "key") for leaf in ("weight", "bias")):
             if name in state:
                 (state[name],) = way([state[name]], Place((state[name].shape,), node))
-    return _filled(module.spec, state)
+    return built(module.spec, state)
 
 
 def _orders(module: Transformer, trace: Trace, expected: Trace, tolerance: float) -> Iterator[Experiment]:
@@ -245,7 +228,7 @@ def _reordered(module: Transformer, places: Mapping[str, Mapping[str, list[int]]
                 size = nodes[path].head_size
                 if name in state and state[name].shape[0] == len(order) * size:
                     state[name] = state[name].unflatten(0, (-1, size))[torch.tensor(order)].flatten(0, 1)
-    return _filled(module.spec, state)
+    return built(module.spec, state)
 
 
 def _by_tensors(sides: Sides, module: Transformer) -> str:

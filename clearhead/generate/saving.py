@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.core import Transformer, build
+from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.published import SETTINGS, Published, family_of, framed_text, read_rules, sayable
 from clearhead.task import TaskRecord
@@ -18,6 +18,7 @@ from clearhead.text.files import read_json_object
 from clearhead.text.frame import Frame, Part
 from clearhead.text.roles import Roles
 from clearhead.weights import Pretrained, load_tensors, save_pretrained, save_tensors
+from clearhead.weights.fill import built
 from clearhead.zoo.config import write
 
 ORIGIN = "origin"
@@ -154,9 +155,7 @@ def _in_units(module: Transformer, task: TaskRecord) -> Transformer:
         )
     tensors[f"{last}.weight"] = tensors[f"{last}.weight"] * task.number_scale
     tensors[f"{last}.bias"] = tensors[f"{last}.bias"] * task.number_scale + task.number_mean
-    twin = build(module.spec, device="meta")
-    twin.load_state_dict(tensors, strict=True, assign=True)
-    return twin.eval()
+    return built(module.spec, tensors)
 
 
 def _as_the_family_says(module: Transformer, pretrained: Pretrained | None) -> Transformer:
@@ -168,9 +167,7 @@ def _as_the_family_says(module: Transformer, pretrained: Pretrained | None) -> T
     except InputError:
         said = sayable(pretrained.record, pretrained.variant, pretrained.config, module)
         if said is not None and said != module.spec:
-            twin = build(said, device="meta")
-            twin.load_state_dict(module.state_dict(), strict=True, assign=True)
-            return twin.eval()
+            return built(said, module.state_dict())
     return module
 
 

@@ -64,7 +64,8 @@ from clearhead.spec.positions import (
     TableHeads,
     YarnScaling,
 )
-from clearhead.spec.rules import consistency_faults, walk
+from clearhead.spec.rules import consistency_faults
+from clearhead.spec.trees import rebuilt, walk
 
 __all__ = [
     "Activation",
@@ -122,6 +123,7 @@ __all__ = [
     "Xavier",
     "YarnScaling",
     "consistency_faults",
+    "rebuilt",
     "validate",
     "walk",
 ]

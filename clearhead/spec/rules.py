@@ -14,6 +14,7 @@ from clearhead.spec.base import Node, Reference
 from clearhead.spec.node_rules import node_faults
 from clearhead.spec.nodes import Attention, FeedForward, Linear, MixtureOfExperts, Stack, Table
 from clearhead.spec.positions import Disentangled, DistanceTable, RelativeBuckets, TableHeads
+from clearhead.spec.trees import walk
 
 if TYPE_CHECKING:
     from clearhead.spec.model import Model
@@ -27,16 +28,6 @@ def consistency_faults(model: Model) -> list[str]:
     if model.encoder is None and model.decoder is None:
         faults.append("a model needs an encoder, a decoder or both; got neither")
     return faults + _memory_faults(model) + _reference_faults(model) + _head_faults(model)
-
-
-def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield every node below with its path, parents first; indices are path parts, as in module names."""
-    yield path, node
-    for name in type(node).model_fields:
-        value = getattr(node, name)
-        for suffix, child in enumerate(value) if isinstance(value, tuple) else [("", value)]:
-            if isinstance(child, Node):
-                yield from walk(child, ".".join(part for part in (path, name, str(suffix)) if part))
 
 
 def _memory_faults(model: Model) -> list[str]:

@@ -14,7 +14,7 @@ from clearhead.core.position import alibi_slopes
 from clearhead.errors import InputError
 from clearhead.surgery.plan import Origin, Plan, as_it_is, perform, selected
 from clearhead.surgery.report import AnyModel, Edited
-from clearhead.surgery.trees import check_numbers, chosen, functions, rebuilt
+from clearhead.surgery.trees import check_numbers, chosen, functions
 
 
 def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> Edited[AnyModel]:
@@ -87,7 +87,7 @@ def _plan_heads(module: Transformer, given: Mapping[str, Collection[int]]) -> Pl
         return node
 
     origins |= {f"{path}.weight": selected(f"{path}.weight", _index(left), 1) for path, left in resized.items()}
-    return Plan(rebuilt(module.spec, change), origins)
+    return Plan(spec.rebuilt(module.spec, change), origins)
 
 
 def _obstacles(address: str, attention: spec.Attention, removed: Collection[int]) -> list[str]:
@@ -210,7 +210,7 @@ def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> 
     def change(path: str, node: spec.Node) -> spec.Node:
         return node.model_copy(update={"size": left[path]}) if path in left else node
 
-    return Plan(rebuilt(module.spec, change), origins)
+    return Plan(spec.rebuilt(module.spec, change), origins)
 
 
 def _network(node: spec.FeedForward | spec.MixtureOfExperts) -> spec.FeedForward:

@@ -9,7 +9,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.surgery.plan import Origin, Plan, as_it_is, perform
 from clearhead.surgery.report import AnyModel, Edited
-from clearhead.surgery.trees import Side, rebuilt, stack_of, with_stacks
+from clearhead.surgery.trees import Side, stack_of, with_stacks
 
 
 def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = None) -> Edited[AnyModel]:
@@ -96,7 +96,7 @@ def _with_tables(
         origins[f"{path}.weight"] = Origin(f"{table}.weight")
         return old[table]
 
-    model = rebuilt(model, change)
+    model = spec.rebuilt(model, change)
 
     def follow(path: str, node: spec.Node) -> spec.Node:
         """Let other stacks follow what moved."""
@@ -104,4 +104,4 @@ def _with_tables(
             return node.model_copy(update={"path": owners.get(node.path, node.path)})
         return node
 
-    return Plan(rebuilt(model, follow), origins)
+    return Plan(spec.rebuilt(model, follow), origins)

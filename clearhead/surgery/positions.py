@@ -15,7 +15,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
 from clearhead.surgery.plan import Origin, Plan, as_it_is, perform
 from clearhead.surgery.report import AnyModel, Edited
-from clearhead.surgery.trees import Side, functions, rebuilt
+from clearhead.surgery.trees import Side, functions
 
 By = Literal["repeat", "interpolate", "draw"]
 
@@ -89,7 +89,7 @@ def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) ->
             return node.model_copy(update={"rows": length + node.offset})
         return node
 
-    return Plan(rebuilt(module.spec, change), origins)
+    return Plan(spec.rebuilt(module.spec, change), origins)
 
 
 def _instead(model: spec.Model, stacks: Mapping[str, spec.Stack | None]) -> str:
@@ -137,4 +137,4 @@ def _plan_rotary(module: Transformer, scaling: spec.RotaryScaling | None, theta:
         return node
 
     kept = "scaling" if theta is None else "scaling and theta"
-    return Plan(rebuilt(module.spec, change), as_it_is(module), (f"{kept} changed in {len(meant)} attentions",))
+    return Plan(spec.rebuilt(module.spec, change), as_it_is(module), (f"{kept} changed in {len(meant)} attentions",))

@@ -7,7 +7,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.surgery.plan import Origin, Plan, as_it_is, perform, task_of
 from clearhead.surgery.report import AnyModel, Edited
-from clearhead.surgery.trees import rebuilt, redirected
+from clearhead.surgery.trees import redirected
 
 
 def to_encoder_decoder(model: AnyModel) -> Edited[AnyModel]:
@@ -164,9 +164,9 @@ def _causal(stack: spec.Stack) -> spec.Stack:
         return node
 
     def attend(path: str, node: spec.Node) -> spec.Node:
-        return rebuilt(node, change) if isinstance(node, spec.Attention) and node.source == "self" else node
+        return spec.rebuilt(node, change) if isinstance(node, spec.Attention) and node.source == "self" else node
 
-    return rebuilt(stack, attend)
+    return spec.rebuilt(stack, attend)
 
 
 def _word_head(head: spec.Head | None, encoder: spec.Stack) -> spec.Head:
@@ -218,7 +218,6 @@ def _plan_first_stack(module: Transformer, encoder: spec.Stack, head: spec.Head 
         assert isinstance(owner, spec.Table)
         encoder = encoder.model_copy(update={"embedding": encoder.embedding.model_copy(update={"table": owner})})
         origins["encoder.embedding.table.weight"] = Origin(f"{table.path}.weight")
-        encoder = redirected(encoder, lambda path: path)
     whole = module.spec.model_copy(update={"encoder": encoder, "decoder": None})
     return _with_head(whole, origins, module.spec.head, head)
 
@@ -249,4 +248,4 @@ def _bidirectional(stack: spec.Stack) -> spec.Stack:
             return node.model_copy(update={"bidirectional": True, "count": 2 * node.count})
         return node
 
-    return rebuilt(stack, change)
+    return spec.rebuilt(stack, change)

@@ -1,4 +1,4 @@
-"""Specs rebuilt: a node replaced wherever it stands, and what is found by the pattern of an address."""
+"""Places in a spec: references that follow, stacks by name, and what is found by the pattern of an address."""
 
 from __future__ import annotations
 
@@ -15,29 +15,6 @@ AnyNode = TypeVar("AnyNode", bound=spec.Node)
 Wanted = TypeVar("Wanted", bound=spec.Node)
 
 
-def rebuilt(node: AnyNode, change: Callable[[str, spec.Node], spec.Node], path: str = "") -> AnyNode:
-    """Return a tree in which every node below is what `change` makes of it, children before their parents.
-
-    Args:
-        node: the root, which stays of its type.
-        change: given the path of a node and the node; returns it, or another one.
-        path: of the root.
-    """
-    updates: dict[str, object] = {}
-    for name in type(node).model_fields:
-        value = getattr(node, name)
-        place = f"{path}.{name}" if path else name
-        if isinstance(value, spec.Node):
-            updates[name] = _changed(value, change, place)
-        elif isinstance(value, tuple) and any(isinstance(part, spec.Node) for part in value):
-            updates[name] = tuple(_changed(part, change, f"{place}.{index}") for index, part in enumerate(value))
-    return node.model_copy(update=updates)
-
-
-def _changed(node: spec.Node, change: Callable[[str, spec.Node], spec.Node], path: str) -> spec.Node:
-    return change(path, rebuilt(node, change, path))
-
-
 def redirected(node: AnyNode, rename: Callable[[str], str], path: str = "") -> AnyNode:
     """Return a tree whose references name other paths."""
 
@@ -46,7 +23,7 @@ def redirected(node: AnyNode, rename: Callable[[str], str], path: str = "") -> A
             return part.model_copy(update={"path": rename(part.path)})
         return part
 
-    return rebuilt(node, change, path)
+    return spec.rebuilt(node, change, path)
 
 
 def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, spec.Stack]:

@@ -13,7 +13,6 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.surgery.plan import Change, Origin, Plan, as_it_is
-from clearhead.surgery.trees import rebuilt
 
 Reads = Literal["source", "target"]
 # How a new row begins: the mean of all rows, drawn as in a new model, the mean of the rows of some ids, or as given.
@@ -118,7 +117,7 @@ def plan_rows(module: Transformer, words: Words, rows: Sequence[int | None], sta
             return node.model_copy(update={"size": len(rows)})
         return node
 
-    return Plan(rebuilt(module.spec, change), origins)
+    return Plan(spec.rebuilt(module.spec, change), origins)
 
 
 def _check_rows(words: Words, kept: Sequence[int]) -> None:

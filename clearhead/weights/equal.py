@@ -7,13 +7,13 @@ is a bias of zeros. Legend: D width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from clearhead import spec
-from clearhead.core import Transformer, build
+from clearhead.core import Transformer
+from clearhead.weights.fill import built
 
 
 def equal_forms(module: Transformer) -> Iterator[Transformer]:
@@ -35,7 +35,7 @@ def with_bias(module: Transformer) -> Transformer | None:
     model = module.spec.model_copy(update={"head": head.model_copy(update={"layers": layers})})
     like = next(module.parameters())
     zeros = {f"head.layers.{len(layers) - 1}.bias": torch.zeros(last.size, dtype=like.dtype, device=like.device)}
-    return _built(model, dict(module.state_dict()) | zeros, module)
+    return built(model, dict(module.state_dict()) | zeros, training=module.training)
 
 
 def in_halves(module: Transformer) -> Transformer | None:
@@ -60,7 +60,7 @@ def in_halves(module: Transformer) -> Transformer | None:
         for axis in axes.get(name, ()):
             tensor = tensor.index_select(axis, order_D.to(tensor.device))
         tensors[name] = tensor
-    return _built(module.spec.model_copy(update=update), tensors, module)
+    return built(module.spec.model_copy(update=update), tensors, training=module.training)
 
 
 def _is_plain(stack: spec.Stack) -> bool:
@@ -107,9 +107,3 @@ def _head_axes(model: spec.Model) -> dict[str, tuple[int, ...]]:
             break
         axes |= {f"{address}.weight": (0, 1) if isinstance(layer, spec.Linear) else (0,), f"{address}.bias": (0,)}
     return axes
-
-
-def _built(model: spec.Model, tensors: Mapping[str, Tensor], like: Transformer) -> Transformer:
-    made = build(model, device="meta")
-    made.load_state_dict(dict(tensors), strict=True, assign=True)
-    return made.train(like.training)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from clearhead.core import Transformer, build
 from clearhead.errors import InputError, nearest
+from clearhead.spec import Model
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
@@ -31,3 +33,16 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> No
     if faults:
         raise InputError.from_faults(faults, subject=source)
     module.load_state_dict(dict(tensors), strict=True, assign=True)
+
+
+def built(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False) -> Transformer:
+    """Return a module of tensors that are known to fit; they become its own and are not copied.
+
+    Args:
+        model: its spec.
+        tensors: one for each entry of its state, by address.
+        training: whether it is in training mode.
+    """
+    made = build(model, device="meta")
+    made.load_state_dict(dict(tensors), strict=True, assign=True)
+    return made.train(training)

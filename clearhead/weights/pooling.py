@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.core import Transformer, build
+from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.weights.files import save_tensors
+from clearhead.weights.fill import built
 from clearhead.weights.folder import FLOATS, SINGLE, TensorFiles, inside, read_json, read_list
 
 MODULES, LIMITS, PROMPTS, SETTINGS = (
@@ -205,10 +206,9 @@ def with_head(module: Transformer, head: spec.Head | None, tensors: Mapping[str,
     Raises:
         InputError: the head does not fit.
     """
-    other = build(spec.validate(module.spec.model_copy(update={"head": head})), device="meta")
+    model = spec.validate(module.spec.model_copy(update={"head": head}))
     own = {name: tensor for name, tensor in module.state_dict().items() if not name.startswith("head.")}
-    other.load_state_dict(own | dict(tensors), strict=True, assign=True)
-    return other.train(module.training)
+    return built(model, own | dict(tensors), training=module.training)
 
 
 def makes_vectors(model: spec.Model) -> bool:

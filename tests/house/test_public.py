@@ -40,7 +40,7 @@ NAMES = {
         LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
         OutProjection Pool Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets Rotary RotaryScaling
         Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads Unit Window Xavier YarnScaling
-        consistency_faults validate walk
+        consistency_faults rebuilt validate walk
     """,
     "clearhead.surgery": """
         Edited Report cut_vocabulary grow_vocabulary keep_layers remove_heads remove_neurons replace_head

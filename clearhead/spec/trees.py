@@ -1,0 +1,43 @@
+"""A spec as a tree: every node with its path, and the tree again with other nodes in some places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from clearhead.spec.base import Node
+
+Tree = TypeVar("Tree", bound=Node)
+
+
+def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Yield every node below with its path, parents first; indices are path parts, as in module names."""
+    yield path, node
+    for name in type(node).model_fields:
+        value = getattr(node, name)
+        for suffix, child in enumerate(value) if isinstance(value, tuple) else [("", value)]:
+            if isinstance(child, Node):
+                yield from walk(child, ".".join(part for part in (path, name, str(suffix)) if part))
+
+
+def rebuilt(node: Tree, change: Callable[[str, Node], Node], path: str = "") -> Tree:
+    """Return a tree in which every node below is what `change` makes of it, children before their parents.
+
+    Args:
+        node: the root, which stays of its type.
+        change: given the path of a node and the node; returns it, or another one.
+        path: of the root.
+    """
+    updates: dict[str, object] = {}
+    for name in type(node).model_fields:
+        value = getattr(node, name)
+        place = f"{path}.{name}" if path else name
+        if isinstance(value, Node):
+            updates[name] = _changed(value, change, place)
+        elif isinstance(value, tuple) and any(isinstance(part, Node) for part in value):
+            updates[name] = tuple(_changed(part, change, f"{place}.{index}") for index, part in enumerate(value))
+    return node.model_copy(update=updates)
+
+
+def _changed(node: Node, change: Callable[[str, Node], Node], path: str) -> Node:
+    return change(path, rebuilt(node, change, path))
