@@ -12,10 +12,12 @@ import typer
 from clearhead.cli.console import (
     BatchSize,
     Device,
+    Json,
     Precision,
     Ref,
     Seed,
     Threads,
+    is_standard_input,
     prepare_machine,
     show,
     show_json,
@@ -23,21 +25,21 @@ from clearhead.cli.console import (
 from clearhead.cli.lines import one_line
 from clearhead.errors import InputError
 
-STANDARD_INPUT = "-"
-
 
 def answer(
     ref: Ref,
     question: Annotated[str, typer.Option("--question", metavar="TEXT", help="What is asked.")],
     context: Annotated[
-        str,
-        typer.Option("--context", metavar="TEXT|FILE|-", help="The text that answers, a file, or standard input."),
-    ] = STANDARD_INPUT,
+        str | None, typer.Option("--context", metavar="TEXT", help="The text that answers; by default standard input.")
+    ] = None,
+    context_file: Annotated[
+        Path | None, typer.Option("--context-file", metavar="FILE|-", help="A file with the text that answers.")
+    ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers.")] = 1,
     no_answer: Annotated[
         bool, typer.Option("--no-answer", help="The text may hold none; an empty answer says so.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")] = False,
+    as_json: Json = False,
     device: Device = "auto",
     precision: Precision = "auto",
     threads: Threads = None,
@@ -49,16 +51,16 @@ def answer(
     \b
     Example:
       clearhead answer deepset/tiny-roberta --question "Who built it?" --context "Ada built the engine."
-      clearhead answer ./model --question "When was it built?" --context report.txt --top-k 3 --json
+      clearhead answer ./model --question "When was it built?" --context-file report.txt --top-k 3 --json
 
     A line of output is an answer and, after a tab, its probability, best first. A long text is read in windows that
-    overlap. What --context names is read as a file where there is one of that name. --json writes {"question",
-    "answers"}; an answer is {"text", "score", "start", "end"}, and start and end count the characters of the text.
+    overlap. --json writes {"question", "answers"}; an answer is {"text", "score", "start", "end"}, and start and end
+    count the characters of the text.
     """
     import clearhead
 
     prepare_machine(threads, seed)
-    text = _text(context)
+    text = _text(context, context_file)
     model = clearhead.load(ref, device=device, precision=precision)
     answers = model.answer(question, text, top_k=top_k, may_lack=no_answer, batch_size=batch_size)
     if as_json:
@@ -68,23 +70,14 @@ def answer(
         show(f"{one_line(one.text)}\t{one.score:.4f}")
 
 
-def _text(context: str) -> str:
-    """Return the text that an option gives or names."""
-    if context == STANDARD_INPUT:
-        content, name = sys.stdin.buffer.read(), "standard input"
-    elif _is_file(context):
-        content, name = Path(context).read_bytes(), context
-    else:
+def _text(context: str | None, file: Path | None) -> str:
+    """Return the text that is given, or that a file or standard input holds, as it stands there."""
+    from clearhead.train.text_file import decoded, read_text_file
+
+    if context is not None and file is not None:
+        raise InputError("--context and --context-file are two ways to give the text: give one of them")
+    if context is not None:
         return context
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not valid UTF-8 at byte {error.start}; convert the text to UTF-8") from None
-
-
-def _is_file(name: str) -> bool:
-    try:
-        return Path(name).is_file()
-    except (OSError, ValueError):
-        # Longer than the name of a file can be, or with a zero in it: a text.
-        return False
+    if file is None or is_standard_input(file):
+        return decoded(sys.stdin.buffer.read(), "standard input")
+    return read_text_file(file, "file")

@@ -40,7 +40,7 @@ SURFACE = {
     "classify": {"--pair", "--json"} | MACHINE,
     "tag": {"--json"} | MACHINE,
     "embed": {"--pair", "--similarity", "--output", "-o", "--json"} | MACHINE,
-    "answer": {"--question", "--context", "--top-k", "--no-answer", "--json"} | MACHINE,
+    "answer": {"--question", "--context", "--context-file", "--top-k", "--no-answer", "--json"} | MACHINE,
     "evaluate": {
         "--plot",
         "--window",

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 import clearhead
+from clearhead.cli.main import main
 from clearhead.errors import InputError
 from clearhead.predict.answer import Answer, answer
 from tests.cli.test_commands import run
@@ -156,7 +157,22 @@ def test_the_command_says_what_the_method_says(
     asked = ("answer", str(folder), "--question", QUESTION, "--top-k", "2", "--device", "cpu", "--precision", "fp32")
     given = run(capfd, *asked, "--context", SHORT)
     assert given == "".join(f"{one.text}\t{one.score:.4f}\n" for one in expected)
-    assert run(capfd, *asked, "--context", str(tmp_path / "text")) == given
+    assert run(capfd, *asked, "--context-file", str(tmp_path / "text")) == given
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SHORT.encode())))
     record = json.loads(run(capfd, *asked, "--json"))
     assert record == {"question": QUESTION, "answers": [asdict(one) for one in expected]}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--context-file", "no-such"), "no-such: there is no such file"),
+        (("--context", "a", "--context-file", "b"), "two ways to give the text"),
+    ],
+)
+def test_a_text_that_is_not_there_is_no_text(
+    options: tuple[str, ...], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The name of a missing file once was taken for the text, and the answer was found in it."""
+    assert main(["answer", "no-such-model", "--question", QUESTION, *options]) == 2
+    assert words in capfd.readouterr().err
