@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.check.causes import find_causes
 from clearhead.check.measure import Point, first_divergence, gap, points
 from clearhead.check.texts import TextParity, check_texts, real_texts
-from clearhead.check.trace import Reading, Sides, library, load_theirs
+from clearhead.check.trace import Reading, Sides, first_line, library, load_theirs
 from clearhead.errors import InputError
 from clearhead.text.documents import has_tokenizer
 from clearhead.text.published import load_published
@@ -107,11 +107,11 @@ def parity_card(folder: Path, *, reference: Path | None = None, tolerance: float
     other = folder if reference is None else reference
     pretrained = load_pretrained(folder, dtype=torch.float32)
     sides = Sides(pretrained, load_theirs(other, pretrained))
-    reading = next(_random(sides))
+    reading = _random(sides)
     try:
         expected = sides.run_theirs(reading)
     except (ValueError, RuntimeError, IndexError) as error:
-        raise InputError(f"{other}: transformers cannot run it: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{other}: transformers cannot run it: {first_line(error)}") from None
     found = points(sides.run_ours(sides.ours, reading), expected)
     divergence = first_divergence(found, tolerance)
     causes: tuple[str, ...] = ()
@@ -123,11 +123,12 @@ def parity_card(folder: Path, *, reference: Path | None = None, tolerance: float
         text = check_texts(texts, other)
         readings = real_texts(texts, _limit(sides), sides.ours.num_source_ids)
         real = max((_outputs(sides, _completed(sides, one)) for one in readings), default=None)
+    filled = _padded(sides)
     return Card(
         str(folder), str(other), type(sides.theirs).__name__, version, tolerance,
         layers={point.name: point.gap for point in found if point.is_layer},
         logits=next((point.gap for point in found if point.name == "outputs"), None),
-        padded=max((_outputs(sides, one) for one in _padded(sides)), default=None),
+        padded=None if filled is None else _outputs(sides, filled),
         real=real, text=text, divergence=_named(sides, divergence), causes=causes,
     )  # fmt: skip
 
@@ -168,7 +169,7 @@ def _pad(sides: Sides) -> int | None:
     return found if isinstance(found, int) and 0 <= found < sides.ours.num_source_ids else None
 
 
-def _random(sides: Sides, rows: int = 1) -> Iterator[Reading]:
+def _random(sides: Sides, rows: int = 1) -> Reading:
     generator = torch.Generator().manual_seed(7)
     length = min(TOKENS, _limit(sides))
     ids = _ended(sides, _draw(sides, rows, length, generator), torch.full((rows,), length))
@@ -176,7 +177,7 @@ def _random(sides: Sides, rows: int = 1) -> Iterator[Reading]:
     segments = None
     if table is not None and table.weight.shape[0] > 1:
         segments = (torch.arange(length) > 4).long().expand(ids.shape)
-    yield _completed(sides, Reading(ids, segments=segments))
+    return _completed(sides, Reading(ids, segments=segments))
 
 
 def _completed(sides: Sides, reading: Reading) -> Reading:
@@ -188,14 +189,14 @@ def _completed(sides: Sides, reading: Reading) -> Reading:
     return Reading(reading.ids, reading.mask, target, reading.segments)
 
 
-def _padded(sides: Sides) -> Iterator[Reading]:
+def _padded(sides: Sides) -> Reading | None:
     pad = _pad(sides)
     if pad is None:
-        return
-    (whole,) = _random(sides, rows=len(LENGTHS))
+        return None
+    whole = _random(sides, rows=len(LENGTHS))
     mask = torch.arange(whole.ids.shape[1]) < torch.tensor(LENGTHS)[:, None]
     ids = _ended(sides, whole.ids, mask.sum(1)).masked_fill(~mask, pad)
-    yield Reading(ids, mask, whole.target_ids, whole.segments)
+    return Reading(ids, mask, whole.target_ids, whole.segments)
 
 
 def _ended(sides: Sides, ids: Tensor, lengths: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clearhead.check.trace import Reading, library
+from clearhead.check.trace import Reading, first_line, library
 from clearhead.text import PublishedText
 
 # What trips tokenizers up; none spells a special token out, which here is plain text and there is not.
@@ -90,7 +90,7 @@ def check_texts(text: PublishedText, reference: Path) -> TextParity:
         expected = {one: list(theirs(one)["input_ids"]) for one in HARD}
         plain = {one: list(theirs(one, add_special_tokens=False)["input_ids"]) for one in HARD}
     except Exception as error:  # noqa: BLE001 - whatever another library makes of a folder
-        return TextParity(source.fingerprint, 0, cause=f"transformers cannot load it: {str(error).splitlines()[:1]}")
+        return TextParity(source.fingerprint, 0, cause=f"transformers cannot load it: {first_line(error)}")
 
     def ids(one: str) -> list[int]:
         return source.frame.around(source.encode(one))[0]

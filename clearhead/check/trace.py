@@ -95,11 +95,12 @@ def load_theirs(folder: Path, pretrained: Pretrained) -> nn.Module:
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever another library makes of a folder
-        raise InputError(f"{folder}: transformers cannot load it as {name}: {_first_line(error)}") from None
+        raise InputError(f"{folder}: transformers cannot load it as {name}: {first_line(error)}") from None
     return theirs.eval()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what a failure of another library says first."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 

@@ -83,9 +83,10 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
             progress = SeveralProgress([progress, TensorBoardProgress(run / "tensorboard")])
         choices = (saved_choices(run) or {}) if resume else {}
         task = run_file.task
-        start = find_start(task.init, task.from_language, task.to_language) if not resume else None
-        if resume and task.init:
-            start = run_start(run)
+        if resume:
+            start = run_start(run) if task.init else None
+        else:
+            start = find_start(task.init, task.from_language, task.to_language)
         setup = TaskSetup(
             run_file=run_file,
             find_tokenizers=lambda train: _tokenizers(run_file, directory, choices, start, train),
