@@ -106,7 +106,6 @@ def mark() -> int:
 
 def measure(side: str, case: Case, folder: Path) -> dict[str, float]:
     """Load a folder in this process, and run it once."""
-    torch.set_num_threads(1)
     ids = torch.arange(TOKENS)[None]
     if side == "clearhead":
         from clearhead.weights import load_pretrained

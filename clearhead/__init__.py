@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from clearhead.errors import InputError, RunFailure
     from clearhead.generate.candidate import Generation, Hypothesis
     from clearhead.generate.scoring import PairScore
-    from clearhead.model import Model, load
+    from clearhead.loading import load
+    from clearhead.model import Model
     from clearhead.predict.answer import Answer
     from clearhead.predict.classify import Classification
     from clearhead.predict.fill import Filled
@@ -35,7 +36,7 @@ _HOMES = {
     "RunFailure": "clearhead.errors",
     "Transformer": "clearhead.core",
     "build": "clearhead.core",
-    "load": "clearhead.model",
+    "load": "clearhead.loading",
     "presets": "clearhead.zoo",
     "spec": "clearhead",
     "surgery": "clearhead",

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
@@ -20,7 +19,6 @@ from clearhead.generate.saving import save_origin, save_published
 from clearhead.generate.scoring import PairScore
 from clearhead.generate.text import Reading, generate_texts, score_texts, stream_text
 from clearhead.generate.translation import score_translations, translate_texts
-from clearhead.machine import choose_device, choose_precision
 from clearhead.predict.answer import Answer, answer
 from clearhead.predict.classify import Classification, classify
 from clearhead.predict.embed import embed
@@ -33,9 +31,7 @@ from clearhead.text import Tokenizer, TokenizerPair
 from clearhead.text.frame import Frame
 from clearhead.train.checkpoint import writing_folder
 from clearhead.train.run_directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
-from clearhead.train.saved import load_saved
 from clearhead.weights import save_tensors
-from clearhead.weights.hub import find_published
 
 
 class Model:
@@ -131,6 +127,7 @@ class Model:
         min_p: float | int | None = None,
         repetition_penalty: float | int | None = None,
         no_repeat_ngram_size: int | None = None,
+        encoder_no_repeat_ngram_size: int | None = None,
         num_return_sequences: int | None = None,
         beam_size: int | None = None,
         length_penalty: float | int | None = None,
@@ -153,6 +150,7 @@ class Model:
         min_p: float | int | None = None,
         repetition_penalty: float | int | None = None,
         no_repeat_ngram_size: int | None = None,
+        encoder_no_repeat_ngram_size: int | None = None,
         num_return_sequences: int | None = None,
         beam_size: int | None = None,
         length_penalty: float | int | None = None,
@@ -175,6 +173,7 @@ class Model:
         min_p: float | int | None = None,
         repetition_penalty: float | int | None = None,
         no_repeat_ngram_size: int | None = None,
+        encoder_no_repeat_ngram_size: int | None = None,
         num_return_sequences: int | None = None,
         beam_size: int | None = None,
         length_penalty: float | int | None = None,
@@ -189,9 +188,9 @@ class Model:
         Args:
             prompt: one text, or a list of them; an empty one is the start of a text.
             max_new_tokens, min_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size,
-                num_return_sequences, beam_size, length_penalty, penalty_alpha, stop, seed, batch_size: see
-                `GenerateOptions`, which says what follows from them. What is not given is what a checkpoint's own
-                settings say, else a filter is off.
+                encoder_no_repeat_ngram_size, num_return_sequences, beam_size, length_penalty, penalty_alpha, stop,
+                seed, batch_size: see `GenerateOptions`, which says what follows from them. What is not given is what a
+                checkpoint's own settings say, else a filter is off.
             chat: the prompt is a message, which the checkpoint's chat template writes out.
 
         Returns:
@@ -210,6 +209,7 @@ class Model:
             "min_p": min_p,
             "repetition_penalty": repetition_penalty,
             "no_repeat_ngram_size": no_repeat_ngram_size,
+            "encoder_no_repeat_ngram_size": encoder_no_repeat_ngram_size,
             "num_return_sequences": num_return_sequences,
             "beam_size": beam_size,
             "length_penalty": length_penalty,
@@ -249,6 +249,7 @@ class Model:
         min_p: float | int | None = None,
         repetition_penalty: float | int | None = None,
         no_repeat_ngram_size: int | None = None,
+        encoder_no_repeat_ngram_size: int | None = None,
         penalty_alpha: float | int | None = None,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
@@ -259,7 +260,7 @@ class Model:
         Args:
             prompt: one text.
             max_new_tokens, min_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size,
-                penalty_alpha, stop, seed, chat: as for `generate`.
+                encoder_no_repeat_ngram_size, penalty_alpha, stop, seed, chat: as for `generate`.
 
         Raises:
             InputError: as for `generate`.
@@ -274,6 +275,7 @@ class Model:
             "min_p": min_p,
             "repetition_penalty": repetition_penalty,
             "no_repeat_ngram_size": no_repeat_ngram_size,
+            "encoder_no_repeat_ngram_size": encoder_no_repeat_ngram_size,
             "penalty_alpha": penalty_alpha,
             "stop": stop,
             "seed": seed,
@@ -442,7 +444,10 @@ class Model:
         chosen: dict[str, Any] = {name: value for name, value in zip(names, given, strict=True) if value is not None}
         said = {} if self.published is None else self.published.search_options(self.module)
         said["beam_size"] = max(n, said.get("beam_size", 5))
-        return SearchOptions(**{**said, **chosen}, n_best=n)
+        merged = {**said, **chosen}
+        if merged.get("max_length") is not None and "min_length" in merged:
+            merged["min_length"] = min(merged["min_length"], merged["max_length"])
+        return SearchOptions(**merged, n_best=n)
 
     def _search(
         self,
@@ -471,28 +476,3 @@ class Model:
             raise InputError("the model was trained here on one pair of languages: leave the languages out")
         frame = self.tokenizers.source.frame
         return frame.completed(written=self.tokenizers.target.frame.said), None
-
-
-def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> Model:
-    """Load a trained model.
-
-    Args:
-        ref: a run directory, optionally with @best, @last, @averaged or @step-N; a folder that `save` wrote, or one in
-            the layout of the Hugging Face hub; or a name on the hub, optionally with @revision.
-        device: auto, cpu, cuda or cuda:N.
-        precision: auto, fp32 or bf16.
-
-    Raises:
-        InputError: nothing usable is there; the sentence says what was expected.
-    """
-    where = choose_device(device)
-    dtype = torch.bfloat16 if choose_precision(precision, where) == "bf16" else torch.float32
-    checkpoint = find_published(str(ref))
-    if checkpoint is not None:
-        published = Published.load(checkpoint, dtype=dtype)
-        assert published.pretrained is not None, "a checkpoint is of the family that it came in"
-        module, pair = published.pretrained.module.to(where), published.text.tokenizers
-        pair.check_rows(module.num_source_ids, module.num_target_ids, str(checkpoint))
-        return Model(module.eval(), pair, published.pretrained.task, published)
-    module, pair, task, came_from = load_saved(str(ref), dtype=dtype)
-    return Model(module.to(where).eval(), pair, task, came_from)

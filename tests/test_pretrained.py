@@ -95,6 +95,32 @@ def test_translations_are_those_of_the_other_library(translator: Path) -> None:
         model.translate(texts, from_language="de")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 1, "max_length": 13},
+        {"min_length": 9, "max_length": 11},
+        {"min_new_tokens": 6, "max_new_tokens": 7, "max_length": 400},
+    ],
+    ids=["no repetition", "lengths", "new tokens"],
+)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_translation_follows_the_settings_too(settings: dict[str, float], beams: int, tmp_path: Path) -> None:
+    """They once held for generated text alone, and a translation or a summary passed them over."""
+    folder = made.translator(tmp_path / "model")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings, "num_beams": beams}))
+    model = ch.load(folder, device="cpu", precision="fp32")
+    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    other = transformers.MarianMTModel.from_pretrained(folder).eval()
+    text = "the cat sat on the mat"
+    with torch.no_grad():
+        theirs = other.generate(**tokenizer([text], return_tensors="pt"), early_stopping="never")[0].tolist()
+    ((found,),) = model.translate_n_best([text], n=1)
+    assert found.tokens == model.tokenizers.target.tokens(theirs[1:])
+    assert found.text != model.translate_n_best([text], n=1, beam_size=beams, max_length=3)[0][0].text
+
+
 def test_saved_for_others_it_is_the_same(folder: Path, translator: Path, tmp_path: Path) -> None:
     for place, kind in ((folder, transformers.GPT2LMHeadModel), (translator, transformers.MarianMTModel)):
         out = tmp_path / kind.__name__

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from clearhead.generate.options import GenerateOptions
 
 SEPARATOR = "---"
+# The parameters of the command that are options of the same name.
+CHOSEN = (
+    "max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences", "beam_size", "length_penalty",
+    "penalty_alpha", "stop", "seed", "batch_size",
+)  # fmt: skip
 # What a single growing text has no use for; the check before it lets only values without effect through.
 NOT_STREAMED = ("num_return_sequences", "beam_size", "length_penalty")
 
@@ -41,6 +47,7 @@ PromptFile = Annotated[
     typer.Option("--prompt-file", metavar="F|-", help="A file that is the prompt, its last line end left out."),
 ]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens generated; by default 100.")]
+MinNewTokens = Annotated[int | None, typer.Option("--min-new-tokens", help="Fewest tokens before an end.")]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", help="Draw from logits divided by this; 0: the most probable token.")
 ]
@@ -53,6 +60,9 @@ RepetitionPenalty = Annotated[
     float | None, typer.Option("--repetition-penalty", help="Above 1: tokens that have occurred become less likely.")
 ]
 NoRepeat = Annotated[int | None, typer.Option("--no-repeat-ngram-size", help="No N tokens in a row occur twice.")]
+NoSourceNGrams = Annotated[
+    int | None, typer.Option("--encoder-no-repeat-ngram-size", help="No N tokens in a row are also in what was read.")
+]
 NumSequences = Annotated[int | None, typer.Option("--num-return-sequences", help="Sequences for each prompt.")]
 Beams = Annotated[int | None, typer.Option("--beam-size", help="Above 1: beam search with this many hypotheses.")]
 PenaltyAlpha = Annotated[
@@ -74,12 +84,14 @@ def generate(
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     max_new_tokens: MaxNewTokens = None,
+    min_new_tokens: MinNewTokens = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
     repetition_penalty: RepetitionPenalty = None,
     no_repeat_ngram_size: NoRepeat = None,
+    encoder_no_repeat_ngram_size: NoSourceNGrams = None,
     num_return_sequences: NumSequences = None,
     beam_size: Beams = None,
     length_penalty: LengthPenalty = None,
@@ -109,14 +121,9 @@ def generate(
     "stop_reason"} for each. Ctrl-C keeps what was shown. --task puts the prefix of a task in front of each prompt and
     takes the settings that the checkpoint lists for it; `clearhead inspect` shows them.
     """
-    chosen: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repetition_penalty": repetition_penalty, "no_repeat_ngram_size": no_repeat_ngram_size,
-        "num_return_sequences": num_return_sequences, "beam_size": beam_size, "length_penalty": length_penalty,
-        "penalty_alpha": penalty_alpha, "stop": stop or None, "seed": seed, "batch_size": batch_size,
-    }  # fmt: skip
+    given = locals()
     prompts = _prompts(prompt or [], prompt_file)
-    options = {name: value for name, value in chosen.items() if value is not None}
+    options = {name: given[name] for name in CHOSEN if given[name] not in (None, [])}
     streams = _check(options, prompts) and not as_json
     import clearhead
 

@@ -38,9 +38,11 @@ from torch.nn import functional
 from clearhead.core import Cache, Output, Transformer
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.candidate import Candidate, length_normalised
+from clearhead.generate.chain import repetition_processors
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.processors import Processor, apply
+from clearhead.generate.processors import NO_ID, Processor, apply, select
 from clearhead.generate.rules import GenerationRules
+from clearhead.generate.start import Start
 
 
 def beam_search(
@@ -77,22 +79,20 @@ def beam_search(
     ends = (eos_id, *(index for index in rules.ends if index != eos_id)) if rules else (eos_id,)
     banned = sorted({bos_id, pad_id} - {eos_id}) if rules is None else list(rules.banned)
     with torch.inference_mode():
-        nothing_NT = ids_NS.new_empty(len(ids_NS), 0)
-        chain = rules.processors(0, None) if rules else []
-        search = _Search(limits, ends, options, nothing_NT, ids_NS.new_tensor(banned), chain=chain)
+        start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
+        chain = repetition_processors(options, ids_NS.masked_fill(~mask_NS, NO_ID))
+        chain += rules.processors(1, None) if rules else []
+        search = _Search(limits, ends, options, start_N1, ids_NS.new_tensor(banned), chain=chain)
         # What a decoder has read in the end: the start token and all but the last that is generated.
         cache = Cache(declared_length=ids_NS.new_tensor(limits))
         memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
-        start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
         out = module.decode(start_N1, memory_NSD, memory_mask=mask_NS, cache=cache)
         return _run(module, search, _newest_logits(out), cache)
 
 
 def continue_beams(
     module: Transformer,
-    cache: Cache,
-    prompts_NT: Int[Tensor, "batch tokens"],
-    logits_NV: Float[Tensor, "batch vocab"],
+    start: Start,
     *,
     limits: list[int],
     end_ids: tuple[int, ...],
@@ -104,14 +104,13 @@ def continue_beams(
 
     Args:
         module: in evaluation mode.
-        cache: holds the prompts.
-        prompts_NT: their ids, as processors read them.
-        logits_NV: fp32, of the token behind each prompt; destroyed.
+        start: the prompts, whose logits are destroyed.
         limits: most tokens generated behind each prompt.
         end_ids: ids that end a hypothesis.
         banned_X: ids never generated.
-        chain: changes the log-probabilities of every step; what it returns is what hypotheses are ranked by.
-        options: beam size, length penalty, hypotheses wanted and their shortest length.
+        chain: changes the log-probabilities of every step, behind what the options ask for; what it returns is what
+            hypotheses are ranked by.
+        options: beam size, length penalty, hypotheses wanted, their shortest length, and what they may not repeat.
 
     Returns:
         One list for each prompt with up to `n_best` different candidates.
@@ -120,8 +119,9 @@ def continue_beams(
         RunFailure: the model's output is not a number, or every token is banned.
     """
     with torch.inference_mode():
-        search = _Search(limits, end_ids, options, prompts_NT, banned_X, chain=chain, open_ended=True)
-        found = _run(module, search, logits_NV, cache)
+        whole = [*repetition_processors(options, start.read), *chain]
+        search = _Search(limits, end_ids, options, start.ids, banned_X, chain=whole, open_ended=True)
+        found = _run(module, search, start.logits, start.cache)
     if not all(found):
         raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
     return found
@@ -252,7 +252,7 @@ class _Search:
         prompts_NT: Int[Tensor, "batch tokens"],
         banned_X: Int[Tensor, " banned"],
         *,
-        chain: Sequence[Processor] = (),
+        chain: Sequence[Processor],
         open_ended: bool = False,
     ) -> None:
         """Start every sentence with one hypothesis, which is empty behind its prompt."""
@@ -283,10 +283,11 @@ class _Search:
         # rival.
         count = 1 if beams == 1 else (1 + len(self.ends_E)) * beams
         banned_X = self.banned_early_X if self.length < self.options.min_length else self.banned_X
-        if self.chain:
-            logits_RV = apply(self.chain, logits_RV.log_softmax(1), self.prefix_RT)
         top = top_changed_log_probabilities if self.chain else top_log_probabilities
+        logits_RV = logits_RV.log_softmax(1) if self.chain else logits_RV
+        # What is forced at the limit may be what a processor bans, so its probability is taken before.
         end_R = logits_RV[:, self.eos_id].clone()
+        logits_RV = apply(self.chain, logits_RV, self.prefix_RT)
         log_probs_RC, ids_RC, normaliser_R = top(logits_RV, banned_X, count)
         best = best_extensions(log_probs_RC, ids_RC, self.sums_MB, count)
         is_end_MC = torch.isin(best.ids_MC, self.ends_E) & (best.sums_MC > -torch.inf)
@@ -381,6 +382,7 @@ class _Search:
         tokens_R1 = live.ids_MC.reshape(-1, 1)
         self.sums_MB = live.sums_MC
         self.prefix_RT = torch.cat([self.prefix_RT.index_select(0, rows_R), tokens_R1], 1)
+        self.chain = select(self.chain, rows_R)
         if someone_left or self.options.beam_size > 1:
             cache.select(rows_R, memory_rows=kept_M if someone_left else None)
         return tokens_R1

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from clearhead.core import Transformer
-from clearhead.generate.processors import NO_ID, Processor, apply
+from clearhead.generate.processors import NO_ID, Processor, apply, select
 from clearhead.generate.sampling import fetch
 from clearhead.generate.start import Start
 
@@ -73,6 +73,7 @@ class ContrastiveSearch:
         self._cached_R, self._sentences_R = self._cached_R[rows_K], rows_K
         self._logits_RV, self._ids_RT = self._logits_RV[rows_K], self._ids_RT[rows_K]
         self._is_real_RT, self._past_RSD = self._is_real_RT[rows_K], self._past_RSD[rows_K]
+        self._chain = select(self._chain, rows_K)
 
     def _likeness(self, states_RCD: Float[Tensor, "rows candidates width"]) -> Float[Tensor, "rows candidates"]:
         """Return the greatest cosine of each candidate's state with those of the tokens before it."""

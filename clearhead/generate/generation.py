@@ -18,19 +18,12 @@ from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode
 from clearhead.generate.beam import continue_beams
 from clearhead.generate.candidate import Candidate, Continuation, StopReason, length_normalised
+from clearhead.generate.chain import processors, warpers
 from clearhead.generate.contrastive import ContrastiveSearch
 from clearhead.generate.growing import Decode, GrowingText
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.rules import GenerationRules
-from clearhead.generate.sampling import (
-    Choice,
-    Sampling,
-    Streams,
-    processors,
-    repetition_processors,
-    seed_of,
-    warpers,
-)
+from clearhead.generate.sampling import Choice, Sampling, Streams, seed_of
 from clearhead.generate.start import check_model, read_prompts, token_limits
 
 # Most tokens, prompts and limits together, that the cache of one batch holds.
@@ -250,7 +243,7 @@ def _begin(module: Transformer, request: Request, batch: list[int], rows: list[_
         module, *_of_batch(request, batch), pad_id=request.pad_id, limits=[limits[prompt] for prompt in batch]
     )
     start = start.repeated(options.num_return_sequences)
-    chain = processors(options, request.end_ids, start.ids.shape[1], _banned(request, start.logits))
+    chain = processors(options, request.end_ids, start.ids.shape[1], _banned(request, start.logits), start.read)
     chain += request.rules.processors(start.ids.shape[1], rows[0].limit)
     if options.method == "contrastive":
         return ContrastiveSearch(module, start, chain, count=options.top_k, alpha=options.penalty_alpha)
@@ -270,21 +263,19 @@ def _beams(module: Transformer, request: Request, batch: list[int], limits: list
         )
         return continue_beams(
             module,
-            start.cache,
-            start.ids,
-            start.logits,
+            start,
             limits=[limits[prompt] for prompt in batch],
             end_ids=request.end_ids,
             banned_X=_banned(request, start.logits),
-            chain=[
-                *repetition_processors(options),
-                *request.rules.processors(start.ids.shape[1], limits[batch[0]]),
-            ],
+            chain=request.rules.processors(start.ids.shape[1], limits[batch[0]]),
             options=SearchOptions(
                 beam_size=options.beam_size,
                 length_penalty=float(options.length_penalty),
                 n_best=options.num_return_sequences,
                 stops_early=request.rules.stops_early,
+                repetition_penalty=options.repetition_penalty,
+                no_repeat_ngram_size=options.no_repeat_ngram_size,
+                encoder_no_repeat_ngram_size=options.encoder_no_repeat_ngram_size,
                 # Search counts the end token.
                 min_length=options.min_new_tokens + 1 if options.min_new_tokens else 0,
             ),

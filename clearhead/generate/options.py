@@ -30,6 +30,7 @@ class SearchOptions:
         batch_tokens: most padded source tokens decoded together, each counted once for every beam; at least 1.
         stops_early: a sentence is done once `beam_size` hypotheses of it have finished, though a live one could still
             become better.
+        repetition_penalty, no_repeat_ngram_size, encoder_no_repeat_ngram_size: as in `GenerateOptions`.
 
     Raises:
         InputError: values outside these ranges; one report names all of them.
@@ -43,6 +44,9 @@ class SearchOptions:
     batch_size: int | None = None
     batch_tokens: int = 8192
     stops_early: bool = False
+    repetition_penalty: float | int = 1.0
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what the search cannot do."""
@@ -84,6 +88,8 @@ class GenerateOptions:
         min_p: draw from tokens with at least this share of the largest probability, from 0 (off) to 1.
         repetition_penalty: divides the logits of tokens that have occurred, prompt included; above 0; 1: off.
         no_repeat_ngram_size: no n-gram of this size occurs twice, prompt included; 0: off.
+        encoder_no_repeat_ngram_size: no n-gram of this size is one of what was read: of the source, or of the prompt of
+            a decoder alone; 0: off.
         num_return_sequences: sequences for each prompt, at least 1; with beams the best ones, at most `beam_size`.
         beam_size: unfinished hypotheses kept for each prompt, at least 1.
         length_penalty: exponent alpha, 0 to 10, in score = sum of log-probabilities / length ** alpha.
@@ -104,6 +110,7 @@ class GenerateOptions:
     min_p: float | int = 0.0
     repetition_penalty: float | int = 1.0
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
     num_return_sequences: int = 1
     beam_size: int = 1
     length_penalty: float | int = 1.0
@@ -148,10 +155,13 @@ class GenerateOptions:
         return several or self.seed is not None or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
+_NGRAMS = {"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0}
+
+
 def _value_faults(options: GenerateOptions) -> list[str]:
     """Return one sentence for each value of the wrong type or outside its own range."""
     faults = []
-    lowest = {"max_new_tokens": 1, "min_new_tokens": 0, "top_k": 0, "no_repeat_ngram_size": 0}
+    lowest = {"max_new_tokens": 1, "min_new_tokens": 0, "top_k": 0, **_NGRAMS}
     lowest |= {"num_return_sequences": 1, "beam_size": 1, "seed": 0, "batch_size": 1}
     for name, bound in lowest.items():
         value: object = getattr(options, name)
@@ -171,8 +181,7 @@ def _value_faults(options: GenerateOptions) -> list[str]:
         number: Any = getattr(options, name)
         if number is None and name == "temperature":
             continue
-        is_number = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-        if not is_number or not holds(number):
+        if not _is_number(number) or not holds(number):
             faults.append(f"{name} must be a number {meaning}, not {number!r}.")
     stop: Any = options.stop
     texts = [stop] if isinstance(stop, str) else stop
@@ -234,16 +243,23 @@ def _range_faults(options: SearchOptions) -> list[str]:
     faults = []
     optional = ("max_length", "batch_size")
     lowest = {"beam_size": 1, "n_best": 1, "max_length": 1, "min_length": 0, "batch_size": 1, "batch_tokens": 1}
+    lowest |= _NGRAMS
     for name, bound in lowest.items():
         value = getattr(options, name)
         if value is None and name in optional:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < bound:
             faults.append(f"{name} must be a whole number of at least {bound}, not {value!r}.")
-    alpha: object = options.length_penalty
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= GREATEST_LENGTH_PENALTY:
+    alpha, penalty = options.length_penalty, options.repetition_penalty
+    if not _is_number(alpha) or not 0 <= alpha <= GREATEST_LENGTH_PENALTY:
         faults.append(f"length_penalty must be a number from 0 to {GREATEST_LENGTH_PENALTY:g}, not {alpha!r}.")
+    if not _is_number(penalty) or penalty <= 0:
+        faults.append(f"repetition_penalty must be a number above 0, not {penalty!r}.")
     return faults
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _relation_faults(options: SearchOptions) -> list[str]:

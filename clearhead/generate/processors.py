@@ -1,9 +1,10 @@
-"""What changes the logits of the next token before it is chosen, in the order of `processors` and then `warpers`.
+"""What changes the logits of the next token before it is chosen; `chain.py` puts them in order.
 
 Each is a small frozen value that is called with the logits and the ids so far, and returns new logits. Order and values
 are those of the logits processors of the transformers library, equal scores included, so that settings carry over.
 
-Shapes: R rows, T tokens so far, V vocabulary, N size of an n-gram, W windows of that size, C candidates of a row.
+Shapes: R rows, T tokens so far, S tokens read, V vocabulary, K rows that stay, N size of an n-gram, W windows of that
+size, C candidates of a row.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def apply(
     for processor in chain:
         logits_RV = processor(logits_RV, ids_RT)
     return logits_RV
+
+
+def select(chain: Sequence[Processor], rows_K: Int[Tensor, " kept"]) -> list[Processor]:
+    """Return processors for these rows, in this order."""
+    return [one.select(rows_K) if isinstance(one, NoSourceNGram) else one for one in chain]
 
 
 def without(
@@ -88,15 +94,32 @@ class NoRepeatNGram:
         self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
     ) -> Float[Tensor, "rows vocab"]:
         """Return the changed logits."""
-        if ids_RT.shape[1] < self.size:
-            return logits_RV
-        spare = logits_RV.shape[1]
-        newest_RN = ids_RT[:, ids_RT.shape[1] + 1 - self.size :]
-        windows_RWN = ids_RT.unfold(1, self.size, 1)
-        matches_RW = (windows_RWN[:, :, :-1] == newest_RN[:, None]).all(dim=2)
-        completing_RW = torch.where(matches_RW, _with_spare(windows_RWN[:, :, -1], spare), spare)
-        banned_RV = logits_RV.new_zeros((len(logits_RV), spare + 1), dtype=torch.bool)
-        return without(logits_RV, banned_RV.scatter_(1, completing_RW, True)[:, :spare])
+        return _without_completed(logits_RV, ids_RT, ids_RT, self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class NoSourceNGram:
+    """Bans every id that would complete an n-gram of what was read.
+
+    Args:
+        size: n, at least 1; 1 bans every id that was read.
+        source_RS: what was read for each row, `NO_ID` where it is shorter than others.
+
+    Source: arXiv 2004.13637, "subsequence blocking": a reply must not repeat what it replies to.
+    """
+
+    size: int
+    source_RS: Int[Tensor, "rows source"]
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        return _without_completed(logits_RV, self.source_RS, ids_RT, self.size)
+
+    def select(self, rows_K: Int[Tensor, " kept"]) -> NoSourceNGram:
+        """Return the same for these rows, in this order."""
+        return NoSourceNGram(self.size, self.source_RS[rows_K])
 
 
 @dataclass(frozen=True)
@@ -235,6 +258,24 @@ class MinP:
         """Return the changed logits."""
         probs_RV = logits_RV.softmax(1)
         return without(logits_RV, probs_RV < self.share * probs_RV.amax(1, keepdim=True))
+
+
+def _without_completed(
+    logits_RV: Float[Tensor, "rows vocab"],
+    known_RS: Int[Tensor, "rows known"],
+    ids_RT: Int[Tensor, "rows tokens"],
+    size: int,
+) -> Float[Tensor, "rows vocab"]:
+    """Return the logits without the ids that complete an n-gram of the known ids."""
+    if ids_RT.shape[1] + 1 < size or known_RS.shape[1] < size:
+        return logits_RV
+    spare = logits_RV.shape[1]
+    newest_RN = ids_RT[:, ids_RT.shape[1] + 1 - size :]
+    windows_RWN = known_RS.unfold(1, size, 1)
+    matches_RW = (windows_RWN[:, :, :-1] == newest_RN[:, None]).all(dim=2)
+    completing_RW = torch.where(matches_RW, _with_spare(windows_RWN[:, :, -1], spare), spare)
+    banned_RV = logits_RV.new_zeros((len(logits_RV), spare + 1), dtype=torch.bool)
+    return without(logits_RV, banned_RV.scatter_(1, completing_RW, True)[:, :spare])
 
 
 def _with_spare(ids: Int[Tensor, "*axes"], spare: int) -> Int[Tensor, "*axes"]:

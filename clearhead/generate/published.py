@@ -31,6 +31,15 @@ from clearhead.zoo.role_ids import ROLE_IDS
 
 SETTINGS = "generation_config.json"
 
+# Options of generation that a search for translations has too.
+_SEARCHED = (
+    "beam_size",
+    "length_penalty",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+)
+
 
 @dataclass(frozen=True)
 class Published:
@@ -102,13 +111,16 @@ class Published:
 
     def search_options(self, module: Transformer) -> dict[str, Any]:
         """Return what the files say about a search for translations, by the names of its options."""
-        said = {name: self.rules.options[name] for name in ("beam_size",) if name in self.rules.options}
-        said["length_penalty"] = float(self.rules.options.get("length_penalty", 1.0))
-        said["stops_early"] = self.rules.stops_early
-        if self.rules.max_length is not None and self.rules.max_length > 1:
-            # The bound counts the start token.
-            most = module.max_positions
-            said["max_length"] = self.rules.max_length - 1 if most is None else min(self.rules.max_length - 1, most)
+        rules, own = self.rules, self.rules.options
+        said: dict[str, Any] = {name: own[name] for name in _SEARCHED if name in own}
+        said["stops_early"] = rules.stops_early
+        # Bounds of the whole length count the start token, those of what is new none but an end that counts here.
+        longest = own.get("max_new_tokens", (rules.max_length or 1) - 1)
+        shortest = own["min_new_tokens"] + 1 if own.get("min_new_tokens") else rules.min_length
+        if longest > 0:
+            said["max_length"] = min(longest, module.max_positions or longest)
+        if shortest > 1:
+            said["min_length"] = min(shortest, module.max_positions or shortest)
         return said
 
     def for_task(self, task: str) -> tuple[Published, str]:

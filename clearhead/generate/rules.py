@@ -24,6 +24,7 @@ _OPTIONS: Mapping[str, str] = {
     "min_p": "min_p",
     "repetition_penalty": "repetition_penalty",
     "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size": "encoder_no_repeat_ngram_size",
     "num_beams": "beam_size",
     "length_penalty": "length_penalty",
     "penalty_alpha": "penalty_alpha",
@@ -34,7 +35,6 @@ _OPTIONS: Mapping[str, str] = {
 _OF_CHANCE = ("temperature", "top_k", "top_p", "min_p")
 # Keys that change what is generated and are not followed here, with the value that means nothing.
 _UNFOLLOWED: Mapping[str, tuple[object, ...]] = {
-    "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
     "diversity_penalty": (0.0,),
     "num_beam_groups": (1,),

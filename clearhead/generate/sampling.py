@@ -17,59 +17,11 @@ from numpy.random import PCG64, Generator, SeedSequence
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.generate.options import GenerateOptions
-from clearhead.generate.processors import (
-    BannedIds,
-    MinimumLength,
-    MinP,
-    NoRepeatNGram,
-    Processor,
-    RepetitionPenalty,
-    Temperature,
-    TopK,
-    TopP,
-    apply,
-)
+from clearhead.generate.processors import Processor, apply, select
 from clearhead.generate.start import Start
 
 # Numbers drawn at a time; what a stream gives does not depend on it.
 _DRAWN_AHEAD = 64
-
-
-def repetition_processors(options: GenerateOptions) -> list[Processor]:
-    """Return what keeps text from repeating itself, in order."""
-    chain: list[Processor] = []
-    if options.repetition_penalty != 1:
-        chain.append(RepetitionPenalty(options.repetition_penalty))
-    if options.no_repeat_ngram_size > 0:
-        chain.append(NoRepeatNGram(options.no_repeat_ngram_size))
-    return chain
-
-
-def processors(
-    options: GenerateOptions, end_ids: tuple[int, ...], prompt_length: int, banned_X: Int[Tensor, " banned"]
-) -> list[Processor]:
-    """Return what changes the logits before a method looks at them, in order."""
-    chain = repetition_processors(options)
-    if options.min_new_tokens > 0:
-        chain.append(MinimumLength(options.min_new_tokens, end_ids, prompt_length))
-    if len(banned_X):
-        chain.append(BannedIds(banned_X))
-    return chain
-
-
-def warpers(options: GenerateOptions) -> list[Processor]:
-    """Return what shapes the distribution that sampling draws from, in order; it comes after the processors."""
-    chain: list[Processor] = []
-    if options.divisor != 1:
-        chain.append(Temperature(options.divisor))
-    if options.top_k > 0:
-        chain.append(TopK(options.top_k))
-    if options.top_p < 1:
-        chain.append(TopP(options.top_p))
-    if options.min_p > 0:
-        chain.append(MinP(options.min_p))
-    return chain
 
 
 def fetch(tokens_R: Int[Tensor, " rows"], log_probs_R: Float[Tensor, " rows"]) -> tuple[list[int], list[float]]:
@@ -163,6 +115,12 @@ class Choice:
         chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - logits_RV.logsumexp(1)
         return tokens_R, torch.where(best_R == -torch.inf, best_R, chosen_R)
 
+    def keep(self, rows_K: Int[Tensor, " kept"]) -> Choice:
+        """Return the choice that goes on with these rows only."""
+        if self.streams is not None:
+            self.streams.keep(rows_K.tolist())
+        return Choice(select(self.chain, rows_K), self.streams)
+
 
 class Sampling:
     """Sampling, and greedy search where the choice has no streams.
@@ -195,5 +153,4 @@ class Sampling:
         assert self._newest_R is not None
         self._cache.select(rows_K, memory_rows=rows_K)
         self._newest_R, self._ids_RT = self._newest_R[rows_K], self._ids_RT[rows_K]
-        if self._choice.streams is not None:
-            self._choice.streams.keep(rows_K.tolist())
+        self._choice = self._choice.keep(rows_K)

@@ -31,12 +31,14 @@ class Start:
     Args:
         cache: holds all their tokens.
         ids: the prompts, `NO_ID` in front of the shorter ones.
+        read: the sources, `NO_ID` behind the shorter ones; the prompts where there are none.
         hidden: the decoder's last states of all their tokens.
         logits: fp32, of the token that follows each.
     """
 
     cache: Cache
     ids: Int[Tensor, "rows tokens"]
+    read: Int[Tensor, "rows source"]
     hidden: Float[Tensor, "rows tokens width"]
     logits: Float[Tensor, "rows vocab"]
 
@@ -46,7 +48,8 @@ class Start:
             return self
         rows_R = torch.arange(len(self.ids), device=self.ids.device).repeat_interleave(count)
         self.cache.select(rows_R, memory_rows=rows_R)
-        return replace(self, ids=self.ids[rows_R], hidden=self.hidden[rows_R], logits=self.logits[rows_R])
+        parts = {name: getattr(self, name)[rows_R] for name in ("ids", "read", "hidden", "logits")}
+        return replace(self, **parts)
 
 
 def read_prompts(
@@ -74,16 +77,18 @@ def read_prompts(
         declared = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
         cache.declared_length = torch.tensor(declared, device=ids_RT.device)
     assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
+    prompt_RT = read_RS = ids_RT.masked_fill(~mask_RT, NO_ID)
     memory, memory_mask = None, None
     if sources is not None:
         source_RS, memory_mask = pad_ids(sources, pad_id, device_of(module))
         memory = module.encode(source_RS, mask=memory_mask).memory
         cache.memory_mask = memory_mask
+        read_RS = source_RS.masked_fill(~memory_mask, NO_ID)
     prefix = mask_RT if has_prefix_mask(module) else None
     # Logits of the last token alone: those of a long prompt would cost more than its states.
     hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), memory, memory_mask, cache)
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
-    return Start(cache, ids_RT.masked_fill(~mask_RT, NO_ID), hidden_RTD, logits_RV)
+    return Start(cache, prompt_RT, read_RS, hidden_RTD, logits_RV)
 
 
 def pad_left(

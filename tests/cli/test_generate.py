@@ -55,10 +55,12 @@ def test_options_reach_the_model(
         capfd, "generate", "r", "--prompt", "a", "--prompt", "b", "--max-new-tokens", "7", "--temperature", "0.5",
         "--top-k", "11", "--top-p", "0.9", "--min-p", "0.1", "--repetition-penalty", "1.3", "--no-repeat-ngram-size",
         "3", "--num-return-sequences", "2", "--stop", "x", "--stop", "y", "--seed", "5", "--batch-size", "2",
+        "--encoder-no-repeat-ngram-size", "4", "--min-new-tokens", "6",
     )  # fmt: skip
     assert seen == {
         "prompts": ["a", "b"], "max_new_tokens": 7, "temperature": 0.5, "top_k": 11, "top_p": 0.9, "min_p": 0.1,
-        "repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "num_return_sequences": 2, "stop": ["x", "y"], "seed": 5,
+        "repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 6,
+        "encoder_no_repeat_ngram_size": 4, "num_return_sequences": 2, "stop": ["x", "y"], "seed": 5,
         "batch_size": 2, "chat": False,
     }  # fmt: skip
     seen.clear()

@@ -31,6 +31,8 @@ SURFACE = {
         "--length-penalty",
         "--penalty-alpha",
         "--stop",
+        "--encoder-no-repeat-ngram-size",
+        "--min-new-tokens",
         "--chat",
         "--task",
         "--json",

@@ -8,10 +8,10 @@ import torch
 from clearhead import core as ch
 from clearhead.generate.beam import continue_beams
 from clearhead.generate.candidate import Candidate, Continuation
+from clearhead.generate.chain import repetition_processors
 from clearhead.generate.generation import Request, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.processors import apply
-from clearhead.generate.sampling import repetition_processors
 from clearhead.generate.start import read_prompts
 from tests.generate.tiny import BOS, EOS, PAD, next_logits, some_prompts, some_sources, tiny_decoder, tiny_model
 
@@ -28,7 +28,7 @@ def every_continuation(
     module: ch.Transformer, prompt: list[int], options: GenerateOptions, source: list[int] | None = None
 ) -> list[tuple[float, tuple[int, ...]]]:
     """All sequences that end, or are cut off at the limit, best first."""
-    chain = repetition_processors(options)
+    chain = repetition_processors(options, torch.tensor([source or prompt]))
     done, live = [], {(): 0.0}
     for step in range(options.max_new_tokens):
         extended = {}
@@ -50,7 +50,7 @@ def every_continuation(
     [
         {"length_penalty": 0.0},
         {"length_penalty": 2.0, "min_new_tokens": 1},
-        {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+        {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 1},
     ],
     ids=["sums", "long", "no repetition"],
 )
@@ -82,8 +82,8 @@ def test_one_beam_is_greedy_search(kind: str) -> None:
     with torch.inference_mode():
         start = read_prompts(module, prompts, pad_id=PAD)
         found = continue_beams(
-            module, start.cache, start.ids, start.logits, limits=[11] * 5, end_ids=(EOS,),
-            banned_X=torch.tensor([PAD, BOS]), chain=(), options=SearchOptions(beam_size=1),
+            module, start, limits=[11] * 5, end_ids=(EOS,), banned_X=torch.tensor([PAD, BOS]), chain=(),
+            options=SearchOptions(beam_size=1),
         )  # fmt: skip
     assert [one.ids for (one,) in found] == [one.ids for (one,) in greedy]
     assert [one.cut_off for (one,) in found] == [one.stop_reason == "length" for (one,) in greedy]
@@ -98,7 +98,12 @@ def test_batched_is_single(kind: str) -> None:
     module = tiny_decoder(kind, seed=1, end_bonus=2.0)
     prompts = some_prompts(5, longest=11)
     options = GenerateOptions(
-        beam_size=3, num_return_sequences=2, max_new_tokens=11, no_repeat_ngram_size=3, length_penalty=0.6
+        beam_size=3,
+        num_return_sequences=2,
+        max_new_tokens=11,
+        no_repeat_ngram_size=3,
+        length_penalty=0.6,
+        encoder_no_repeat_ngram_size=2,
     )
     together = generate(module, prompts, options)
     alone = [generate(module, [prompt], options)[0] for prompt in prompts]
@@ -111,7 +116,7 @@ def test_batched_is_single(kind: str) -> None:
 def test_beams_over_two_stacks_find_the_best_of_all() -> None:
     module = tiny_model("modern", seed=2, end_bonus=0.5)
     sources = some_sources(2, longest=5)
-    options = GenerateOptions(beam_size=130, num_return_sequences=5, max_new_tokens=3)
+    options = GenerateOptions(beam_size=130, num_return_sequences=5, max_new_tokens=3, encoder_no_repeat_ngram_size=1)
     for source, found in zip(sources, generate(module, [[BOS]] * 2, options, sources), strict=True):
         expected = every_continuation(module, [BOS], options, source)[:5]
         assert [one.ids for one in found] == [ids for _, ids in expected]

@@ -12,17 +12,18 @@ from clearhead import core as ch
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate import generation
 from clearhead.generate.candidate import Continuation
+from clearhead.generate.chain import processors, warpers
 from clearhead.generate.generation import Request, generate_ids, stream_ids
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import apply
-from clearhead.generate.sampling import Streams, draw, processors, seed_of, warpers
+from clearhead.generate.sampling import Streams, draw, seed_of
 from clearhead.generate.start import pad_left, read_prompts
 from tests.generate.tiny import BOS, EOS, PAD, next_logits, some_prompts, some_sources, tiny_decoder, tiny_model
 
 KINDS = ("original", "modern")
 SAMPLING = GenerateOptions(
     max_new_tokens=11, temperature=1.3, top_k=7, top_p=0.95, repetition_penalty=1.2, no_repeat_ngram_size=3, seed=5,
-    min_new_tokens=2,
+    min_new_tokens=2, encoder_no_repeat_ngram_size=2,
 )  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def plain_loop(
 ) -> tuple[tuple[int, ...], float]:
     """The definition: one pass over everything for each token, of one sequence without padding."""
     stream = Streams([seed_of(options.seed, number, [*prompt, *(source or [])])], torch.device("cpu"))
-    chain = processors(options, (EOS,), len(prompt), torch.tensor([PAD, BOS]))
+    chain = processors(options, (EOS,), len(prompt), torch.tensor([PAD, BOS]), torch.tensor([source or prompt]))
     ids, total = list(prompt), 0.0
     while len(ids) - len(prompt) < options.max_new_tokens:
         logits_1V = next_logits(module, ids, source, len(prompt) if prefix else 0)[None].float()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from clearhead.generate.chain import processors, warpers
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import (
     NO_ID,
@@ -16,6 +17,7 @@ from clearhead.generate.processors import (
     MinimumLength,
     MinP,
     NoRepeatNGram,
+    NoSourceNGram,
     Processor,
     RepetitionPenalty,
     Temperature,
@@ -23,7 +25,6 @@ from clearhead.generate.processors import (
     TopP,
     apply,
 )
-from clearhead.generate.sampling import processors, warpers
 
 peer = pytest.importorskip("transformers.generation.logits_process", reason="transformers is not installed")
 
@@ -79,7 +80,12 @@ def pairs() -> dict[str, tuple[Processor, Any]]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_processor_gives_the_values_of_transformers(shape: str) -> None:
-    for name, (ours, theirs) in pairs().items():
+    read_RS = ids_of(logits_of(shape), 23)
+    blocked = {
+        f"source n-gram {size}": (NoSourceNGram(size, read_RS), peer.EncoderNoRepeatNGramLogitsProcessor(size, read_RS))
+        for size in (1, 2, 3, 23, 29)
+    }
+    for name, (ours, theirs) in {**pairs(), **blocked}.items():
         logits_RV = logits_of(shape)
         ids_RT = ids_of(logits_RV)
         before = logits_RV.clone()
@@ -96,20 +102,24 @@ def test_the_order_is_that_of_transformers() -> None:
     utils = pytest.importorskip("transformers.generation.utils")
     options = GenerateOptions(
         temperature=0.7, top_k=9, top_p=0.8, min_p=0.05, repetition_penalty=1.3, no_repeat_ngram_size=2,
-        min_new_tokens=7, max_new_tokens=11,
+        min_new_tokens=7, max_new_tokens=11, encoder_no_repeat_ngram_size=2,
     )  # fmt: skip
+    read = torch.randint(11, (11, 5))
     config = utils.GenerationConfig(
         temperature=0.7, top_k=9, top_p=0.8, min_p=0.05, repetition_penalty=1.3, no_repeat_ngram_size=2,
-        min_new_tokens=7, max_new_tokens=11, do_sample=True, suppress_tokens=[0, 1],
+        min_new_tokens=7, max_new_tokens=11, do_sample=True, suppress_tokens=[0, 1], encoder_no_repeat_ngram_size=2,
     )  # fmt: skip
     config._eos_token_tensor = torch.tensor([EOS])
     model = SimpleNamespace(
         config=SimpleNamespace(is_encoder_decoder=False), _merge_criteria_processor_list=lambda own, _: own
     )
-    theirs = utils.GenerationMixin._get_logits_processor(model, config, input_ids_seq_length=PROMPT, device="cpu")
-    ours = [*processors(options, (EOS,), PROMPT, torch.tensor([0, 1])), *warpers(options)]
+    theirs = utils.GenerationMixin._get_logits_processor(
+        model, config, input_ids_seq_length=PROMPT, encoder_input_ids=read, device="cpu"
+    )
+    ours = [*processors(options, (EOS,), PROMPT, torch.tensor([0, 1]), read), *warpers(options)]
     same = {
         "RepetitionPenalty": "RepetitionPenaltyLogitsProcessor", "NoRepeatNGram": "NoRepeatNGramLogitsProcessor",
+        "NoSourceNGram": "EncoderNoRepeatNGramLogitsProcessor",
         "MinimumLength": "MinNewTokensLengthLogitsProcessor", "BannedIds": "SuppressTokensLogitsProcessor",
         "Temperature": "TemperatureLogitsWarper", "TopK": "TopKLogitsWarper", "TopP": "TopPLogitsWarper",
         "MinP": "MinPLogitsWarper",

@@ -57,7 +57,7 @@ def test_chance_counts_only_where_it_is_asked_for() -> None:
 
 
 def test_what_is_not_done_is_told_and_what_is_wrong_is_named() -> None:
-    assert rules(encoder_no_repeat_ngram_size=3, typical_p=1.0).unfollowed == ("encoder_no_repeat_ngram_size",)
+    assert rules(encoder_repetition_penalty=1.3, typical_p=1.0).unfollowed == ("encoder_repetition_penalty",)
     assert rules(do_sample=True, num_beams=3).unfollowed == ("do_sample together with num_beams",)
     with pytest.raises(InputError, match=r"(?s)bad_words_ids must be a list.*eos_token_id must be an id or a list"):
         rules(eos_token_id="</s>", bad_words_ids=[[]])

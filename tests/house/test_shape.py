@@ -18,7 +18,7 @@ RANKS = (
     {"core"},
     {"zoo", "weights"},
     {"text", "data", "train", "generate", "predict", "check", "precision", "view"},
-    {"model", "compare", "surgery", "__init__"},
+    {"model", "loading", "compare", "surgery", "__init__"},
     {"cli", "__main__"},
 )
 

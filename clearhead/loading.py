@@ -1,0 +1,38 @@
+"""From a name or a folder to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from clearhead.generate.published import Published
+from clearhead.machine import choose_device, choose_precision
+from clearhead.model import Model
+from clearhead.train.saved import load_saved
+from clearhead.weights.hub import find_published
+
+
+def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> Model:
+    """Load a trained model.
+
+    Args:
+        ref: a run directory, optionally with @best, @last, @averaged or @step-N; a folder that `save` wrote, or one in
+            the layout of the Hugging Face hub; or a name on the hub, optionally with @revision.
+        device: auto, cpu, cuda or cuda:N.
+        precision: auto, fp32 or bf16.
+
+    Raises:
+        InputError: nothing usable is there; the sentence says what was expected.
+    """
+    where = choose_device(device)
+    dtype = torch.bfloat16 if choose_precision(precision, where) == "bf16" else torch.float32
+    checkpoint = find_published(str(ref))
+    if checkpoint is not None:
+        published = Published.load(checkpoint, dtype=dtype)
+        assert published.pretrained is not None, "a checkpoint is of the family that it came in"
+        module, pair = published.pretrained.module.to(where), published.text.tokenizers
+        pair.check_rows(module.num_source_ids, module.num_target_ids, str(checkpoint))
+        return Model(module.eval(), pair, published.pretrained.task, published)
+    module, pair, task, came_from = load_saved(str(ref), dtype=dtype)
+    return Model(module.to(where).eval(), pair, task, came_from)
