@@ -10,6 +10,7 @@ from clearhead.generate.published import Published
 from clearhead.machine import choose_device, choose_precision
 from clearhead.model import Model
 from clearhead.train.saved import load_saved
+from clearhead.weights.folder import stored_dtype
 from clearhead.weights.hub import find_published
 
 
@@ -29,10 +30,29 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     dtype = torch.bfloat16 if choose_precision(precision, where) == "bf16" else torch.float32
     checkpoint = find_published(str(ref))
     if checkpoint is not None:
-        published = Published.load(checkpoint, dtype=dtype)
-        assert published.pretrained is not None, "a checkpoint is of the family that it came in"
-        module, pair = published.pretrained.module.to(where), published.text.tokenizers
-        pair.check_rows(module.num_source_ids, module.num_target_ids, str(checkpoint))
-        return Model(module.eval(), pair, published.pretrained.task, published)
+        return _of_checkpoint(checkpoint, dtype, where)
     module, pair, task, came_from = load_saved(str(ref), dtype=dtype)
     return Model(module.to(where).eval(), pair, task, came_from)
+
+
+def load_as_stored(ref: str | Path) -> Model:
+    """Load a model to be written again: every weight in the type that its file has, on the CPU.
+
+    Args:
+        ref: as for `load`.
+
+    Raises:
+        InputError: as for `load`.
+    """
+    checkpoint = find_published(str(ref))
+    if checkpoint is None:
+        return load(ref, device="cpu", precision="fp32")
+    return _of_checkpoint(checkpoint, stored_dtype(checkpoint), torch.device("cpu"))
+
+
+def _of_checkpoint(folder: Path, dtype: torch.dtype, device: torch.device) -> Model:
+    published = Published.load(folder, dtype=dtype)
+    assert published.pretrained is not None, "a checkpoint is of the family that it came in"
+    module, pair = published.pretrained.module.to(device), published.text.tokenizers
+    pair.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
+    return Model(module.eval(), pair, published.pretrained.task, published)

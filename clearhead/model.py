@@ -32,6 +32,7 @@ from clearhead.text.frame import Frame
 from clearhead.train.checkpoint import writing_folder
 from clearhead.train.run_directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
 from clearhead.weights import save_tensors
+from clearhead.weights.save import LARGEST_SHARD
 
 
 class Model:
@@ -392,24 +393,28 @@ class Model:
         published = None if self.published is None else self.published.replaced(module, record, tokenizers)
         return Model(module, self.tokenizers if tokenizers is None else tokenizers, record, published)
 
-    def save(self, path: str | Path, *, format: str = "clearhead") -> None:
+    def save(self, path: str | Path, *, format: str = "clearhead", max_shard_size: int = LARGEST_SHARD) -> None:
         """Write the model into a new folder that `load` reads.
 
         Args:
             path: the folder.
             format: "clearhead": spec, tokenizers and weights; "hf": the layout of the Hugging Face hub.
+            max_shard_size: bytes of tensors in a file of that layout.
 
         Raises:
             InputError: the folder exists, the format is not known, or no published family can say the model.
         """
         if format not in ("clearhead", "hf"):
             raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
+        if max_shard_size < 1:
+            raise InputError(f"max_shard_size is {max_shard_size}; expected a number of bytes")
         folder = Path(path)
         if folder.exists():
             raise InputError(f"{folder} exists already; give a new folder")
         with writing_folder(folder) as temporary:
             if format == "hf":
-                save_published(self.module, temporary, self.tokenizers, self.task, self.published)
+                parts = (self.module, temporary, self.tokenizers, self.task, self.published)
+                save_published(*parts, max_shard_size=max_shard_size)
                 return
             (temporary / SPEC_FILE).write_text(self.spec.to_json(), encoding="utf-8")
             (temporary / TASK_FILE).write_text(self.task.to_json(), encoding="utf-8")

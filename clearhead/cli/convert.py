@@ -14,6 +14,11 @@ Format = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="The 
 FromBin = Annotated[
     bool, typer.Option("--from-bin", help="Turn pytorch_model.bin into safetensors, with PyTorch's restricted reader.")
 ]
+ShardSize = Annotated[
+    str | None,
+    typer.Option("--max-shard-size", metavar="SIZE", help="Most in a file, such as 500MB; by default 5GB."),
+]
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def convert(
@@ -21,6 +26,7 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
     to: Format = None,
     from_bin: FromBin = False,
+    max_shard_size: ShardSize = None,
     as_json: Json = False,
 ) -> None:
     """Save a model for other tools.
@@ -31,7 +37,8 @@ def convert(
       clearhead convert downloads/opus-mt-de-en opus-mt-de-en --from-bin
 
     --to hf writes config.json, safetensors and the tokenizer as the transformers library reads them, in the first
-    published family that can say the model; where none can, the report says what stands in the way. --from-bin reads
+    published family that can say the model; where none can, the report says what stands in the way. Weights keep the
+    type that they have, and more than --max-shard-size of them go into several files with an index. --from-bin reads
     weights that were published as pickled files, which nothing else here does, and writes the same folder with
     safetensors. --json ends with {"path", "format"}.
     """
@@ -39,14 +46,17 @@ def convert(
         raise InputError("say what to do, one of the two: --to hf, or --from-bin")
     if to not in (None, "hf"):
         raise InputError(f"--to {to} is not known; expected hf")
+    if from_bin and max_shard_size is not None:
+        raise InputError("--max-shard-size has no effect with --from-bin, which writes one file for each that is there")
     if out.exists():
         raise InputError(f"{out} exists already; give a new folder")
     if from_bin:
         _convert_bin(ref, out)
     else:
-        import clearhead
+        from clearhead.loading import load_as_stored
 
-        clearhead.load(ref, device="cpu", precision="fp32").save(out, format="hf")
+        size = {} if max_shard_size is None else {"max_shard_size": _bytes(max_shard_size)}
+        load_as_stored(ref).save(out, format="hf", **size)
     if as_json:
         show_json({"path": str(out), "format": "safetensors" if from_bin else "hf"})
     else:
@@ -66,3 +76,15 @@ def _convert_bin(ref: str, out: Path) -> None:
     with writing_folder(out) as temporary:
         names = convert_bin(folder, temporary)
     say(f"read {', '.join(names)}")
+
+
+def _bytes(size: str) -> int:
+    """Return the bytes that a number with a unit means."""
+    number, unit = size[:-2].strip(), size[-2:].upper()
+    try:
+        found = int(float(number) * UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        found = 0
+    if found < 1:
+        raise InputError(f"--max-shard-size {size} is no size; expected a number with KB, MB, GB or TB, such as 500MB")
+    return found

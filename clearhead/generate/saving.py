@@ -19,6 +19,7 @@ from clearhead.text.frame import Frame, Part
 from clearhead.text.roles import Roles
 from clearhead.weights import Pretrained, load_tensors, save_pretrained, save_tensors
 from clearhead.weights.fill import built
+from clearhead.weights.save import LARGEST_SHARD
 from clearhead.zoo.config import write
 
 ORIGIN = "origin"
@@ -84,7 +85,13 @@ def copy_files(source: Path, target: Path) -> None:
 
 
 def save_published(
-    module: Transformer, folder: Path, tokenizers: TokenizerPair, task: TaskRecord, published: Published | None
+    module: Transformer,
+    folder: Path,
+    tokenizers: TokenizerPair,
+    task: TaskRecord,
+    published: Published | None,
+    *,
+    max_shard_size: int = LARGEST_SHARD,
 ) -> str:
     """Write a model in the layout of the Hugging Face hub.
 
@@ -94,6 +101,7 @@ def save_published(
         tokenizers: of the model.
         task: what its outputs are for.
         published: the checkpoint that it was; None: a model that was trained here.
+        max_shard_size: bytes of tensors in a file.
 
     Returns:
         The family that was written.
@@ -103,12 +111,12 @@ def save_published(
     """
     module = _in_units(module, task)
     if published is not None:
-        return _save_as_it_came(module, folder, tokenizers, task, published)
+        return _save_as_it_came(module, folder, tokenizers, task, published, max_shard_size)
     if not tokenizers.joint:
         raise InputError(
             "source and target have a tokenizer each, for which the layout has no place: train with joint = true"
         )
-    record = save_pretrained(module, folder, task=task)
+    record = save_pretrained(module, folder, task=task, max_shard_size=max_shard_size)
     source, roles = tokenizers.source, tokenizers.target.roles
     start = () if module.encoder is not None and module.decoder is not None else ((roles.bos, 0),)
     end = () if module.encoder is None else (roles.eos,)
@@ -120,12 +128,19 @@ def save_published(
 
 
 def _save_as_it_came(
-    module: Transformer, folder: Path, tokenizers: TokenizerPair, task: TaskRecord, published: Published
+    module: Transformer,
+    folder: Path,
+    tokenizers: TokenizerPair,
+    task: TaskRecord,
+    published: Published,
+    max_shard_size: int,
 ) -> str:
     """Write a model in the family of its checkpoint, with the files of its tokenizer if it still has that one."""
     family = str(published.config.get("model_type"))
     written = _as_the_family_says(module, published.pretrained)
-    record = save_pretrained(written, folder, pretrained=published.pretrained, task=task, model_type=family)
+    record = save_pretrained(
+        written, folder, pretrained=published.pretrained, task=task, model_type=family, max_shard_size=max_shard_size
+    )
     copy_files(published.folder, folder)
     if _plain(tokenizers) == _plain(load_published(published.folder).tokenizers):
         return record.model_type

@@ -6,6 +6,7 @@ repository's own store beside it; those are followed, others are not.
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 import os
@@ -101,6 +102,20 @@ class Header:
     shape: tuple[int, ...]
     start: int
     end: int
+
+
+def stored_dtype(directory: Path) -> torch.dtype:
+    """Return the type of a checkpoint's floating-point tensors; of several types, one that holds them all.
+
+    Args:
+        directory: with safetensors.
+
+    Raises:
+        InputError: the files cannot be read.
+    """
+    headers = TensorFiles(directory).headers.values()
+    found = sorted({FLOATS[header.dtype] for header in headers if header.dtype in FLOATS}, key=str)
+    return functools.reduce(torch.promote_types, found) if found else torch.float32
 
 
 class TensorFiles(Mapping[str, Tensor]):

@@ -81,6 +81,11 @@ def test_what_to_do_must_be_said(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert "one of the two: --to hf, or --from-bin" in failing(capfd, tmp_path, out, "--to", "hf", "--from-bin")
     assert "--to onnx is not known; expected hf" in failing(capfd, tmp_path, out, "--to", "onnx")
     assert "exists already" in failing(capfd, tmp_path, tmp_path, "--to", "hf")
+    for size in ("5", "fiveGB", "-1GB", "1XB"):
+        assert f"--max-shard-size {size} is no size" in failing(
+            capfd, tmp_path, out, "--to", "hf", f"--max-shard-size={size}"
+        )
+    assert "has no effect with --from-bin" in failing(capfd, tmp_path, out, "--from-bin", "--max-shard-size", "5GB")
     assert "holds neither pytorch_model.bin nor" in failing(capfd, tmp_path, out, "--from-bin")
     assert "is not a folder; expected one that holds" in failing(capfd, "/no/such", out, "--from-bin")
 

@@ -59,7 +59,7 @@ SURFACE = {
     | MACHINE,
     "compare": {"--output", "-o", "--json"},
     "average": {"--last", "--json"},
-    "convert": {"--to", "--from-bin", "--json"},
+    "convert": {"--to", "--from-bin", "--max-shard-size", "--json"},
     "check": {"--against", "--reference", "--tolerance", "--json"},
     "inspect": {"--length", "--json"},
 }

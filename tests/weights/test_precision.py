@@ -9,6 +9,7 @@ import torch
 import transformers
 
 import clearhead as ch
+from clearhead.cli.main import main
 from tests import published_models as made
 from tests.laws.tiny import difference
 from tests.weights.test_memory import inside, mapped
@@ -46,3 +47,18 @@ def test_what_was_loaded_in_half_precision_is_saved_in_it(tmp_path: Path) -> Non
     after = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out", dtype="auto").state_dict()
     assert {one.dtype for one in after.values()} == {torch.bfloat16}
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_converting_keeps_the_type_and_cuts_the_file(dtype: torch.dtype, tmp_path: Path) -> None:
+    """A half file once came out as float32, twice as large."""
+    folder, out = stored(tmp_path / "model", dtype), tmp_path / "out"
+    most = 10 * dtype.itemsize
+    assert main(["convert", str(folder), str(out), "--to", "hf", "--max-shard-size", f"{most}KB"]) == 0
+    shards = sorted(out.glob("*.safetensors"))
+    header = 4000
+    assert len(shards) > 1 and all(path.stat().st_size < 1000 * most + header for path in shards)
+    before = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype="auto").state_dict()
+    after = transformers.GPT2LMHeadModel.from_pretrained(out, dtype="auto").state_dict()
+    assert before.keys() == after.keys()
+    assert all(after[name].dtype == dtype and torch.equal(before[name], after[name]) for name in before)
