@@ -79,12 +79,12 @@ class SpecialIds:
     @property
     def read(self) -> Around:
         """What stands around a source."""
-        return self.source_frame or Around((), (self.source_eos,))
+        return Around((), (self.source_eos,)) if self.source_frame is None else self.source_frame
 
     @property
     def said(self) -> Around:
         """What stands around a target."""
-        return self.target_frame or Around((self.target_bos,), (self.target_eos,))
+        return Around((self.target_bos,), (self.target_eos,)) if self.target_frame is None else self.target_frame
 
     def to_json(self) -> dict[str, Any]:
         """Return the ids as JSON values; frames that follow from the roles are left out."""

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import clearhead.data.prepare as prepare_module
-from clearhead.data import FilePair, FilterReport, cached_tokenizers, prepare_pairs, read_pairs
+from clearhead.data import FilePair, FilterReport, cached_tokenizers, collate, prepare_pairs, read_pairs
 from clearhead.errors import InputError, RunFailure
 from clearhead.text import TokenizerPair, train_tokenizer
+from clearhead.text.frame import Around, Frame
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
@@ -50,6 +51,27 @@ def tokenizers_of(pairs: list[tuple[str, str]]) -> TokenizerPair:
         target=train_tokenizer("split", [pair[1] for pair in pairs], vocab_size=100),
         joint=False,
     )
+
+
+@pytest.mark.parametrize("around", [Around(), Around((5,), (6, 7))], ids=["nothing", "three ids"])
+def test_what_stands_around_a_source_is_what_its_frame_says(around: Around, tmp_path: Path) -> None:
+    """A frame of nothing was once taken for no frame, and sources got an end token that the model had never read."""
+    pairs = random_pairs(7)
+    plain = tokenizers_of(pairs)
+    written = Around((3, 4), (2,))
+    framed = TokenizerPair(
+        plain.source.with_frame(Frame(source=around)), plain.target.with_frame(Frame(written=written)), joint=False
+    )
+    source = write(tmp_path, pairs)
+    prepare_pairs(source, framed, max_length=20, max_ratio=None, training=True)
+    found = prepare_pairs(source, framed, max_length=20, max_ratio=None, training=True)
+    batch = collate(found, np.arange(7))
+    assert batch.mask is not None and batch.target_ids is not None and batch.target_mask is not None
+    for row, (text, said) in enumerate(pairs):
+        assert batch.ids[row, batch.mask[row]].tolist() == around(plain.source.encode(text))
+        whole = written(plain.target.encode(said))
+        assert batch.target_ids[row, batch.target_mask[row]].tolist() == whole[:-1]
+        assert batch.labels[row, batch.target_mask[row]].tolist() == whole[1:]
 
 
 def test_the_store_holds_what_the_tokenizers_say(tmp_path: Path) -> None:
