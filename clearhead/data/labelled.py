@@ -103,7 +103,7 @@ class LabelStore:
             self.is_paired = (folder / f"{_OTHERS[0]}.npy").is_file()
             arrays, record = read_arrays(folder, _ARRAYS + _OTHERS * self.is_paired)
             self.report = LabelReport(**record["report"])
-            self._extra = int(record.get("extra", 3 if self.is_paired else 2))
+            self._extra = int(record["extra"])
             self.labels = LabelSet(**{**record["labels"], "names": tuple(record["labels"]["names"])})
             self.identity = str(record["identity"])
         except (OSError, ValueError, KeyError, TypeError) as error:
