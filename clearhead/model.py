@@ -238,6 +238,20 @@ class Model:
         published, prefix = self.published.for_task(task)
         return Model(self.module, self.tokenizers, self.task, published), prefix
 
+    def for_languages(self, from_language: str | None, to_language: str | None) -> Model:
+        """Return the model as one that reads one language and writes another, without being told again.
+
+        Args:
+            from_language, to_language: codes; None: the one that the checkpoint's files name.
+
+        Raises:
+            InputError: a language that is missing, not known or not wanted.
+        """
+        if self.published is None:
+            raise InputError("the model was trained here on one pair of languages: leave the languages out")
+        published = self.published.for_languages(from_language, to_language)
+        return Model(self.module, published.text.tokenizers, self.task, published)
+
     def stream(
         self,
         prompt: str,

@@ -24,7 +24,13 @@ BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sent
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of every random choice.")]
 Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")]
-BeamSize = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy search.")]
+BeamSize = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy; by default 5.")]
+FromLanguage = Annotated[
+    str | None, typer.Option("--from", metavar="L", help="The language of the text, for a model of several.")
+]
+ToLanguage = Annotated[
+    str | None, typer.Option("--to", metavar="L", help="The language to translate into, for a model of several.")
+]
 LengthPenalty = Annotated[
     float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
 ]

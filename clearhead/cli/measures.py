@@ -42,6 +42,10 @@ def measure(model: Model, request: Request) -> Report:
     Raises:
         InputError: the data is unusable.
     """
+    if request.from_language is not None or request.to_language is not None:
+        model = model.for_languages(request.from_language, request.to_language)
+    if model.task.kind == "denoise" and request.source is not None:
+        return translations(model, request)
     measures = {"translate": translations, "classify": classes, "tag": tags, "embed": vectors}
     return measures.get(model.task.kind, running_text)(model, request)
 
@@ -56,8 +60,8 @@ def translations(model: Model, request: Request) -> Report:
     started = time.perf_counter()
     found = model.translate(
         sources,
-        beam_size=5 if request.beam_size is None else request.beam_size,
-        length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
+        beam_size=request.beam_size,
+        length_penalty=request.length_penalty,
         batch_size=request.batch_size,
     )
     seconds = time.perf_counter() - started

@@ -11,10 +11,16 @@ import typer
 
 from clearhead.cli.console import (
     BatchSize,
+    BeamSize,
     Device,
+    FromLanguage,
+    JsonLines,
+    LengthPenalty,
     Precision,
+    Ref,
     Seed,
     Threads,
+    ToLanguage,
     chunks,
     is_interactive,
     is_standard_input,
@@ -30,21 +36,9 @@ if TYPE_CHECKING:
 
 CHUNK = 1024
 
-BeamSize = Annotated[
-    int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy search; by default 5.")
-]
-FromLanguage = Annotated[
-    str | None, typer.Option("--from", metavar="L", help="The language of the text, for a model of several.")
-]
-ToLanguage = Annotated[
-    str | None, typer.Option("--to", metavar="L", help="The language to translate into, for a model of several.")
-]
-
 
 def translate(
-    ref: Annotated[
-        str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
-    ],
+    ref: Ref,
     file: Annotated[
         Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")
     ] = Path("-"),
@@ -52,12 +46,10 @@ def translate(
     n_best: Annotated[
         int, typer.Option("--n-best", min=1, help="Translations for each line, at most the beam size.")
     ] = 1,
-    length_penalty: Annotated[
-        float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
-    ] = None,
+    length_penalty: LengthPenalty = None,
     from_language: FromLanguage = None,
     to_language: ToLanguage = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")] = False,
+    as_json: JsonLines = False,
     device: Device = "auto",
     precision: Precision = "auto",
     threads: Threads = None,

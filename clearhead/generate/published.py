@@ -188,6 +188,21 @@ class Published:
         frame = read if source is None else text.frame_for(source)
         return replace(frame, written=_written_behind_encoder(rules, (), text.tokenizers.target.eos_id)), rules
 
+    def for_languages(self, source: str | None, target: str | None) -> Published:
+        """Return the checkpoint as one that reads one language and writes another.
+
+        Args:
+            source, target: as for `between`.
+
+        Raises:
+            InputError: as for `between`.
+        """
+        frame, _ = self.between(source, target)
+        pair = self.text.tokenizers
+        one = pair.source.with_frame(frame)
+        tokenizers = TokenizerPair(one, one if pair.joint else pair.target.with_frame(frame), pair.joint)
+        return replace(self, text=replace(self.text, tokenizers=tokenizers))
+
 
 def framed_text(text: PublishedText, rules: GenerationRules, module: Transformer) -> PublishedText:
     """Return the text side of a checkpoint with what its decoder writes around texts.

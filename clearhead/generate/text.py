@@ -228,7 +228,7 @@ def _published_request(
         options=options,
         eos_id=rules.ends[0] if rules.ends else target.eos_id,
         pad_id=target.pad_id if rules.pad is None else rules.pad,
-        banned=[*rules.banned, *_wordless(module, target)],
+        banned=[*rules.banned, *wordless(module, target)],
         sources=framed if has_encoder else None,
         decode=target.decode,
         contexts=framed if continues or not has_encoder else starts,
@@ -271,11 +271,11 @@ def read_as_published(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None
 
 def _banned(module: Transformer, tokenizer: Tokenizer) -> list[int]:
     """Return the ids that are no text: start and padding, and outputs without an entry in the vocabulary."""
-    return [tokenizer.bos_id, tokenizer.pad_id, *_wordless(module, tokenizer)]
+    return [tokenizer.bos_id, tokenizer.pad_id, *wordless(module, tokenizer)]
 
 
-def _wordless(module: Transformer, tokenizer: Tokenizer) -> range:
-    """Return the outputs without an entry in the vocabulary."""
+def wordless(module: Transformer, tokenizer: Tokenizer) -> range:
+    """Return the outputs without an entry in the vocabulary, as tables that were padded have them."""
     assert module.head is not None
     return range(tokenizer.vocab_size, len(module.head.projection().weight_VD))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
@@ -11,7 +12,7 @@ from clearhead.generate.engine import translate_ids
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.rules import GenerationRules
 from clearhead.generate.scoring import PairScore, score_framed
-from clearhead.generate.text import check_rules
+from clearhead.generate.text import check_rules, wordless
 from clearhead.text import TokenizerPair
 from clearhead.text.frame import Frame
 
@@ -41,10 +42,11 @@ def translate_texts(
     if isinstance(texts, str):
         raise InputError("translate() takes a list of texts; put the single text into a list")
     check_two_stacks(module)
+    target, said = tokenizers.target, frame.said
     if rules is not None:
         check_rules(rules, needs_start=True)
+        rules = replace(rules, banned=(*rules.banned, *wordless(module, target)))
     filled = [text for text in texts if text.strip()]
-    target, said = tokenizers.target, frame.said
     found = iter(
         translate_ids(
             module,

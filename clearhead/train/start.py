@@ -197,12 +197,8 @@ def _between(start: Start, source: str | None, target: str | None) -> Start:
         return start
     if start.spec.encoder is None or start.spec.decoder is None:
         return start
-    frame, _ = start.published.between(source, target)
-    pair = start.tokenizers
-    one = pair.source.with_frame(frame)
-    tokenizers = TokenizerPair(one, one if pair.joint else pair.target.with_frame(frame), pair.joint)
-    text = replace(start.published.text, tokenizers=tokenizers)
-    return replace(start, tokenizers=tokenizers, published=replace(start.published, text=text))
+    published = start.published.for_languages(source, target)
+    return replace(start, tokenizers=published.text.tokenizers, published=published)
 
 
 def take_weights(module: Transformer, start: Start, record: TaskRecord, progress: Progress) -> list[str]:

@@ -51,6 +51,8 @@ SURFACE = {
         "--lowercase",
         "--beam-size",
         "--length-penalty",
+        "--from",
+        "--to",
         "--output",
         "-o",
         "--json",

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 import clearhead as ch
+from clearhead.cli.lines import one_line
 from clearhead.cli.main import main
 from clearhead.data import collate
 from clearhead.errors import InputError
@@ -23,7 +24,7 @@ from clearhead.train.start import find_start
 from clearhead.train.tasks.translate import prepare_parallel
 from tests import published_models as checkpoints
 from tests.text import published as made
-from tests.train.tasks.fine_tuning import write_run
+from tests.train.tasks.fine_tuning import write_data, write_run
 
 PIECES = "sentencepiece.bpe.model"
 SIZES: dict[str, Any] = {
@@ -40,7 +41,7 @@ def of_25(folder: Path) -> Path:
 
 
 def of_50(folder: Path) -> Path:
-    """The language stands before the text, and is the first that the decoder writes."""
+    """The language stands before the text, and is the first that the decoder writes; one row has no word."""
     return mbart(folder, "MBart50Tokenizer", behind=54, decoder_start_token_id=2)
 
 
@@ -142,6 +143,46 @@ def test_a_run_writes_the_language_it_learned(case: str, tmp_path: Path, capfd: 
     assert main([*asked, "--to", target]) == 0
     assert main([*asked, "--to", "nowhere"]) == 2
     assert "no language 'nowhere'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_translations_between_named_languages_are_measured(
+    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the checkpoint's own settings, as `translate` follows them."""
+    make, written, source, target = CASES[case]
+    folder = make(tmp_path / "model")
+    settings = folder / "generation_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "num_beams": 2, "max_length": 7}))
+    write_data(tmp_path)
+    files = [str(tmp_path / name) for name in ("valid.txt", "valid.other")]
+    given = ["--source", files[0], "--target", files[1], "--device", "cpu", "--json"]
+    asked = ["evaluate", str(folder), *given, "--from", source, "--to", target, "-o", str(tmp_path / "out.txt")]
+    assert main(asked) == 0
+    record = json.loads(capfd.readouterr().out.splitlines()[-1])
+    model = ch.load(folder, device="cpu", precision="fp32")
+    texts, references = (Path(name).read_text().splitlines() for name in files)
+    expected = model.translate(texts, from_language=source, to_language=target)
+    assert (tmp_path / "out.txt").read_text().splitlines() == [one_line(text) for text in expected]
+    one = model.for_languages(source, target)
+    assert one.translate(texts) == expected
+    # The loss is that of the other library, its language left out where it is only read.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, src_lang=source, tgt_lang=target)
+    other = getattr(transformers, written).from_pretrained(folder).eval()
+    total, count = 0.0, 0
+    for text, said in zip(texts, references, strict=True):
+        read = tokenizer(text, text_target=said, return_tensors="pt")
+        labels = read["labels"]
+        first = torch.tensor([[labels[0, -1]]]) if case == "behind" else torch.tensor([[2]])
+        labels = labels[:, :-1] if case == "behind" else labels
+        shifted = torch.cat([first, labels[:, :-1]], 1)
+        with torch.no_grad():
+            logits = other(read["input_ids"], decoder_input_ids=shifted).logits
+        total += float(torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="sum"))
+        count += labels.shape[1]
+    assert record["loss"] == pytest.approx(total / count, rel=1e-4)
+    assert main([*asked[:-4], "--from", source]) == 2
+    assert "say which one you want" in capfd.readouterr().err
 
 
 def test_languages_are_asked_for(tmp_path: Path) -> None:
