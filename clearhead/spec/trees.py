@@ -12,12 +12,19 @@ Tree = TypeVar("Tree", bound=Node)
 
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
     """Yield every node below with its path, parents first; indices are path parts, as in module names."""
-    yield path, node
-    for name in type(node).model_fields:
-        value = getattr(node, name)
-        for suffix, child in enumerate(value) if isinstance(value, tuple) else [("", value)]:
-            if isinstance(child, Node):
-                yield from walk(child, ".".join(part for part in (path, name, str(suffix)) if part))
+    waiting = [(path, node)]
+    while waiting:
+        place, one = waiting.pop()
+        yield place, one
+        below: list[tuple[str, Node]] = []
+        for name in type(one).model_fields:
+            value = getattr(one, name)
+            if isinstance(value, Node):
+                below.append((f"{place}.{name}" if place else name, value))
+            elif isinstance(value, tuple):
+                inside = f"{place}.{name}" if place else name
+                below += [(f"{inside}.{index}", part) for index, part in enumerate(value) if isinstance(part, Node)]
+        waiting.extend(reversed(below))
 
 
 def rebuilt(node: Tree, change: Callable[[str, Node], Node], path: str = "") -> Tree:

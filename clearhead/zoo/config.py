@@ -172,13 +172,26 @@ def write(record: Record, variant: Variant, model: spec.Model) -> dict[str, Any]
         if value is not None or (key.at is not None and (key.default is None or key.is_nullable)):
             config[key.name] = value
     reading = read(record, config)
-    faults = list(reading.faults)
-    if not faults:
-        faults = differences(record.whole(reading.values, variant), model)
+    subject = f"saving as {record.model_type}"
+    if reading.faults:
+        raise CannotSay.of(_shortened(reading.faults), None, subject)
+    said = record.parts(reading.values, variant)
+    others = [
+        name for name in ("encoder", "decoder") if (getattr(said, name) is None) != (getattr(model, name) is None)
+    ]
+    if others:
+        # What has other stacks differs everywhere, which need not be written out.
+        lacking = [f"{name}: this model has {'none' if getattr(model, name) is None else 'one'}" for name in others]
+        raise CannotSay.of(lacking, None, subject)
+    faults = differences(said, model)
     if faults:
-        shown = faults[:MOST_SHOWN] + ([f"and {len(faults) - MOST_SHOWN} more"] if len(faults) > MOST_SHOWN else [])
-        raise CannotSay.of(shown, len(faults) if not reading.faults else None, f"saving as {record.model_type}")
+        raise CannotSay.of(_shortened(faults), len(faults), subject)
     return config
+
+
+def _shortened(faults: Sequence[str]) -> list[str]:
+    more = len(faults) - MOST_SHOWN
+    return [*faults[:MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 
 def outputs(model: spec.Model) -> int | None:

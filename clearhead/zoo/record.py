@@ -175,7 +175,11 @@ class Record:
         Raises:
             InputError: values that do not fit together; every fault is named.
         """
+        return spec.validate(self.parts(values, variant))
+
+    def parts(self, values: Values, variant: Variant) -> spec.Model:
+        """Return the same, though its parts may not fit together."""
         model = self.model(values)
         if not variant.has_decoder:
             model = model.model_copy(update={"decoder": None})
-        return spec.validate(model.model_copy(update={"head": variant.head(values)}))
+        return model.model_copy(update={"head": variant.head(values)})
