@@ -29,6 +29,12 @@ class RunFailure(RuntimeError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the closest valid name, or an empty string where none is close."""
-    matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
-    return f" (did you mean '{matches[0]}'?)" if matches else ""
+    """Return " (did you mean 'x'?)" for the closest valid name, or an empty string where none is close.
+
+    A name that only one valid one begins with is close to it: "de" to "de_DE".
+    """
+    names = list(valid)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    begun = [one for one in names if name and one.startswith(name)]
+    found = matches or (begun if len(begun) == 1 else [])
+    return f" (did you mean '{found[0]}'?)" if found else ""

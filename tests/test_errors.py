@@ -18,6 +18,8 @@ def test_the_nearest_name_is_offered_only_where_one_is_near() -> None:
     assert nearest("widht", ["heads", "width", "layers"]) == " (did you mean 'width'?)"
     assert nearest("quark", ["heads", "width", "layers"]) == ""
     assert nearest("width", []) == ""
+    assert nearest("de", ["en_XX", "de_DE", "fr_XX"]) == " (did you mean 'de_DE'?)"
+    assert nearest("e", ["en_XX", "es_XX", "de_DE"]) == nearest("", ["de_DE"]) == ""
 
 
 def test_mistakes_and_failures_are_told_apart() -> None:

@@ -191,5 +191,5 @@ def test_languages_are_asked_for(tmp_path: Path) -> None:
         find_start(str(folder), None, WRITES)
     with pytest.raises(InputError, match="say which one you want"):
         find_start(str(folder), READS, None)
-    with pytest.raises(InputError, match=r"no language 'de'; it has: ar_AR"):
+    with pytest.raises(InputError, match=r"no language 'de' \(did you mean 'de_DE'\?\); it has: ar_AR"):
         find_start(str(folder), READS, "de")
