@@ -40,7 +40,7 @@ def convert(
     published family that can say the model; where none can, the report says what stands in the way. Weights keep the
     type that they have, and more than --max-shard-size of them go into several files with an index. --from-bin reads
     weights that were published as pickled files, which nothing else here does, and writes the same folder with
-    safetensors. --json ends with {"path", "format"}.
+    safetensors. --json ends with {"path", "format"}, and behind --to hf "model_type".
     """
     if from_bin == (to is not None):
         raise InputError("say what to do, one of the two: --to hf, or --from-bin")
@@ -48,19 +48,29 @@ def convert(
         raise InputError(f"--to {to} is not known; expected hf")
     if from_bin and max_shard_size is not None:
         raise InputError("--max-shard-size has no effect with --from-bin, which writes one file for each that is there")
+    size = None if max_shard_size is None else _bytes(max_shard_size)
     if out.exists():
         raise InputError(f"{out} exists already; give a new folder")
+    record = {"path": str(out), "format": "safetensors" if from_bin else "hf"}
     if from_bin:
         _convert_bin(ref, out)
     else:
-        from clearhead.loading import load_as_stored
-
-        size = {} if max_shard_size is None else {"max_shard_size": _bytes(max_shard_size)}
-        load_as_stored(ref).save(out, format="hf", **size)
+        record["model_type"] = _convert(ref, out, {} if size is None else {"max_shard_size": size})
     if as_json:
-        show_json({"path": str(out), "format": "safetensors" if from_bin else "hf"})
+        show_json(record)
     else:
         show(str(out))
+
+
+def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
+    """Write the layout of the hub; return the family that was written."""
+    from clearhead.loading import load_as_stored
+    from clearhead.text.files import read_json_object
+
+    load_as_stored(ref).save(out, format="hf", **options)
+    family = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
+    say(f"written as {family}")
+    return family
 
 
 def _convert_bin(ref: str, out: Path) -> None:

@@ -2,11 +2,12 @@
 
 The stream of a Transformer has no order of its own: where all that writes it and all that reads it is permuted alike,
 nothing changes but the order of sums. So sines and cosines that take turns can stand in halves. A bias that is absent
-is a bias of zeros. Legend: D width.
+is a bias of zeros, and what words are multiplied by can be in their table. Legend: D width.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -17,12 +18,66 @@ from clearhead.weights.fill import built
 
 
 def equal_forms(module: Transformer) -> Iterator[Transformer]:
-    """Yield a module, and then modules with other specs and tensors that compute the same, up to the order of sums."""
+    """Yield a module, and then modules with other specs and tensors that compute the same, up to the order of sums.
+
+    Those that change less come first; what is dropped last is the dropout, which only training knows.
+    """
     yield module
-    halves = in_halves(module)
-    for form in (module, halves) if halves is not None else (module,):
-        biased = with_bias(form)
-        yield from (one for one in (form if form is not module else None, biased) if one is not None)
+    changes = (in_halves, with_bias, with_scale_in_table, without_dropout)
+    for count in range(1, len(changes) + 1):
+        for chosen in itertools.combinations(changes, count):
+            form: Transformer | None = module
+            for change in chosen:
+                form = None if form is None else change(form)
+            if form is not None:
+                yield form
+
+
+def without_dropout(module: Transformer) -> Transformer | None:
+    """Return the module without dropout; None: it has none."""
+
+    def change(_path: str, node: spec.Node) -> spec.Node:
+        return node.model_copy(update={"dropout": 0.0}) if getattr(node, "dropout", 0.0) else node
+
+    model = spec.rebuilt(module.spec, change)
+    return None if model == module.spec else built(model, module.state_dict(), training=module.training)
+
+
+def with_scale_in_table(module: Transformer) -> Transformer | None:
+    """Return the module with the scales of its embeddings in their tables.
+
+    Returns:
+        The module, where an output that was tied to such a table has a weight of its own; None: nothing is scaled, or
+        stacks that share a table scale it differently.
+    """
+    stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(module.spec, name)) is not None}
+    scales: dict[str, set[float]] = {}
+    for name, stack in stacks.items():
+        table = stack.embedding.table
+        owner = table.path if isinstance(table, spec.Reference) else f"{name}.embedding.table"
+        scales.setdefault(owner, set()).add(stack.embedding.scale)
+        if stack.embedding.scale_rounding != "none":
+            return None
+    scaled = {owner for owner, found in scales.items() if found != {1.0}}
+    if not scaled or any(len(found) > 1 for found in scales.values()):
+        return None
+    update: dict[str, object] = {
+        name: stack.model_copy(update={"embedding": stack.embedding.model_copy(update={"scale": 1.0})})
+        for name, stack in stacks.items()
+    }
+    tensors = dict(module.state_dict())
+    head = module.spec.head
+    if head is not None:
+        layers = list(head.layers)
+        for index, layer in enumerate(layers):
+            if isinstance(layer, spec.Linear) and layer.weight is not None and layer.weight.path in scaled:
+                layers[index] = layer.model_copy(update={"weight": None})
+                tensors[f"head.layers.{index}.weight"] = tensors[f"{layer.weight.path}.weight"]
+        update["head"] = head.model_copy(update={"layers": tuple(layers)})
+    for owner in scaled:
+        (scale,) = scales[owner]
+        tensors[f"{owner}.weight"] = tensors[f"{owner}.weight"] * scale
+    return built(module.spec.model_copy(update=update), tensors, training=module.training)
 
 
 def with_bias(module: Transformer) -> Transformer | None:

@@ -142,20 +142,24 @@ def _chosen(
         InputError: there is none; the report is of the nearest.
     """
     records = architectures.saved_first() if model_type is None else [architectures.records()[model_type]]
+    candidates = [(record, variant) for record in records for variant in _meant(record, task)]
     failures: list[tuple[int, InputError]] = []
     for form in equal_forms(module):
-        for record in records:
-            for variant in _meant(record, task):
-                try:
-                    config = configs.write(record, variant, form.spec)
-                    _, unspoken = rules_at(record, variant, record.prefix_of(variant), form)
-                except InputError as error:
-                    # A family that differs in a few places is nearer than one whose own defaults do not even fit.
-                    differences = error.num_differences if isinstance(error, configs.CannotSay) else None
-                    failures.append((NEVER if differences is None else differences, error))
-                    continue
-                if not unspoken:
-                    return form, record, variant, config
+        hopeless = []
+        for record, variant in candidates:
+            try:
+                config = configs.write(record, variant, form.spec)
+                _, unspoken = rules_at(record, variant, record.prefix_of(variant), form)
+            except InputError as error:
+                # A family that differs in a few places is nearer than one whose own defaults do not even fit.
+                differences = error.num_differences if isinstance(error, configs.CannotSay) else None
+                failures.append((NEVER if differences is None else differences, error))
+                # No equal of a model has other stacks.
+                hopeless += [(record, variant)] if isinstance(error, configs.OtherStacks) else []
+                continue
+            if not unspoken:
+                return form, record, variant, config
+        candidates = [one for one in candidates if one not in hopeless]
     raise min(failures, key=lambda failure: failure[0])[1]
 
 

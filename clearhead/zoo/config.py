@@ -62,6 +62,10 @@ class CannotSay(InputError):
         return cls(str(InputError.from_faults(list(faults), subject=subject)), num_differences)
 
 
+class OtherStacks(CannotSay):
+    """A family has an encoder or a decoder where a spec has none, or the other way round."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """What a config says to a record: the values that parsed, and every fault."""
@@ -176,13 +180,11 @@ def write(record: Record, variant: Variant, model: spec.Model) -> dict[str, Any]
     if reading.faults:
         raise CannotSay.of(_shortened(reading.faults), None, subject)
     said = record.parts(reading.values, variant)
-    others = [
-        name for name in ("encoder", "decoder") if (getattr(said, name) is None) != (getattr(model, name) is None)
-    ]
-    if others:
-        # What has other stacks differs everywhere, which need not be written out.
-        lacking = [f"{name}: this model has {'none' if getattr(model, name) is None else 'one'}" for name in others]
-        raise CannotSay.of(lacking, None, subject)
+    for name in ("encoder", "decoder"):
+        has, can = (getattr(one, name) is not None for one in (model, said))
+        if has != can:
+            # What has other stacks differs everywhere, which need not be written out.
+            raise OtherStacks.of([f"{name}: this model has {'one' if has else 'none'}"], None, subject)
     faults = differences(said, model)
     if faults:
         raise CannotSay.of(_shortened(faults), len(faults), subject)

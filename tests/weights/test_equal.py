@@ -47,6 +47,11 @@ def made(chosen: Recipe, head: spec.Head | None = None) -> spec.Model:
 
 
 LABELS = tuple("abcde")
+# What `examples/tinyshakespeare-large.toml` asks for, small.
+EXAMPLE = recipe(
+    "transformer", family="decoder", positions="rotary", norm="rms", norm_place="pre", qk_norm=True, bias=False,
+    activation="silu", gated=True, dropout=0.2,
+)  # fmt: skip
 CASES: dict[str, tuple[spec.Model, TaskKind, str]] = {
     "the original": (made(recipe("transformer")), "translate", "MarianMTModel"),
     "the original, two vocabularies": (made(recipe("transformer", tie="decoder")), "translate", "MarianMTModel"),
@@ -57,6 +62,10 @@ CASES: dict[str, tuple[spec.Model, TaskKind, str]] = {
     "buckets": (made(recipe("t5-small")), "translate", "T5ForConditionalGeneration"),
     "a decoder with learned positions": (made(recipe("gpt2")), "generate", "GPT2LMHeadModel"),
     "a decoder with rotation": (made(recipe("llama-tiny")), "generate", "LlamaForCausalLM"),
+    "a decoder with scaled words": (
+        made(recipe("llama-tiny", embedding_scale=5.0, dropout=0.1)), "generate", "GraniteForCausalLM",
+    ),
+    "a decoder as the examples train it": (made(EXAMPLE), "generate", "Qwen3ForCausalLM"),
     "a tagging decoder": (made(recipe("llama-tiny"), token_head(5)), "tag", "LlamaForTokenClassification"),
     "an encoder": (made(recipe("bert")), "fill", "BertForMaskedLM"),
     "a tagger": (made(recipe("bert"), token_head(5)), "tag", "BertForTokenClassification"),
@@ -95,13 +104,13 @@ def test_transformers_computes_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
 @pytest.mark.parametrize("transform", [False, True])
 def test_every_form_computes_the_same(family: str, style: dict[str, object], transform: bool) -> None:
-    chosen = Recipe(family=family, output_transform=transform, segments=2, **(SMALL | {"dropout": 0.0} | style))
+    chosen = Recipe(family=family, output_transform=transform, segments=2, **(SMALL | {"embedding_scale": 3.0} | style))
     module = built(made(chosen))
     before = copy.deepcopy(module.state_dict())
     ids, targets = torch.randint(VOCAB, (3, 11)), torch.randint(VOCAB, (3, 7))
     arguments = (ids, targets if family == "encoder-decoder" else None)
     forms = list(equal_forms(module))
-    assert forms[0] is module and len(forms) == 4
+    assert forms[0] is module and len(forms) == 16
     assert len({form.spec.to_json() for form in forms}) == len(forms)
     for form in forms:
         assert difference(form(*arguments).logits, module(*arguments).logits) <= 1e-5
@@ -112,7 +121,7 @@ def test_every_form_computes_the_same(family: str, style: dict[str, object], tra
     ("chosen", "sentence"),
     [
         (recipe("bert", positions="sinusoidal"), "encoder.embedding.position.kind: this model has sinusoidal"),
-        (recipe("gpt2", embedding_scale=3.0), "decoder.embedding.scale: this model has 3.0, the format can only say 1"),
+        (recipe("gpt2", norm="rms"), "gated: this model has false, the format can only say true"),
         (recipe("gpt2", qk_norm=True), "query_key_norm"),
         (recipe("transformer", activation_dropout=0.1, gated=True), "gated: this model has true"),
     ],
