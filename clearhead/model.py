@@ -187,7 +187,8 @@ class Model:
         """Continue a text; a list of texts gives one list for each.
 
         Args:
-            prompt: one text, or a list of them; an empty one is the start of a text.
+            prompt: one text, or a list of them; an empty one is the start of a text. A table of positions limits prompt
+                and text together; positions that are computed do not.
             max_new_tokens, min_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size,
                 encoder_no_repeat_ngram_size, num_return_sequences, beam_size, length_penalty, penalty_alpha, stop,
                 seed, batch_size: see `GenerateOptions`, which says what follows from them. What is not given is what a

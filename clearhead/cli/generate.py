@@ -118,7 +118,9 @@ def generate(
     sequences ask for chance. Options that conflict are all named. The output is what follows the prompt. Several
     sequences, and the best of --beam-size, are shown once they are finished, with a line --- between them; the score is
     the sum of log-probabilities / length ** A. --json writes {"index", "prompt", "text", "tokens", "score",
-    "stop_reason"} for each. Ctrl-C keeps what was shown. --task puts the prefix of a task in front of each prompt and
+    "stop_reason"} for each. Ctrl-C keeps what was shown. A model with a table of positions refuses a prompt that is
+    longer than the table and stops where it ends; one whose positions are computed goes on beyond the length that it
+    was trained on, and may write worse there. --task puts the prefix of a task in front of each prompt and
     takes the settings that the checkpoint lists for it; `clearhead inspect` shows them.
     """
     given = locals()
