@@ -21,7 +21,7 @@ from clearhead.generate.text import Reading, generate_texts, score_texts, stream
 from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.predict.answer import Answer, answer
 from clearhead.predict.classify import Classification, classify
-from clearhead.predict.embed import embed
+from clearhead.predict.embed import check_vectors, embed
 from clearhead.predict.fill import Filled
 from clearhead.predict.fill import fill as fill_blanks
 from clearhead.predict.tag import Entity, tag
@@ -187,8 +187,7 @@ class Model:
         """Continue a text; a list of texts gives one list for each.
 
         Args:
-            prompt: one text, or a list of them; an empty one is the start of a text. A table of positions limits prompt
-                and text together; positions that are computed do not.
+            prompt: one text, or a list of them; an empty one is the start of a text.
             max_new_tokens, min_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size,
                 encoder_no_repeat_ngram_size, num_return_sequences, beam_size, length_penalty, penalty_alpha, stop,
                 seed, batch_size: see `GenerateOptions`, which says what follows from them. What is not given is what a
@@ -199,7 +198,7 @@ class Model:
             The sequences asked for, whose text excludes the prompt.
 
         Raises:
-            InputError: options out of range or without effect, or a prompt that the model cannot read.
+            InputError: options out of range or without effect, or a prompt longer than a table of positions.
             RunFailure: the model's output is not a number, or the options ban every token.
         """
         given = {
@@ -343,6 +342,7 @@ class Model:
         Raises:
             InputError: the model has no head that makes vectors, or a text is longer than its positions.
         """
+        check_vectors(self.task)
         longest = None if self.published is None else self.task.max_length
         return embed(self.module, self.tokenizer, texts, max_length=longest)
 

@@ -17,6 +17,7 @@ from clearhead.core import Transformer
 from clearhead.data.framing import Framing, cut_pair
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode
+from clearhead.task import TaskRecord
 from clearhead.text import Tokenizer
 
 BATCH_TOKENS = 8192
@@ -66,6 +67,19 @@ def embed(
             vectors_ND[rows] = found.float().cpu().numpy()
     _refuse_broken(vectors_ND)
     return vectors_ND
+
+
+def check_vectors(record: TaskRecord) -> None:
+    """Refuse models whose head pools a text into something else than a vector.
+
+    Raises:
+        InputError: what comes out are scores of labels; the sentence says what to train.
+    """
+    if record.labels or record.label_kind is not None:
+        raise InputError(
+            f"this model was trained to '{record.kind}', so what it makes of a text are scores of labels, no vector: "
+            'train it with [task] kind = "embed" and init = "…", the path of this model'
+        )
 
 
 def _encoded(

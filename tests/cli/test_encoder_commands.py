@@ -169,6 +169,14 @@ def test_embed_writes_an_array(runs: Runs, tmp_path: Path, capfd: pytest.Capture
     np.testing.assert_allclose(rows, vectors, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["classify", "tag", "fill"])
+def test_what_is_no_vector_is_not_given_as_one(
+    kind: str, runs: Runs, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The scores of a classifier once came out as the vector of a text."""
+    assert 'kind = "embed"' in refused(capfd, "embed", str(runs(kind)), str(file))
+
+
 def test_embed_json_and_pairs(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "pairs").write_text("a m u\tu m a\n\nb n v\te q y\n", encoding="utf-8")
     ref, source = str(runs("embed")), str(tmp_path / "pairs")

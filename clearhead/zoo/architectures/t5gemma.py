@@ -1,7 +1,7 @@
 """T5Gemma: two stacks of Gemma 2's layers, the second with attention to the first, each with a config of its own.
 
-Its classes for labels are not among the variants: in the transformers library the state that the label of a text is read
-from is another one where the text is padded, so that there is no one answer to agree with.
+Its classes for labels are not among the variants: in the transformers library the state that the label of a text is
+read from is another one where the text is padded, so that there is no one answer to agree with.
 
 Source: arXiv 2504.06225, section 2; the layout is that of the published files.
 """
