@@ -15,13 +15,12 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.data.framing import Framing
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode
+from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, read_tokens
 from clearhead.predict.classify import max_length_of
 from clearhead.task import TaskRecord
 from clearhead.text import Tokenizer
 from clearhead.text.spans import Span
 
-BATCH_TOKENS = 8192
 # What such models are trained on: longer texts are read in windows, of which each shares this much with the next.
 WINDOW, OVERLAP = 384, 128
 LONGEST = 15
@@ -163,7 +162,7 @@ def _scored(
     lengths = [len(asked) + window.count + framing.frame.extra(paired=True) for window in windows]
     device = device_of(module)
     with evaluation_mode(module), torch.inference_mode():
-        for rows in batches_by_cost(lengths, budget=BATCH_TOKENS, most_rows=batch_size):
+        for rows in batches_by_cost(lengths, budget=read_tokens(module), most_rows=batch_size):
             texts = [ids[windows[row].first : windows[row].first + windows[row].count] for row in rows]
             batch = framing.batch([asked] * len(rows), texts).to(device)
             out = module(

@@ -20,12 +20,10 @@ from clearhead.data.labelled import prepare_labelled
 from clearhead.data.labelled_sources import LabelledSource
 from clearhead.data.labels import LabelSet
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.batching import batches_by_cost
+from clearhead.generate.batching import batches_by_cost, read_tokens
 from clearhead.predict.label_scores import Judged, judge_labelled, label_logits
 from clearhead.task import TaskRecord
 from clearhead.text import Tokenizer
-
-BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def classify(
     texts: Sequence[str] | Sequence[tuple[str, str]],
     *,
     batch_size: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> list[Classification]:
     """Return the label of each text, or of each pair of texts.
 
@@ -66,7 +64,7 @@ def classify(
         record: what it was trained for.
         texts: none empty; pairs where it was trained on pairs.
         batch_size: most texts of one batch; None: only the tokens count.
-        batch_tokens: most padded tokens of one batch; a longer text is a batch of its own.
+        batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer text is a batch of its own.
 
     Raises:
         InputError: the model was not trained to classify, or a text is empty, no text, or not paired as in training.
@@ -83,7 +81,8 @@ def classify(
             raise InputError(f"text {empty} is empty; there is nothing to classify")
     framing = Framing.of(module.spec, tokenizer, record.repeats)
     kept, is_cut = _cut(sides, max_length_of(module, record), framing)
-    batches = _batches(kept, framing, batch_size=batch_size, batch_tokens=batch_tokens)
+    budget = batch_tokens or read_tokens(module)
+    batches = _batches(kept, framing, batch_size=batch_size, batch_tokens=budget)
     logits_NL = label_logits(module, batches, len(kept[0]))
     if not bool(torch.isfinite(logits_NL).all()):
         raise RunFailure("the model's outputs are not finite: its weights are damaged, or training diverged")
@@ -100,7 +99,7 @@ def evaluate_labelled(
     record: TaskRecord,
     source: LabelledSource,
     *,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> tuple[Judged, str]:
     """Return how well a model labels the texts of a source, and in words which of them were used.
 
@@ -109,7 +108,8 @@ def evaluate_labelled(
         tokenizer: what it was trained with.
         record: what it was trained for.
         source: labelled texts.
-        batch_tokens: most padded tokens of one batch; raised to the longest text where that is longer.
+        batch_tokens: most padded tokens of one batch, None: `read_tokens`; raised to the longest text where that is
+            longer.
 
     Raises:
         InputError: the model was not trained to classify, or the source is unusable or has other labels.
@@ -119,7 +119,7 @@ def evaluate_labelled(
     store = prepare_labelled(source, tokenizer, max_length=max_length, kind=labels.kind, labels=labels)
     if record.is_paired is not None and store.is_paired != record.is_paired:
         raise InputError(_unpaired(record.is_paired))
-    budget = max(batch_tokens, int(store.lengths.max()))
+    budget = max(batch_tokens or read_tokens(module), int(store.lengths.max()))
     return judge_labelled(module, tokenizer, store, batch_tokens=budget, repeats=record.repeats), str(store.report)
 
 

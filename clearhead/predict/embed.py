@@ -16,12 +16,9 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.data.framing import Framing, cut_pair
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, read_tokens
 from clearhead.task import TaskRecord
 from clearhead.text import Tokenizer
-
-BATCH_TOKENS = 8192
-"""Padded tokens of a batch where nothing else is asked."""
 
 
 def embed(
@@ -30,7 +27,7 @@ def embed(
     texts: Sequence[str | tuple[str, str]],
     *,
     max_length: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> Float32[ndarray, "texts width"]:
     """Return one vector for each text, pooled and normalised as the model's head says.
 
@@ -41,7 +38,7 @@ def embed(
         tokenizer: of what the model reads.
         texts: texts, or pairs of texts that are read together; an empty text is read as its start and end token.
         max_length: what of a text is behind so many tokens, special ones with them, is cut off; None: nothing.
-        batch_tokens: most padded tokens read together; a longer text is a batch of its own.
+        batch_tokens: most padded tokens read together, None: `read_tokens`; a longer text is a batch of its own.
 
     Raises:
         InputError: the head does not pool, texts and pairs are mixed, or a text is longer than the model's positions.
@@ -59,7 +56,7 @@ def embed(
     check_lengths([range(length) for length in lengths], module.max_positions, what="text")
     vectors_ND = np.zeros((len(firsts), width), dtype=np.float32)
     with evaluation_mode(module), torch.inference_mode():
-        for rows in batches_by_cost(lengths, budget=batch_tokens, most_rows=None):
+        for rows in batches_by_cost(lengths, budget=batch_tokens or read_tokens(module), most_rows=None):
             batch = framing.batch(
                 [firsts[row] for row in rows], None if seconds is None else [seconds[row] for row in rows]
             ).to(device)

@@ -15,7 +15,7 @@ from numpy import ndarray
 from clearhead.core import Transformer
 from clearhead.data.contrast import same_meaning
 from clearhead.errors import InputError
-from clearhead.predict.embed import BATCH_TOKENS, embed
+from clearhead.predict.embed import embed
 from clearhead.text import Tokenizer
 
 # Similarities of one chunk: 64 MiB in float32, however many pairs there are.
@@ -47,7 +47,7 @@ def evaluate_retrieval(
     seconds: Sequence[str],
     *,
     ks: Sequence[int] = (1, 5, 10),
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> dict[int, Recall]:
     """Return how well a model finds the text that belongs to each, among all texts of the other side.
 
@@ -57,7 +57,7 @@ def evaluate_retrieval(
         firsts: the first text of each pair.
         seconds: the second text of each pair; where pairs share a text, either partner is right.
         ks: how many of the most similar texts count.
-        batch_tokens: most padded tokens read together.
+        batch_tokens: most padded tokens read together, None: `read_tokens`.
 
     Raises:
         InputError: the counts differ, there are no pairs, or as `embed`.

@@ -9,7 +9,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from clearhead.core import Transformer
-from clearhead.predict.embed import BATCH_TOKENS, embed
+from clearhead.predict.embed import embed
 from clearhead.predict.retrieval import check_pairs
 from clearhead.text import Tokenizer
 
@@ -20,7 +20,7 @@ def similarity(
     firsts: Sequence[str],
     seconds: Sequence[str],
     *,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> Float32[ndarray, " pairs"]:
     """Return the cosine of the two vectors of each pair of texts, from -1 to 1.
 
@@ -29,7 +29,7 @@ def similarity(
         tokenizer: of what the model reads.
         firsts: the first text of each pair.
         seconds: the second text of each pair.
-        batch_tokens: most padded tokens read together.
+        batch_tokens: most padded tokens read together, None: `read_tokens`.
 
     Raises:
         InputError: the counts differ, or as `embed`.

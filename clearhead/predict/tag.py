@@ -25,13 +25,12 @@ from clearhead.data.tagged_sources import TaggedSource
 from clearhead.data.tags import TagSet
 from clearhead.data.word_splitting import WordSplitter
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode
+from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, read_tokens
 from clearhead.predict.classify import max_length_of
 from clearhead.predict.metrics import EntityScores, entity_f1, entity_spans
 from clearhead.task import TaskRecord
 from clearhead.text import Tokenizer
 
-BATCH_TOKENS = 8192
 # Where neither the record nor the model limits a sentence, memory should.
 _LONGEST = 4096
 
@@ -87,7 +86,7 @@ def tag(
     texts: Sequence[str] | Sequence[Sequence[str]],
     *,
     batch_size: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> list[list[Entity]]:
     """Return the entities of each text in order.
 
@@ -98,7 +97,7 @@ def tag(
         texts: raw texts, which are split into words as the training data was; or each a list of words, whose entities
             then count characters in these words with a space between them.
         batch_size: most stretches of one batch; None: only the tokens count.
-        batch_tokens: most padded tokens of one batch; a longer stretch is a batch of its own.
+        batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer stretch is a batch of its own.
 
     Raises:
         InputError: the model was not trained to tag, or a text is no text.
@@ -130,7 +129,7 @@ def tag_words(
     fallback: int,
     max_length: int,
     batch_size: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> list[Tagged]:
     """Return the tag of each word of each sentence.
 
@@ -141,7 +140,7 @@ def tag_words(
         fallback: the tag of a word that the tokenizer has no piece for.
         max_length: the longest stretch that is read at once, special ids included.
         batch_size: most stretches of one batch; None: only the tokens count.
-        batch_tokens: most padded tokens of one batch.
+        batch_tokens: most padded tokens of one batch, None: `read_tokens`.
 
     Raises:
         RunFailure: the model's outputs are not finite.
@@ -156,9 +155,9 @@ def tag_words(
             ids.append(stretch.ids)
             words.append([word if word == NO_WORD else word + first_word for word in stretch.words])
         first_word += len(sentence)
-    costs = [len(part) + extra for part in ids]
+    costs, budget = [len(part) + extra for part in ids], batch_tokens or read_tokens(module)
     batches = (
-        _batch(framing, ids, words, rows) for rows in batches_by_cost(costs, budget=batch_tokens, most_rows=batch_size)
+        _batch(framing, ids, words, rows) for rows in batches_by_cost(costs, budget=budget, most_rows=batch_size)
     )
     tags_W = np.full(first_word, fallback, dtype=np.int64)
     probabilities_W = np.zeros(first_word)
@@ -200,7 +199,7 @@ def evaluate_tagged(
     record: TaskRecord,
     source: TaggedSource,
     *,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> tuple[JudgedTags, str]:
     """Return how well a model tags the words of a source, and in words which of them were used.
 
@@ -209,7 +208,8 @@ def evaluate_tagged(
         tokenizer: what it was trained with.
         record: what it was trained for.
         source: tagged sentences.
-        batch_tokens: most padded tokens of one batch; raised to the longest stretch where that is longer.
+        batch_tokens: most padded tokens of one batch, None: `read_tokens`; raised to the longest stretch where that is
+            longer.
 
     Raises:
         InputError: the model was not trained to tag, or the source is unusable or has other tags.
@@ -217,7 +217,7 @@ def evaluate_tagged(
     """
     tags = check_tagger(module, record)
     store = prepare_tagged(source, tokenizer, max_length=max_length_of(module, record) or _LONGEST, tags=tags)
-    budget = max(batch_tokens, int(store.lengths.max()))
+    budget = max(batch_tokens or read_tokens(module), int(store.lengths.max()))
     return judge_tagged(module, tokenizer, store, batch_tokens=budget), str(store.report)
 
 
