@@ -123,7 +123,8 @@ def generate(
     was trained on, and may write worse there. --task puts the prefix of a task in front of each prompt and
     takes the settings that the checkpoint lists for it; `clearhead inspect` shows them.
     """
-    given = locals()
+    # Taken before anything else has a name here: the parameters alone.
+    given = dict(locals())
     prompts = _prompts(prompt or [], prompt_file)
     options = {name: given[name] for name in CHOSEN if given[name] not in (None, [])}
     streams = _check(options, prompts) and not as_json
