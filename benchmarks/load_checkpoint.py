@@ -77,11 +77,11 @@ CASES = {
 def make(case: Case, folder: Path) -> int:
     """Write a case; return how many bytes its weights take in memory as float32."""
     from clearhead.core import build
-    from clearhead.weights import save_pretrained
-    from clearhead.zoo import architectures
-    from clearhead.zoo import config as configs
+    from clearhead.hf import config as configs
+    from clearhead.hf import registry
+    from clearhead.hf.save import save_pretrained
 
-    record = architectures.find(case.config)
+    record = registry.find(case.config)
     model = record.whole(configs.read(record, case.config).values, record.variants[0])
     module = build(model, device="meta").to(case.dtype).to_empty(device="cpu")
     with torch.no_grad():
@@ -108,10 +108,10 @@ def measure(side: str, case: Case, folder: Path) -> dict[str, float]:
     """Load a folder in this process, and run it once."""
     ids = torch.arange(TOKENS)[None]
     if side == "clearhead":
-        from clearhead.weights import load_pretrained
-        from clearhead.zoo import architectures
+        from clearhead.hf import registry
+        from clearhead.hf.loading import load_pretrained
 
-        architectures.records()
+        registry.records()
         before, start, used = mark(), time.perf_counter(), time.process_time()
         module: Any = load_pretrained(folder).module
     else:

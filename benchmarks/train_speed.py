@@ -25,10 +25,12 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead.core.position import sinusoidal_table
-from clearhead.data import Batch, cached_tokenizers, pair_batches, parse_pair_source, prepare_pairs
-from clearhead.train.loss import token_loss
-from clearhead.train.optimizer import build_optimizer
-from clearhead.zoo import Recipe, resolve
+from clearhead.data.batches.pairs import Batch, pair_batches
+from clearhead.data.sources.pairs import parse_pair_source
+from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.training.losses.cross_entropy import token_loss
+from clearhead.training.optim.optimizers import build_optimizer
 
 LAYERS, WIDTH, HEADS, INNER, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0
 

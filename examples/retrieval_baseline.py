@@ -21,15 +21,16 @@ import torch
 from torch import Tensor, nn
 
 import clearhead as ch
-from clearhead.data import FilePair, PairSource, PairStore, cached_tokenizers, parse_pair_source, prepare_pairs
-from clearhead.data.contrast import collate_contrast, contrast_plan, same_meaning, store_groups
-from clearhead.data.framing import Framing
-from clearhead.data.lines import read_lines
-from clearhead.data.store import Side
-from clearhead.predict.retrieval import Recall, recall_at
-from clearhead.text import TokenizerPair
-from clearhead.train.contrast_loss import contrastive_loss
-from clearhead.train.runfile import RunFile, load_run_file
+from clearhead.data.batches.contrastive import collate_contrast, contrast_plan, same_meaning, store_groups
+from clearhead.data.inputs import Framing
+from clearhead.data.sources.lines import read_lines
+from clearhead.data.sources.pairs import FilePair, PairSource, parse_pair_source
+from clearhead.data.stores.pairs import PairStore, Side
+from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.evaluate.retrieval import Recall, recall_at
+from clearhead.text.pair import TokenizerPair
+from clearhead.training.losses.contrastive import contrastive_loss
+from clearhead.training.runfile.read import RunFile, load_run_file
 
 WORDS = 16_000
 LEARNING_RATE = 3e-2

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 
-from clearhead.data.tagged import parse_tagged_source, read_tagged
+from clearhead.data.batches.tagged import parse_tagged_source, read_tagged
 from clearhead.data.tags import TaggedTexts
-from clearhead.predict.metrics import EntityScores, entity_f1
+from clearhead.evaluate.metrics import EntityScores, entity_f1
 
 
 def most_frequent_tags(train: TaggedTexts, test: TaggedTexts) -> EntityScores:

@@ -20,9 +20,9 @@ from clearhead.check.measure import Point, first_divergence, gap, points
 from clearhead.check.trace import Reading, Sides, Trace
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.hf.save import their_tensors
+from clearhead.hf.tensor_rules import Halves, Place
 from clearhead.weights.fill import built
-from clearhead.weights.save import their_tensors
-from clearhead.zoo.layout import Halves, Place
 
 MOST_CAUSES = 4
 _EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12)

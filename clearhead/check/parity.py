@@ -15,9 +15,9 @@ from clearhead.check.measure import Point, first_divergence, gap, points
 from clearhead.check.texts import TextParity, check_texts, real_texts
 from clearhead.check.trace import Reading, Sides, first_line, library, load_theirs
 from clearhead.errors import InputError
-from clearhead.text.documents import has_tokenizer
-from clearhead.text.published import load_published
-from clearhead.weights import load_pretrained
+from clearhead.hf.loading import load_pretrained
+from clearhead.hf.tokenizers import load_published
+from clearhead.text.tokenizer_files import has_tokenizer
 
 TOKENS, TARGETS, LENGTHS = 13, 7, (13, 5, 8)
 

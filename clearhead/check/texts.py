@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from clearhead.check.trace import Reading, first_line, library
-from clearhead.text import PublishedText
+from clearhead.hf.tokenizers import PublishedText
 
 # What trips tokenizers up; none spells a special token out, which here is plain text and there is not.
 HARD = (

@@ -21,11 +21,10 @@ from clearhead.core.head import Linear
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.core.position import LearnedPosition
 from clearhead.core.stack import Stack
-from clearhead.data.repeating import repeated
+from clearhead.data.shift_right import repeated
 from clearhead.errors import InputError
-from clearhead.weights import Pretrained
-from clearhead.weights.pretrained import rules_at
-from clearhead.zoo.layout import Bound, Turned
+from clearhead.hf.loading import Pretrained, rules_at
+from clearhead.hf.tensor_rules import Bound, Turned
 
 _KINDS = (nn.Linear, Linear, Table, LearnedPosition, LayerNorm, RMSNorm)
 

@@ -72,7 +72,7 @@ def answer(
 
 def _text(context: str | None, file: Path | None) -> str:
     """Return the text that is given, or that a file or standard input holds, as it stands there."""
-    from clearhead.train.text_file import decoded, read_text_file
+    from clearhead.files import decoded, read_text_file
 
     if context is not None and file is not None:
         raise InputError("--context and --context-file are two ways to give the text: give one of them")

@@ -24,7 +24,7 @@ def average(
 
     The mean of their weights becomes RUN@averaged. --json ends with {"run", "steps", "path"}.
     """
-    from clearhead.train.assemble import average_run
+    from clearhead.training.assemble import average_run
 
     path, steps = average_run(run, last)
     say(f"averaged the checkpoints of steps {', '.join(map(str, steps))}")

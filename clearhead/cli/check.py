@@ -65,7 +65,7 @@ def check(
 @contextmanager
 def _folder(ref: str) -> Iterator[Path]:
     """Give the folder of a reference in the layout of the hub; a model of ours is written there first."""
-    from clearhead.weights.hub import find_published
+    from clearhead.hf.hub import find_published
 
     found = find_published(ref)
     if found is not None:

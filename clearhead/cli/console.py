@@ -80,7 +80,7 @@ def read_lines(source: Path) -> Iterator[str]:
     Raises:
         InputError: the file is missing, empty or unreadable, or a line is not valid UTF-8.
     """
-    from clearhead.data.lines import read_lines as read_file
+    from clearhead.data.sources.lines import read_lines as read_file
 
     return _decoded(sys.stdin.buffer, "standard input") if is_standard_input(source) else iter(read_file(source))
 
@@ -140,7 +140,7 @@ def read_parallel(source: Path, target: Path) -> tuple[list[str], list[str]]:
     Raises:
         InputError: a file is missing, empty or unreadable, or their line counts differ.
     """
-    from clearhead.data.sources import FilePair, read_pairs
+    from clearhead.data.sources.pairs import FilePair, read_pairs
 
     pairs = read_pairs(FilePair(source, target))
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -64,8 +64,8 @@ def convert(
 
 def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
     """Write the layout of the hub; return the family that was written."""
-    from clearhead.loading import load_as_stored
-    from clearhead.text.files import read_json_object
+    from clearhead.files import read_json_object
+    from clearhead.model.loading import load_as_stored
 
     load_as_stored(ref).save(out, format="hf", **options)
     family = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
@@ -74,9 +74,9 @@ def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
 
 
 def _convert_bin(ref: str, out: Path) -> None:
-    from clearhead.train.checkpoint import writing_folder
-    from clearhead.weights.from_bin import convert_bin
-    from clearhead.weights.hub import fetch, looks_like_hub_name
+    from clearhead.hf.from_bin import convert_bin
+    from clearhead.hf.hub import fetch, looks_like_hub_name
+    from clearhead.runs.checkpoint import writing_folder
 
     folder = Path(ref)
     if not folder.is_dir():

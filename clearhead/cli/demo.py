@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.console import BatchSize, Device, Json, Precision, Seed, Threads, prepare_machine, show_json
-from clearhead.cli.demo_classify import run_classify
-from clearhead.cli.demo_fill import run_fill
-from clearhead.cli.demo_generate import run_generate
-from clearhead.cli.demo_parts import DemoOutcome, DemoPlan, free_folder, results_console
-from clearhead.cli.demo_translate import run_translate
+from clearhead.demo.classify import run_classify
+from clearhead.demo.common import DemoOutcome, DemoPlan, free_folder, results_console
+from clearhead.demo.fill import run_fill
+from clearhead.demo.generate import run_generate
+from clearhead.demo.translate import run_translate
 from clearhead.errors import InputError, nearest
 
 KINDS = ("translate", "generate", "classify", "fill")

@@ -175,7 +175,7 @@ def evaluate(
     )  # fmt: skip
     check_request(ref, request)
     import clearhead
-    from clearhead.cli.measures import measure
+    from clearhead.evaluate.tasks import measure
 
     prepare_machine(threads, seed)
     record, lines = measure(clearhead.load(ref, device=device, precision=precision), request)
@@ -192,9 +192,9 @@ def check_request(ref: str, request: Request) -> None:
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.
     """
-    from clearhead.generate.published import kind_of
-    from clearhead.train.run_directory import model_files, read_task
-    from clearhead.weights.hub import find_published
+    from clearhead.hf.checkpoint import kind_of
+    from clearhead.hf.hub import find_published
+    from clearhead.runs.directory import model_files, read_task
 
     published = find_published(ref)
     kind = read_task(model_files(ref)[0]).kind if published is None else kind_of(published)

@@ -26,7 +26,7 @@ from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead import Model
-    from clearhead.generate.candidate import Generation
+    from clearhead.generate.hypothesis import Generation
     from clearhead.generate.options import GenerateOptions
 
 SEPARATOR = "---"

@@ -17,8 +17,8 @@ from clearhead.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from clearhead.cli.cost import Cost
     from clearhead.spec import Head, Model, Node
+    from clearhead.spec.cost import Cost
     from clearhead.task import TaskRecord
 
 
@@ -54,8 +54,8 @@ def inspect(
     early-stop rule apply. --json ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops",
     "target_flops", "attention", "spec"} and more; "task" is null for a spec file that stands alone.
     """
-    from clearhead.cli.cost import cost_per_token
     from clearhead.core import build
+    from clearhead.spec.cost import cost_per_token
 
     published = read_published(ref)
     spec = read_spec(ref) if published is None else published.spec
@@ -146,11 +146,11 @@ def read_published(ref: str) -> _Published | None:
     Raises:
         InputError: it cannot be loaded.
     """
-    from clearhead.generate.published import read_rules
-    from clearhead.text import load_published
-    from clearhead.text.documents import has_tokenizer
-    from clearhead.weights import load_pretrained
-    from clearhead.weights.hub import find_published
+    from clearhead.hf.checkpoint import read_rules
+    from clearhead.hf.hub import find_published
+    from clearhead.hf.loading import load_pretrained
+    from clearhead.hf.tokenizers import load_published
+    from clearhead.text.tokenizer_files import has_tokenizer
 
     folder = find_published(ref)
     if folder is None:
@@ -177,7 +177,7 @@ def read_record(ref: str) -> TaskRecord | None:
     Raises:
         InputError: the record is faulty.
     """
-    from clearhead.train.run_directory import TASK_FILE, read_task, split_reference
+    from clearhead.runs.directory import TASK_FILE, read_task, split_reference
 
     folder = split_reference(ref)[0]
     folder = folder if folder.is_dir() else folder.parent
@@ -221,9 +221,9 @@ def read_spec(ref: str) -> Model:
     Raises:
         InputError: there is none, or it is faulty.
     """
+    from clearhead.files import read_text_file
+    from clearhead.runs.directory import resolve_reference, split_reference
     from clearhead.spec import Model
-    from clearhead.train.run_directory import resolve_reference, split_reference
-    from clearhead.train.text_file import read_text_file
 
     path, label = split_reference(ref)
     if label is not None:

@@ -33,7 +33,7 @@ from clearhead.cli.tag import tag
 from clearhead.cli.train import train
 from clearhead.cli.translate import translate
 from clearhead.errors import InputError, RunFailure, nearest
-from clearhead.train.stopping import Interrupted
+from clearhead.training.signals import Interrupted
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 

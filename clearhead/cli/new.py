@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.console import Json, say, show, show_json, write_lines
-from clearhead.cli.new_data import Draft, Wanted, draft
 from clearhead.errors import InputError, nearest
+from clearhead.recipes.data import Draft, Wanted, draft
 
 Source = Annotated[
     Path | None, typer.Option("--source", help="translate, embed: training text, one sentence in a line.")
@@ -95,7 +95,7 @@ def new(
 
 
 def _check_task(task: str) -> None:
-    from clearhead.train.runfile_sections import TASK_KINDS
+    from clearhead.training.runfile.sections import TASK_KINDS
 
     if task not in TASK_KINDS:
         raise InputError(f"there is no task '{task}'{nearest(task, TASK_KINDS)}; the tasks are {', '.join(TASK_KINDS)}")
@@ -126,6 +126,6 @@ def _write_all(output: Path, found: Draft, folder: Path) -> None:
 
 def _check(text: str, output: Path) -> None:
     """Never write a run file that `clearhead train` would refuse."""
-    from clearhead.train.runfile import parse_run_file
+    from clearhead.training.runfile.read import parse_run_file
 
     parse_run_file(text, str(output))

@@ -38,7 +38,7 @@ def train(
     say how to resume. With early_stop = { metric, patience } training stops once that many validations in a row have
     not improved the metric. --json ends with {"run", "step", "best", "seconds"}.
     """
-    from clearhead.train.runfile import load_run_file
+    from clearhead.training.runfile.read import load_run_file
 
     options = {
         "train.device": device,
@@ -56,8 +56,8 @@ def train(
         path = path / "run.toml"
     run_file = load_run_file(path, words)
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
-    from clearhead.train.assemble import train_run
-    from clearhead.train.progress import progress_for
+    from clearhead.training.assemble import train_run
+    from clearhead.training.progress.report import progress_for
 
     result = train_run(run_file, resume=resume, progress=progress_for())
     if as_json:

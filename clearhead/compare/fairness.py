@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from clearhead.compare.runs import Quality, Run
 from clearhead.compare.table import Row
-from clearhead.train.run_directory import differing_keys
+from clearhead.runs.directory import differing_keys
 
 TOKENS_TOLERANCE: Final = 1.01
 """Batches of one budget hold a few tokens more or less."""

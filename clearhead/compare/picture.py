@@ -20,7 +20,7 @@ from matplotlib.transforms import Bbox
 from clearhead.compare.runs import Quality, Run
 from clearhead.compare.table import Row
 from clearhead.errors import InputError
-from clearhead.view.pictures import FAINT, INK, drawable
+from clearhead.view.plots import FAINT, INK, drawable
 
 COLOURS: Final = ("#2a78b8", "#d95f30", "#1f9e77", "#8e63b5", "#b8860b", "#c8557f", "#4f6272", "#7a9a2e")
 DASHES: Final = ("-", (0, (5, 2)), (0, (1.5, 1.5)))

@@ -12,12 +12,12 @@ from typing import Any, Final, Literal
 
 from clearhead.core import build
 from clearhead.errors import InputError
+from clearhead.files import read_text_file
+from clearhead.runs.checkpoint import STATE, newest_sound
+from clearhead.runs.directory import RUN_FILE, split_reference
+from clearhead.runs.metrics import FILE_NAME, Metrics, read_metrics
 from clearhead.spec import Model
-from clearhead.train.checkpoint import STATE, newest_sound
-from clearhead.train.metrics import FILE_NAME, Metrics, read_metrics
-from clearhead.train.run_directory import RUN_FILE, split_reference
-from clearhead.train.text_file import read_text_file
-from clearhead.train.work import Work
+from clearhead.training.token_counts import Work
 
 SPEC_FILE: Final = "spec.json"
 SCORE_NAME: Final = "score_name"

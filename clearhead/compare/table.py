@@ -9,10 +9,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
-from clearhead.compare.flops import training_flops
 from clearhead.compare.runs import Quality, Run, flat, read_run
 from clearhead.errors import InputError
-from clearhead.train.run_directory import differing_keys
+from clearhead.runs.directory import differing_keys
+from clearhead.spec.flops import training_flops
 
 SEED_KEYS: Final = ("train.run", "train.seed")
 

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core.cache import Cache, KeyValues
-from clearhead.core.disentangled import Disentangled, DistanceTable
-from clearhead.core.dropout import Dropout
 from clearhead.core.initialize import initialize
 from clearhead.core.mask import AnyMask, AttentionMask, Visibility
 from clearhead.core.norm import build_norm
 from clearhead.core.position import RelativeBuckets, alibi_bias, rotary_angles, rotate
+from clearhead.core.rare.disentangled import Disentangled, DistanceTable
 from clearhead.errors import InputError
+from clearhead.kernels.dropout import Dropout
 
 # Up to here a batch of small matrix products beats the fused kernel of a CPU, forward and backward.
 SHORT_ON_CPU = 64

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.core.dropout import Dropout
 from clearhead.core.norm import build_norm
 from clearhead.core.position import build_embedding_position
 from clearhead.errors import InputError
+from clearhead.kernels.dropout import Dropout
 
 
 class Table(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.core.dropout import Dropout
+from clearhead.kernels.dropout import Dropout
 
 
 def activation(name: spec.ActivationName) -> Callable[[Tensor], Tensor]:

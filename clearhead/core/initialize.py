@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from clearhead import spec
-from clearhead.core.experts import ExpertMaps
 from clearhead.core.norm import LayerNorm, RMSNorm
+from clearhead.core.rare.mixture_of_experts import ExpertMaps
 
 
 def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> None:

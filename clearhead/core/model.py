@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core.attention import Attention
 from clearhead.core.cache import Cache
-from clearhead.core.disentangled import Disentangled, DistanceTable
 from clearhead.core.embedding import Embedding, Table
 from clearhead.core.head import Head, Linear
 from clearhead.core.initialize import initialize
 from clearhead.core.position import RelativeBuckets
+from clearhead.core.rare.disentangled import Disentangled, DistanceTable
 from clearhead.core.stack import Sequence, Stack
 from clearhead.errors import InputError
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.core.rotary_scaling import rotary_frequencies, sequence_lengths
+from clearhead.core.rare.rope_scaling import rotary_frequencies, sequence_lengths
 from clearhead.errors import InputError
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core.attention import Attention, Context
-from clearhead.core.dropout import Dropout
-from clearhead.core.experts import MixtureOfExperts
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import build_norm
+from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
+from clearhead.kernels.dropout import Dropout
 
 
 class Branch(nn.Module):

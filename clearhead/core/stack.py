@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.core.attention import Context
 from clearhead.core.cache import Cache
-from clearhead.core.disentangled import DistanceTable
 from clearhead.core.embedding import Embedding
 from clearhead.core.mask import Visibility
 from clearhead.core.norm import build_norm
 from clearhead.core.position import RelativeBuckets
+from clearhead.core.rare.disentangled import DistanceTable
+from clearhead.core.rare.rope_scaling import depends_on_length, sequence_lengths
 from clearhead.core.residual import Layer
-from clearhead.core.rotary_scaling import depends_on_length, sequence_lengths
 from clearhead.errors import InputError
 
 

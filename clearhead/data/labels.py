@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
-from clearhead.data.labelled_sources import LabelledTexts
-from clearhead.data.records import shown
+from clearhead.data.sources.labelled import LabelledTexts
+from clearhead.data.sources.records import shown
 from clearhead.errors import InputError, nearest
 
 LabelKind = Literal["one", "several", "number"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.data.records import shown
+from clearhead.data.sources.records import shown
 from clearhead.errors import InputError, nearest
 
 OUTSIDE = "O"

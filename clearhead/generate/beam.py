@@ -37,12 +37,12 @@ from torch.nn import functional
 
 from clearhead.core import Cache, Output, Transformer
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.candidate import Candidate, length_normalised
-from clearhead.generate.chain import repetition_processors
+from clearhead.generate.generation_config import GenerationRules
+from clearhead.generate.hypothesis import Candidate, length_normalised
 from clearhead.generate.options import SearchOptions
+from clearhead.generate.prefill import Start
+from clearhead.generate.processor_chain import repetition_processors
 from clearhead.generate.processors import NO_ID, Processor, apply, select
-from clearhead.generate.rules import GenerationRules
-from clearhead.generate.start import Start
 
 
 def beam_search(

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from clearhead.core import Transformer
+from clearhead.generate.prefill import Start
 from clearhead.generate.processors import NO_ID, Processor, apply, select
 from clearhead.generate.sampling import fetch
-from clearhead.generate.start import Start
 
 
 class ContrastiveSearch:

@@ -17,8 +17,8 @@ from numpy.random import PCG64, Generator, SeedSequence
 from torch import Tensor
 
 from clearhead.core import Transformer
+from clearhead.generate.prefill import Start
 from clearhead.generate.processors import Processor, apply, select
-from clearhead.generate.start import Start
 
 # Numbers drawn at a time; what a stream gives does not depend on it.
 _DRAWN_AHEAD = 64

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.candidate import Hypothesis
-from clearhead.generate.engine import translate_ids
+from clearhead.generate.generation_config import GenerationRules
+from clearhead.generate.hypothesis import Hypothesis
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.rules import GenerationRules
+from clearhead.generate.prompts import check_rules, wordless
 from clearhead.generate.scoring import PairScore, score_framed
-from clearhead.generate.text import check_rules, wordless
-from clearhead.text import TokenizerPair
-from clearhead.text.frame import Frame
+from clearhead.generate.search import translate_ids
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.special_tokens import Frame
 
 
 def translate_texts(

@@ -13,13 +13,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.data.framing import Framing
+from clearhead.data.inputs import Framing
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, read_tokens
 from clearhead.predict.classify import max_length_of
 from clearhead.task import TaskRecord
-from clearhead.text import Tokenizer
 from clearhead.text.spans import Span
+from clearhead.text.tokenizer import Tokenizer
 
 # What such models are trained on: longer texts are read in windows, of which each shares this much with the next.
 WINDOW, OVERLAP = 384, 128

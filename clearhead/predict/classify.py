@@ -14,16 +14,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.data.batches import Batch
-from clearhead.data.framing import Framing, cut_pair
-from clearhead.data.labelled import prepare_labelled
-from clearhead.data.labelled_sources import LabelledSource
+from clearhead.data.batches.labelled import prepare_labelled
+from clearhead.data.batches.pairs import Batch
+from clearhead.data.inputs import Framing, cut_pair
 from clearhead.data.labels import LabelSet
+from clearhead.data.sources.labelled import LabelledSource
 from clearhead.errors import InputError, RunFailure
+from clearhead.evaluate.labels import Judged, judge_labelled, label_logits
 from clearhead.generate.batching import batches_by_cost, read_tokens
-from clearhead.predict.label_scores import Judged, judge_labelled, label_logits
 from clearhead.task import TaskRecord
-from clearhead.text import Tokenizer
+from clearhead.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from numpy import ndarray
 
 from clearhead import spec
 from clearhead.core import Transformer
-from clearhead.data.framing import Framing, cut_pair
+from clearhead.data.inputs import Framing, cut_pair
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, read_tokens
 from clearhead.task import TaskRecord
-from clearhead.text import Tokenizer
+from clearhead.text.tokenizer import Tokenizer
 
 
 def embed(

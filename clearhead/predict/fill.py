@@ -18,8 +18,8 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
-from clearhead.text import Tokenizer
-from clearhead.text.words import Words
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.word_starts import Words
 
 BLANK = "___"
 """What marks a blank for every model; more underscores in a row are one blank as well."""

@@ -9,9 +9,9 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from clearhead.core import Transformer
+from clearhead.evaluate.retrieval import check_pairs
 from clearhead.predict.embed import embed
-from clearhead.predict.retrieval import check_pairs
-from clearhead.text import Tokenizer
+from clearhead.text.tokenizer import Tokenizer
 
 
 def similarity(

@@ -17,19 +17,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core import Transformer
-from clearhead.data.batches import NO_LABEL, Batch
-from clearhead.data.framing import Framing
-from clearhead.data.stretches import NO_WORD, stretches
-from clearhead.data.tagged import TagStore, prepare_tagged, tagged_epoch
-from clearhead.data.tagged_sources import TaggedSource
+from clearhead.data.batches.pairs import NO_LABEL, Batch
+from clearhead.data.batches.tagged import TagStore, prepare_tagged, tagged_epoch
+from clearhead.data.inputs import Framing
+from clearhead.data.sources.tagged import TaggedSource
+from clearhead.data.split_words import WordSplitter
 from clearhead.data.tags import TagSet
-from clearhead.data.word_splitting import WordSplitter
+from clearhead.data.word_chunks import NO_WORD, stretches
 from clearhead.errors import InputError, RunFailure
+from clearhead.evaluate.metrics import EntityScores, entity_f1, entity_spans
 from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, read_tokens
 from clearhead.predict.classify import max_length_of
-from clearhead.predict.metrics import EntityScores, entity_f1, entity_spans
 from clearhead.task import TaskRecord
-from clearhead.text import Tokenizer
+from clearhead.text.tokenizer import Tokenizer
 
 # Where neither the record nor the model limits a sentence, memory should.
 _LONGEST = 4096

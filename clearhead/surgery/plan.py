@@ -15,7 +15,7 @@ from clearhead.core import Transformer, build
 from clearhead.core.initialize import initialize
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.errors import InputError
-from clearhead.model import Model
+from clearhead.model.facade import Model
 from clearhead.surgery.report import AnyModel, Edited, Report
 from clearhead.task import TaskKind, TaskRecord
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from clearhead.core import Transformer
-from clearhead.model import Model
+from clearhead.model.facade import Model
 
 AnyModel = TypeVar("AnyModel", Transformer, Model)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.model import Model
+from clearhead.model.facade import Model
 from clearhead.surgery.plan import Plan, perform
 from clearhead.surgery.report import AnyModel, Edited
 from clearhead.surgery.vocabulary import Reads, Start, Words, plan_rows
-from clearhead.text import Tokenizer, TokenizerPair
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
 
 
 def grow_vocabulary(

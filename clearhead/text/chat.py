@@ -20,7 +20,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from clearhead.errors import InputError
-from clearhead.text.roles import content_of
+from clearhead.text.token_roles import content_of
 
 _FILE = "chat_template.jinja"
 _MORE = "additional_chat_templates"

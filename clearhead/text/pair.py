@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.errors import InputError
-from clearhead.text.documents import has_tokenizer
 from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.tokenizer_files import has_tokenizer
 
 _JOINT = "tokenizer.json"
 _SOURCE = "source.tokenizer.json"

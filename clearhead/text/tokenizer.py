@@ -14,12 +14,12 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from clearhead.errors import InputError
-from clearhead.text.documents import backend_of, read_files
-from clearhead.text.entries import needed_entries, with_entries, with_words
-from clearhead.text.files import write_json
-from clearhead.text.frame import Frame
-from clearhead.text.roles import Roles, find_roles
+from clearhead.files import write_json
+from clearhead.text.added_tokens import needed_entries, with_entries, with_words
 from clearhead.text.spans import Span, trim_spans, word_numbers
+from clearhead.text.special_tokens import Frame
+from clearhead.text.token_roles import Roles, find_roles
+from clearhead.text.tokenizer_files import backend_of, read_files
 
 _JOINT = "@@"
 _JOINED = re.compile(rf"{_JOINT}(?: |$)")

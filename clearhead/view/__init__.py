@@ -1,1 +1,1 @@
-"""Look inside a model: observe and replace activations, alignments, pictures."""
+"""Pictures from arrays, without a model."""

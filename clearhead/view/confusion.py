@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from clearhead.errors import InputError
-from clearhead.view.pictures import FAINT, FONT, INK, draw_scale, drawable, text_width
+from clearhead.view.plots import FAINT, FONT, INK, draw_scale, drawable, text_width
 
 LEGEND = "share of the expected class"
 _ROOMY, _NARROW, _WIDEST = 0.62, 0.24, 1.2  # inches of a cell: with few labels, with many, and at most

@@ -40,13 +40,16 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import spec
-from clearhead.core.dropout import Dropout
 from clearhead.core.mask import Visibility
 from clearhead.core.norm import LayerNorm
 from clearhead.core.position import sinusoidal_table
-from clearhead.data import FilePair, collate, prepare_pairs
+from clearhead.data.batches.pairs import collate
+from clearhead.data.sources.pairs import FilePair
+from clearhead.data.stores.prepared import prepare_pairs
 from clearhead.errors import InputError
-from clearhead.text import Tokenizer, TokenizerPair
+from clearhead.kernels.dropout import Dropout
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
 from tests.anchors import builders
 
 OPENING = "Chapter 1\n\n\n\nIt was a bright cold day in April"

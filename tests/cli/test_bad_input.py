@@ -95,7 +95,7 @@ def test_run_directory_that_holds_something_else(tmp_path: Path, capfd: pytest.C
 
 
 def test_run_directory_in_use(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from clearhead.train.run_directory import open_run
+    from clearhead.runs.directory import open_run
 
     with open_run(trained / "run", resume=True):
         assert "is in use by" in refused(capfd, "train", f"{trained}/run.toml", "--resume")
@@ -107,7 +107,7 @@ def test_resume_without_a_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixtur
 
 
 def test_resume_with_another_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from clearhead.text import train_tokenizer
+    from clearhead.text.tokenizer_training import train_tokenizer
 
     file = write_run_file(tmp_path)
     train_tokenizer("word", ["a m u", "b n v"], vocab_size=1000).save(tmp_path / "own" / "tokenizer.json")
@@ -132,7 +132,7 @@ def test_nan_loss_keeps_the_last_good_checkpoint(tmp_path: Path, capfd: pytest.C
     file = write_run_file(tmp_path)
     message = refused(capfd, "train", str(file), "train.steps=50", "train.learning_rate=1e30", "train.warmup=1", code=1)
     assert "step" in message and "last good checkpoint" in message
-    from clearhead.train.checkpoint import newest_sound
+    from clearhead.runs.checkpoint import newest_sound
 
     assert newest_sound(tmp_path / "run")[0] is not None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.main import main
-from clearhead.train.runfile import load_run_file
+from clearhead.training.runfile.read import load_run_file
 from tests.cli.test_generate import refused
 from tests.cli.tiny_run import PAIRS, write_pairs
 from tests.cli.tiny_tasks import LINES, SENTENCES, write_labelled, write_lines, write_sets, write_tagged

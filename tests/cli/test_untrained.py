@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import clearhead as ch
-from clearhead.train.progress import SilentProgress
-from clearhead.train.start import find_start, take_weights
-from clearhead.weights import load_tensors, save_tensors
+from clearhead.training.init_from import find_start, take_weights
+from clearhead.training.progress.report import SilentProgress
+from clearhead.weights.files import load_tensors, save_tensors
 
 
 @pytest.mark.parametrize("kind", ["classify", "tag"])

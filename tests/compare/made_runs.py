@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
+from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.runs.checkpoint import Checkpoint, save_checkpoint, write_best
+from clearhead.runs.metrics import Metrics, MetricsLog
 from clearhead.spec import Model
-from clearhead.train.checkpoint import Checkpoint, save_checkpoint, write_best
-from clearhead.train.metrics import Metrics, MetricsLog
-from clearhead.train.parts import Tally
-from clearhead.train.random_state import environment
-from clearhead.train.runfile import parse_run_file, to_toml
-from clearhead.train.work import Work
-from clearhead.zoo import Recipe, resolve
+from clearhead.training.protocols import Tally
+from clearhead.training.random_state import environment
+from clearhead.training.runfile.read import parse_run_file, to_toml
+from clearhead.training.token_counts import Work
 
 RUN_FILE = """\
 [task]

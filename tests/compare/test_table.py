@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.compare.flops import training_flops
 from clearhead.compare.runs import count_parameters, read_run
 from clearhead.compare.table import Row, Spread, differences, read_rows
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.train.work import Work
-from clearhead.zoo import Recipe
+from clearhead.presets.hyperparameters import Recipe
+from clearhead.spec.flops import training_flops
+from clearhead.training.token_counts import Work
 from tests.compare.made_runs import WORK, Made
 
 

@@ -8,7 +8,8 @@ import torch
 from clearhead import spec
 from clearhead.core.head import Head
 from clearhead.errors import InputError
-from clearhead.zoo import Recipe, label_head, resolve, token_head, vector_head, with_head
+from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.task_heads import label_head, token_head, vector_head, with_head
 
 WIDTH = 7
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from clearhead.data.tagged import parse_tagged_source, read_tagged
+from clearhead.data.batches.tagged import parse_tagged_source, read_tagged
 from clearhead.data.tags import TaggedTexts, find_scheme
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

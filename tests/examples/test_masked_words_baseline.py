@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.train.assemble import train_run
-from clearhead.train.progress import SilentProgress
-from clearhead.train.runfile import load_run_file
+from clearhead.training.assemble import train_run
+from clearhead.training.progress.report import SilentProgress
+from clearhead.training.runfile.read import load_run_file
 from tests.examples.test_run_files import script
-from tests.train.tasks.text_run import run_file
+from tests.training.tasks.text_run import run_file
 
 LINES = ["a dog runs.", "a cat runs.", "a dog sleeps!", "A dog eats 3 hats"]
 

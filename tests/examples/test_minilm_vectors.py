@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import clearhead
-from clearhead.data.lines import read_lines
+from clearhead.data.sources.lines import read_lines
 from tests.examples.test_run_files import script
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.data.store import pack
-from clearhead.train.assemble import train_run
-from clearhead.train.progress import SilentProgress
-from clearhead.train.runfile import load_run_file
+from clearhead.data.stores.pairs import pack
+from clearhead.training.assemble import train_run
+from clearhead.training.progress.report import SilentProgress
+from clearhead.training.runfile.read import load_run_file
 from tests.examples.test_run_files import script
-from tests.train.tasks.test_embed import run_file
+from tests.training.tasks.test_embed import run_file
 
 
 def test_a_text_is_the_mean_of_its_words() -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from clearhead.train.runfile import load_run_file
+from clearhead.training.runfile.read import load_run_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

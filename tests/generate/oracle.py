@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.core import Cache, Output, Transformer
-from clearhead.generate.candidate import Candidate
+from clearhead.generate.hypothesis import Candidate
 from clearhead.generate.options import SearchOptions
 
 PAD, BOS, EOS = 0, 1, 2

@@ -7,12 +7,12 @@ import torch
 
 from clearhead import core as ch
 from clearhead.generate.beam import continue_beams
-from clearhead.generate.candidate import Candidate, Continuation
-from clearhead.generate.chain import repetition_processors
-from clearhead.generate.generation import Request, generate_ids
+from clearhead.generate.continuation import Request, generate_ids
+from clearhead.generate.hypothesis import Candidate, Continuation
 from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.prefill import read_prompts
+from clearhead.generate.processor_chain import repetition_processors
 from clearhead.generate.processors import apply
-from clearhead.generate.start import read_prompts
 from tests.generate.tiny import BOS, EOS, PAD, next_logits, some_prompts, some_sources, tiny_decoder, tiny_model
 
 KINDS = ("original", "modern")

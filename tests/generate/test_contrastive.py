@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from clearhead import core as ch
-from clearhead.generate.generation import Request, generate_ids
+from clearhead.generate.continuation import Request, generate_ids
 from clearhead.generate.options import GenerateOptions
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, some_sources, tiny_decoder, tiny_model
 

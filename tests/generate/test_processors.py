@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.generate.chain import processors, warpers
 from clearhead.generate.options import GenerateOptions
+from clearhead.generate.processor_chain import processors, warpers
 from clearhead.generate.processors import (
     NO_ID,
     BannedIds,

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from clearhead.errors import InputError
+from clearhead.evaluate.translations import evaluate_pairs
 from clearhead.generate import scoring
-from clearhead.generate.engine import translate_ids
-from clearhead.generate.evaluate import evaluate_pairs
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.scoring import PairScore, score_pairs
+from clearhead.generate.search import translate_ids
 from tests.generate.tiny import BOS, EOS, PAD, some_sources, tiny_model
 
 

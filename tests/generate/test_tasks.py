@@ -13,7 +13,7 @@ import clearhead
 from clearhead.errors import InputError
 from tests.cli.test_commands import run
 from tests.cli.test_generate import refused
-from tests.text import published as made
+from tests.hf import tokenizer_folders as made
 
 TASKS = {
     "summarization": {

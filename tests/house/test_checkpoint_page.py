@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from clearhead.zoo import architectures
-from clearhead.zoo.record import Record
+from clearhead.hf import registry
+from clearhead.hf.record import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
@@ -31,7 +31,7 @@ def stacks_of(record: Record) -> str:
 def tables() -> str:
     """The tables of all families, one for each kind of stack."""
     kinds: dict[str, list[Record]] = {kind: [] for kind in TITLES}
-    for record in architectures.records().values():
+    for record in registry.records().values():
         kinds[stacks_of(record)].append(record)
     return "\n".join(line for kind, records in kinds.items() for line in lines_of(TITLES[kind], records))
 
@@ -51,8 +51,8 @@ def test_the_tables_are_those_of_the_records() -> None:
 
 
 def test_every_record_has_a_source() -> None:
-    for path in (Path(architectures.__file__).parent).glob("[a-z]*.py"):
-        text = importlib.import_module(f"clearhead.zoo.architectures.{path.stem}").__doc__ or ""
+    for path in (Path(registry.__file__).parent).glob("[a-z]*.py"):
+        text = importlib.import_module(f"clearhead.hf.registry.{path.stem}").__doc__ or ""
         assert re.search(r"Source:|arXiv", text), f"{path.name} does not say where its facts are from"
 
 

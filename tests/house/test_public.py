@@ -48,13 +48,13 @@ NAMES = {
     """,
     "clearhead.text": "KINDS PublishedText Roles Tokenizer TokenizerPair load_published train_tokenizer",
     "clearhead.train": "",
-    "clearhead.train.tasks": "",
+    "clearhead.training.tasks.registry": "",
     "clearhead.view": "",
     "clearhead.weights": """
         Pretrained fill is_pretrained load_pretrained load_tensors save_pretrained save_tensors
     """,
     "clearhead.zoo": "RECIPES Recipe label_head presets resolve token_head vector_head with_head",
-    "clearhead.zoo.architectures": "find headless records saved_first variant",
+    "clearhead.hf.registry": "find headless records saved_first variant",
 }
 
 # What a user calls on the objects above.

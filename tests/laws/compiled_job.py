@@ -11,7 +11,7 @@ import torch
 
 from clearhead.core import build
 from clearhead.core.attention import SHORT_ON_CPU
-from clearhead.zoo import Recipe, resolve
+from clearhead.presets.hyperparameters import Recipe, resolve
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

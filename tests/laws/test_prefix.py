@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from clearhead.core import Cache, build
-from clearhead.zoo import Recipe, resolve
+from clearhead.presets.hyperparameters import Recipe, resolve
 
 RECIPE = Recipe(
     family="decoder",

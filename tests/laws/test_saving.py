@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead import spec
 from clearhead.core import build
+from clearhead.presets.hyperparameters import Recipe, resolve
 from clearhead.task import TaskRecord
-from clearhead.text import TokenizerPair
-from clearhead.text.training import train_tokenizer
-from clearhead.weights import fill, load_tensors, save_tensors
-from clearhead.zoo import Recipe, resolve
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer_training import train_tokenizer
+from clearhead.weights.files import load_tensors, save_tensors
+from clearhead.weights.fill import fill
 from tests.laws.tiny import MODELS, Reader, tiny
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core import build
-from clearhead.core.dropout import Dropout
-from clearhead.train.loss import token_loss
+from clearhead.kernels.dropout import Dropout
+from clearhead.training.losses.cross_entropy import token_loss
 from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, difference, resolved, tiny
 from tests.laws.tiny import recipe as recipe_of
 

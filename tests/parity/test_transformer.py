@@ -16,7 +16,7 @@ from clearhead import spec
 from clearhead.core import Attention, Transformer, attention, build
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.residual import Layer
-from clearhead.zoo import Recipe, resolve
+from clearhead.presets.hyperparameters import Recipe, resolve
 from tests.laws.tiny import difference, with_mask
 
 B, S, T, D, V = 3, 11, 7, 26, 29

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from clearhead.core import Transformer, build
-from clearhead.text import Tokenizer, train_tokenizer
-from clearhead.zoo import Recipe, label_head, resolve, token_head
+from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.task_heads import label_head, token_head
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.tokenizer_training import train_tokenizer
 
 WIDTH = 14
 POOLS = {"encoder": ("mean", "first"), "decoder": ("last", "mean"), "encoder-decoder": ("last",)}

@@ -19,7 +19,7 @@ from clearhead.cli.main import main
 from clearhead.errors import InputError
 from clearhead.predict.answer import Answer, answer
 from tests.cli.test_commands import run
-from tests.text import published as made
+from tests.hf import tokenizer_folders as made
 
 QUESTION = "what runs over the grass?"
 SHORT = "the cat sat on the mat, and the dog looked at it."

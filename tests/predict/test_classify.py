@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.data.labelled import parse_labelled_source
+from clearhead.data.batches.labelled import parse_labelled_source
 from clearhead.errors import InputError, RunFailure
+from clearhead.evaluate.labels import ClassScores, NumberScores, main_score
+from clearhead.evaluate.metrics import SeveralScores
 from clearhead.predict.classify import Classification, classify, evaluate_labelled
-from clearhead.predict.label_scores import ClassScores, NumberScores, main_score
-from clearhead.predict.metrics import SeveralScores
 from clearhead.task import TaskRecord
-from clearhead.text import Tokenizer
+from clearhead.text.tokenizer import Tokenizer
 from tests.predict.labelled_models import FAMILIES, character_tokenizer, model, random_texts
 
 LABELS = ("bad", "good", "so so")

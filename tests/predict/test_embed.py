@@ -8,11 +8,13 @@ import torch
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, RunFailure
+from clearhead.evaluate.retrieval import Recall, evaluate_retrieval, recall_at
 from clearhead.predict.embed import embed, vector_width
-from clearhead.predict.retrieval import Recall, evaluate_retrieval, recall_at
 from clearhead.predict.similarity import similarity
-from clearhead.text import Tokenizer, train_tokenizer
-from clearhead.zoo import Recipe, label_head, resolve, vector_head, with_head
+from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.task_heads import label_head, vector_head, with_head
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.tokenizer_training import train_tokenizer
 
 WIDTH = 14
 TEXTS = ["aa bb cc dd ee ff gg", "hh", "", "aa bb cc", "gg hh aa bb cc dd ee ff gg hh aa", "dd ee", "bb"]
@@ -177,7 +179,7 @@ def sorted_recall(questions: np.ndarray, answers: np.ndarray, k: int, groups: li
 @pytest.mark.parametrize("entries", [1, 100, 2**24])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_recall_is_what_sorting_finds(monkeypatch: pytest.MonkeyPatch, k: int, entries: int, grouped: bool) -> None:
-    monkeypatch.setattr("clearhead.predict.retrieval._CHUNK_ENTRIES", entries)
+    monkeypatch.setattr("clearhead.evaluate.retrieval._CHUNK_ENTRIES", entries)
     first = unit(1)
     second = first + 0.5 * unit(2)
     second /= np.linalg.norm(second, axis=1, keepdims=True)

@@ -13,10 +13,11 @@ import torch
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, RunFailure
 from clearhead.predict.fill import BLANK, fill
-from clearhead.text import Tokenizer, train_tokenizer
-from clearhead.text.words import Words, special_ids
-from clearhead.zoo import Recipe, resolve
-from tests.data.noisy import SIZES, lines, tokenizer
+from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.tokenizer_training import train_tokenizer
+from clearhead.text.word_starts import Words, special_ids
+from tests.data.objectives.noisy import SIZES, lines, tokenizer
 
 SMALL = Recipe(
     family="encoder", layers=2, width=14, heads=2, feedforward=19, dropout=0.0, positions="learned", max_positions=83

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from clearhead.core import Transformer
-from clearhead.data.tagged import parse_tagged_source
-from clearhead.data.word_splitting import WordSplitter
+from clearhead.data.batches.tagged import parse_tagged_source
+from clearhead.data.split_words import WordSplitter
 from clearhead.errors import InputError, RunFailure
-from clearhead.predict.metrics import entity_spans
+from clearhead.evaluate.metrics import entity_spans
 from clearhead.predict.tag import Entity, evaluate_tagged, tag, tag_words
 from clearhead.task import TaskRecord
-from clearhead.text import Tokenizer
+from clearhead.text.tokenizer import Tokenizer
 from tests.predict.labelled_models import character_tokenizer, model, random_texts
 
 TAGS = ("O", "B-A", "I-A", "B-B", "I-B")

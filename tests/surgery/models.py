@@ -8,8 +8,8 @@ import torch
 
 from clearhead import spec
 from clearhead.core import Output, Transformer, build
-from clearhead.zoo import architectures
-from clearhead.zoo import config as configs
+from clearhead.hf import config as configs
+from clearhead.hf import registry
 from tests.laws.published import published
 from tests.laws.tiny import MODELS, tiny
 from tests.parity.architectures.harness import Case, all_cases
@@ -27,7 +27,7 @@ def made(name: str) -> Transformer:
 
 def family(case: Case) -> Transformer:
     """Build the tiny model of a family from its record, with no file between."""
-    record = architectures.records()[case.model_type]
+    record = registry.records()[case.model_type]
     reading = configs.read(record, case.config)
     assert not reading.faults
     return scrambled(build(record.whole(reading.values, case.variant)).eval())

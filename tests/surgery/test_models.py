@@ -13,15 +13,18 @@ import clearhead
 from clearhead import surgery
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.hf.loading import load_pretrained
+from clearhead.hf.save import save_pretrained
+from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.task_heads import token_head, vector_head
 from clearhead.task import TaskRecord
-from clearhead.text import TokenizerPair, train_tokenizer
-from clearhead.weights import load_pretrained, save_pretrained
-from clearhead.zoo import Recipe, resolve, token_head, vector_head
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer_training import train_tokenizer
 from tests import published_models
+from tests.hf import tokenizer_folders as made
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import no_complaints
 from tests.surgery.models import FAMILIES, attentions, family, same_run, scrambled
-from tests.text import published as made
 
 TEXTS = ["the cat sat on the mat, and the dog looked at it.", "a small dog runs over the green grass in 1998!"]
 WORDS = ["Zyzzyva", "foo-bar"]

@@ -8,8 +8,8 @@ import torch
 from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
+from clearhead.presets.task_heads import label_head, token_head
 from clearhead.surgery import replace_head, to_encoder, to_encoder_decoder
-from clearhead.zoo import label_head, token_head
 from tests.laws.published import PUBLISHED
 from tests.laws.tiny import MODELS, difference, tiny, with_mask
 from tests.surgery.models import FAMILIES, family, made, same_run

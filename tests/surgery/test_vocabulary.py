@@ -7,8 +7,8 @@ import torch
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.presets.task_heads import token_head
 from clearhead.surgery import cut_vocabulary, grow_vocabulary, replace_head
-from clearhead.zoo import token_head
 from tests.laws.tiny import difference, tiny
 from tests.surgery.models import FAMILIES, family, made, same_run
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
 from clearhead.errors import InputError
-from clearhead.text import KINDS, Tokenizer, train_tokenizer
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.tokenizer_training import KINDS, train_tokenizer
 from tests.text.corpus import make_corpus
 
 SIZE = {"byte-bpe": 401, "byte": 260, "word": 997, "split": 997}

@@ -10,7 +10,9 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from clearhead.errors import InputError
-from clearhead.text import KINDS, Tokenizer, TokenizerPair, train_tokenizer
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.tokenizer_training import KINDS, train_tokenizer
 from tests.text.corpus import make_corpus
 
 SIZE = {"byte-bpe": 307, "byte": 260}

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from clearhead.errors import InputError
 from clearhead.view.confusion import draw_confusion, shares
-from tests.view.test_pictures import png_size
+from tests.view.test_plots import png_size
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from clearhead.weights import load_tensors, save_tensors
-from tests.train.small import NextToken, equal_states
+from clearhead.weights.files import load_tensors, save_tensors
+from tests.training.small import NextToken, equal_states
 
 
 def test_tied_weights_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:

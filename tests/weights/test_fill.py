@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clearhead.errors import InputError
-from clearhead.weights import fill
+from clearhead.weights.fill import fill
 from tests.laws.tiny import tiny
 
 

@@ -21,13 +21,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clearhead.core import Output, Transformer
-from clearhead.data.repeating import repeated
+from clearhead.data.shift_right import repeated
+from clearhead.hf import registry
+from clearhead.hf.loading import Pretrained, load_pretrained, rules_at
+from clearhead.hf.record import Variant
+from clearhead.hf.save import their_tensors
 from clearhead.task import Repeats
-from clearhead.weights import Pretrained, load_pretrained
-from clearhead.weights.pretrained import rules_at
-from clearhead.weights.save import their_tensors
-from clearhead.zoo import architectures
-from clearhead.zoo.record import Variant
 
 B, T, U = 3, 13, 7
 transformers.logging.disable_progress_bar()
@@ -62,7 +61,7 @@ class Case:
 
     @property
     def variant(self) -> Variant:
-        variants = architectures.records()[self.model_type].variants
+        variants = registry.records()[self.model_type].variants
         return next(variant for variant in variants if class_of(self) in variant.classes)
 
 
@@ -76,7 +75,7 @@ def all_cases() -> list[Case]:
     for case in found:
         first.setdefault(case.model_type, case)
     for model_type, case in first.items():
-        for variant in architectures.records()[model_type].variants:
+        for variant in registry.records()[model_type].variants:
             for cls in variant.classes:
                 if cls != case.cls and cls != class_of(case):
                     # An answer has a first and a last token, which their classes count as labels.
@@ -87,7 +86,7 @@ def all_cases() -> list[Case]:
 
 
 def class_of(case: Case) -> str:
-    return case.cls or architectures.records()[case.model_type].variants[0].classes[0]
+    return case.cls or registry.records()[case.model_type].variants[0].classes[0]
 
 
 def theirs_of(case: Case) -> nn.Module:
@@ -97,7 +96,7 @@ def theirs_of(case: Case) -> nn.Module:
     model = getattr(transformers, class_of(case))(config).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        computed = tuple(one.name for one in architectures.records()[case.model_type].constants)
+        computed = tuple(one.name for one in registry.records()[case.model_type].constants)
         for name, parameter in model.named_parameters():
             if computed and name.endswith(computed):
                 continue

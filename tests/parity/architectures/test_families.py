@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from clearhead.core import Cache
-from clearhead.weights import load_pretrained, save_pretrained
-from clearhead.zoo import architectures
+from clearhead.hf import registry
+from clearhead.hf.loading import load_pretrained
+from clearhead.hf.save import save_pretrained
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import (
     B,
@@ -58,7 +59,7 @@ def stacks() -> pytest.MarkDecorator:
 
 
 def test_every_family_has_a_case() -> None:
-    assert {case.model_type for case in CASES} == set(architectures.records())
+    assert {case.model_type for case in CASES} == set(registry.records())
 
 
 def segments_of(pair: Pair, ids: Tensor) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ import transformers
 from torch import Tensor
 
 from clearhead.generate import sampling
-from clearhead.generate.candidate import Continuation
-from clearhead.generate.generation import Request, generate_ids
+from clearhead.generate.continuation import Request, generate_ids
+from clearhead.generate.hypothesis import Continuation
 from clearhead.generate.options import GenerateOptions
 from tests.parity.architectures.harness import Case, Pair, all_cases
 
@@ -108,7 +108,7 @@ def test_sampling_with_the_same_chance(pair: Pair, monkeypatch: pytest.MonkeyPat
             self.rows = len(rows)
 
     texts = prompts_of(pair)
-    monkeypatch.setattr("clearhead.generate.generation.Streams", Same)
+    monkeypatch.setattr("clearhead.generate.continuation.Streams", Same)
     end = an_end(pair, texts)
     found = [list(one.ids) for one in ours(pair, texts, end, seed=1, **CHANCE)]
     for text, mine in zip(texts, found, strict=True):

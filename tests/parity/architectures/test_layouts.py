@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clearhead.weights import load_pretrained, save_pretrained
+from clearhead.hf.loading import load_pretrained
+from clearhead.hf.save import save_pretrained
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import Case, all_cases, outputs, outputs_of, theirs_of
 

@@ -1,0 +1,82 @@
+"""A mixture of experts. Legend: B batch, T tokens, N tokens of all rows, D width, X experts, K chosen ones."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead import spec
+from clearhead.core.feedforward import activate
+from clearhead.kernels.dropout import Dropout
+
+Map = tuple[Tensor, Tensor | None]
+
+
+class ExpertMaps(nn.Module):
+    """An affine map for each expert: weights [experts, outputs, inputs], biases [experts, outputs]."""
+
+    def __init__(self, count: int, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(count, outputs)) if bias else None
+
+    def split(self) -> list[Map]:
+        """Return the weight and the bias of each expert; taken all at once, their gradients are stacked once."""
+        biases = [None] * len(self.weight) if self.bias is None else self.bias.unbind()
+        return list(zip(self.weight.unbind(), biases, strict=True))
+
+
+class Experts(nn.Module):
+    """Feed-forward networks of one form, their weights stacked."""
+
+    def __init__(self, count: int, width: int, expert: spec.FeedForward) -> None:
+        super().__init__()
+        self.spec = expert
+        self.up = ExpertMaps(count, width, expert.size, expert.bias_in)
+        self.gate = ExpertMaps(count, width, expert.size, expert.bias_in) if expert.gated else None
+        self.dropout = Dropout(expert.dropout)
+        self.down = ExpertMaps(count, expert.size, width, expert.bias_out)
+
+    def split(self) -> list[tuple[Map, Map | None, Map]]:
+        """Return the maps of each expert."""
+        gates = [None] * len(self.up.weight) if self.gate is None else self.gate.split()
+        return list(zip(self.up.split(), gates, self.down.split(), strict=True))
+
+    def run(
+        self, x_ND: Float[Tensor, "tokens width"], maps: tuple[Map, Map | None, Map]
+    ) -> Float[Tensor, "tokens width"]:
+        """Pass tokens through the expert with these maps."""
+        up, gate, down = maps
+        inner = activate(self.spec.activation, F.linear(x_ND, *up), None if gate is None else F.linear(x_ND, *gate))
+        return F.linear(self.dropout(inner), *down)
+
+
+class MixtureOfExperts(nn.Module):
+    """The sum over the top k experts of a token of weight * expert(x), the weights by softmax over all experts.
+
+    Source: arXiv 2401.04088, section 2.1; arXiv 1701.06538, section 2.1.
+    """
+
+    def __init__(self, width: int, mixture: spec.MixtureOfExperts) -> None:
+        super().__init__()
+        self.spec = mixture
+        self.router = nn.Linear(width, mixture.count, bias=mixture.router.bias)
+        self.expert = Experts(mixture.count, width, mixture.expert)
+
+    def forward(self, x_BTD: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+        x_ND = x_BTD.flatten(0, 1)
+        share_NX = self.router(x_ND).softmax(dim=-1, dtype=torch.promote_types(x_ND.dtype, torch.float32))
+        share_NK, chosen_NK = share_NX.topk(self.spec.top_k, dim=-1)
+        if self.spec.router.normalize:
+            share_NK = share_NK / share_NK.sum(dim=-1, keepdim=True)
+        share_NK = share_NK.to(x_ND.dtype)
+        mixed_ND = torch.zeros_like(x_ND)
+        for index, maps in enumerate(self.expert.split()):
+            # An expert reads only the tokens that chose it, so that work grows with k and not with the experts.
+            token_M, place_M = (chosen_NK == index).nonzero(as_tuple=True)
+            if len(token_M):
+                given_MD = self.expert.run(x_ND[token_M], maps) * share_NK[token_M, place_M, None]
+                mixed_ND = mixed_ND.index_add(0, token_M, given_MD.to(x_ND.dtype))  # autocast maps in fewer bits
+        return mixed_ND.view_as(x_BTD)

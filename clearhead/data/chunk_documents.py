@@ -1,0 +1,79 @@
+"""Cuts a long text where its tokenizer would cut it too, so that a document of any length is tokenised part by part.
+
+A tokenizer needs some hundred times the memory of its text. A text may be cut in two where both parts on their own give
+the ids that they give together; which places these are depends on the tokenizer, so it is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from clearhead.data.sources.texts import Stretch
+from clearhead.text.tokenizer import Tokenizer
+
+# In characters: how much text a tokenizer gets at once, and how much of it on both sides shows what a cut changes.
+_PART = 1 << 18
+_CONTEXT = 128
+# How many places are tried at once, and how much of the text they are looked for in.
+_CANDIDATES = 16
+_WINDOW = 1 << 13
+# White space between two words; long runs of it are no place for a cut, for then the context might miss the words.
+_BETWEEN = re.compile(r"(?<=\S)\s{1,16}(?=\S)")
+# Without a place among white space for this many parts, any place will do whose context agrees.
+_PATIENCE = 4
+
+
+def parts_of_documents(stretches: Iterable[Stretch], tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
+    """Put the stretches of each document together, and cut them where the tokenizer allows it.
+
+    Args:
+        stretches: documents as they were read.
+        tokenizer: decides where a cut changes nothing.
+
+    Returns:
+        Texts whose ids, one after the other, are those of the whole document; True with the first of each document.
+        White space that the tokenizer puts between two parts by itself is left out.
+    """
+    text, starts = "", True
+    for stretch in stretches:
+        if stretch.starts:
+            if text:
+                yield text, starts
+            text, starts = "", True
+        text += stretch.text
+        while len(text) > _PART + _WINDOW:
+            cut = _find_cut(text, tokenizer)
+            if cut is None:
+                break
+            yield text[: cut[0]], starts
+            text, starts = text[cut[1] :], False
+    if text:
+        yield text, starts
+
+
+def _find_cut(text: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """Return where the first part of a text may end and the rest may begin, or None where no place was found."""
+    spaces = list(_BETWEEN.finditer(text, _PART - _WINDOW, _PART + _CONTEXT))[-_CANDIDATES:]
+    found = _first_allowed(text, [cut for space in spaces for cut in _cuts_at(space)], tokenizer)
+    if found is None and len(text) > _PATIENCE * _PART:
+        found = _first_allowed(text, [(place, place) for place in range(_PART, _PART + _CANDIDATES)], tokenizer)
+    return found
+
+
+def _cuts_at(space: re.Match[str]) -> list[tuple[int, int]]:
+    """Return the ways to part with some white space: to the left, to the right, in between, or not at all."""
+    start, stop = space.span()
+    cuts = [(stop, stop), (start, start), (start + 1, start + 1), (start, start + 1), (start, stop)]
+    return list(dict.fromkeys(cuts))
+
+
+def _first_allowed(text: str, cuts: list[tuple[int, int]], tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """Return the first cut around which the ids of the two sides are those of both together."""
+    samples: list[str] = []
+    for stop, start in cuts:
+        first, last = max(0, stop - _CONTEXT), start + _CONTEXT
+        samples += [text[first:last], text[first:stop], text[start:last]]
+    ids = iter(tokenizer.encode_batch(samples))
+    agrees = [next(ids) == next(ids) + next(ids) for _ in cuts]
+    return next((cut for cut, allowed in zip(cuts, agrees, strict=True) if allowed), None)

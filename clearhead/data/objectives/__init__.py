@@ -1,0 +1,1 @@
+"""Training objectives on plain text: masked tokens, span corruption, infilling, prefixes."""

@@ -1,0 +1,106 @@
+"""Masked language modelling: some tokens are hidden, and the model says what they were.
+
+Shape suffixes: N tokens of all pieces, W words of all pieces, B pieces, T columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int64
+from numpy import ndarray
+
+from clearhead.data.batches.pairs import NO_LABEL, Batch
+from clearhead.data.objectives.rows import Piece, Ragged, check_share, need_mask_id, places, ragged, rectangle, sums
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.word_starts import Words
+
+_MASKED, _REPLACED = 0.8, 0.1
+
+
+class Masked:
+    """Hides a share of the tokens of each piece; a label stands at every token that was chosen, hidden or not.
+
+    Of the chosen tokens 80 % become the mask token, 10 % any ordinary token and 10 % stay. The choice is new in every
+    call, never falls on a special token, and takes at least one token of each piece that has an ordinary one.
+
+    Args:
+        tokenizer: has a mask token.
+        share: of the ordinary tokens of a piece that are chosen, above 0 and below 1; exact on average,
+            where it comes to a token at all.
+        whole_words: choose all tokens of a word or none, whatever marks the words in the vocabulary.
+
+    Raises:
+        InputError: the tokenizer has no mask token, or the share is out of range.
+
+    Source: arXiv 1810.04805, section 3.1 and appendix A.1; choosing anew in every call: arXiv 1907.11692, section 4.1.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, share: float = 0.15, whole_words: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._mask_id = need_mask_id(tokenizer)
+        self._share = check_share(share)
+        self._whole_words = whole_words
+        self._words = Words(tokenizer)
+        self._ordinary_ids = np.flatnonzero(self._words.ordinary)
+
+    def __call__(self, pieces: Sequence[Piece], generator: np.random.Generator) -> Batch:
+        """Return the pieces with some tokens hidden, for a model of one stack.
+
+        Args:
+            pieces: framed ids; at least one.
+            generator: where the choices are drawn from.
+        """
+        rows = ragged(pieces)
+        chosen_N = self._choose(rows, generator)
+        noisy_N = self._hide(rows.ids, chosen_N, generator)
+        read = rectangle(Ragged(noisy_N, rows.counts), fill=self._tokenizer.pad_id)
+        labels = rectangle(Ragged(np.where(chosen_N, rows.ids, NO_LABEL), rows.counts), fill=NO_LABEL)
+        return Batch(
+            ids=read.ids,
+            mask=read.padded,
+            labels=labels.ids,
+            num_labels=int(chosen_N.sum()),
+            num_tokens=len(rows.ids),
+            rows=np.arange(len(pieces)),
+        )
+
+    def _choose(self, rows: Ragged, generator: np.random.Generator) -> Bool[ndarray, " tokens"]:
+        """Draw words (or tokens) of each row in a random order until its share is full.
+
+        The last one is taken with the probability that makes the share exact on average.
+        """
+        ordinary_N = self._words.ordinary[rows.ids]
+        begins_N = self._words.begins(rows.ids) if self._whole_words else np.ones(len(rows.ids), dtype=np.bool_)
+        begins_N[rows.places == 0] = True
+        word_N = np.cumsum(begins_N) - 1
+        sizes_W = np.bincount(word_N)
+        row_W = rows.rows[begins_N]
+        # A word with an unknown sign in it cannot be hidden whole.
+        allowed_W = np.bincount(word_N, weights=ordinary_N) == sizes_W
+        budget_B = self._share * sums(ordinary_N.astype(np.int64), rows.counts)
+
+        order = np.lexsort((generator.random(len(sizes_W)), row_W, ~allowed_W))[: int(allowed_W.sum())]
+        sizes, counts_B = sizes_W[order], np.bincount(row_W[order], minlength=len(rows.counts))
+        totals = np.concatenate([[0], np.cumsum(sizes)])
+        before = totals[:-1] - np.repeat(totals[np.cumsum(counts_B) - counts_B], counts_B)
+        limits = budget_B[row_W[order]] - sizes * generator.random(len(rows.counts))[row_W[order]]
+        taken = (before < limits) | (places(counts_B) == 0)
+        chosen_W = np.zeros(len(sizes_W), dtype=np.bool_)
+        chosen_W[order[taken]] = True
+        chosen_N: Bool[ndarray, " tokens"] = chosen_W[word_N]
+        return chosen_N
+
+    def _hide(
+        self, ids_N: Int64[ndarray, " tokens"], chosen_N: Bool[ndarray, " tokens"], generator: np.random.Generator
+    ) -> Int64[ndarray, " tokens"]:
+        draws = generator.random(int(chosen_N.sum()))
+        random_ids = self._ordinary_ids[(generator.random(len(draws)) * len(self._ordinary_ids)).astype(np.int64)]
+        noisy_N = ids_N.copy()
+        noisy_N[chosen_N] = np.select(
+            [draws < _MASKED, draws < _MASKED + _REPLACED],
+            [np.full(len(draws), self._mask_id), random_ids],
+            ids_N[chosen_N],
+        )
+        return noisy_N

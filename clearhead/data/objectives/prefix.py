@@ -1,0 +1,88 @@
+"""Prefix language modelling: a text is cut once, and the model continues its first part.
+
+Shape suffixes: N tokens of all pieces, B pieces, T columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numpy import ndarray
+
+from clearhead.data.batches.pairs import NO_LABEL, Batch
+from clearhead.data.objectives.rows import Piece, Ragged, rectangle, two_sided, unframed
+from clearhead.text.tokenizer import Tokenizer
+
+
+class PrefixSplit:
+    """Cuts each piece into a source and a target, for a model of two stacks.
+
+    Every length of the prefix from none to all but one token is equally likely.
+
+    Args:
+        tokenizer: its start, end and padding ids frame the parts.
+
+    Source: arXiv 1801.10198, section 4.1 (a continuation as the target of a source); arXiv 1910.10683, section 3.3.1.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, pieces: Sequence[Piece], generator: np.random.Generator) -> Batch:
+        """Return prefix and end token as source, the rest and end token as target.
+
+        Args:
+            pieces: framed ids; at least one.
+            generator: where the cuts are drawn from.
+        """
+        rows = unframed(pieces, self._tokenizer)
+        is_prefix_N = rows.places < np.repeat(_cuts(rows.counts, generator), rows.counts)
+        return two_sided(rows.keep(is_prefix_N), rows.keep(~is_prefix_N), self._tokenizer)
+
+
+class PrefixLM:
+    """Marks a prefix that all of a piece may attend to, for a model of one stack that continues it.
+
+    Labels stand on the rest only. The prefix holds the start token and any number of tokens from none to all but one,
+    equally likely.
+
+    Args:
+        tokenizer: its start, end and padding ids frame the rows.
+
+    Source: arXiv 1910.10683, section 3.2.1.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, pieces: Sequence[Piece], generator: np.random.Generator) -> Batch:
+        """Return the pieces without their end token, and at each place behind the prefix the token that follows.
+
+        Args:
+            pieces: framed ids; at least one.
+            generator: where the cuts are drawn from.
+        """
+        rows = unframed(pieces, self._tokenizer)
+        cuts_B = _cuts(rows.counts, generator)
+        shown_N = rows.places < np.repeat(cuts_B, rows.counts)
+        around = self._tokenizer.frame.said
+        read = rectangle(rows, around.fed, fill=self._tokenizer.pad_id)
+        said = Ragged(np.where(shown_N, NO_LABEL, rows.ids), rows.counts)
+        return Batch(
+            ids=read.ids,
+            mask=read.padded,
+            labels=rectangle(said, around.asked, fill=NO_LABEL).ids,
+            num_labels=int((~shown_N).sum()) + len(around.asked) * len(pieces),
+            num_tokens=int(read.mask.sum()),
+            rows=np.arange(len(pieces)),
+            prefix=torch.arange(read.ids.shape[1]) < torch.from_numpy(cuts_B)[:, None] + len(around.front),
+        )
+
+
+def _cuts(counts_B: Int64[ndarray, " rows"], generator: np.random.Generator) -> Int64[ndarray, " rows"]:
+    """Draw the length of each prefix, below the length of its row."""
+    cuts_B: Int64[ndarray, " rows"] = np.floor(generator.random(len(counts_B)) * counts_B).astype(np.int64)
+    return cuts_B

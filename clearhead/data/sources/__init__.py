@@ -1,0 +1,1 @@
+"""Where training data comes from: files, tables and data sets, read line by line with every fault named."""

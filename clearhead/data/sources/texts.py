@@ -1,0 +1,393 @@
+"""Where plain text comes from: files, folders, JSON lines, or a Hugging Face data set, as a stream of documents.
+
+Nothing here holds a whole source in memory: a document may arrive in several stretches, and only the first one of each
+says that a document starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Literal, NamedTuple
+
+from clearhead.data.sources.lines import empty_file, split_lines, stream_lines, stream_text
+from clearhead.data.sources.records import (
+    Form,
+    content,
+    identity_key,
+    load_named,
+    parse_form,
+    parse_record,
+    path_of,
+    text_field,
+)
+from clearhead.errors import InputError, nearest
+
+DocumentKind = Literal["file", "line", "paragraph"]
+Share = tuple[float, float]
+WHOLE: Share = (0.0, 1.0)
+
+_DOCUMENT_KINDS = ("file", "line", "paragraph")
+_EVERY_FILE = "*"
+
+
+class Stretch(NamedTuple):
+    """A part of a document.
+
+    Args:
+        text: the next characters; never empty.
+        starts: whether a new document starts with them.
+        origin: the file or the record that they come from.
+        line: the line of the file in which they start, counted from 1; 0 where there are no lines.
+    """
+
+    text: str
+    starts: bool
+    origin: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """Where the text stands, for messages."""
+        return f"{self.origin}:{self.line}" if self.line else self.origin
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """A text file, or all text files of a folder and the folders in it, in the order of their names.
+
+    Args:
+        path: a file, plain or .gz; or a folder, in which hidden and empty files do not count.
+        document: what one document is: a file, a line, or a paragraph (lines up to an empty one).
+        pattern: which files of a folder to read, such as "*.py".
+    """
+
+    path: Path
+    document: DocumentKind = "file"
+    pattern: str = _EVERY_FILE
+
+    def files(self) -> list[Path]:
+        """Return the files to read.
+
+        Raises:
+            InputError: no file of the folder matches the pattern, or a folder cannot be read.
+        """
+        if not self.path.is_dir():
+            return [self.path]
+        every = list(_visible_files(self.path))
+        found = [path for path in every if path.match(self.pattern)]
+        if not found:
+            endings = sorted({path.suffix for path in every if path.suffix})
+            there = f"its files end in {', '.join(endings[:8])}" if endings else "it has no files with an ending"
+            raise InputError(f"{self.path}: no file in this folder matches '{self.pattern}'; {there}")
+        return [self.path / path for path in sorted(found, key=PurePath.as_posix)]
+
+    def stretches(self) -> Iterator[Stretch]:
+        """Go through the documents, stretch by stretch."""
+        for path in self.files():
+            texts = stream_text(path) if path == self.path else self._member(path)
+            is_empty = True
+            for stretch in _documents(texts, self.document, str(path), first_line=1):
+                is_empty = False
+                yield stretch
+            if is_empty and path == self.path and not any(stream_text(path)):
+                raise empty_file(path)
+
+    def _member(self, path: Path) -> Iterator[str]:
+        try:
+            yield from stream_text(path)
+        except InputError as error:
+            raise InputError(f'{error}; or leave it out with pattern, as in pattern = "*.txt"') from None
+
+    def place(self, index: int) -> str:
+        """Return where document number `index`, counted from 0, starts."""
+        return _place(self.stretches(), index, str(self.path))
+
+    def identity(self) -> list[str]:
+        """Return what the documents depend on."""
+        return ["text", self.document, identity_key(*map(content, self.files()))]
+
+
+@dataclass(frozen=True)
+class TextJsonLines:
+    """A file with a JSON object in each line, of which one field is a text.
+
+    Args:
+        path: the file, plain or .gz.
+        field: the field of the text; "page.text" is field "text" of field "page".
+        document: what one document is: a line or a paragraph of a text, or "file" for the whole of each text.
+    """
+
+    path: Path
+    field: str = "text"
+    document: DocumentKind = "file"
+
+    def stretches(self) -> Iterator[Stretch]:
+        """Go through the documents, stretch by stretch."""
+        number = 0
+        for number, line in enumerate(stream_lines(self.path), start=1):
+            place = f"{self.path}:{number}"
+            text = text_field(parse_record(line, place), self.field, place)
+            yield from _documents([_plain_ends(text)], self.document, place, first_line=0)
+        if not number:
+            raise empty_file(self.path)
+
+    def place(self, index: int) -> str:
+        """Return where document number `index`, counted from 0, stands."""
+        return _place(self.stretches(), index, str(self.path))
+
+    def identity(self) -> list[str]:
+        """Return what the documents depend on."""
+        return ["text-jsonl", self.document, content(self.path), self.field]
+
+
+@dataclass(frozen=True)
+class TextDataset:
+    """A data set that the `datasets` library loads by name.
+
+    Args:
+        name: the name on the Hugging Face hub, or a local folder.
+        split: the part to read, such as "train".
+        field: the field of the text; "page.text" is field "text" of field "page".
+        config: which configuration of the data set, where it has several.
+        document: what one document is: a line or a paragraph of a text, or "file" for the whole of each text.
+    """
+
+    name: str
+    split: str
+    field: str = "text"
+    config: str | None = None
+    document: DocumentKind = "file"
+
+    def stretches(self) -> Iterator[Stretch]:
+        """Go through the documents, stretch by stretch."""
+        for row, record in enumerate(load_named(self.name, self.config, self.split)):
+            place = f"{self.name}[{self.split}] row {row}"
+            text = text_field(record, self.field, place)
+            yield from _documents([_plain_ends(text)], self.document, place, first_line=0)
+
+    def place(self, index: int) -> str:
+        """Return where document number `index`, counted from 0, stands."""
+        return _place(self.stretches(), index, f"{self.name}[{self.split}]")
+
+    def identity(self) -> list[str]:
+        """Return what the documents depend on."""
+        fingerprint = str(getattr(load_named(self.name, self.config, self.split), "_fingerprint", ""))
+        return ["text-dataset", self.document, self.name, str(self.config), self.split, self.field, fingerprint]
+
+
+TextSource = TextFiles | TextJsonLines | TextDataset
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """How much text a source has.
+
+    Args:
+        documents: the number of documents.
+        characters: the number of their characters.
+    """
+
+    documents: int
+    characters: int
+
+
+def measure(source: TextSource) -> TextSize:
+    """Go once through a source and count; what is wrong with it shows here, before any long work.
+
+    Raises:
+        InputError: the source is unusable, or there is nothing but white space in it.
+    """
+    documents = characters = 0
+    for stretch in source.stretches():
+        documents += stretch.starts
+        characters += len(stretch.text)
+    if not documents:
+        raise InputError(f"{source.place(0)}: expected text, found nothing but white space")
+    return TextSize(documents, characters)
+
+
+def read_stretches(source: TextSource, share: Share, size: TextSize) -> Iterator[Stretch]:
+    """Go through a share of the documents, stretch by stretch.
+
+    Args:
+        source: where the text comes from.
+        share: where the share begins and ends, each from 0 to 1: by characters where there is one document, else by
+            documents. Shares that meet in one number have nothing in common and leave nothing out.
+        size: what `measure` says of the source.
+
+    Raises:
+        InputError: the source is unusable, or the share is none or has nothing in it.
+    """
+    begin, end = share
+    if not 0 <= begin < end <= 1:
+        raise InputError(f"the share of a text is {begin} to {end}; expected two rising numbers from 0 to 1")
+    by_characters = size.documents == 1
+    total = size.characters if by_characters else size.documents
+    first, last = int(begin * total), int(end * total)
+    if first == last:
+        unit = "character" if by_characters else "document"
+        raise InputError(
+            f"{source.place(0)}: no whole {unit} is in the share {begin:g} to {end:g} of {total} {unit}s; "
+            "give more text, or give the validation text by itself"
+        )
+    yield from (_characters if by_characters else _numbered)(source.stretches(), first, last)
+
+
+def read_documents(source: TextSource, share: Share = WHOLE) -> Iterator[str]:
+    """Go through a share of the documents, each as one text.
+
+    Args:
+        source: where the text comes from.
+        share: where the share begins and ends, each from 0 to 1: by characters where there is one document, else by
+            documents.
+
+    Raises:
+        InputError: the source is unusable, or the share is none or has nothing in it.
+    """
+    begun: list[str] = []
+    for stretch in read_stretches(source, share, measure(source)):
+        if stretch.starts and begun:
+            yield "".join(begun)
+            begun = []
+        begun.append(stretch.text)
+    yield "".join(begun)
+
+
+def _numbered(stretches: Iterable[Stretch], first: int, last: int) -> Iterator[Stretch]:
+    """Leave out the documents before number `first`, and those from number `last` on."""
+    number = -1
+    for stretch in stretches:
+        number += stretch.starts
+        if number >= last:
+            return
+        if number >= first:
+            yield stretch
+
+
+def _characters(stretches: Iterable[Stretch], first: int, last: int) -> Iterator[Stretch]:
+    """Leave out the characters of one document before number `first`, and those from number `last` on."""
+    place, starts = 0, True
+    for stretch in stretches:
+        text = stretch.text[max(0, first - place) : max(0, last - place)]
+        place += len(stretch.text)
+        if text:
+            yield stretch._replace(text=text, starts=starts)
+            starts = False
+        if place >= last:
+            return
+
+
+def _documents(texts: Iterable[str], document: DocumentKind, origin: str, *, first_line: int) -> Iterator[Stretch]:
+    """Cut the text of a file or a record into documents; white space alone is none."""
+    if document == "file":
+        return _one_document(texts, origin, first_line)
+    lines = enumerate(split_lines(texts), start=1)
+    if document == "line":
+        return (Stretch(line, True, origin, number * first_line) for number, line in lines if line.strip())
+    return _paragraphs(lines, origin, first_line)
+
+
+def _one_document(texts: Iterable[str], origin: str, first_line: int) -> Iterator[Stretch]:
+    blank: list[str] = []
+    starts = True
+    for text in texts:
+        if starts and not text.strip():
+            blank.append(text)
+            continue
+        yield Stretch("".join(blank) + text if starts else text, starts, origin, first_line)
+        blank, starts = [], False
+
+
+def _paragraphs(lines: Iterable[tuple[int, str]], origin: str, first_line: int) -> Iterator[Stretch]:
+    begun: list[str] = []
+    first = 0
+    for number, line in lines:
+        if line.strip():
+            first = first if begun else number
+            begun.append(line)
+        elif begun:
+            yield Stretch("\n".join(begun), True, origin, first * first_line)
+            begun = []
+    if begun:
+        yield Stretch("\n".join(begun), True, origin, first * first_line)
+
+
+def _plain_ends(text: str) -> str:
+    return text.replace("\r\n", "\n")
+
+
+def _place(stretches: Iterable[Stretch], index: int, default: str) -> str:
+    starting = (stretch for stretch in stretches if stretch.starts)
+    return next((stretch.place for number, stretch in enumerate(starting) if number == index), default)
+
+
+def _visible_files(folder: Path) -> Iterator[PurePath]:
+    """Go through the files below a folder, relative to it; links to folders are not followed."""
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"{error.filename}: the folder cannot be read ({error.strerror or error})")
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if not name.startswith("."):
+                yield PurePath(parent, name).relative_to(folder)
+
+
+def _is_json_lines(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(".jsonl")
+
+
+def _make_text(table: Mapping[str, Any]) -> TextSource:
+    path = path_of(table["text"])
+    document = table.get("document", "file")
+    if _is_json_lines(path):
+        if "pattern" in table:
+            raise InputError(f"'pattern' chooses files of a folder, but {path} is a file; leave 'pattern' out")
+        return TextJsonLines(path, table.get("field", "text"), document)
+    if "field" in table:
+        raise InputError(f"'field' belongs to JSON lines, but {path} does not end in .jsonl; leave 'field' out")
+    if "pattern" in table and path.is_file():
+        raise InputError(f"'pattern' chooses files of a folder, but {path} is a file; leave 'pattern' out")
+    return TextFiles(path, document, table.get("pattern", _EVERY_FILE))
+
+
+def _make_dataset(table: Mapping[str, Any]) -> TextSource:
+    return TextDataset(
+        name=table["dataset"],
+        split=table["split"],
+        field=table.get("field", "text"),
+        config=table.get("config"),
+        document=table.get("document", "file"),
+    )
+
+
+_FORMS: tuple[Form[TextSource], ...] = (
+    Form("text", (), ("field", "document", "pattern"), _make_text),
+    Form("dataset", ("split",), ("field", "config", "document"), _make_dataset),
+)
+
+
+def parse_text_source(table: Mapping[str, Any]) -> TextSource:
+    """Turn a table of a run file, such as { text = "corpus/", pattern = "*.txt" }, into a source.
+
+    Args:
+        table: the key "text" for a file, a folder or a file of JSON lines; or "dataset"; with what belongs to each.
+
+    Raises:
+        InputError: every unknown or missing key and every wrong value, in one report.
+    """
+    return parse_form(table, _FORMS, expected="text; or dataset", value_faults=_value_faults)
+
+
+def _value_faults(key: str, value: object) -> list[str]:
+    if not isinstance(value, str) or not value:
+        return [f"'{key}' is {value!r}; expected a text that is not empty"]
+    if key == "document" and value not in _DOCUMENT_KINDS:
+        return [
+            f"'document' is {value!r}; expected one of {', '.join(_DOCUMENT_KINDS)}{nearest(value, _DOCUMENT_KINDS)}"
+        ]
+    return []

@@ -1,0 +1,1 @@
+"""Tokenised data in memory-mapped files, prepared once and found again by fingerprint."""

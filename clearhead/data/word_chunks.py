@@ -1,0 +1,83 @@
+"""Sentences of words as ids: the first piece of each word is known, and long sentences are cut between words."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clearhead.text.tokenizer import Tokenizer
+
+NO_WORD = -1
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of a sentence that a model reads at once.
+
+    Args:
+        ids: plain ids.
+        words: for each id that is the first piece of a word, the number of that word in the sentence; else NO_WORD.
+    """
+
+    ids: list[int]
+    words: list[int]
+
+
+def stretches(words: Sequence[str], tokenizer: Tokenizer, *, room: int) -> tuple[list[Stretch], int]:
+    """Cut a sentence between words, so that each stretch fits; none is much shorter than the others.
+
+    Args:
+        words: at least one; they are encoded together, with a space between them.
+        tokenizer: turns the sentence into ids.
+        room: the most ids of a stretch. Of a longer word the front is kept.
+
+    Returns:
+        The stretches, and how many words were shortened. A word without any piece is in none of them.
+    """
+    ids, owners = _first_pieces(words, tokenizer)
+    starts = [place for place, owner in enumerate(owners) if owner != NO_WORD]
+    # What stands in front of the first word goes with it.
+    borders = [0, *starts[1:], len(ids)] if starts else [0]
+    lengths = [min(room, end - start) for start, end in itertools.pairwise(borders)]
+    num_shortened = sum(end - start > room for start, end in itertools.pairwise(borders))
+    found = []
+    for group in _even_groups(lengths, room):
+        places = [place for word in group for place in range(borders[word], borders[word] + lengths[word])]
+        found.append(Stretch([ids[place] for place in places], [owners[place] for place in places]))
+    return found, num_shortened
+
+
+def _first_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids of a sentence, and for each the word whose first piece it is."""
+    ends = list(itertools.accumulate((len(word) + 1 for word in words), initial=-1))[1:]
+    ids, spans = tokenizer.encode_with_spans(" ".join(words))
+    owners = [NO_WORD] * len(ids)
+    next_word = 0
+    for place, (start, end) in enumerate(spans):
+        # A piece may reach over several words, but stands for one of them: the first that has none yet.
+        word = max(next_word, bisect_right(ends, start))
+        if word < len(words) and start < end and ends[word] - len(words[word]) < end:
+            owners[place] = word
+            next_word = word + 1
+    return ids, owners
+
+
+def _even_groups(lengths: Sequence[int], room: int) -> list[range]:
+    """Put neighbours into as few groups as there must be, and then into groups as even as possible."""
+    groups = _groups(lengths, room)
+    if len(groups) < 2:
+        return groups
+    least = max(max(lengths), -(-sum(lengths) // len(groups)))
+    return next(found for limit in range(least, room + 1) if len(found := _groups(lengths, limit)) == len(groups))
+
+
+def _groups(lengths: Sequence[int], limit: int) -> list[range]:
+    groups, start, total = [], 0, 0
+    for index, length in enumerate(lengths):
+        if total + length > limit:
+            groups.append(range(start, index))
+            start, total = index, 0
+        total += length
+    return [*groups, range(start, len(lengths))] if lengths else []

@@ -1,0 +1,129 @@
+"""What the demos share: where they write, how they train, and what they hand to the command that shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from clearhead.demo.data.library_sources import LibrarySources, write_sources
+from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead.training.settings import TrainResult
+
+
+@dataclass(frozen=True)
+class DemoPlan:
+    """What every demo is told.
+
+    Args:
+        run: the run directory, new.
+        seed: of the data and of the training.
+        device: where the trained model runs.
+        precision: of the trained model.
+        batch_size: texts computed together once the model is trained; None: what fits.
+        overrides: changes to the run file, such as "train.steps=500".
+    """
+
+    run: Path
+    seed: int
+    device: str = "auto"
+    precision: str = "auto"
+    batch_size: int | None = None
+    overrides: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class DemoOutcome:
+    """What a demo leaves behind.
+
+    Args:
+        record: its results, for `--json`.
+        pictures: what a picture shows -> its file below the run directory.
+        commands: command lines that go on from here, each with what it is for.
+    """
+
+    record: dict[str, Any]
+    pictures: Mapping[str, str]
+    commands: Mapping[str, str] = field(default_factory=dict)
+
+
+def results_console() -> Console:
+    """Return where results go: standard output, as wide as its lines are, with no signs put in place of words."""
+    return Console(highlight=False, soft_wrap=True, emoji=False)
+
+
+def data_folder(plan: DemoPlan) -> Path:
+    """Make the run directory with a folder for its data."""
+    # The run directory may hold these two before its run begins: see clearhead.runs.directory.
+    (plan.run / "plots").mkdir(parents=True)
+    folder = plan.run / "data"
+    folder.mkdir()
+    return folder
+
+
+def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> TrainResult:
+    """Train through an ordinary run file.
+
+    Args:
+        recipe: the run file, with {run} and a name in braces for each file.
+        plan: the run directory, the seed and the overrides.
+        files: name -> the file or folder that takes its place.
+    """
+    from clearhead.training.assemble import train_run
+    from clearhead.training.progress.report import progress_for
+    from clearhead.training.runfile.read import parse_run_file
+
+    quoted = {name: json.dumps(str(path)) for name, path in {**files, "run": plan.run}.items()}
+    text = recipe.format_map(quoted)
+    run_file = parse_run_file(text, "the demo's run file", [f"train.seed={plan.seed}", *plan.overrides])
+    return train_run(run_file, resume=False, progress=progress_for())
+
+
+def write_source_parts(sources: LibrarySources, plan: DemoPlan) -> dict[str, Path]:
+    """Copy both parts of the sources into the run directory, and return where they are."""
+    folder = data_folder(plan)
+    parts = {"train": sources.train, "valid": sources.valid}
+    for name, files in parts.items():
+        write_sources(files, folder / name)
+    return {name: folder / name for name in parts}
+
+
+def introduce_sources(console: Console, sources: LibrarySources) -> None:
+    """Say what there is to learn from."""
+    train, valid = (sum(file.num_bytes for file in part) / 1e6 for part in (sources.train, sources.valid))
+    console.print(
+        f"Python's own library, found in {sources.folder}: {len(sources.train)} files ({train:.2f} MB) to learn from, "
+        f"{len(sources.valid)} files ({valid:.2f} MB) held out.",
+        markup=False,
+    )
+
+
+def free_folder(out: Path | None, first: Path) -> Path:
+    """Return the folder for the run: the one asked for, or the first free name.
+
+    Args:
+        out: what was asked for, if anything.
+        first: the name that is tried first; a number follows it where it is taken.
+
+    Raises:
+        InputError: the folder asked for is not empty.
+    """
+    if out is None:
+        return next(path for path in _names(first) if not path.exists())
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} exists already and is not an empty folder; name a new one with --out")
+    return out
+
+
+def _names(first: Path) -> Iterator[Path]:
+    yield first
+    number = 2
+    while True:
+        yield first.with_name(f"{first.name}-{number}")
+        number += 1

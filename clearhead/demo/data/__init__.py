@@ -1,0 +1,1 @@
+"""Data that the demos make on this machine."""

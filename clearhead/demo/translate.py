@@ -1,0 +1,213 @@
+"""`clearhead demo translate`: dates of many languages become ISO dates."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from clearhead.cli.console import say
+from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, results_console, train_recipe
+from clearhead.demo.data.cldr import language_name
+from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, make_date_sets
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from clearhead.model.facade import Model
+
+SAMPLE = "Montag, 5. Januar 1998"
+SHOWN = ("de", "ar_EG", "ru", "ja", "bn", "el", "ko", "my", "th", "fr")
+PICTURED = ("de", "el", "hu", "ru")
+RECIPE = """
+[task]
+kind = "translate"
+[data]
+train = {{ tsv = {train} }}
+valid = {{ tsv = {valid} }}
+max_length = 64
+[tokenizer]
+kind = "character"
+joint = false
+[model]
+layers = 2
+width = 64
+heads = 4
+feedforward = 128
+norm_place = "pre"
+positions = "rotary"
+dropout = 0.0
+tie = "none"
+[train]
+run = {run}
+steps = 1000
+batch_tokens = 2600
+optimizer = "muon"
+learning_rate = 0.012
+schedule = "cosine"
+warmup = 100
+clip = 1.0
+validate_every = 200
+bleu_sentences = 0
+keep = 1
+"""
+
+
+@dataclass(frozen=True)
+class TranslateSizes:
+    """How much is made.
+
+    Args:
+        locales: the languages, as CLDR names.
+        train_size: pairs to learn from.
+        valid_per_locale: validation pairs of each locale.
+        test_per_locale: test pairs of each locale.
+    """
+
+    locales: Sequence[str] = LOCALES
+    train_size: int = 100_000
+    valid_per_locale: int = 20
+    test_per_locale: int = 100
+
+
+FULL = TranslateSizes()
+
+
+def run_translate(plan: DemoPlan, sizes: TranslateSizes = FULL) -> DemoOutcome:
+    """Make the data, train, show samples, score the test pairs once and draw the alignment picture.
+
+    Args:
+        plan: what every demo is told.
+        sizes: how much is made.
+
+    Returns:
+        The share of test dates that were written exactly right, in all and for each locale.
+    """
+    import clearhead
+
+    console = results_console()
+    sets = make_date_sets(
+        seed=plan.seed,
+        train_size=sizes.train_size,
+        valid_per_locale=sizes.valid_per_locale,
+        test_per_locale=sizes.test_per_locale,
+        locales=sizes.locales,
+    )
+    _introduce(console, sets, sizes.locales)
+    folder = data_folder(plan)
+    files = {name: folder / f"{name}.tsv" for name in ("train", "valid", "test")}
+    for name, path in files.items():
+        pairs: list[DatePair] = getattr(sets, name)
+        path.write_text("".join("\t".join(pair) + "\n" for pair in pairs), encoding="utf-8")
+    train_recipe(RECIPE, plan, files)
+    model = clearhead.load(str(plan.run), device=plan.device, precision=plan.precision)
+    console.print("\nDates that were in no training pair:")
+    for pair in _samples(sets.test, sizes.locales):
+        _show_sample(console, pair, model.translate([pair.source], beam_size=1)[0])
+    written = model.translate([pair.source for pair in sets.test], beam_size=1, batch_size=plan.batch_size or 512)
+    exact = exact_match(sets.test, written)
+    console.print(score_table(exact, len(sets.test)))
+    draw_attention(model, sets.test[0], plan, sizes.locales)
+    return DemoOutcome(
+        record={"exact_match": sum(exact.values()) / len(exact), "per_locale": exact},
+        pictures={"Attention": "plots/alignment.png"},
+        commands={"Try your own date": f"echo '{SAMPLE}' | clearhead translate {shlex.quote(str(plan.run))}"},
+    )
+
+
+def exact_match(pairs: Sequence[DatePair], written: Sequence[str]) -> dict[str, float]:
+    """Return the share of pairs whose text equals the target, for each locale in the order of their names."""
+    right: dict[str, list[bool]] = {locale: [] for locale in sorted({pair.locale for pair in pairs})}
+    for pair, text in zip(pairs, written, strict=True):
+        right[pair.locale].append(text == pair.target)
+    return {locale: sum(marks) / len(marks) for locale, marks in right.items()}
+
+
+def score_table(exact: Mapping[str, float], count: int) -> Table:
+    """Return a table of the exact matches, two locales in a row."""
+    table = Table(
+        title=f"\nExact match on {count:,} unseen dates", box=SIMPLE_HEAD, title_justify="left", caption_justify="left"
+    )
+    for _ in range(2):
+        table.add_column("locale")
+        table.add_column("language")
+        table.add_column("exact", justify="right")
+    cells = [(locale, language_name(locale), f"{100 * share:.1f} %") for locale, share in exact.items()]
+    half = (len(cells) + 1) // 2
+    for left, right in zip(cells[:half], [*cells[half:], ("", "", "")], strict=False):
+        table.add_row(*left, *right)
+    lowest = min(exact, key=lambda locale: exact[locale])
+    below = f"; lowest: {lowest} {100 * exact[lowest]:.1f} %" if exact[lowest] < 1 else ""
+    table.caption = f"all locales: {100 * sum(exact.values()) / len(exact):.2f} %{below}"
+    return table
+
+
+def _introduce(console: Console, sets: DateSets, locales: Sequence[str]) -> None:
+    sizes = (
+        f"{len(sets.train):,} pairs to learn from, {len(sets.valid):,} for validation, {len(sets.test):,} for the test"
+    )
+    console.print(f"Dates in {len(locales)} languages, to be written as year-month-day: {sizes}.")
+    for pair in _samples(sets.train, locales)[:4]:
+        console.print(f"  {pair.locale:6} {pair.target}  {escape(pair.source)}")
+    for (locale, style), reason in sets.dropped.items():
+        say(f"left out the {style} format of {locale}: {reason}")
+
+
+def _samples(pairs: Sequence[DatePair], locales: Sequence[str]) -> list[DatePair]:
+    """Return a long text of each of some locales with different scripts and digits."""
+    chosen = [locale for locale in SHOWN if locale in locales] or locales[:5]
+    few = ([pair for pair in pairs if pair.locale == locale][:10] for locale in chosen)
+    return [max(own, key=lambda pair: len(pair.source)) for own in few]
+
+
+def _show_sample(console: Console, pair: DatePair, text: str) -> None:
+    mark = "[green]✓[/green]" if text == pair.target else f"[red]✗ not {pair.target}[/red]"
+    console.print(f"  {pair.locale:6} [bold]{escape(text):10}[/bold] {mark}  {escape(pair.source)}")
+
+
+def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequence[str]) -> None:
+    """Draw where the decoder looks while it writes one unseen date, in up to four languages that the font can write."""
+    import torch
+
+    from clearhead.view.plots import Alignment, draw_alignments, drawable
+
+    when = datetime.date.fromisoformat(pair.target)
+    styles, _ = date_styles([locale for locale in locales if locale in PICTURED] or locales[:1])
+    texts = [text for style in styles if style.style == "full" and drawable(text := style.write(when))]
+    seen = [_attention(model, text) for text in texts]
+    if not seen:
+        return
+    # One layer for all: the one whose heads, averaged, look most sharply.
+    sharpness_NL = torch.stack([weights.mean(1).amax(-1).mean(-1) for weights, _, _ in seen])
+    layer = int(sharpness_NL.mean(0).argmax())
+    layers, heads = seen[0][0].shape[:2]
+    alignments = [
+        Alignment(weights[layer].mean(0).numpy(), columns, rows, f"{text} → {''.join(rows[:-1])}")
+        for text, (weights, columns, rows) in zip(texts, seen, strict=True)
+    ]
+    title = f"Where the decoder looks while it writes a date (layer {layer + 1} of {layers}, mean of {heads} heads)"
+    draw_alignments(alignments, plan.run / "plots" / "alignment.png", title=title)
+
+
+def _attention(model: Model, text: str) -> tuple[Tensor, list[str], list[str]]:
+    """Translate a text; return the attention [layers, heads, target, source] over it and the labels of its two axes."""
+    import torch
+
+    from clearhead.maps.alignment import alignment
+
+    written = model.translate([text], beam_size=1)[0]
+    source, target = model.tokenizers.source, model.tokenizers.target
+    device = next(model.module.parameters()).device
+    ids = torch.tensor([[*source.encode(text), source.eos_id]], device=device)
+    labels = [*target.encode(written), target.eos_id]
+    read = torch.tensor([[target.bos_id, *labels[:-1]]], device=device)
+    weights = alignment(model.module, ids, torch.ones_like(ids, dtype=torch.bool), read)[0].float().cpu()
+    columns = ["␣" if token.isspace() else token for token in source.tokens(ids[0].tolist())]
+    return weights, columns, target.tokens(labels)

@@ -1,0 +1,1 @@
+"""How good a model is: one file for each kind of measure."""

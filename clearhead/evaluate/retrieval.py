@@ -1,0 +1,124 @@
+"""How well vectors find what belongs together: recall at k, in both directions.
+
+Shape suffixes: N pairs, D width of a vector, C rows of one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+from numpy import ndarray
+
+from clearhead.core import Transformer
+from clearhead.data.batches.contrastive import same_meaning
+from clearhead.errors import InputError
+from clearhead.predict.embed import embed
+from clearhead.text.tokenizer import Tokenizer
+
+# Similarities of one chunk: 64 MiB in float32, however many pairs there are.
+_CHUNK_ENTRIES = 2**24
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The share of texts whose partner is among the k most similar texts of the other side, 0 to 1.
+
+    Args:
+        forward: of the first texts, looking for the second ones.
+        backward: of the second texts, looking for the first ones.
+    """
+
+    forward: float
+    backward: float
+
+    @property
+    def mean(self) -> float:
+        """The mean of both directions."""
+        return (self.forward + self.backward) / 2
+
+
+def evaluate_retrieval(
+    module: Transformer,
+    tokenizer: Tokenizer,
+    firsts: Sequence[str],
+    seconds: Sequence[str],
+    *,
+    ks: Sequence[int] = (1, 5, 10),
+    batch_tokens: int | None = None,
+) -> dict[int, Recall]:
+    """Return how well a model finds the text that belongs to each, among all texts of the other side.
+
+    Args:
+        module: a model whose head makes one vector of a text, of length 1.
+        tokenizer: of what the model reads.
+        firsts: the first text of each pair.
+        seconds: the second text of each pair; where pairs share a text, either partner is right.
+        ks: how many of the most similar texts count.
+        batch_tokens: most padded tokens read together, None: `read_tokens`.
+
+    Raises:
+        InputError: the counts differ, there are no pairs, or as `embed`.
+    """
+    check_pairs(firsts, seconds)
+    groups = same_meaning(zip(firsts, seconds, strict=True))
+    first_ND, second_ND = (embed(module, tokenizer, texts, batch_tokens=batch_tokens) for texts in (firsts, seconds))
+    return {k: recall_at(first_ND, second_ND, k, groups=groups) for k in ks}
+
+
+def recall_at(
+    first_ND: Float32[ndarray, "pairs width"],
+    second_ND: Float32[ndarray, "second_texts width"],
+    k: int = 1,
+    *,
+    groups: Int64[ndarray, " pairs"] | None = None,
+) -> Recall:
+    """Return how often a text's partner is among the k most similar of all texts of the other side.
+
+    A tie counts against the model, so that equal vectors for all texts find nothing.
+
+    Args:
+        first_ND: vectors of length 1; the similarity is their product.
+        second_ND: what belongs to each of them, row by row.
+        k: how many of the most similar texts count, at least 1.
+        groups: pairs with one number mean the same: any of their texts is a right answer; None: no two pairs do.
+
+    Raises:
+        InputError: k is not positive, the counts differ, or there are no pairs.
+    """
+    if k < 1:
+        raise InputError(f"k is {k}; recall needs at least 1")
+    check_pairs(first_ND, second_ND)
+    if not len(first_ND):
+        raise InputError("there are no pairs to measure recall on")
+    groups_N = np.arange(len(first_ND)) if groups is None else groups
+    return Recall(_found(first_ND, second_ND, k, groups_N), _found(second_ND, first_ND, k, groups_N))
+
+
+def _found(
+    questions_ND: Float32[ndarray, "pairs width"],
+    answers_ND: Float32[ndarray, "pairs width"],
+    k: int,
+    groups_N: Int64[ndarray, " pairs"],
+) -> float:
+    """Return the share of questions with fewer than k wrong answers at least as similar as the best right one."""
+    rows = max(1, _CHUNK_ENTRIES // len(answers_ND))
+    hits = 0
+    for start in range(0, len(questions_ND), rows):
+        similarity_CN = questions_ND[start : start + rows] @ answers_ND.T
+        right_CN: Bool[ndarray, "chunk pairs"] = groups_N[start : start + rows, None] == groups_N
+        best_C1 = np.where(right_CN, similarity_CN, -np.inf).max(1, keepdims=True)
+        hits += int((((similarity_CN >= best_C1) & ~right_CN).sum(1) < k).sum())
+    return hits / len(questions_ND)
+
+
+def check_pairs(firsts: Sized, seconds: Sized) -> None:
+    """Refuse two sides that are not as long as each other.
+
+    Raises:
+        InputError: the counts differ.
+    """
+    if len(firsts) != len(seconds):
+        raise InputError(f"there are {len(firsts)} first texts but {len(seconds)} second ones; give pairs")

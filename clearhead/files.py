@@ -1,0 +1,97 @@
+"""Small files, written whole or not at all, and read with every fault named."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import InputError
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part of it.
+
+    Args:
+        path: the file to write; its folder must exist.
+        content: anything that the json module can write.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            json.dump(content, file, ensure_ascii=False, separators=(",", ":"))
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json_object(path: Path, *, what: str) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Args:
+        path: the file to read.
+        what: what the file is meant to be, for the error sentence.
+
+    Raises:
+        InputError: the file is missing, unreadable, not UTF-8, not JSON, or not an object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: expected {what}, but there is no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: expected {what}, but it cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise InputError(f"{path}: expected {what}, but its values lie in one another too deep to be read") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: expected {what} in UTF-8 JSON, but it is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: expected {what} in JSON, but {error.msg.lower()}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected {what} as one JSON object, received a {type(content).__name__}")
+    return content
+
+
+def read_text_file(path: Path, what: str) -> str:
+    """Read a small UTF-8 file that a person named.
+
+    Args:
+        path: the file.
+        what: what it is called in a message.
+
+    Raises:
+        InputError: if it is missing, a folder, not readable or not UTF-8 (with the line).
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such {what}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder; expected a {what}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    return decoded(data, str(path))
+
+
+def decoded(data: bytes, name: str) -> str:
+    """Return bytes as text.
+
+    Args:
+        data: the bytes.
+        name: of where they come from, for a message.
+
+    Raises:
+        InputError: they are not UTF-8 (with the line).
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{name}:{line}: not valid UTF-8 (byte 0x{data[error.start]:02x}); save the file as UTF-8"
+        ) from None

@@ -1,0 +1,288 @@
+"""From a prompt in text to what a model says next, whole or as it comes, and how probable a text is.
+
+A model reads a prompt as it read its training text: the start token and the prompt's tokens. An empty prompt is the
+start token alone. A model with an encoder reads the prompt there, closed by the end token, and its decoder begins at
+the start token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError
+from clearhead.generate.continuation import Request, generate_ids, stream_ids
+from clearhead.generate.generation_config import GenerationRules
+from clearhead.generate.hypothesis import Continuation, Generation
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.prefill import check_model
+from clearhead.generate.scoring import PairScore
+from clearhead.generate.streaming_decoder import text_behind
+from clearhead.generate.text_scores import TextLoss, score_sequences, text_loss
+from clearhead.text.chat import ChatTemplate
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a checkpoint reads prompts, beside what stands around its texts.
+
+    Args:
+        rules: what its files say about generation.
+        chat: how it reads a prompt as a message to it; None: a prompt is a text.
+    """
+
+    rules: GenerationRules
+    chat: ChatTemplate | None = None
+
+
+def generate_texts(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    prompts: Sequence[str],
+    options: GenerateOptions,
+    *,
+    continues: bool = True,
+    reading: Reading | None = None,
+    on_token: Callable[[int, int, int], None] | None = None,
+) -> list[list[Generation]]:
+    """Continue each prompt.
+
+    Args:
+        module: a decoder alone, or both stacks; run in evaluation mode, its own mode is restored.
+        tokenizers: of the model; a decoder alone uses that of the target.
+        prompts: one text each.
+        options: how to continue them.
+        continues: whether the text of a model with an encoder stands behind the prompt, so that it may begin with a
+            space; False where it was trained to say something else about what it reads.
+        reading: how a checkpoint reads prompts; None: a model that was trained here.
+        on_token: called with the numbers of prompt and sequence and each id, as `generate_ids` does.
+
+    Returns:
+        For each prompt the sequences asked for; text and tokens exclude the prompt.
+
+    Raises:
+        InputError: a model that cannot generate, or a prompt that it cannot read.
+        RunFailure: the model's output is not a number, or the options ban every token.
+    """
+    if isinstance(prompts, str):
+        raise InputError("prompts must be a list of texts; put the single text into a list")
+    request = _request(module, tokenizers, prompts, options, continues, reading)
+    found = generate_ids(module, request, on_token=on_token)
+    return [
+        [_generation(tokenizers.target, one, request.context(number)) for one in some]
+        for number, some in enumerate(found)
+    ]
+
+
+def stream_text(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    prompt: str,
+    options: GenerateOptions,
+    *,
+    continues: bool = True,
+    reading: Reading | None = None,
+) -> Generator[str, None, Generation]:
+    """Continue one prompt and yield its text as it becomes certain; the pieces together are the text.
+
+    Held back are unfinished characters, and what may be the beginning of a stop text.
+
+    Args:
+        module, tokenizers, options, continues, reading: as for `generate_texts`; the module is in evaluation mode until
+            the generator is exhausted or closed.
+        prompt: one text.
+
+    Returns:
+        The whole generation, as the value of the generator.
+
+    Raises:
+        InputError: as for `generate_texts`; or beam search, or several sequences, which are no single growing text.
+    """
+    request = _request(module, tokenizers, [prompt], options, continues, reading)
+    pieces = stream_ids(module, request)
+
+    def stream() -> Generator[str, None, Generation]:
+        found = yield from pieces
+        return _generation(tokenizers.target, found, request.context(0))
+
+    return stream()
+
+
+def score_texts(
+    module: Transformer,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    length_penalty: float = 1.0,
+) -> list[PairScore]:
+    """Return how probable a decoder finds each text, end token included.
+
+    Args:
+        module: a decoder alone; run in evaluation mode, its own mode is restored.
+        tokenizer: of the model.
+        texts: texts to score; an empty one is the end token alone.
+        window, stride: as for `score_sequences`.
+        length_penalty: exponent alpha of the score.
+
+    Raises:
+        InputError: a model that cannot say a next token, or a window that it cannot read.
+    """
+    return score_sequences(
+        module,
+        _framed(tokenizer, texts),
+        pad_id=tokenizer.pad_id,
+        window=window,
+        stride=stride,
+        length_penalty=length_penalty,
+    )
+
+
+def texts_loss(
+    module: Transformer,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> TextLoss:
+    """Return loss, perplexity and bits per byte of texts, each a document of its own with an end token.
+
+    Args:
+        module, tokenizer, texts, window, stride: as for `score_texts`.
+        on_batch: called with the number of tokens done, after each batch.
+
+    Raises:
+        InputError: as for `score_texts`; or no texts.
+    """
+    return text_loss(
+        module,
+        _framed(tokenizer, texts),
+        pad_id=tokenizer.pad_id,
+        num_bytes=sum(len(text.encode()) for text in texts),
+        window=window,
+        stride=stride,
+        on_batch=on_batch,
+    )
+
+
+def _framed(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return each text as a model was trained on it."""
+    return [tokenizer.frame.said(ids) for ids in tokenizer.encode_batch(list(texts))]
+
+
+def _request(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    prompts: Sequence[str],
+    options: GenerateOptions,
+    continues: bool,
+    reading: Reading | None,
+) -> Request:
+    """Return prompts in the form in which the stacks read them."""
+    source, target = tokenizers.source, tokenizers.target
+    has_encoder = module.encoder is not None
+    check_model(module, with_sources=has_encoder)
+    if reading is not None:
+        return _published_request(module, tokenizers, prompts, options, continues, reading)
+    encoded = (source if has_encoder else target).encode_batch(list(prompts))
+    starts = [[target.bos_id] for _ in encoded]
+    framed = [[target.bos_id, *ids] for ids in encoded]
+    return Request(
+        prompts=starts if has_encoder else framed,
+        options=options,
+        eos_id=target.eos_id,
+        pad_id=target.pad_id,
+        banned=_banned(module, target),
+        sources=[[*ids, source.eos_id] for ids in encoded] if has_encoder else None,
+        decode=target.decode,
+        contexts=framed if continues or not has_encoder else starts,
+    )
+
+
+def _published_request(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    prompts: Sequence[str],
+    options: GenerateOptions,
+    continues: bool,
+    reading: Reading,
+) -> Request:
+    """Return prompts as a checkpoint reads them: with its own template around them, and its own rules behind them."""
+    source, target, rules = tokenizers.source, tokenizers.target, reading.rules
+    has_encoder = module.encoder is not None
+    check_rules(rules, needs_start=has_encoder)
+    framed = [read_as_published(source if has_encoder else target, prompt, reading.chat) for prompt in prompts]
+    starts = framed
+    if has_encoder:
+        assert rules.start is not None
+        starts = [[rules.start] for _ in framed]
+    elif rules.opening is not None:
+        starts = framed = [ids or [rules.opening] for ids in framed]
+    return Request(
+        prompts=starts,
+        options=options,
+        eos_id=rules.ends[0] if rules.ends else target.eos_id,
+        pad_id=target.pad_id if rules.pad is None else rules.pad,
+        banned=[*rules.banned, *wordless(module, target)],
+        sources=framed if has_encoder else None,
+        decode=target.decode,
+        contexts=framed if continues or not has_encoder else starts,
+        rules=rules,
+    )
+
+
+def check_rules(rules: GenerationRules, *, needs_start: bool) -> None:
+    """Refuse to generate where the result would not be what a checkpoint's files ask for.
+
+    Args:
+        rules: what they say.
+        needs_start: a decoder behind an encoder must begin somewhere.
+
+    Raises:
+        InputError: they ask for what is not done here, or do not say where a decoder begins.
+    """
+    faults = [f"the checkpoint's generation settings ask for {key}, which is not supported" for key in rules.unfollowed]
+    if needs_start and rules.start is None:
+        faults.append("the checkpoint names no decoder_start_token_id, so that its decoder has no beginning")
+    if faults:
+        raise InputError.from_faults(faults, subject="the checkpoint's generation settings")
+
+
+def read_as_published(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
+    """Return the ids that a checkpoint reads for a text, or for a chat of one message where a template is given.
+
+    Args:
+        tokenizer: of the checkpoint, with its frame.
+        text: the text, or the message.
+        chat: how messages are written out, special tokens included.
+
+    Raises:
+        InputError: a template that refuses the message.
+    """
+    if chat is not None:
+        return tokenizer.encode_with_special(chat.render([{"role": "user", "content": text}]))
+    return tokenizer.frame.around(tokenizer.encode(text))[0]
+
+
+def _banned(module: Transformer, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids that are no text: start and padding, and outputs without an entry in the vocabulary."""
+    return [tokenizer.bos_id, tokenizer.pad_id, *wordless(module, tokenizer)]
+
+
+def wordless(module: Transformer, tokenizer: Tokenizer) -> range:
+    """Return the outputs without an entry in the vocabulary, as tables that were padded have them."""
+    assert module.head is not None
+    return range(tokenizer.vocab_size, len(module.head.projection().weight_VD))
+
+
+def _generation(tokenizer: Tokenizer, found: Continuation, context: Sequence[int]) -> Generation:
+    """Return a continuation in text."""
+    ids = found.ids[:-1] if found.stop_reason == "end" else found.ids
+    text = text_behind(tokenizer.decode, ids, context) if found.text is None else found.text
+    return Generation(text, tokenizer.tokens(found.ids), found.score, found.stop_reason)

@@ -1,0 +1,243 @@
+"""How well a decoder predicts text: each token scored once, by windows that slide over text longer than one.
+
+A sequence is what the model was trained on: start token, text, end token. Every token but the first is scored. The
+first window scores all it predicts; each later one starts `stride` tokens further and scores the `stride` tokens that
+no window has scored, so that they have at least `window` - `stride` tokens in front of them.
+
+Shapes: B windows of a batch, T tokens of a window, C scored tokens of a window, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Integer
+from numpy import ndarray
+from torch import Tensor
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError
+from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode
+from clearhead.generate.hypothesis import length_normalised
+from clearhead.generate.prefill import check_model
+from clearhead.generate.scoring import MOST_LOGITS, PairScore
+
+Ids = Sequence[int] | Integer[ndarray, " _"]
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """How well a model predicts text.
+
+    Args:
+        nats: sum of the cross-entropies of all scored tokens.
+        num_tokens: scored tokens, end tokens included.
+        num_bytes: bytes of the text in UTF-8; None where that is not known.
+        seconds: wall time of the pass.
+    """
+
+    nats: float
+    num_tokens: int
+    num_bytes: int | None
+    seconds: float
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.num_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the loss."""
+        return math.exp(self.loss) if self.loss < math.log(1e300) else math.inf
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """What each byte of the text costs: comparable between vocabularies; None where the bytes are not known."""
+        return self.nats / math.log(2) / self.num_bytes if self.num_bytes else None
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a sequence that the model reads at once.
+
+    Args:
+        sequence: number of the sequence.
+        start: place of the first token read.
+        stop: place behind the last token read; the token there is the last one predicted.
+        first: place of the first token scored.
+    """
+
+    sequence: int
+    start: int
+    stop: int
+    first: int
+
+
+def windows(sequence: int, length: int, *, window: int, stride: int) -> Iterator[Window]:
+    """Yield the windows of a sequence, in order; together they score every token but the first once.
+
+    Args:
+        sequence: number of the sequence, for the result.
+        length: its tokens.
+        window: most tokens that a window reads.
+        stride: how far the next window starts from this one, from 1 to `window`.
+    """
+    first = 1
+    for start in range(0, length - 1, stride):
+        stop = min(start + window, length - 1)
+        yield Window(sequence, start, stop, first)
+        first = stop + 1
+        if stop == length - 1:
+            return
+
+
+def score_sequences(
+    module: Transformer,
+    sequences: Sequence[Ids],
+    *,
+    pad_id: int,
+    window: int | None = None,
+    stride: int | None = None,
+    length_penalty: float = 1.0,
+) -> list[PairScore]:
+    """Return the log-probability of each token of each sequence but the first, in the order given.
+
+    Args:
+        module: a decoder alone; run in evaluation mode, its own mode is restored.
+        sequences: ids from the start token to the end token; at least two each.
+        pad_id: padding id.
+        window: most tokens read at once; None: the model's positions, or whole sequences where they are unlimited.
+        stride: how far windows are apart, from 1 to `window`; None: `window`, so that windows do not overlap.
+        length_penalty: exponent alpha of the score.
+
+    Raises:
+        InputError: a model that cannot say a next token, a sequence without a token to score, or a window or stride
+            out of range.
+    """
+    scored = [np.empty(len(ids) - 1) for ids in sequences]
+    for part, log_probs in _log_probabilities(module, sequences, pad_id, window, stride):
+        scored[part.sequence][part.first - 1 : part.stop] = log_probs
+    results = []
+    for ids, row in zip(sequences, scored, strict=True):
+        total, length = math.fsum(row), len(row)
+        score = length_normalised(total, length, length_penalty)
+        results.append(PairScore(tuple(int(index) for index in ids[1:]), tuple(row.tolist()), total, score))
+    return results
+
+
+def text_loss(
+    module: Transformer,
+    sequences: Sequence[Ids],
+    *,
+    pad_id: int,
+    num_bytes: int | None = None,
+    window: int | None = None,
+    stride: int | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> TextLoss:
+    """Return the loss of all sequences together; nothing is kept for each token.
+
+    Args:
+        module, sequences, pad_id, window, stride: as for `score_sequences`; memory-mapped arrays will do.
+        num_bytes: bytes of the text in UTF-8, for the bits per byte.
+        on_batch: called with the number of tokens done, whenever more are.
+
+    Raises:
+        InputError: as for `score_sequences`; or no sequences.
+    """
+    if not len(sequences):
+        raise InputError("there is nothing to score: give at least one text.")
+    started = time.perf_counter()
+    nats, num_tokens = 0.0, 0
+    for _, log_probs in _log_probabilities(module, sequences, pad_id, window, stride):
+        nats -= float(log_probs.sum())
+        num_tokens += len(log_probs)
+        if on_batch is not None:
+            on_batch(num_tokens)
+    return TextLoss(nats, num_tokens, num_bytes, time.perf_counter() - started)
+
+
+def _log_probabilities(
+    module: Transformer, sequences: Sequence[Ids], pad_id: int, window: int | None, stride: int | None
+) -> Iterator[tuple[Window, Float[ndarray, " scored"]]]:
+    """Yield each window with the log-probabilities of its scored tokens, longest windows first."""
+    window, stride = _checked(module, sequences, window, stride)
+    parts = [
+        part for number, ids in enumerate(sequences) for part in windows(number, len(ids), window=window, stride=stride)
+    ]
+    costs = [part.stop - part.start for part in parts]
+    num_outputs = module.num_target_ids
+    budget = max(min(2**14, MOST_LOGITS // num_outputs), 1)
+    with evaluation_mode(module):
+        for batch in batches_by_cost(costs, budget=budget, most_rows=None):
+            chosen = [parts[i] for i in batch]
+            with torch.inference_mode():
+                found = _score(module, sequences, chosen, pad_id, most_states=max(MOST_LOGITS // num_outputs, 1))
+            yield from zip(chosen, found, strict=True)
+
+
+def _score(
+    module: Transformer, sequences: Sequence[Ids], parts: list[Window], pad_id: int, *, most_states: int
+) -> list[Float[ndarray, " scored"]]:
+    """Return the log-probabilities of the scored tokens of some windows, from one pass of the stack."""
+    longest = max(part.stop - part.start for part in parts)
+    ids_BT = np.full((len(parts), longest), pad_id, dtype=np.int64)
+    labels, places = [], []
+    for row, part in enumerate(parts):
+        ids = sequences[part.sequence]
+        ids_BT[row, : part.stop - part.start] = ids[part.start : part.stop]
+        labels.append(np.asarray(ids[part.first : part.stop + 1], dtype=np.int64))
+        places.append(row * longest + np.arange(part.first - 1 - part.start, part.stop - part.start))
+    device = device_of(module)
+    # No mask: what is padded lies behind all real tokens, where a causal stack does not look.
+    hidden_BTD = module.states(torch.from_numpy(ids_BT).to(device)).hidden
+    places_C = torch.from_numpy(np.concatenate(places)).to(device)
+    labels_C = torch.from_numpy(np.concatenate(labels)).to(device)
+    found = _label_log_probabilities(module, hidden_BTD.flatten(0, 1)[places_C], labels_C, most_states)
+    return np.split(found, np.cumsum([len(part) for part in labels])[:-1])
+
+
+def _label_log_probabilities(
+    module: Transformer, hidden_CD: Float[Tensor, "scored width"], labels_C: Int[Tensor, " scored"], most_states: int
+) -> Float[ndarray, " scored"]:
+    """Return the log-probability of each label after its state, some states at a time."""
+    assert module.head is not None
+    found = []
+    for some_CD, some_C in zip(hidden_CD.split(most_states), labels_C.split(most_states), strict=True):
+        logits_CV = module.head(some_CD[:, None])[:, 0].float()
+        found.append(logits_CV.gather(1, some_C[:, None])[:, 0] - logits_CV.logsumexp(1))
+    return torch.cat(found).double().cpu().numpy()
+
+
+def _checked(module: Transformer, sequences: Sequence[Ids], window: int | None, stride: int | None) -> tuple[int, int]:
+    """Return window and stride.
+
+    Raises:
+        InputError: one report that names every fault.
+    """
+    if module.encoder is not None:
+        raise InputError("text is scored by a decoder alone; with an encoder, score targets given their sources")
+    check_model(module, with_sources=False)
+    most = module.max_positions
+    faults = [
+        f"text {number} has {len(ids)} tokens, start and end token included, but at least 2 are needed."
+        for number, ids in enumerate(sequences, start=1)
+        if len(ids) < 2
+    ][:10]
+    if window is None:
+        window = most or max((len(ids) - 1 for ids in sequences), default=1)
+    stride = window if stride is None else stride
+    if window < 1 or (most is not None and window > most):
+        limit = "" if most is None else f" and at most the model's {most} positions"
+        faults.append(f"window must be at least 1{limit}, not {window}.")
+    elif not 1 <= stride <= window:
+        faults.append(f"stride must be from 1 to the window of {window} tokens, not {stride}.")
+    if faults:
+        raise InputError.from_faults(faults, subject="the text")
+    return window, stride

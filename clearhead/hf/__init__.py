@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints: configs and tensors into specs and modules, and back."""

@@ -1,0 +1,1 @@
+"""One file of records for each family of Hugging Face checkpoints."""

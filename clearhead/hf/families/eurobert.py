@@ -1,0 +1,116 @@
+"""EuroBERT: the layers of the decoders that followed arXiv 2302.13971, with every token in sight.
+
+Source: arXiv 2503.05500, section 2; the layout is that of the published files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clearhead import spec
+from clearhead.hf import blocks, llama_like, rope_config
+from clearhead.hf.families.bert import FEED, SELF, TABLE
+from clearhead.hf.record import Key, Only, Record, Values, Variant
+from clearhead.hf.tensor_rules import Rule, module
+
+
+def _model(c: Values) -> spec.Model:
+    norm, heads = spec.RMSNorm(eps=c["rms_norm_eps"]), c["num_attention_heads"]
+    head_size = c["head_dim"] or c["hidden_size"] // heads
+    attention = spec.Attention(
+        num_heads=heads,
+        num_kv_heads=c["num_key_value_heads"] or heads,
+        head_size=head_size,
+        position=rope_config.read(c, head_size=head_size),
+        bias=blocks.biases(c["attention_bias"]),
+        dropout=c["attention_dropout"],
+    )
+    network = llama_like.feed_forward(c, bias=c["mlp_bias"])
+    layer = spec.Layer(steps=(blocks.pre(norm, attention), blocks.pre(norm, network)))
+    encoder = spec.Stack(
+        width=c["hidden_size"],
+        embedding=spec.Embedding(table=spec.Table(rows=c["vocab_size"])),
+        layers=(layer,) * c["num_hidden_layers"],
+        final_norm=norm,
+    )
+    return spec.Model(encoder=encoder, initialization=blocks.INITIALIZATION)
+
+
+def _masked(c: Values) -> spec.Head:
+    """The networks' key says too whether the scores have a bias."""
+    return blocks.words(TABLE, bias=c["mlp_bias"])(c)
+
+
+def _sequence(c: Values) -> spec.Head:
+    """Scores from a pooled state; or, late, from every state, and pooled then."""
+    inner = (spec.Linear(size=c["hidden_size"]), spec.Activation(function="gelu"), spec.Linear(size=c.num_labels))
+    if c["classifier_pooling"] == "late":
+        return spec.Head(layers=(*inner, spec.Pool(by="mean")))
+    return spec.Head(layers=(spec.Pool(by=c["classifier_pooling"]), *inner))
+
+
+def _pooling(model: spec.Model) -> str | None:
+    layers = model.head.layers if model.head else ()
+    if layers and isinstance(layers[-1], spec.Pool):
+        return "late"
+    return next((one.by for one in layers if isinstance(one, spec.Pool)), None)
+
+
+def _in_encoder(rule: Rule) -> Rule:
+    return replace(rule, ours=tuple(address.replace("decoder.", "encoder.", 1) for address in rule.ours))
+
+
+RECORDS = (
+    Record(
+        model_type="eurobert",
+        keys=(
+            Key("vocab_size", 128256, f"{TABLE}.rows"),
+            Key("hidden_size", 768, "encoder.width"),
+            Key("intermediate_size", 3072, f"{FEED}.size"),
+            Key("num_hidden_layers", 12, blocks.count_layers("encoder")),
+            Key("num_attention_heads", 12, f"{SELF}.num_heads"),
+            Key("num_key_value_heads", None, f"{SELF}.num_kv_heads", kind=int),
+            Key("head_dim", None, f"{SELF}.head_size", kind=int),
+            Key("hidden_act", "silu", f"{FEED}.activation", names=blocks.ACTIVATIONS),
+            Key("rms_norm_eps", 1e-5, "encoder.final_norm.eps"),
+            Key("attention_dropout", 0.0, f"{SELF}.dropout"),
+            Key("attention_bias", False, f"{SELF}.bias.query"),
+            Key("mlp_bias", False, f"{FEED}.bias_in"),
+            Key("classifier_pooling", "late", _pooling, names={"late": "late", "bos": "first", "mean": "mean"}),
+            blocks.tying(False),
+            *rope_config.keys(10000.0, SELF, 8192),
+        ),
+        model=_model,
+        rules=tuple(_in_encoder(rule) for rule in llama_like.RULES if "_norm" not in rule.theirs[0]),
+        variants=(
+            Variant(
+                ("EuroBertForMaskedLM",),
+                "fill",
+                _masked,
+                (module("lm_head", "head.layers.0"),),
+                output="lm_head.weight",
+            ),
+            Variant(
+                ("EuroBertForSequenceClassification",),
+                "classify",
+                _sequence,
+                (
+                    module("dense", "head.layers.0"),
+                    module("classifier", "head.layers.2"),
+                    module("dense", "head.layers.1"),
+                    module("classifier", "head.layers.3"),
+                ),
+            ),
+            blocks.tagging("EuroBertForTokenClassification"),
+            blocks.bare("EuroBertModel"),
+        ),
+        only=(Only("clf_pooling", ("late",), "labels would be read from another state"),),
+        # The published files name code that came before the classes, which compute the same.
+        inert=("auto_map", "bos_token", "eos_token", "hidden_dropout", "mask_token", "mask_token_id", "pad_token",
+               "pretraining_tp"),
+        prefix="model.",
+        table="embed_tokens.weight",
+        ignored=llama_like.IGNORED,
+        written={"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "mask_token_id": 0},
+    ),
+)  # fmt: skip

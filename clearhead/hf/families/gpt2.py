@@ -1,0 +1,105 @@
+"""GPT-2: learned positions, a norm inside before each branch, one fused map for query, key and value, stored turned.
+
+Source: the GPT-2 report, section 2.3; the layout is that of its published files.
+"""
+
+from __future__ import annotations
+
+from clearhead import spec
+from clearhead.hf import blocks
+from clearhead.hf.record import Key, Record, Values
+from clearhead.hf.tensor_rules import Rows, Turned, module
+
+SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
+
+
+def _model(c: Values) -> spec.Model:
+    width, heads = c["n_embd"], c["n_head"]
+    norm = spec.LayerNorm(eps=c["layer_norm_epsilon"])
+
+    def layer(index: int) -> spec.Layer:
+        scale = (width // heads) ** -0.5 if c["scale_attn_weights"] else 1.0
+        attention = spec.Attention(
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_size=width // heads,
+            mask=spec.Causal(),
+            scale=scale / (index + 1) if c["scale_attn_by_inverse_layer_idx"] else scale,
+            dropout=c["attn_pdrop"],
+        )
+        feed_forward = spec.FeedForward(size=c["n_inner"] or 4 * width, activation=c["activation_function"])
+        drop = c["resid_pdrop"]
+        return spec.Layer(steps=(blocks.pre(norm, attention, drop), blocks.pre(norm, feed_forward, drop)))
+
+    embedding = spec.Embedding(
+        table=spec.Table(rows=c["vocab_size"]),
+        position=spec.Learned(rows=c["n_positions"]),
+        dropout=c["embd_pdrop"],
+    )
+    layers = tuple(layer(index) for index in range(c["n_layer"]))
+    decoder = spec.Stack(width=width, embedding=embedding, layers=layers, final_norm=norm)
+    return spec.Model(decoder=decoder, initialization=spec.Normal())
+
+
+def _scale(model: spec.Model, layer: int) -> float:
+    assert model.decoder is not None
+    attention = model.decoder.layers[layer].steps[0].branches[0].function
+    assert isinstance(attention, spec.Attention)
+    return attention.head_size**-0.5 if attention.scale is None else attention.scale
+
+
+KEYS = (
+    Key("vocab_size", 50257, "decoder.embedding.table.rows"),
+    Key("n_positions", 1024, "decoder.embedding.position.rows", aliases=("max_position_embeddings",)),
+    Key("n_embd", 768, "decoder.width", aliases=("hidden_size",)),
+    Key("n_layer", 12, blocks.count_layers("decoder"), aliases=("num_hidden_layers",)),
+    Key("n_head", 12, f"{SELF}.num_heads", aliases=("num_attention_heads",)),
+    Key("n_inner", None, f"{FEED}.size", kind=int),
+    Key("activation_function", "gelu_new", f"{FEED}.activation", names=blocks.ACTIVATIONS),
+    Key("layer_norm_epsilon", 1e-5, "decoder.final_norm.eps"),
+    Key("embd_pdrop", 0.1, "decoder.embedding.dropout"),
+    Key("attn_pdrop", 0.1, f"{SELF}.dropout"),
+    Key("resid_pdrop", 0.1, f"{blocks.branch('decoder', 0)}.dropout"),
+    Key("scale_attn_weights", True, lambda model: _scale(model, 0) != 1.0),
+    Key("scale_attn_by_inverse_layer_idx", False, lambda model: _scale(model, 0) != _scale(model, -1)),
+    blocks.tying(True),
+)
+
+RULES = (
+    module("wte", "decoder.embedding.table"),
+    module("wpe", "decoder.embedding.position"),
+    module("h.{layer}.ln_1", f"{blocks.branch('decoder', 0)}.pre"),
+    module("h.{layer}.attn.c_attn", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Turned(), Rows()),
+    module("h.{layer}.attn.c_proj", f"{SELF}.out", Turned()),
+    module("h.{layer}.ln_2", f"{blocks.branch('decoder', 1)}.pre"),
+    module("h.{layer}.mlp.c_fc", f"{FEED}.up", Turned()),
+    module("h.{layer}.mlp.c_proj", f"{FEED}.down", Turned()),
+    module("ln_f", "decoder.final_norm"),
+)
+
+RECORDS = (
+    Record(
+        model_type="gpt2",
+        keys=KEYS,
+        model=_model,
+        rules=RULES,
+        prefix="transformer.",
+        table="wte.weight",
+        variants=(
+            blocks.writing("GPT2LMHeadModel"),
+            blocks.classifying("GPT2ForSequenceClassification"),
+            blocks.tagging("GPT2ForTokenClassification"),
+            blocks.answering("GPT2ForQuestionAnswering"),
+            blocks.bare("GPT2Model"),
+        ),
+        # Numeric care in half precision, and settings of a head with choices that none of the variants has.
+        inert=(
+            "reorder_and_upcast_attn", "n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+            "summary_type", "summary_use_proj", "classifier_dropout", "hidden_dropout",
+        ),
+        only=(blocks.CAUSAL,),
+        ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
+        # The class names ids of the published vocabulary, which another need not have.
+        written={"bos_token_id": None, "eos_token_id": None},
+    ),
+)  # fmt: skip

@@ -1,0 +1,126 @@
+"""GPT-Neo: the GPT-2 layer with unscaled scores, and a window in every other layer.
+
+Source: the release of 2021 (doi 10.5281/zenodo.5297715) and its code; the layout is that of the published files.
+"""
+
+from __future__ import annotations
+
+from clearhead import spec
+from clearhead.errors import InputError
+from clearhead.hf import blocks, layer_types, llama_like
+from clearhead.hf.record import Key, Record, Values
+from clearhead.hf.tensor_rules import module
+
+SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
+
+
+def _kinds(c: Values) -> list[str]:
+    """The kind of each layer: a list of patterns, and how often each repeats."""
+    found: list[str] = []
+    for entry in c["attention_types"] or [[["global", "local"], 12]]:
+        pattern, times = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
+        if not isinstance(pattern, list) or not isinstance(times, int):
+            raise InputError(f"config.json: attention_types must hold pairs of a pattern and a count, got {entry}")
+        found += pattern * times
+    if len(found) != c["num_layers"] or not set(found) <= {"global", "local"}:
+        raise InputError(
+            f"config.json: attention_types must say global or local for each of {c['num_layers']} layers, "
+            f"got {len(found)}: {', '.join(sorted(map(str, set(found))))}"
+        )
+    return found
+
+
+def _model(c: Values) -> spec.Model:
+    width, heads, drop = c["hidden_size"], c["num_heads"], c["resid_dropout"]
+    norm = spec.LayerNorm(eps=c["layer_norm_epsilon"])
+    network = spec.FeedForward(size=c["intermediate_size"] or 4 * width, activation=c["activation_function"])
+
+    def layer(kind: str) -> spec.Layer:
+        attention = spec.Attention(
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_size=width // heads,
+            mask=spec.Window(before=c["window_size"] - 1, after=0) if kind == "local" else spec.Causal(),
+            scale=1.0,
+            bias=spec.Biases(query=False, key=False, value=False, out=True),
+            dropout=c["attention_dropout"],
+        )
+        return spec.Layer(steps=(blocks.pre(norm, attention, drop), blocks.pre(norm, network, drop)))
+
+    embedding = spec.Embedding(
+        table=spec.Table(rows=c["vocab_size"]),
+        position=spec.Learned(rows=c["max_position_embeddings"]),
+        dropout=c["embed_dropout"],
+    )
+    layers = tuple(layer(kind) for kind in _kinds(c))
+    decoder = spec.Stack(width=width, embedding=embedding, layers=layers, final_norm=norm)
+    return spec.Model(decoder=decoder, initialization=blocks.INITIALIZATION)
+
+
+def _pattern(model: spec.Model) -> list[list[object]]:
+    words = [("global", "local")[isinstance(node.mask, spec.Window)] for node in layer_types.attentions(model)]
+    return [[words, 1]]
+
+
+def _window(model: spec.Model) -> int:
+    size = llama_like.window(model)
+    if size is None:
+        raise LookupError("no layer has a window")
+    return size
+
+
+KEYS = (
+    Key("vocab_size", 50257, "decoder.embedding.table.rows"),
+    Key("max_position_embeddings", 2048, "decoder.embedding.position.rows"),
+    Key("hidden_size", 2048, "decoder.width"),
+    Key("num_layers", 24, blocks.count_layers("decoder"), aliases=("num_hidden_layers",)),
+    Key("attention_types", None, _pattern, kind=list),
+    Key("num_heads", 16, f"{SELF}.num_heads", aliases=("num_attention_heads",)),
+    Key("intermediate_size", None, f"{FEED}.size", kind=int),
+    Key("window_size", 256, _window),
+    Key("activation_function", "gelu_new", f"{FEED}.activation", names=blocks.ACTIVATIONS),
+    Key("resid_dropout", 0.0, f"{blocks.branch('decoder', 0)}.dropout"),
+    Key("embed_dropout", 0.0, "decoder.embedding.dropout"),
+    Key("attention_dropout", 0.0, f"{SELF}.dropout"),
+    Key("layer_norm_epsilon", 1e-5, "decoder.final_norm.eps"),
+    blocks.tying(True),
+)
+
+RULES = (
+    module("wte", "decoder.embedding.table"),
+    module("wpe", "decoder.embedding.position"),
+    module("h.{layer}.ln_1", f"{blocks.branch('decoder', 0)}.pre"),
+    *(
+        module(f"h.{{layer}}.attn.attention.{theirs}_proj", f"{SELF}.{ours}")
+        for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "out"))
+    ),
+    module("h.{layer}.ln_2", f"{blocks.branch('decoder', 1)}.pre"),
+    module("h.{layer}.mlp.c_fc", f"{FEED}.up"),
+    module("h.{layer}.mlp.c_proj", f"{FEED}.down"),
+    module("ln_f", "decoder.final_norm"),
+)
+
+RECORDS = (
+    Record(
+        model_type="gpt_neo",
+        keys=KEYS,
+        model=_model,
+        rules=RULES,
+        variants=(
+            blocks.writing("GPTNeoForCausalLM"),
+            blocks.classifying("GPTNeoForSequenceClassification"),
+            blocks.tagging("GPTNeoForTokenClassification"),
+            blocks.answering("GPTNeoForQuestionAnswering"),
+            blocks.bare("GPTNeoModel"),
+        ),
+        only=(blocks.CAUSAL,),
+        # The list of layers repeats what the types say; the rest are settings of heads that no class has.
+        inert=(
+            "attention_layers", "classifier_dropout", "summary_activation", "summary_first_dropout",
+            "summary_proj_to_labels", "summary_type", "summary_use_proj",
+        ),
+        prefix="transformer.",
+        table="wte.weight",
+        ignored=(r"h\.\d+\.attn\.attention\.(bias|masked_bias)",),
+    ),
+)  # fmt: skip

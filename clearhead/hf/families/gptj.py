@@ -1,0 +1,89 @@
+"""GPT-J: both branches of a layer read the stream side by side through one norm; neighbours in a head rotate together.
+
+Source: the model card of the release (2021) and its code; the layout is that of the published files.
+"""
+
+from __future__ import annotations
+
+from clearhead import spec
+from clearhead.hf import blocks
+from clearhead.hf.record import Key, Only, Record, Values
+from clearhead.hf.tensor_rules import Halves, module
+
+SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 0, 1)
+
+
+def _model(c: Values) -> spec.Model:
+    width, heads, drop = c["n_embd"], c["n_head"], c["resid_pdrop"]
+    norm = spec.LayerNorm(eps=c["layer_norm_epsilon"])
+    attention = spec.Attention(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_size=width // heads,
+        mask=spec.Causal(),
+        position=spec.Rotary(size=c["rotary_dim"]),
+        bias=blocks.biases(False),
+        dropout=c["attn_pdrop"],
+    )
+    network = spec.FeedForward(size=c["n_inner"] or 4 * width, activation=c["activation_function"])
+    branches = tuple(spec.Branch(function=function, dropout=drop) for function in (attention, network))
+    embedding = spec.Embedding(table=spec.Table(rows=c["vocab_size"]), dropout=c["embd_pdrop"])
+    layers = (spec.Layer(steps=(spec.Step(branches=branches, pre=norm),)),) * c["n_layer"]
+    decoder = spec.Stack(width=width, embedding=embedding, layers=layers, final_norm=norm)
+    return spec.Model(decoder=decoder, initialization=blocks.INITIALIZATION)
+
+
+KEYS = (
+    Key("vocab_size", 50400, "decoder.embedding.table.rows"),
+    Key("n_embd", 4096, "decoder.width", aliases=("hidden_size",)),
+    Key("n_layer", 28, blocks.count_layers("decoder"), aliases=("num_hidden_layers",)),
+    Key("n_head", 16, f"{SELF}.num_heads", aliases=("num_attention_heads",)),
+    Key("rotary_dim", 64, f"{SELF}.position.size"),
+    Key("n_inner", None, f"{FEED}.size", kind=int),
+    Key("activation_function", "gelu_new", f"{FEED}.activation", names=blocks.ACTIVATIONS),
+    Key("layer_norm_epsilon", 1e-5, "decoder.final_norm.eps"),
+    Key("embd_pdrop", 0.0, "decoder.embedding.dropout"),
+    Key("attn_pdrop", 0.0, f"{SELF}.dropout"),
+    Key("resid_pdrop", 0.0, f"{blocks.branch('decoder', 0)}.dropout"),
+    blocks.tying(False),
+)
+
+RULES = (
+    module("wte", "decoder.embedding.table"),
+    module("h.{layer}.ln_1", "decoder.layers.{layer}.steps.0.pre"),
+    module("h.{layer}.attn.q_proj", f"{SELF}.query", Halves()),
+    module("h.{layer}.attn.k_proj", f"{SELF}.key", Halves()),
+    module("h.{layer}.attn.v_proj", f"{SELF}.value"),
+    module("h.{layer}.attn.out_proj", f"{SELF}.out"),
+    module("h.{layer}.mlp.fc_in", f"{FEED}.up"),
+    module("h.{layer}.mlp.fc_out", f"{FEED}.down"),
+    module("ln_f", "decoder.final_norm"),
+)
+
+RECORDS = (
+    Record(
+        model_type="gptj",
+        keys=KEYS,
+        model=_model,
+        rules=RULES,
+        variants=(
+            blocks.writing("GPTJForCausalLM", bias=True),
+            blocks.classifying("GPTJForSequenceClassification"),
+            blocks.answering("GPTJForQuestionAnswering"),
+            blocks.bare("GPTJModel"),
+        ),
+        only=(
+            blocks.CAUSAL,
+            Only("rotary", (True,), "positions would not be told"),
+            Only("scale_attn_weights", (True,), "scores would not be scaled"),
+        ),
+        # The length of a table that has no end here, and settings of a head that no class has.
+        inert=(
+            "n_positions", "max_position_embeddings", "n_ctx", "summary_activation", "summary_first_dropout",
+            "summary_proj_to_labels", "summary_type", "summary_use_proj",
+        ),
+        prefix="transformer.",
+        table="wte.weight",
+        ignored=(r"h\.\d+\.attn\.(bias|masked_bias|embed_positions)",),
+    ),
+)  # fmt: skip

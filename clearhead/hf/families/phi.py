@@ -1,0 +1,60 @@
+"""Phi: both branches of a layer read the stream side by side through one norm; part of a head rotates.
+
+Source: arXiv 2309.05463, section 2.2; the layout is that of the published files.
+"""
+
+from __future__ import annotations
+
+from clearhead import spec
+from clearhead.hf import blocks, llama_like, rope_config
+from clearhead.hf.record import Key, Values
+from clearhead.hf.tensor_rules import module
+
+SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 0, 1)
+
+
+def _model(c: Values) -> spec.Model:
+    norm, drop = spec.LayerNorm(eps=c["layer_norm_eps"]), c["resid_pdrop"]
+    size = c["head_dim"] or c["hidden_size"] // c["num_attention_heads"]
+    attention = llama_like.attention(
+        c,
+        spec.Causal(),
+        position=rope_config.read(c, head_size=size, partial=c["partial_rotary_factor"], is_partial=True),
+        query_key_norm=spec.QueryKeyNorm(norm=norm) if c["qk_layernorm"] else None,
+    )
+    network = llama_like.feed_forward(c, bias=True, gated=False)
+    branches = tuple(spec.Branch(function=function, dropout=drop) for function in (attention, network))
+    layers = [spec.Layer(steps=(spec.Step(branches=branches, pre=norm),))] * c["num_hidden_layers"]
+    return llama_like.decoder(c, layers, norm, dropout=c["embd_pdrop"])
+
+
+KEYS = (
+    *llama_like.replaced(
+        llama_like.without(
+            blocks.defaults(llama_like.KEYS, {"vocab_size": 51200, "hidden_size": 2048, "num_hidden_layers": 24}),
+            "rms_norm_eps",
+        ),
+        Key("intermediate_size", 8192, f"{FEED}.size"),
+        Key("hidden_act", "gelu_new", f"{FEED}.activation", names=blocks.ACTIVATIONS),
+    ),
+    Key("layer_norm_eps", 1e-5, "decoder.final_norm.eps"),
+    Key("partial_rotary_factor", 0.5, rope_config.share(SELF)),
+    Key("qk_layernorm", False, lambda model: llama_like.first_attention(model).query_key_norm is not None),
+    Key("resid_pdrop", 0.0, f"{blocks.branch('decoder', 0)}.dropout"),
+    Key("embd_pdrop", 0.0, "decoder.embedding.dropout"),
+)
+
+RULES = (
+    *llama_like.RULES[:5],
+    module("layers.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre"),
+    module("layers.{layer}.self_attn.dense", f"{SELF}.out"),
+    module("layers.{layer}.self_attn.q_layernorm", f"{SELF}.query_norm"),
+    module("layers.{layer}.self_attn.k_layernorm", f"{SELF}.key_norm"),
+    module("layers.{layer}.mlp.fc1", f"{FEED}.up"),
+    module("layers.{layer}.mlp.fc2", f"{FEED}.down"),
+    module("final_layernorm", "decoder.final_norm"),
+)
+
+RECORDS = (
+    llama_like.record("phi", "Phi", KEYS, _model, rules=RULES, classes=llama_like.variants("Phi", head_bias=True)),
+)

@@ -1,0 +1,307 @@
+"""A checkpoint's directory to a module: config to spec, tensors to their places, or one report of all that is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.core import Transformer, build
+from clearhead.errors import InputError, nearest
+from clearhead.hf import config as configs
+from clearhead.hf import registry
+from clearhead.hf.folder import CONFIG, FLOATS, TensorFiles, read_json
+from clearhead.hf.mxfp4 import PackedFiles, is_packed
+from clearhead.hf.pooling import Pooling, has_pooling, read_pooling, with_head
+from clearhead.hf.quantised import quantised_as
+from clearhead.hf.record import Record, Values, Variant
+from clearhead.hf.tensor_rules import Bound, bind
+from clearhead.task import TaskRecord
+
+MOST_FAULTS = 20
+MOST_LAYERS, LARGEST_SIZE = 2**10, 2**26
+COUNTS = ("n_", "num_", "d_", "hidden_size", "intermediate_size", "vocab_size", "head_dim")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What a checkpoint holds.
+
+    Args:
+        module: with its weights, in evaluation mode.
+        task: what its outputs are for.
+        config: config.json as it was read.
+        record, variant: the family, and which of its classes.
+        prefix: what stood before the names of the stacks.
+        notes: what is worth saying, though nothing is wrong.
+        spare: tensors that the class does not use and the family may carry; they are saved again.
+        pooling: how the folder says that vectors are made of states; None: it says nothing.
+    """
+
+    module: Transformer
+    task: TaskRecord
+    config: dict[str, Any]
+    record: Record
+    variant: Variant
+    prefix: str = ""
+    notes: tuple[str, ...] = ()
+    spare: Mapping[str, Tensor] = field(default_factory=dict)
+    pooling: Pooling | None = None
+
+
+def is_pretrained(directory: Path) -> bool:
+    """Whether a directory looks like a checkpoint of some family: it has a config.json."""
+    return (directory / CONFIG).is_file()
+
+
+def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pretrained:
+    """Load a checkpoint.
+
+    Args:
+        directory: with config.json and safetensors.
+        dtype: of the weights; None: float32, whatever the file has.
+
+    Raises:
+        InputError: config keys that cannot be honoured, tensors without a place, places without a tensor, shapes that
+            differ: all in one report.
+    """
+    config = read_json(directory, CONFIG)
+    record = registry.find(config)
+    files = TensorFiles(directory)
+    if is_packed(config):
+        # What is read is no longer packed, and is written as it is held.
+        files, config = PackedFiles(directory), {key: config[key] for key in config if key != "quantization_config"}
+    reading = configs.read(record, config)
+    _refuse_quantised(directory, config, files)
+    # Where modules of their own stand on the states, the head of the class counts for nothing.
+    is_pooled = has_pooling(directory)
+    variant = registry.headless(record) if is_pooled else registry.variant(record, config, frozenset(files))
+    record = record.laid_out(files)
+    found = _Found.of(record, variant, files)
+    values = _tying(found, reading.values)
+    faults = [*reading.faults, *_absurd(values)]
+    module = None
+    if not faults:
+        try:
+            module = build(record.whole(values, variant), device="meta")
+        except InputError as error:
+            faults.append(str(error))
+        except (RuntimeError, OverflowError, ArithmeticError) as error:
+            faults.append(f"config.json: its sizes make no model: {str(error).splitlines()[0]}")
+    if module is None:
+        raise _report(faults, directory)
+    is_tied = bool(values.get("tie_word_embeddings"))
+    filled = found.fill(module, is_tied=is_tied, dtype=dtype or torch.float32, faults=faults)
+    spare = found.rest(module.spec, faults)
+    if faults:
+        raise _report(faults, directory)
+    module.load_state_dict(filled, strict=True, assign=True)
+    task = _task(variant, config, configs.outputs(module.spec) or 0)
+    loaded = Pretrained(module.eval(), task, config, record, variant, found.prefix, tuple(found.notes), spare)
+    return _pooled(loaded, directory, dtype or torch.float32) if is_pooled else loaded
+
+
+def _refuse_quantised(directory: Path, config: Mapping[str, Any], files: TensorFiles) -> None:
+    kind = quantised_as(config, {name: header.dtype for name, header in files.headers.items()})
+    if kind is not None:
+        raise InputError(
+            f"{directory}: the weights are quantised as {kind}, a format that is not read here; "
+            "take the checkpoint as it was before it was quantised"
+        )
+
+
+def _absurd(values: Values) -> list[str]:
+    """Refuse sizes before anything is built from them: what is counted one by one, and what no tensor can have."""
+    faults = []
+    for name, value in values.items():
+        most = MOST_LAYERS if "layer" in name else LARGEST_SIZE
+        if isinstance(value, int) and not isinstance(value, bool) and value > most:
+            faults.append(f"config.json: {name} = {value} is absurd; at most {most} is read")
+        if isinstance(value, int) and value < 0 and name.startswith(COUNTS):
+            faults.append(f"config.json: {name} = {value} counts nothing; it must not be negative")
+    return faults
+
+
+def _pooled(loaded: Pretrained, directory: Path, dtype: torch.dtype) -> Pretrained:
+    model = loaded.module.spec
+    top = model.encoder or model.decoder
+    assert top is not None, "a validated model has a stack"
+    if model.encoder is not None and model.decoder is not None:
+        raise InputError(f"{directory}: vectors are made of the states of one stack, and this checkpoint has two")
+    pooling = read_pooling(directory, width=top.output_width, dtype=dtype)
+    task = TaskRecord(kind="embed", max_length=pooling.max_length)
+    return replace(loaded, module=with_head(loaded.module, pooling.head, pooling.tensors), task=task, pooling=pooling)
+
+
+def _report(faults: Sequence[str], directory: Path) -> InputError:
+    shown = list(faults[:MOST_FAULTS])
+    if len(faults) > MOST_FAULTS:
+        shown.append(f"and {len(faults) - MOST_FAULTS} more")
+    return InputError.from_faults(shown, subject=str(directory))
+
+
+def rules_at(record: Record, variant: Variant, prefix: str, module: Transformer) -> tuple[list[Bound], list[str]]:
+    """Bind the rules of a family to a module; also return the addresses of which no rule speaks."""
+    body = (replace(rule, theirs=tuple(prefix + name for name in rule.theirs)) for rule in record.rules)
+    return bind((*body, *variant.rules), module.state_dict(), module.spec)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The tensors of a file in the record's spelling, and which of them have been used."""
+
+    record: Record
+    variant: Variant
+    files: TensorFiles
+    prefix: str
+    names: dict[str, str]
+    used: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    dead: dict[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of(record: Record, variant: Variant, files: TensorFiles) -> _Found:
+        """Find out whether the names of the stacks have their prefix, and how norms are spelled."""
+        prefix = record.prefix_of(variant)
+        prefixed = bool(prefix) and any(name.startswith(prefix) for name in files)
+        spelled = {re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name): name for name in files}
+        spelled = {re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", new): name for new, name in spelled.items()}
+        return _Found(record, variant, files, prefix if prefixed else "", spelled)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.files[self.names[name]]
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors of the file are one."""
+        return self.files.same(self.names[first], self.names[second])
+
+    def tables(self, is_tied: bool) -> list[str]:
+        """Every name under which the word table may stand."""
+        own = [self.prefix + name for name in (self.record.table, *self.record.twins)]
+        return [*own, self.variant.output] if is_tied and self.variant.output else own
+
+    def fill(self, module: Transformer, *, is_tied: bool, dtype: torch.dtype, faults: list[str]) -> dict[str, Tensor]:
+        """Turn the file's tensors into the module's, by address; what is wrong is added to the faults."""
+        bounds, unspoken = rules_at(self.record, self.variant, self.prefix, module)
+        assert not unspoken, f"the record of {self.record.model_type} has no rule for {unspoken}"
+        filled: dict[str, Tensor] = {}
+        for bound in bounds:
+            groups = [self._alternatives(group, is_tied) for group in bound.theirs]
+            missing = [group[0] for group, names in zip(bound.theirs, groups, strict=True) if not names]
+            if missing and bound.zeros:
+                shapes = zip(bound.ours, bound.place.shapes, strict=True)
+                filled |= {address: torch.zeros(shape, dtype=dtype) for address, shape in shapes}
+                continue
+            faults += [f"'{name}' is missing" for name in missing]
+            if missing:
+                continue
+            try:
+                chosen = [self._take(names, faults) for names in groups]
+                made = bound.load([self._tensor(name, dtype, is_view=bound.is_view) for name in chosen])
+            except ValueError as error:
+                faults.append(f"'{groups[0][-1]}' has the shape {self._shape(groups[0][-1])}; {error}")
+                continue
+            for address, tensor, shape in zip(bound.ours, made, bound.place.shapes, strict=True):
+                if tensor.shape != shape:
+                    has, needs = self._shape(groups[0][-1]), list(bound.save_shape())
+                    faults.append(f"'{groups[0][-1]}' has the shape {has}, the config needs {needs}")
+                    break
+                filled[address] = tensor.to(dtype)
+        return filled
+
+    def _shape(self, name: str) -> list[int]:
+        return list(self.files.headers[self.names[name]].shape)
+
+    def _alternatives(self, group: tuple[str, ...], is_tied: bool) -> list[str]:
+        tables = self.tables(is_tied)
+        wanted: Sequence[str] = tables if group[0] == tables[0] else group
+        # Where each stack has a table of its own, the output may be that of the last.
+        if is_tied and self.variant.output and self.record.twins and group[0] == self.prefix + self.record.twins[-1]:
+            wanted = (*group, self.variant.output)
+        return [name for name in wanted if name in self.names]
+
+    def _tensor(self, name: str, dtype: torch.dtype, *, is_view: bool) -> Tensor:
+        """Return a tensor for its place: inside the mapped file where it goes there as it is."""
+        stored = FLOATS.get(self.files.headers[self.names[name]].dtype)
+        is_kept = stored is None or (is_view and stored == dtype)
+        return self[name] if is_kept else self.files.read(self.names[name], dtype)
+
+    def _take(self, names: Sequence[str], faults: list[str]) -> str:
+        """Choose among the names under which a tensor stands: for a table all must be one, else the last counts."""
+        self.used.update(names)
+        chosen = names[0] if names[0] == self.prefix + self.record.table else names[-1]
+        for name in names:
+            if name != chosen and not self.equal(chosen, name):
+                if name in self.tables(True):
+                    faults.append(f"'{name}' and '{chosen}' should be one table, but differ")
+                else:
+                    self.notes.append(f"'{name}' differs from '{chosen}' and is not used")
+                    self.dead[name] = self[name]
+        dtype = self.files.headers[self.names[chosen]].dtype
+        if dtype not in FLOATS:
+            faults.append(f"'{chosen}' holds {dtype}, not floating-point numbers; quantised weights are not read")
+        return chosen
+
+    def rest(self, model: spec.Model, faults: list[str]) -> dict[str, Tensor]:
+        """Account for the tensors that were not used; return those that the family may carry."""
+        spare, computed = dict(self.dead), dict[str, Tensor]()
+        known = [name for name in self.used if name in self.names]
+        for name in self.names.keys() - self.used:
+            stem = name.removeprefix(self.prefix)
+            if any(re.fullmatch(pattern, stem) for pattern in self.record.ignored):
+                continue
+            constant = next((one for one in self.record.constants if one.name == stem), None)
+            if constant is not None:
+                rows = self._shape(name)[0]
+                made = constant.compute(model, rows)
+                if made.shape != self[name].shape or not torch.allclose(made, self[name].float(), rtol=0.0, atol=1e-6):
+                    faults.append(f"'{name}' differs from the table that is computed in its place")
+                computed[name] = self[name]
+            elif any(re.fullmatch(pattern, name) for pattern in self.variant.spare):
+                spare[name] = self[name]
+            else:
+                faults.append(f"'{name}' has no place in {self.variant.classes[0]}{nearest(name, known)}")
+        if spare:
+            self.notes.append(f"kept but not used by {self.variant.classes[0]}: {', '.join(sorted(spare))}")
+        return spare | computed
+
+
+def _tying(found: _Found, values: Values) -> Values:
+    """Let the tensors decide whether the output is the word table."""
+    output = found.variant.output
+    tables = [found.prefix + name for name in (found.record.table, *reversed(found.record.twins))]
+    table = next((name for name in tables if name in found.names), tables[0])
+    if output is None or "tie_word_embeddings" not in values:
+        return values
+    said, has_output = values["tie_word_embeddings"], output in found.names
+    if said and has_output and table in found.names and not found.equal(table, output):
+        found.notes.append(f"'{output}' and '{table}' differ: they are not tied, although the config says so")
+        return values.replaced(tie_word_embeddings=False)
+    if found.record.is_tied_by_file and not has_output:
+        return values.replaced(tie_word_embeddings=True)
+    return values
+
+
+def _task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord:
+    if variant.task not in ("classify", "tag"):
+        return TaskRecord(kind=variant.task, repeats=variant.repeats)
+    names = config.get("id2label") or {}
+    labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
+    kind: Literal["one", "several", "number"] = "number" if count == 1 else "one"
+    said = config.get("problem_type")
+    if said == "multi_label_classification":
+        kind = "several"
+    names_kept = () if kind == "number" else labels
+    return TaskRecord(kind=variant.task, labels=names_kept, label_kind=kind, is_paired=None, repeats=variant.repeats)
+
+
+def theirs_of(bounds: Sequence[Bound], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Turn tensors by our addresses into theirs: every name of each, and the tensor."""
+    for bound in bounds:
+        yield from zip(bound.theirs, bound.save([tensors[address] for address in bound.ours]), strict=True)

@@ -1,0 +1,112 @@
+"""The registry of families: every record in `families/`, found by walking that package."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from clearhead.errors import InputError, nearest
+from clearhead.hf import blocks, families
+from clearhead.hf.record import Record, Variant
+
+# Those that most tools read are tried first where a model of ours is to be saved.
+_FIRST = ("llama", "gpt2", "bert", "modernbert", "marian", "bart", "t5")
+
+
+@cache
+def records() -> Mapping[str, Record]:
+    """Every record by its model type."""
+    found: dict[str, Record] = {}
+    for info in pkgutil.iter_modules(families.__path__):
+        for record in importlib.import_module(f"{families.__name__}.{info.name}").RECORDS:
+            assert record.model_type not in found, f"two records for {record.model_type}"
+            found[record.model_type] = record
+    return found
+
+
+def saved_first() -> list[Record]:
+    """Return every record, those that most tools read before the others."""
+    known = records()
+    return [known[name] for name in dict.fromkeys((*_FIRST, *known))]
+
+
+def find(config: Mapping[str, Any]) -> Record:
+    """Return the record that a config asks for.
+
+    Raises:
+        InputError: the config names no type, or one that is not known; the nearest known ones are named.
+    """
+    model_type = config.get("model_type")
+    known = records()
+    if not isinstance(model_type, str):
+        raise InputError("config.json has no model_type, so it does not say what kind of model this is")
+    if model_type not in known:
+        raise InputError(
+            f"config.json: model_type '{model_type}' is not known{nearest(model_type, known)}; "
+            f"known are {', '.join(sorted(known))}"
+        )
+    return known[model_type]
+
+
+def variant(record: Record, config: Mapping[str, Any], names: frozenset[str]) -> Variant:
+    """Return the variant that a config names; where it names none, the first whose own tensors are all in the file.
+
+    A class of two forms is two variants; which of them it is, its tensors say.
+
+    Raises:
+        InputError: the class is not one that is read.
+    """
+    classes = config.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+        raise InputError("config.json: architectures must be a list of class names")
+    by_class: dict[str, list[Variant]] = {}
+    for one in record.variants:
+        for name in one.classes:
+            by_class.setdefault(name, []).append(one)
+    if classes:
+        if classes[0] not in by_class:
+            hint = nearest(classes[0], by_class)
+            raise InputError(
+                f"config.json: the class '{classes[0]}' of {record.model_type} is not read{hint}; "
+                f"read are {', '.join(by_class)}"
+            )
+        forms = by_class[classes[0]]
+        return next((one for one in forms if _is_held(one, names)), forms[0])
+    for one in record.variants:
+        if _is_held(one, names):
+            return one
+    return next(
+        (one for one in record.variants if one.is_bare and record.prefix and not _prefixed(record, names)),
+        record.variants[0],
+    )
+
+
+def headless(record: Record) -> Variant:
+    """Return the class without a head, of the encoder alone where there is one; it may carry other heads unused.
+
+    Raises:
+        InputError: the family has no such class.
+    """
+    own = [one for one in record.variants if one.head is blocks.nothing]
+    if not own:
+        raise InputError(f"config.json: {record.model_type} has no class whose outputs are states")
+    chosen = next((one for one in own if not one.has_decoder), own[0])
+    heads = (rf"{re.escape(name)}(\..+)?" for one in record.variants for rule in one.rules for name in rule.theirs)
+    return replace(chosen, spare=(*chosen.spare, *heads))
+
+
+def _is_held(variant: Variant, names: frozenset[str]) -> bool:
+    """Whether a file has a tensor for every rule of a variant's head, but for what it may leave out."""
+    own = [rule.theirs for rule in variant.rules if rule.theirs[0] != variant.output and not rule.zeros]
+    return bool(own) and all(
+        any(have == name or have.startswith(f"{name}.") for name in theirs for have in names) for theirs in own
+    )
+
+
+def _prefixed(record: Record, names: frozenset[str]) -> bool:
+    return any(name.startswith(record.prefix) for name in names)

@@ -1,0 +1,1 @@
+"""Activations captured and edited at their addresses, and what attention weights say."""

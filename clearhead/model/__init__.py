@@ -1,0 +1,1 @@
+"""The model a user holds, and where it is loaded from."""

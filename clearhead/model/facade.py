@@ -1,0 +1,499 @@
+"""A model ready to use: its module, its tokenizers and what they do together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from jaxtyping import Float32
+from numpy import ndarray
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError
+from clearhead.generate.generation_config import GenerationRules
+from clearhead.generate.hypothesis import Generation, Hypothesis
+from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.prompts import Reading, generate_texts, score_texts, stream_text
+from clearhead.generate.scoring import PairScore
+from clearhead.generate.translation import score_translations, translate_texts
+from clearhead.hf.checkpoint import Published
+from clearhead.hf.export import save_origin, save_published
+from clearhead.hf.save import LARGEST_SHARD
+from clearhead.predict.answer import Answer, answer
+from clearhead.predict.classify import Classification, classify
+from clearhead.predict.embed import check_vectors, embed
+from clearhead.predict.fill import Filled
+from clearhead.predict.fill import fill as fill_blanks
+from clearhead.predict.tag import Entity, tag
+from clearhead.runs.checkpoint import writing_folder
+from clearhead.runs.directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
+from clearhead.spec import Model as ModelSpec
+from clearhead.task import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.special_tokens import Frame
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.weights.files import save_tensors
+
+
+class Model:
+    """A trained model with its tokenizers.
+
+    Args:
+        module: the network, in evaluation mode.
+        tokenizers: of the two sides; one for both where it reads and writes one language.
+        task: what it was trained for.
+        published: the checkpoint that it came from; None: it was trained here.
+    """
+
+    def __init__(
+        self, module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, published: Published | None = None
+    ) -> None:
+        self.module = module
+        self.tokenizers = tokenizers
+        self.task = task
+        self.published = published
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the model is."""
+        return self.module.spec
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of what the model reads."""
+        return self.tokenizers.source
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        max_length: int | None = None,
+        batch_size: int | None = None,
+        from_language: str | None = None,
+        to_language: str | None = None,
+    ) -> list[str]:
+        """Return the best translation of each text; an empty text gives an empty one.
+
+        Args:
+            texts: one sentence each.
+            beam_size: unfinished hypotheses kept for each sentence; 1 is greedy. None: what a checkpoint's own settings
+                say, else 5.
+            length_penalty: exponent alpha in score = log-probability / length ** alpha. None: what a checkpoint's own
+                settings say, else 1.
+            max_length: longest translation in tokens, with the end token; None: follows the source.
+            batch_size: most sentences decoded together; None: as many as a token budget allows.
+            from_language, to_language: codes, for a checkpoint of several languages.
+
+        Raises:
+            InputError: options out of range, a text longer than the model's positions, or a language that is missing,
+                not known or not wanted.
+        """
+        options = self._search_options(1, (beam_size, length_penalty, max_length, batch_size))
+        return [found[0].text for found in self._search(texts, options, from_language, to_language)]
+
+    def translate_n_best(
+        self,
+        texts: Sequence[str],
+        *,
+        n: int = 5,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        max_length: int | None = None,
+        batch_size: int | None = None,
+        from_language: str | None = None,
+        to_language: str | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Return the n best translations of each text, best first, with score and log-probability.
+
+        Args:
+            texts, length_penalty, max_length, batch_size, from_language, to_language: as in `translate`.
+            n: hypotheses for each text.
+            beam_size: at least n; None: n, but not below what `translate` takes.
+        """
+        options = self._search_options(n, (beam_size, length_penalty, max_length, batch_size))
+        return self._search(texts, options, from_language, to_language)
+
+    @overload
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int | None = None,
+        min_new_tokens: int | None = None,
+        temperature: float | int | None = None,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        min_p: float | int | None = None,
+        repetition_penalty: float | int | None = None,
+        no_repeat_ngram_size: int | None = None,
+        encoder_no_repeat_ngram_size: int | None = None,
+        num_return_sequences: int | None = None,
+        beam_size: int | None = None,
+        length_penalty: float | int | None = None,
+        penalty_alpha: float | int | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        batch_size: int | None = None,
+        chat: bool = False,
+    ) -> list[Generation]: ...
+    @overload
+    def generate(
+        self,
+        prompt: list[str],
+        *,
+        max_new_tokens: int | None = None,
+        min_new_tokens: int | None = None,
+        temperature: float | int | None = None,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        min_p: float | int | None = None,
+        repetition_penalty: float | int | None = None,
+        no_repeat_ngram_size: int | None = None,
+        encoder_no_repeat_ngram_size: int | None = None,
+        num_return_sequences: int | None = None,
+        beam_size: int | None = None,
+        length_penalty: float | int | None = None,
+        penalty_alpha: float | int | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        batch_size: int | None = None,
+        chat: bool = False,
+    ) -> list[list[Generation]]: ...
+
+    def generate(
+        self,
+        prompt: str | list[str],
+        *,
+        max_new_tokens: int | None = None,
+        min_new_tokens: int | None = None,
+        temperature: float | int | None = None,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        min_p: float | int | None = None,
+        repetition_penalty: float | int | None = None,
+        no_repeat_ngram_size: int | None = None,
+        encoder_no_repeat_ngram_size: int | None = None,
+        num_return_sequences: int | None = None,
+        beam_size: int | None = None,
+        length_penalty: float | int | None = None,
+        penalty_alpha: float | int | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        batch_size: int | None = None,
+        chat: bool = False,
+    ) -> list[Generation] | list[list[Generation]]:
+        """Continue a text; a list of texts gives one list for each.
+
+        Args:
+            prompt: one text, or a list of them; an empty one is the start of a text.
+            max_new_tokens, min_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size,
+                encoder_no_repeat_ngram_size, num_return_sequences, beam_size, length_penalty, penalty_alpha, stop,
+                seed, batch_size: see `GenerateOptions`, which says what follows from them. What is not given is what a
+                checkpoint's own settings say, else a filter is off.
+            chat: the prompt is a message, which the checkpoint's chat template writes out.
+
+        Returns:
+            The sequences asked for, whose text excludes the prompt.
+
+        Raises:
+            InputError: options out of range or without effect, or a prompt longer than a table of positions.
+            RunFailure: the model's output is not a number, or the options ban every token.
+        """
+        given = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "no_repeat_ngram_size": no_repeat_ngram_size,
+            "encoder_no_repeat_ngram_size": encoder_no_repeat_ngram_size,
+            "num_return_sequences": num_return_sequences,
+            "beam_size": beam_size,
+            "length_penalty": length_penalty,
+            "penalty_alpha": penalty_alpha,
+            "stop": stop,
+            "seed": seed,
+            "batch_size": batch_size,
+        }
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        found = self._generate(prompts, given, self._reading(chat, max_new_tokens))
+        return found[0] if isinstance(prompt, str) else found
+
+    def _generate(
+        self, prompts: list[str], given: Mapping[str, Any], reading: Reading | None
+    ) -> list[list[Generation]]:
+        options = self._options(given)
+        return generate_texts(
+            self.module, self.tokenizers, prompts, options, continues=self._continues, reading=reading
+        )
+
+    def for_task(self, task: str) -> tuple[Model, str]:
+        """Return the model with its checkpoint's settings for a task that it lists, and the prefix of prompts then."""
+        if self.published is None:
+            raise InputError("the model was trained here and lists no tasks: leave the task out")
+        published, prefix = self.published.for_task(task)
+        return Model(self.module, self.tokenizers, self.task, published), prefix
+
+    def for_languages(self, from_language: str | None, to_language: str | None) -> Model:
+        """Return the model as one that reads one language and writes another, without being told again.
+
+        Args:
+            from_language, to_language: codes; None: the one that the checkpoint's files name.
+
+        Raises:
+            InputError: a language that is missing, not known or not wanted.
+        """
+        if self.published is None:
+            raise InputError("the model was trained here on one pair of languages: leave the languages out")
+        published = self.published.for_languages(from_language, to_language)
+        return Model(self.module, published.text.tokenizers, self.task, published)
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int | None = None,
+        min_new_tokens: int | None = None,
+        temperature: float | int | None = None,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        min_p: float | int | None = None,
+        repetition_penalty: float | int | None = None,
+        no_repeat_ngram_size: int | None = None,
+        encoder_no_repeat_ngram_size: int | None = None,
+        penalty_alpha: float | int | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        chat: bool = False,
+    ) -> Iterator[str]:
+        """Continue a text and yield what comes as soon as it is certain; the pieces together are the text.
+
+        Args:
+            prompt: one text.
+            max_new_tokens, min_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size,
+                encoder_no_repeat_ngram_size, penalty_alpha, stop, seed, chat: as for `generate`.
+
+        Raises:
+            InputError: as for `generate`.
+            RunFailure: as for `generate`.
+        """
+        given = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "no_repeat_ngram_size": no_repeat_ngram_size,
+            "encoder_no_repeat_ngram_size": encoder_no_repeat_ngram_size,
+            "penalty_alpha": penalty_alpha,
+            "stop": stop,
+            "seed": seed,
+        }
+        options = self._options(given)
+        reading = self._reading(chat, max_new_tokens)
+        return stream_text(self.module, self.tokenizers, prompt, options, continues=self._continues, reading=reading)
+
+    def fill(self, texts: Sequence[str], *, top_k: int = 5) -> list[list[list[Filled]]]:
+        """Return what may stand in the blanks of each text.
+
+        Args:
+            texts: each with blanks written "___" or as the tokenizer's own mask token; a blank is one token.
+            top_k: candidates for each blank.
+
+        Returns:
+            For each text and each of its blanks the candidates, most probable first.
+
+        Raises:
+            InputError: a text without a blank or too long, or a model that was not trained to fill blanks.
+        """
+        return fill_blanks(self.module, self.tokenizer, texts, top_k=top_k, max_length=self.task.max_length)
+
+    def classify(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], *, batch_size: int | None = None
+    ) -> list[Classification]:
+        """Return the label of each text, or of each pair of texts where the model was trained on pairs.
+
+        Raises:
+            InputError: the model was not trained to classify, or a text is empty, or not paired as in training.
+        """
+        return classify(self.module, self.tokenizer, self.task, texts, batch_size=batch_size)
+
+    def tag(
+        self, texts: Sequence[str] | Sequence[Sequence[str]], *, batch_size: int | None = None
+    ) -> list[list[Entity]]:
+        """Return the entities of each text, or of each list of words, with the characters they stand at.
+
+        Raises:
+            InputError: the model was not trained to tag.
+        """
+        return tag(self.module, self.tokenizer, self.task, texts, batch_size=batch_size)
+
+    def embed(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Float32[ndarray, "texts width"]:
+        """Return one vector for each text, pooled and normalised as the model's head says.
+
+        A published folder also says how much of a text is read; what is behind is cut off.
+
+        Raises:
+            InputError: the model has no head that makes vectors, or a text is longer than its positions.
+        """
+        check_vectors(self.task)
+        longest = None if self.published is None else self.task.max_length
+        return embed(self.module, self.tokenizer, texts, max_length=longest)
+
+    def answer(
+        self, question: str, context: str, *, top_k: int = 1, may_lack: bool = False, batch_size: int | None = None
+    ) -> list[Answer]:
+        """Return where in a text a question is answered, the best of so many answers first.
+
+        Args:
+            question, context: neither empty; a long context is read in windows that overlap.
+            top_k, batch_size: how many answers; most windows read together, None: as many as a token budget allows.
+            may_lack: "no answer" is an answer too: one with an empty text.
+
+        Raises:
+            InputError: the model was not trained to answer, or a text or a number is out of range.
+        """
+        options: dict[str, Any] = {"top_k": top_k, "may_lack": may_lack, "batch_size": batch_size}
+        return answer(self.module, self.tokenizer, self.task, question, context, **options)
+
+    @overload
+    def score(self, source: str, target: str | None = None, *, length_penalty: float = 1.0) -> PairScore: ...
+    @overload
+    def score(
+        self, source: list[str], target: list[str] | None = None, *, length_penalty: float = 1.0
+    ) -> list[PairScore]: ...
+
+    def score(
+        self, source: str | list[str], target: str | list[str] | None = None, *, length_penalty: float = 1.0
+    ) -> PairScore | list[PairScore]:
+        """Return how probable the model finds each target given its source: the score that search reports.
+
+        Args:
+            source: one text, or a list of them.
+            target: as many; None: a decoder alone scores the sources themselves.
+            length_penalty: exponent alpha of the score.
+
+        Raises:
+            InputError: the counts differ, a target is missing or not wanted, or a text is longer than the model's
+                positions.
+        """
+        sources = [source] if isinstance(source, str) else source
+        if target is None:
+            scored = score_texts(self.module, self.tokenizer, sources, length_penalty=length_penalty)
+        else:
+            targets = [target] if isinstance(target, str) else target
+            frame, rules = self._between(None, None)
+            scored = score_translations(
+                self.module, self.tokenizers, sources, targets, frame, rules, length_penalty=length_penalty
+            )
+        return scored[0] if isinstance(source, str) else scored
+
+    def replaced(
+        self, module: Transformer, *, tokenizers: TokenizerPair | None = None, task: TaskRecord | None = None
+    ) -> Model:
+        """Return the same model with another module; what its checkpoint says about text and generation stays.
+
+        Args:
+            module: the module.
+            tokenizers: of the module; None: the same.
+            task: what its outputs are for; None: the same.
+        """
+        record = self.task if task is None else task
+        published = None if self.published is None else self.published.replaced(module, record, tokenizers)
+        return Model(module, self.tokenizers if tokenizers is None else tokenizers, record, published)
+
+    def save(self, path: str | Path, *, format: str = "clearhead", max_shard_size: int = LARGEST_SHARD) -> None:
+        """Write the model into a new folder that `load` reads.
+
+        Args:
+            path: the folder.
+            format: "clearhead": spec, tokenizers and weights; "hf": the layout of the Hugging Face hub.
+            max_shard_size: bytes of tensors in a file of that layout.
+
+        Raises:
+            InputError: the folder exists, the format is not known, or no published family can say the model.
+        """
+        if format not in ("clearhead", "hf"):
+            raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
+        if max_shard_size < 1:
+            raise InputError(f"max_shard_size is {max_shard_size}; expected a number of bytes")
+        folder = Path(path)
+        if folder.exists():
+            raise InputError(f"{folder} exists already; give a new folder")
+        with writing_folder(folder) as temporary:
+            if format == "hf":
+                parts = (self.module, temporary, self.tokenizers, self.task, self.published)
+                save_published(*parts, max_shard_size=max_shard_size)
+                return
+            (temporary / SPEC_FILE).write_text(self.spec.to_json(), encoding="utf-8")
+            (temporary / TASK_FILE).write_text(self.task.to_json(), encoding="utf-8")
+            self.tokenizers.save(temporary)
+            save_tensors(temporary / WEIGHTS_FILE, self.module.state_dict())
+            if self.published is not None:
+                save_origin(self.published, temporary)
+
+    @property
+    def _continues(self) -> bool:
+        """Whether generated text stands behind its prompt, as language models were trained to write it."""
+        return self.task.kind == "generate"
+
+    def _options(self, given: Mapping[str, Any]) -> GenerateOptions:
+        """Return the options of a call; what was left out is what the checkpoint says."""
+        chosen = {name: value for name, value in given.items() if value is not None and value != ()}
+        return GenerateOptions(**(chosen if self.published is None else self.published.options(chosen, self.module)))
+
+    def _reading(self, chat: bool, asked: int | None) -> Reading | None:
+        """Return how the checkpoint reads prompts; a length that was asked for takes the place of its own."""
+        if self.published is not None:
+            return self.published.reading(chat=chat, asked=asked)
+        if chat:
+            raise InputError("the model was trained here and has no chat template: leave chat out")
+        return None
+
+    def _search_options(
+        self, n: int, given: tuple[int | None, float | int | None, int | None, int | None]
+    ) -> SearchOptions:
+        """Return the options of a search; what was left out is what the checkpoint says."""
+        names = ("beam_size", "length_penalty", "max_length", "batch_size")
+        chosen: dict[str, Any] = {name: value for name, value in zip(names, given, strict=True) if value is not None}
+        said = {} if self.published is None else self.published.search_options(self.module)
+        said["beam_size"] = max(n, said.get("beam_size", 5))
+        merged = {**said, **chosen}
+        if merged.get("max_length") is not None and "min_length" in merged:
+            merged["min_length"] = min(merged["min_length"], merged["max_length"])
+        return SearchOptions(**merged, n_best=n)
+
+    def _search(
+        self,
+        texts: Sequence[str],
+        options: SearchOptions,
+        from_language: str | None = None,
+        to_language: str | None = None,
+    ) -> list[list[Hypothesis]]:
+        frame, rules = self._between(from_language, to_language)
+        return translate_texts(self.module, self.tokenizers, texts, options, frame, rules)
+
+    @property
+    def frame(self) -> Frame:
+        """What stands around the texts that the model reads and writes.
+
+        Raises:
+            InputError: the model has several languages.
+        """
+        return self._between(None, None)[0]
+
+    def _between(self, source: str | None, target: str | None) -> tuple[Frame, GenerationRules | None]:
+        """Return what stands around sources and targets of two languages, and the rules for what is written."""
+        if self.published is not None:
+            return self.published.between(source, target)
+        if source is not None or target is not None:
+            raise InputError("the model was trained here on one pair of languages: leave the languages out")
+        frame = self.tokenizers.source.frame
+        return frame.completed(written=self.tokenizers.target.frame.said), None

@@ -1,0 +1,1 @@
+"""What `clearhead new` writes: a look at the data and a run file that fits it."""

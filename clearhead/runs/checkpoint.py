@@ -1,0 +1,306 @@
+"""Checkpoints: folders of safetensors and JSON that are either whole or not there.
+
+A checkpoint is written under a temporary name, synced to the disk and renamed, so a process that dies at any moment
+leaves the earlier checkpoints as they were. The manifest, written last, holds the size and the SHA-256 of every file: a
+folder that was cut off or altered afterwards is recognised by it. Tensors go to safetensors files and everything else
+to JSON; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from clearhead.errors import InputError, RunFailure
+from clearhead.runs.state_tree import flatten, unflatten
+from clearhead.weights.files import load_tensors, save_tensors
+
+FORMAT: Final = 1
+WEIGHTS: Final = "weights.safetensors"
+AVERAGED_WEIGHTS: Final = "ema.safetensors"
+OPTIMIZER: Final = "optimizer.safetensors"
+STATE: Final = "state.json"
+MANIFEST: Final = "manifest.json"
+
+_STEP_NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
+_OS_ERROR_NUMBER: Final = re.compile(r"os error (\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that training needs to go on exactly from one step.
+
+    Attributes:
+        step: optimizer steps taken.
+        weights: the module's state dict; tied tensors may appear under several names.
+        optimizer: the optimizer's state dict, any nesting of dicts, lists, tuples, tensors and plain values.
+        ema: the exponential average in the same nesting, or None where there is none.
+        state: JSON values: counters, random states, the iterator's place, choices.
+    """
+
+    step: int
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    ema: Mapping[str, Tensor] | None
+    state: Mapping[str, Any]
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Return where the checkpoint of one step lies in a run directory."""
+    return run / "checkpoints" / f"step-{step}"
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Return the steps that have a checkpoint folder, sound or not, in rising order."""
+    folder = run / "checkpoints"
+    if not folder.is_dir():
+        return []
+    matches = (_STEP_NAME.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
+    """Write one checkpoint so that it appears whole or not at all.
+
+    Args:
+        run: the run directory.
+        checkpoint: what to keep; an earlier checkpoint of the same step is replaced.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        RunFailure: the disk is full or refuses the write; earlier checkpoints are untouched.
+    """
+    folder = checkpoint_folder(run, checkpoint.step)
+    structure, tensors = flatten(checkpoint.optimizer)
+    state = {"format": FORMAT, "step": checkpoint.step, "optimizer": structure, **checkpoint.state}
+    with writing_folder(folder) as temporary:
+        save_tensors(temporary / WEIGHTS, checkpoint.weights)
+        save_tensors(temporary / OPTIMIZER, tensors)
+        if checkpoint.ema is not None:
+            save_tensors(temporary / AVERAGED_WEIGHTS, checkpoint.ema)
+        (temporary / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
+    return folder
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint back after checking every file against the manifest.
+
+    Raises:
+        InputError: the checkpoint is damaged, or of a format this version cannot read.
+    """
+    damage = checkpoint_damage(folder)
+    if damage is not None:
+        raise InputError(damage)
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    if state.pop("format") != FORMAT:
+        raise InputError(f"{folder} was written in a checkpoint format that this version of clearhead cannot read.")
+    ema = folder / AVERAGED_WEIGHTS
+    return Checkpoint(
+        step=state.pop("step"),
+        weights=load_tensors(folder / WEIGHTS),
+        optimizer=unflatten(state.pop("optimizer"), load_tensors(folder / OPTIMIZER)),
+        ema=load_tensors(ema) if ema.exists() else None,
+        state=state,
+    )
+
+
+def checkpoint_damage(folder: Path) -> str | None:
+    """Return a sentence naming what is wrong with a folder written by `writing_folder`, or None where it is sound."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+    except FileNotFoundError:
+        return f"{folder} is damaged: it has no {MANIFEST}."
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{folder} is damaged: its {MANIFEST} cannot be read."
+    if manifest.get("name") != folder.name:
+        return f"{folder} is damaged: its {MANIFEST} belongs to {manifest.get('name')}."
+    for name, (size, digest) in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{folder} is damaged: {name} is missing."
+        found = path.stat().st_size
+        if found != size:
+            verb = "cut off" if found < size else "too long"
+            return f"{folder} is damaged: {name} is {verb} ({found} bytes where {size} were written)."
+        if _sha256(path) != digest:
+            return f"{folder} is damaged: {name} was altered after it was written."
+    return None
+
+
+def newest_sound(run: Path) -> tuple[Path | None, list[str]]:
+    """Find the newest checkpoint that can be trusted.
+
+    Returns:
+        Its folder, or None where there is none, and one sentence for each newer damaged checkpoint that was skipped.
+    """
+    skipped: list[str] = []
+    for step in reversed(checkpoint_steps(run)):
+        folder = checkpoint_folder(run, step)
+        damage = checkpoint_damage(folder)
+        if damage is None:
+            return folder, skipped
+        skipped.append(damage)
+    return None, skipped
+
+
+def saved_choices(run: Path) -> dict[str, Any] | None:
+    """Return the automatic choices a run was started with, or None where there is no sound checkpoint.
+
+    Whoever chooses precision, threads or the like by itself reads them here before it resumes, and never chooses again.
+    """
+    folder, _ = newest_sound(run)
+    if folder is None:
+        return None
+    choices: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))["choices"]
+    return choices
+
+
+def prune_checkpoints(run: Path, *, newest: int, keep: int, best: int | None) -> None:
+    """Delete old checkpoints: of those up to `newest`, the last `keep` and the best one stay.
+
+    Args:
+        run: the run directory.
+        newest: the step just saved; later folders, left by a damaged future, are not counted and not touched.
+        keep: how many of the last to keep, at least 1.
+        best: the step of the best checkpoint, which always stays.
+    """
+    past = [step for step in checkpoint_steps(run) if step <= newest]
+    for step in past[:-keep]:
+        if step != best:
+            remove_folder(checkpoint_folder(run, step))
+
+
+def write_best(run: Path, step: int) -> None:
+    """Note in the file `best` which checkpoint is the best one."""
+    write_text(run / "best", f"step-{step}\n")
+
+
+def read_best(run: Path) -> int | None:
+    """Return the step named by the file `best`, or None where there is none."""
+    try:
+        match = _STEP_NAME.fullmatch((run / "best").read_text(encoding="utf-8").strip())
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    return int(match[1]) if match else None
+
+
+@contextlib.contextmanager
+def writing_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; on success it is sealed with a manifest, synced and renamed to `folder`.
+
+    Raises:
+        RunFailure: the disk is full or refuses the write; the temporary folder is removed, an earlier `folder` stays.
+    """
+    temporary = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
+    remove_folder(temporary)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        _seal(temporary, folder.name)
+        _put_in_place(temporary, folder)
+    except (OSError, SafetensorError) as error:
+        raise RunFailure(
+            f"{folder} could not be saved: {_reason(error)}. Earlier checkpoints are untouched."
+        ) from error
+    finally:
+        remove_folder(temporary)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file so that it appears whole or not at all.
+
+    Raises:
+        RunFailure: the disk is full or refuses the write; an earlier file stays.
+    """
+    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        raise RunFailure(f"{path} could not be saved: {_reason(error)}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def clear_leftovers(run: Path) -> None:
+    """Remove what a killed process left half done; call it only while the run directory is locked."""
+    for folder in (run, run / "plots", run / "checkpoints", run / "checkpoints" / "ring"):
+        for entry in list(folder.iterdir()) if folder.is_dir() else []:
+            replaced = re.fullmatch(r"\.(.+)\.replaced", entry.name)
+            if replaced and not (folder / replaced[1]).exists():
+                # Killed between the two renames of a replacement: the earlier folder is still the valid one
+                entry.rename(folder / replaced[1])
+            elif replaced or re.fullmatch(r"\..+\.(removing|writing-\d+)", entry.name):
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder and everything in it; one that is gone already is fine."""
+    doomed = folder.with_name(f".{folder.name.lstrip('.')}.removing")
+    try:
+        # Renamed first: a process killed while it deletes must not leave half a checkpoint under a valid name
+        folder.rename(doomed)
+    except OSError:
+        doomed = folder
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, has reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _seal(folder: Path, name: str) -> None:
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+        sync(path)
+    (folder / MANIFEST).write_text(json.dumps({"name": name, "files": files}, indent=2), encoding="utf-8")
+    sync(folder / MANIFEST)
+    sync(folder)
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    if folder.exists():
+        remove_folder(replaced)
+        folder.rename(replaced)
+    temporary.rename(folder)
+    sync(folder.parent)
+    remove_folder(replaced)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reason(error: OSError | SafetensorError) -> str:
+    """Name the cause; safetensors reports the system's error number only inside its message."""
+    match = _OS_ERROR_NUMBER.search(str(error))
+    number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full; make room and continue with --resume"
+    return os.strerror(number) if number is not None else str(error)

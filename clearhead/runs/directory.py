@@ -1,0 +1,357 @@
+"""A run's folder: made, held by one process at a time, compared with its configuration, and found by a reference."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from clearhead.errors import InputError, nearest
+from clearhead.files import read_text_file
+from clearhead.runs.checkpoint import (
+    AVERAGED_WEIGHTS,
+    WEIGHTS,
+    checkpoint_damage,
+    checkpoint_folder,
+    checkpoint_steps,
+    newest_sound,
+    read_best,
+    write_text,
+)
+from clearhead.task import TaskRecord
+
+RUN_FILE: Final = "run.toml"
+SPEC_FILE: Final = "spec.json"
+TASK_FILE: Final = "task.json"
+WEIGHTS_FILE: Final = "weights.safetensors"
+LOCK: Final = "lock"
+AVERAGED: Final = "averaged"
+
+
+class RunDirectory:
+    """A run directory that this process alone may write, until it is closed.
+
+    Leaving its `with` block because of an `InputError` empties the folder again if it was new and nothing was trained:
+    a mistake found late leaves nothing half-written.
+
+    Args:
+        path: the folder.
+        lock: an open descriptor that holds the lock.
+        is_new: whether the folder was missing or empty before.
+    """
+
+    def __init__(self, path: Path, lock: int, *, is_new: bool) -> None:
+        self.path = path
+        self.is_new = is_new
+        self._lock: int | None = lock
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write one small file of the run so that it appears whole or not at all."""
+        write_text(self.path / name, text)
+
+    def close(self) -> None:
+        """Let other processes have the directory."""
+        if self._lock is not None:
+            # Removed while still locked: whoever opened the old file sees that it is gone and opens the new one
+            (self.path / LOCK).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        nothing_trained = self.is_new and not checkpoint_steps(self.path)
+        if isinstance(error, InputError) and nothing_trained:
+            _empty(self.path)
+        self.close()
+        if isinstance(error, InputError) and nothing_trained:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+
+
+def open_run(
+    path: Path, *, configuration: str | None = None, resume: bool = False, may_differ: Sequence[str] = ()
+) -> RunDirectory:
+    """Make or reopen a run directory and lock it.
+
+    Args:
+        path: the folder.
+        configuration: the resolved run file as TOML; written as `run.toml`, and compared with the one that is there.
+        resume: whether to go on from a checkpoint.
+        may_differ: dotted keys, such as "train.run", that may change between the start and the continuation of one run.
+
+    Raises:
+        InputError: the folder is in use, is not a run directory, cannot be written, holds a run of another
+            configuration, holds a run already though `resume` is off, or has no checkpoint though `resume` is on.
+    """
+    _refuse_unsuitable(path, resume=resume)
+    is_new = not path.exists() or not any(path.iterdir())
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _acquire(path)
+    except OSError as error:
+        raise InputError(f"The run directory {path} cannot be written: {error.strerror}.") from error
+    run = RunDirectory(path, lock, is_new=is_new)
+    try:
+        if configuration is not None:
+            _refuse_other_configuration(path, configuration, may_differ)
+        _refuse_wrong_start(path, resume=resume)
+        if configuration is not None:
+            write_text(path / RUN_FILE, configuration)
+    except BaseException as error:
+        run.__exit__(type(error), error, None)
+        raise
+    return run
+
+
+@contextlib.contextmanager
+def held(directory: RunDirectory | None, path: Path, *, resume: bool) -> Iterator[Path]:
+    """Keep a run directory locked for a while: the given one, which stays locked, or the one at `path`."""
+    if directory is not None:
+        yield directory.path
+        return
+    with open_run(path, resume=resume) as own:
+        yield own.path
+
+
+@dataclass(frozen=True)
+class RunReference:
+    """Weights found by a reference such as `runs/de-en@best`.
+
+    Attributes:
+        run: the run directory.
+        label: what was asked for: "best", "last", "averaged" or "step-N".
+        step: the step of the checkpoint, or None for averaged weights.
+        weights: the safetensors file with the weights that validation measured: the exponential average, if any.
+    """
+
+    run: Path
+    label: str
+    step: int | None
+    weights: Path
+
+
+def is_run_directory(path: Path) -> bool:
+    """Return whether a folder looks like a run directory of this library."""
+    return (path / "checkpoints").is_dir() and ((path / "spec.json").exists() or (path / RUN_FILE).exists())
+
+
+def split_reference(reference: str) -> tuple[Path, str | None]:
+    """Split `RUN@best` into the folder and the label; a folder whose own name has an "@" in it is left whole."""
+    name, sign, label = reference.rpartition("@")
+    if not sign or Path(reference).exists():
+        return Path(reference), None
+    return Path(name), label
+
+
+def resolve_reference(reference: str) -> RunReference:
+    """Find the weights of a run directory.
+
+    Args:
+        reference: a run directory, by itself or followed by `@best`, `@last`, `@averaged` or `@step-N`. By itself it
+            means the best checkpoint, or the last one where no step was validated yet.
+
+    Raises:
+        InputError: there is no such folder, label or checkpoint, or the checkpoint is damaged.
+    """
+    run, label = split_reference(reference)
+    if not (run / "checkpoints").is_dir():
+        raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
+    best = read_best(run)
+    match label or ("last" if best is None else "best"):
+        case "last":
+            return _last(run)
+        case "best" if best is not None:
+            return _at_step(run, best, "best")
+        case "best":
+            raise InputError(f"{run} has no best checkpoint yet, because no step was validated: use {run}@last.")
+        case "averaged":
+            return _averaged(run)
+        case text if text.startswith("step-") and text[5:].isdecimal():
+            return _at_step(run, int(text[5:]), text)
+        case text:
+            hint = nearest(text, ["best", "last", "averaged"])
+            raise InputError(f"'@{text}' names no checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N.")
+
+
+def model_files(reference: str) -> tuple[Path, Path]:
+    """Find the folder and the weights of a trained model.
+
+    Args:
+        reference: a run directory, optionally with @best, @last, @averaged or @step-N, or a saved model's folder.
+
+    Returns:
+        the folder with spec, tokenizers and record, and the file of the weights.
+
+    Raises:
+        InputError: nothing usable is there; the sentence says what was expected.
+    """
+    folder, label = split_reference(reference)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; expected a run directory or a saved model")
+    if is_run_directory(folder):
+        weights = resolve_reference(reference).weights
+    elif label is not None:
+        raise InputError(f"{folder} is a saved model and has no checkpoint '@{label}'")
+    else:
+        weights = folder / WEIGHTS_FILE
+    for needed in (folder / SPEC_FILE, weights):
+        if not needed.is_file():
+            raise InputError(f"{folder} is no run directory and no saved model: {needed.name} is missing")
+    return folder, weights
+
+
+def read_task(folder: Path) -> TaskRecord:
+    """Read what the model in a folder was trained for.
+
+    Raises:
+        InputError: the record is missing or is none.
+    """
+    file = folder / TASK_FILE
+    return TaskRecord.from_json(read_text_file(file, "task record"), str(file))
+
+
+def _last(run: Path) -> RunReference:
+    folder, skipped = newest_sound(run)
+    if folder is None:
+        reason = f" ({' '.join(skipped)})" if skipped else ""
+        raise InputError(f"{run} has no sound checkpoint{reason}.")
+    return RunReference(run, "last", int(folder.name.removeprefix("step-")), measured_weights(folder))
+
+
+def _at_step(run: Path, step: int, label: str) -> RunReference:
+    folder = checkpoint_folder(run, step)
+    if not folder.is_dir():
+        steps = ", ".join(str(step) for step in checkpoint_steps(run)) or "none"
+        raise InputError(f"{run} has no checkpoint of step {step}; the steps it kept are: {steps}.")
+    damage = checkpoint_damage(folder)
+    if damage is not None:
+        raise InputError(damage)
+    return RunReference(run, label, step, measured_weights(folder))
+
+
+def _averaged(run: Path) -> RunReference:
+    folder = run / "checkpoints" / AVERAGED
+    if not folder.is_dir():
+        raise InputError(f"{run} has no averaged weights yet: 'clearhead average {run} --last N' makes them.")
+    if (damage := checkpoint_damage(folder)) is not None:
+        raise InputError(damage)
+    return RunReference(run, AVERAGED, None, folder / WEIGHTS)
+
+
+def measured_weights(folder: Path) -> Path:
+    """Return the weights that validation measured in a checkpoint: the exponential average if there is one."""
+    average = folder / AVERAGED_WEIGHTS
+    return average if average.exists() else folder / WEIGHTS
+
+
+def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys whose values differ between two nested configurations, sorted."""
+    ours, theirs = _dotted(before), _dotted(now)
+    missing = object()
+    return sorted(key for key in ours | theirs if ours.get(key, missing) != theirs.get(key, missing))
+
+
+def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _empty(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != LOCK:
+            entry.unlink()
+
+
+def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise InputError(f"The run directory {path} is a file: name a folder.")
+    if resume and not path.exists():
+        raise InputError(f"There is no run directory {path} to resume: start the run without --resume.")
+    known = {RUN_FILE, LOCK, "checkpoints", "spec.json", "metrics.jsonl", "best", "plots"}
+    entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    if entries and not entries & known:
+        raise InputError(f"{path} is not empty and holds no run: name a new folder as the run directory.")
+
+
+def _refuse_wrong_start(path: Path, *, resume: bool) -> None:
+    steps = checkpoint_steps(path)
+    if steps and not resume:
+        raise InputError(
+            f"{path} already holds a run that reached step {steps[-1]}: add --resume to continue it, "
+            "or name another run directory."
+        )
+    if resume and not steps:
+        raise InputError(f"{path} has no checkpoint to resume from: start the run without --resume.")
+
+
+def _refuse_other_configuration(path: Path, configuration: str, may_differ: Sequence[str]) -> None:
+    run_file = path / RUN_FILE
+    if not run_file.exists():
+        return
+    before, now = _parse(run_file, run_file.read_text(encoding="utf-8")), tomllib.loads(configuration)
+    keys = [key for key in differing_keys(before, now) if key not in may_differ]
+    if keys:
+        ours, theirs = _dotted(now), _dotted(before)
+        shown = "; ".join(f"{key} is {_shown(theirs, key)} there and {_shown(ours, key)} here" for key in keys[:8])
+        more = f"; and {len(keys) - 8} more" if len(keys) > 8 else ""
+        raise InputError(
+            f"{path} holds a run of another configuration ({shown}{more}): restore these values, "
+            "or name another run directory."
+        )
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(
+            f"{path} is not a valid run file ({error}): restore it, or name another run directory."
+        ) from None
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    return json.dumps(flat[key], default=str) if key in flat else "not set"
+
+
+def _acquire(path: Path) -> int:
+    """Lock the folder through its lock file; the system lets go of the lock when the process that holds it dies."""
+    file = path / LOCK
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode("utf-8", errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise InputError(
+                f"The run directory {path} is in use by {holder}: wait for it, or name another folder."
+            ) from None
+        if _is_same_file(descriptor, file):
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,46 @@
+"""A model out of a run directory or a saved folder: spec and weights, tokenizers, record, and where it came from."""
+
+from __future__ import annotations
+
+import torch
+
+from clearhead.core import Transformer, build
+from clearhead.errors import InputError
+from clearhead.files import read_text_file
+from clearhead.hf.checkpoint import Published
+from clearhead.hf.export import load_origin
+from clearhead.runs.directory import SPEC_FILE, model_files, read_task
+from clearhead.spec import Model as ModelSpec
+from clearhead.task import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.weights.fill import fill
+from clearhead.weights.lora import load_merged
+
+
+def load_saved(
+    reference: str, *, dtype: torch.dtype
+) -> tuple[Transformer, TokenizerPair, TaskRecord, Published | None]:
+    """Load what a run or `save` wrote.
+
+    Args:
+        reference: a run directory, optionally with @best, @last, @averaged or @step-N, or a saved model's folder.
+        dtype: of the weights.
+
+    Returns:
+        The module on the CPU, its tokenizers, what it was trained for, and the checkpoint that it came from, if any.
+
+    Raises:
+        InputError: nothing usable is there; the sentence says what was expected.
+    """
+    folder, weights = model_files(reference)
+    task = read_task(folder)
+    if task.kind in ("classify", "tag") and weights.parent.name == "step-0":
+        raise InputError(
+            f"{weights.parent} is the beginning of a run, whose head is untrained and would only guess; train further"
+        )
+    module = build(ModelSpec.from_json(read_text_file(folder / SPEC_FILE, "spec file")), device="meta")
+    fill(module, load_merged(weights), source=str(weights))
+    module.to(dtype)
+    tokenizers = TokenizerPair.load(folder)
+    tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
+    return module, tokenizers, task, load_origin(folder, module, task, tokenizers)

@@ -1,0 +1,78 @@
+"""Byte-level tokenizers that were published as two files: `vocab.json` and `merges.txt`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from clearhead.errors import InputError
+from clearhead.files import read_json_object
+from clearhead.text.token_roles import WELL_KNOWN
+
+_VOCABULARY, _MERGES = "vocab.json", "merges.txt"
+_HEADER = "#version"
+
+
+def has_merges(folder: Path) -> bool:
+    """Return whether a folder holds both files."""
+    return (folder / _VOCABULARY).is_file() and (folder / _MERGES).is_file()
+
+
+def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
+    """Return the content of the `tokenizer.json` that means the same as the two files.
+
+    A text is cut before letters, digits and other signs, each with the space in front of it, and every byte is written
+    as a printable character; entries that carry a well-known role are special.
+
+    Args:
+        folder: holds `vocab.json` and `merges.txt`.
+        prefix_space: whether a text gets a space in front, so that its first word is the same token as anywhere else.
+
+    Raises:
+        InputError: a file is not what its name says, or a merge joins pieces that the vocabulary lacks.
+
+    Source: GPT-2's encoder, github.com/openai/gpt-2, src/encoder.py.
+    """
+    vocabulary = read_json_object(folder / _VOCABULARY, what="a vocabulary")
+    wrong = next((entry for entry, index in vocabulary.items() if type(index) is not int or index < 0), None)
+    if wrong is not None:
+        raise InputError(
+            f"{folder / _VOCABULARY}: entry {wrong!r} has the id {vocabulary[wrong]!r}; expected a number from 0"
+        )
+    merges = _read_pairs(folder / _MERGES, vocabulary)
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    special = [name for names in WELL_KNOWN.values() for name in names if name in vocabulary]
+    backend.add_special_tokens(sorted(special, key=lambda name: vocabulary[name]))
+    document: dict[str, Any] = json.loads(backend.to_str())
+    return document
+
+
+def _read_pairs(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: expected a list of merges in UTF-8, but it is not UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path}: expected a list of merges, but it cannot be read ({error.strerror})") from None
+    pairs = []
+    for number, line in enumerate(lines, start=1):
+        line = line.removesuffix("\r")
+        if not line or (number == 1 and line.startswith(_HEADER)):
+            continue
+        pieces = line.split(" ")
+        if len(pieces) != 2:
+            raise InputError(f"{path}:{number}: expected two pieces separated by one space, received {line!r}")
+        for piece in (*pieces, "".join(pieces)):
+            if piece not in vocabulary:
+                raise InputError(
+                    f"{path}:{number}: {piece!r} is not in {_VOCABULARY}; the two files must be of one save"
+                )
+        pairs.append((pieces[0], pieces[1]))
+    return pairs

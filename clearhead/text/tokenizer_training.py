@@ -1,0 +1,299 @@
+"""Train a tokenizer on text, in a canonical form: the same text gives the same ids on every run.
+
+The library iterates over hash maps that are seeded anew in every process. What follows from that order is fixed here:
+word-level vocabularies are numbered by count and text, WordPiece gets its alphabet in a fixed order before the first
+merge (ties between merges are broken by id), and unigram scores are rounded and sorted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from clearhead.errors import InputError, nearest
+from clearhead.text.token_roles import Roles, sentinel
+from clearhead.text.tokenizer import Tokenizer
+
+SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
+MASK_TOKEN = "<mask>"
+ROLES = Roles(pad=0, unk=1, bos=2, eos=3)
+KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "byte", "split")
+
+_MARKER = "▁"
+_CONTINUING = "##"
+# A piece seen once teaches a model nothing, so merges stop there.
+_MIN_FREQUENCY = 2
+# The library's scores differ between runs by up to 4e-11 (sums in hash order); this many decimals hide that.
+_SCORE_DECIMALS = 3
+_NUM_BYTES = 256
+
+
+@dataclass(frozen=True)
+class _Size:
+    """How many rows a vocabulary gets, and which special tokens are the first of them."""
+
+    vocab_size: int
+    special: tuple[str, ...]
+
+
+def train_tokenizer(
+    kind: str, texts: Iterable[str], *, vocab_size: int, mask: bool = False, sentinels: int = 0
+) -> Tokenizer:
+    """Train a tokenizer of one kind.
+
+    Args:
+        kind: one of KINDS. "bpe", "unigram", "wordpiece" and "word" mark word starts, so that decoding restores a text
+            up to its white space; "byte-bpe", "byte" and "character" restore it exactly; "split" takes tokens
+            separated by white space as they are and joins "@@ " when it decodes.
+        texts: the texts. Those of an iterator are kept in memory; what can be gone through several times is not, and
+            may be larger.
+        vocab_size: rows of the vocabulary, special tokens included. Subword kinds reach it exactly; for "word",
+            "character" and "split" it is an upper limit; "byte" has 256 rows beside the special tokens, and needs room
+            for them.
+        mask: whether there is a token "<mask>" that stands for a hidden one.
+        sentinels: how many tokens "<extra_id_0>", "<extra_id_1>" and so on stand for hidden stretches of text.
+
+    Returns:
+        A tokenizer whose special tokens come first: "<pad>", "<unk>", "<s>", "</s>" with ids 0 to 3, then the others.
+
+    Raises:
+        InputError: an unknown kind, no text, or a vocabulary that the text does not support.
+    """
+    if kind not in KINDS:
+        raise InputError(
+            f"'{kind}' is not a kind of tokenizer; expected one of {', '.join(KINDS)}{nearest(kind, KINDS)}"
+        )
+    if sentinels < 0:
+        raise InputError(f"sentinels is {sentinels}; expected 0 or more")
+    special, roles = _special_tokens(mask, sentinels)
+    if vocab_size <= len(special):
+        raise InputError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
+    size = _Size(vocab_size, special)
+    if isinstance(texts, Iterator):
+        texts = list(texts)  # some kinds go through the texts several times
+    if kind == "byte":
+        model: models.Model = _byte_model(size)
+    elif not any(text and not text.isspace() for text in texts):
+        raise InputError(f"no text to train a {kind} tokenizer on: expected at least one line that is not empty")
+    else:
+        model = _train_model(kind, texts, size)
+    backend = _pipeline(kind)
+    backend.model = model
+    backend.add_special_tokens(list(special))
+    return Tokenizer(json.loads(backend.to_str()), kind=kind, roles=roles)
+
+
+def _special_tokens(mask: bool, sentinels: int) -> tuple[tuple[str, ...], Roles]:
+    """Return the special tokens in the order of their ids, and the roles that those have."""
+    masks = (MASK_TOKEN,) if mask else ()
+    first = len(SPECIAL_TOKENS) + len(masks)
+    roles = Roles(
+        pad=ROLES.pad,
+        unk=ROLES.unk,
+        bos=ROLES.bos,
+        eos=ROLES.eos,
+        mask=len(SPECIAL_TOKENS) if mask else None,
+        sentinels=tuple(range(first, first + sentinels)),
+    )
+    return (*SPECIAL_TOKENS, *masks, *map(sentinel, range(sentinels))), roles
+
+
+def _train_model(kind: str, texts: Iterable[str], size: _Size) -> models.Model:
+    backend = _pipeline(kind)
+    match kind:
+        case "bpe" | "byte-bpe":
+            return _train_merges(backend, texts, size, kind)
+        case "wordpiece":
+            return _train_wordpiece(backend, texts, size)
+        case "unigram":
+            return _train_unigram(backend, texts, size)
+        case _:
+            return _train_word_level(backend, texts, size)
+
+
+def _pipeline(kind: str) -> tokenizers.Tokenizer:
+    """Return everything but the vocabulary: how a text is cut before the model sees it, and put together again."""
+    backend = tokenizers.Tokenizer(models.WordLevel({}, unk_token=SPECIAL_TOKENS[1]))
+    if kind == "split":
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    elif kind == "character":
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
+        backend.decoder = decoders.Fuse()
+    elif kind == "byte":
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+    elif kind == "byte-bpe":
+        # One space in front of every text makes its first word the same token as anywhere else.
+        backend.normalizer = normalizers.Prepend(" ")
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    else:
+        _set_marked_words(backend, kind)
+    return backend
+
+
+def _set_marked_words(backend: tokenizers.Tokenizer, kind: str) -> None:
+    """Cut at white space and between letters, digits and other signs; a marker in front of a word holds its space."""
+    digits = r"\p{N}+" if kind == "word" else r"\p{N}"
+    # "#" stands alone, so that "##" at the start of a WordPiece entry always means that it continues a word.
+    classes = (r"#", r"[\p{L}\p{M}]+", digits, rf"[^\p{{L}}\p{{M}}\p{{N}}{_MARKER}#]+")
+    pattern = "|".join(f"{_MARKER}?{name}" for name in classes) + f"|{_MARKER}"
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Replace(Regex(rf"[\s{_MARKER}]+"), " "), normalizers.Strip()]
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(replacement=_MARKER, prepend_scheme="always", split=False),
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+        ]
+    )
+    spaces = decoders.Metaspace(replacement=_MARKER, prepend_scheme="always")
+    joined = decoders.Sequence([decoders.Replace(Regex(f"^{_CONTINUING}"), ""), spaces])
+    backend.decoder = joined if kind == "wordpiece" else spaces
+
+
+def _train(backend: tokenizers.Tokenizer, texts: Iterable[str], trainer: Any) -> dict[str, Any]:
+    """Run the library's trainer and return what it made of the model, as data."""
+    try:
+        backend.train_from_iterator(iter(texts), trainer)
+    except (TypeError, UnicodeEncodeError):
+        raise InputError("expected texts as str of whole Unicode characters to train a tokenizer on") from None
+    document: dict[str, Any] = json.loads(backend.to_str())
+    model: dict[str, Any] = document["model"]
+    return model
+
+
+def _words(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> list[str]:
+    """Return the distinct pieces into which the texts are cut before a model sees them."""
+    backend.model = models.WordLevel({}, unk_token=SPECIAL_TOKENS[1])
+    return list(_train(backend, texts, trainers.WordLevelTrainer(vocab_size=2**62, show_progress=False))["vocab"])
+
+
+def _check_room(kind: str, size: _Size, needed: int, of_what: str) -> None:
+    if size.vocab_size < needed:
+        fixed = _NUM_BYTES + len(size.special)
+        other = f", or use byte-bpe, which needs {fixed}" if needed > fixed else ""
+        raise InputError(
+            f"vocab_size is {size.vocab_size}, but a {kind} tokenizer of this text needs at least {needed}: "
+            f"{len(size.special)} special tokens and {needed - len(size.special)} {of_what}; "
+            f"raise vocab_size{other}"
+        )
+
+
+def _check_reached(kind: str, vocab_size: int, reached: int) -> None:
+    if reached < vocab_size:
+        raise InputError(
+            f"vocab_size is {vocab_size}, but this text supports a {kind} vocabulary of at most {reached}; "
+            f"set vocab_size = {reached} or less, or give more text"
+        )
+
+
+def _train_merges(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size, kind: str) -> models.Model:
+    initial_alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "byte-bpe" else []
+    unknown = None if initial_alphabet else SPECIAL_TOKENS[1]
+    backend.model = models.BPE(unk_token=unknown)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size.vocab_size,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=list(size.special),
+        initial_alphabet=initial_alphabet,
+        show_progress=False,
+    )
+    learned = _train(backend, texts, trainer)
+    alphabet = sum(len(entry) == 1 for entry in learned["vocab"])
+    _check_room(kind, size, alphabet + len(size.special), "bytes" if initial_alphabet else "characters")
+    _check_reached(kind, size.vocab_size, len(learned["vocab"]))
+    merges = [(left, right) for left, right in learned["merges"]]
+    return models.BPE(vocab=learned["vocab"], merges=merges, unk_token=unknown)
+
+
+def _train_wordpiece(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> models.Model:
+    unknown = SPECIAL_TOKENS[1]
+    words = _words(backend, texts)
+    inside = sorted(set("".join(word[1:] for word in words)))
+    first = [*size.special, *sorted(set("".join(words))), *(_CONTINUING + character for character in inside)]
+    _check_room("wordpiece", size, len(first), "characters (at the start of a word and inside one)")
+    backend.model = models.WordPiece(vocab={}, unk_token=unknown)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size.vocab_size,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=first,  # the trainer numbers these in order, and breaks ties between merges by number
+        continuing_subword_prefix=_CONTINUING,
+        show_progress=False,
+    )
+    vocab = _train(backend, texts, trainer)["vocab"]
+    _check_reached("wordpiece", size.vocab_size, len(vocab))
+    return models.WordPiece(
+        vocab=vocab,
+        unk_token=unknown,
+        continuing_subword_prefix=_CONTINUING,
+        max_input_chars_per_word=1_000,
+    )
+
+
+def _train_unigram(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> models.Model:
+    characters = set("".join(_words(backend, texts)))
+    _check_room("unigram", size, len(characters) + len(size.special), "characters")
+    pieces = _unigram_pieces(backend, texts, size)
+    if len(pieces) < size.vocab_size:
+        # Asked for less, the trainer can prune further: only a size that a training reached may be recommended.
+        reached = size.vocab_size
+        while len(pieces) < reached:
+            reached = len(pieces)
+            pieces = _unigram_pieces(backend, texts, _Size(reached, size.special))
+        _check_reached("unigram", size.vocab_size, reached)
+    return models.Unigram(vocab=pieces, unk_id=ROLES.unk, byte_fallback=False)
+
+
+def _unigram_pieces(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> list[tuple[str, float]]:
+    """Return the special tokens and the learned pieces in canonical order with canonical scores."""
+    backend.model = models.Unigram()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size.vocab_size,
+        special_tokens=list(size.special),
+        unk_token=SPECIAL_TOKENS[1],
+        show_progress=False,
+    )
+    learned = [(piece, score) for piece, score in _train(backend, texts, trainer)["vocab"][len(size.special) :]]
+    lowest = min(score for _, score in learned)
+    # The trainer gives characters that it pruned the lowest score plus 1e-4 for each one before them, in hash order.
+    penalised = lowest + 1e-4 * (sum(len(piece) == 1 for piece, _ in learned) + 1)
+    scores = {
+        piece: round(lowest if len(piece) == 1 and score <= penalised else score, _SCORE_DECIMALS)
+        for piece, score in learned
+    }
+    # Every character stays; the trainer overshoots where they alone fill the vocabulary.
+    ordered = sorted(scores.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))
+    kept = ordered[: size.vocab_size - len(size.special)]
+    ordered = sorted(kept, key=lambda item: (-item[1], item[0]))
+    return [*((token, 0.0) for token in size.special), *ordered]
+
+
+def _train_word_level(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> models.Model:
+    # Room for the special tokens twice: a text may contain them as words, which the vocabulary leaves to their role.
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=size.vocab_size + len(size.special),
+        min_frequency=0,
+        special_tokens=list(size.special),
+        show_progress=False,
+    )
+    learned: dict[str, int] = _train(backend, texts, trainer)["vocab"]
+    words = sorted((word for word in learned if word not in size.special), key=lambda word: learned[word])
+    entries = [*size.special, *words][: size.vocab_size]
+    return models.WordLevel({entry: index for index, entry in enumerate(entries)}, unk_token=SPECIAL_TOKENS[1])
+
+
+def _byte_model(size: _Size) -> models.Model:
+    needed = _NUM_BYTES + len(size.special)
+    _check_room("byte", size, needed, "bytes")
+    # The library writes a byte as the character of that number where it can be printed, the others from 256 upwards.
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    printed = {ord(character): character for character in alphabet}
+    moved = (character for character in alphabet if ord(character) >= _NUM_BYTES)
+    entries = [*size.special, *(printed[byte] if byte in printed else next(moved) for byte in range(_NUM_BYTES))]
+    return models.BPE(vocab={entry: index for index, entry in enumerate(entries)}, merges=[])

@@ -1,0 +1,292 @@
+"""From a run file to a training run: the one place where tokenizers, data, model, optimizer and loop meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from clearhead.core import Transformer, build
+from clearhead.data.batches.pairs import Batch
+from clearhead.errors import InputError
+from clearhead.files import read_text_file
+from clearhead.hf.export import save_origin
+from clearhead.machine import choose_device, choose_precision
+from clearhead.runs.checkpoint import checkpoint_damage, checkpoint_folder, checkpoint_steps, saved_choices
+from clearhead.runs.directory import SPEC_FILE, TASK_FILE, RunDirectory, is_run_directory, measured_weights, open_run
+from clearhead.runs.recent_weights import save_averaged
+from clearhead.spec import Model
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.init_from import Start, find_start, run_start, take_weights
+from clearhead.training.loop import Trainer
+from clearhead.training.optim.optimizers import build_optimizer
+from clearhead.training.optim.schedules import KINDS_WITH_AN_END, build_schedule
+from clearhead.training.optim.weight_averages import average_checkpoints
+from clearhead.training.preflight import preflight
+from clearhead.training.progress.report import Progress, SeveralProgress, TensorBoardProgress
+from clearhead.training.random_state import seed_everything
+from clearhead.training.runfile.read import RunFile, to_toml
+from clearhead.training.settings import EarlyStop, TrainResult, TrainSettings, planned_steps
+from clearhead.training.tasks.base import TaskParts, TaskSetup
+from clearhead.training.tasks.registry import parts_of
+from clearhead.training.token_counts import measure_work
+from clearhead.weights.lora import adapt, describe, load_merged
+
+# What may change when a run goes on: how long it takes and what it keeps, never what its next step computes.
+MAY_DIFFER = (
+    "train.run",
+    "train.steps",
+    "train.epochs",
+    "train.seconds",
+    "train.device",
+    "train.threads",
+    "train.save_every",
+    "train.keep",
+    "train.early_stop.patience",
+    "train.tensorboard",
+)
+
+PLANNED_STEPS = "planned_steps"
+NEW_TENSORS = "new_tensors"
+
+
+def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainResult:
+    """Train what a run file describes.
+
+    Args:
+        run_file: the checked run file.
+        resume: whether to continue from the newest sound checkpoint of its run directory.
+        progress: told what happens.
+
+    Raises:
+        InputError: the data, the sizes or the run directory cannot be used; nothing is left behind.
+        RunFailure: training itself failed; the last checkpoint is whole.
+        Interrupted: a signal asked to stop; everything is saved.
+    """
+    run = Path(run_file.train.run)
+    device = choose_device(run_file.train.device)
+    with open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=MAY_DIFFER) as directory:
+        if run_file.train.tensorboard:
+            progress = SeveralProgress([progress, TensorBoardProgress(run / "tensorboard")])
+        choices = (saved_choices(run) or {}) if resume else {}
+        task = run_file.task
+        if resume:
+            start = run_start(run) if task.init else None
+        else:
+            start = find_start(task.init, task.from_language, task.to_language)
+        setup = TaskSetup(
+            run_file=run_file,
+            find_tokenizers=lambda train: _tokenizers(run_file, directory, choices, start, train),
+            start=start,
+            progress=progress,
+            device=device,
+        )
+        parts = parts_of(setup)
+        _settle_spec(parts.spec, directory, resume)
+        directory.write_text(TASK_FILE, parts.record.to_json())
+        if start is not None and start.published is not None and not resume:
+            save_origin(start.published, run)
+        precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
+        settings = _settings(run_file, precision, parts)
+        seed_everything(settings.seed)
+        module = build(parts.spec, device=device)
+        new = str(choices.get(NEW_TENSORS, "")).split()
+        if start is not None and not resume:
+            new = take_weights(module, start, parts.record, progress)
+        if run_file.lora is not None:
+            progress.message(describe(module, adapt(module, run_file.lora, new=new)))
+            settings = replace(settings, choices={**settings.choices, NEW_TENSORS: " ".join(new)})
+        trainer = _trainer(run_file, settings, module, parts, progress, directory)
+        if resume:
+            _mention_moved_schedule(run_file, choices, trainer.settings, progress)
+        else:
+            _preflight(trainer, parts, module)
+        return trainer.run(resume=resume)
+
+
+def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
+    """Average the weights of a run's newest checkpoints, members of its averaging ring included.
+
+    Args:
+        run: the run directory.
+        last: how many, at least 1.
+
+    Returns:
+        The file of the averaged weights, and the steps averaged, in rising order.
+
+    Raises:
+        InputError: the folder is no run, is in use, or has fewer sound checkpoints.
+    """
+    if not is_run_directory(run):
+        raise InputError(f"{run} is not a run directory")
+    found = {step: weights for step, weights in _kept_weights(run).items() if step > 0}
+    if last > len(found):
+        kept = ", ".join(map(str, sorted(found))) or "none"
+        raise InputError(
+            f"{run} has {len(found)} sound checkpoints to average (steps: {kept}), but --last asks for {last}: ask for "
+            "fewer, or train with a larger train.keep"
+        )
+    steps = sorted(found)[-last:]
+    with open_run(run, resume=True):
+        weights = average_checkpoints([load_merged(found[step]) for step in steps])
+        file = save_averaged(run, weights, {"steps": steps, "valid_loss": None, "valid_score": None})
+    return file, steps
+
+
+def _kept_weights(run: Path) -> dict[int, Path]:
+    """Return the weights file of every step that has a sound one: in the averaging ring or in a checkpoint."""
+    found: dict[int, Path] = {}
+    ring = run / "checkpoints" / "ring"
+    for folder in sorted(ring.glob("step-*")) + [checkpoint_folder(run, step) for step in checkpoint_steps(run)]:
+        if checkpoint_damage(folder) is None:
+            found[int(folder.name.removeprefix("step-"))] = measured_weights(folder)
+    return found
+
+
+def _tokenizers(
+    run_file: RunFile,
+    directory: RunDirectory,
+    choices: Mapping[str, object],
+    start: Start | None,
+    train: Callable[[], TokenizerPair],
+) -> TokenizerPair:
+    """Train, load or find again the tokenizers, and refuse others than the checkpoint was trained with."""
+    section = run_file.tokenizer
+    remembered = choices.get("tokenizer")
+    if start is not None:
+        tokenizers = start.tokenizers
+    elif section.path is not None:
+        tokenizers = _load_tokenizers(Path(section.path))
+    else:
+        tokenizers = TokenizerPair.load(directory.path) if remembered is not None else train()
+    if remembered is not None and tokenizers.fingerprint != remembered:
+        where = section.path or run_file.task.init or directory.path
+        raise InputError(
+            f"the checkpoints in {directory.path} were trained with another tokenizer than the one in {where} "
+            f"(fingerprint {str(remembered)[:12]}, not {tokenizers.fingerprint[:12]}): restore that tokenizer, "
+            "or start a new run directory"
+        )
+    tokenizers.save(directory.path)
+    return tokenizers
+
+
+def _load_tokenizers(path: Path) -> TokenizerPair:
+    if path.is_dir():
+        return TokenizerPair.load(path)
+    one = Tokenizer.load(path)
+    return TokenizerPair(source=one, target=one, joint=True)
+
+
+def _settle_spec(spec: Model, directory: RunDirectory, resume: bool) -> None:
+    """Write the spec of a new run; a run that goes on must mean the same model."""
+    file = directory.path / SPEC_FILE
+    if resume and file.exists() and Model.from_json(read_text_file(file, "spec file")) != spec:
+        raise InputError(f"{file} describes another model than the run file: restore the one it was started with")
+    directory.write_text(SPEC_FILE, spec.to_json())
+
+
+def _settings(run_file: RunFile, precision: Literal["fp32", "bf16"], parts: TaskParts[Batch]) -> TrainSettings:
+    train = run_file.train
+    early = train.early_stop
+    assert train.validate_every is not None, "the run file fills its defaults"
+    return TrainSettings(
+        run=Path(train.run),
+        steps=train.steps,
+        epochs=train.epochs,
+        seconds=train.seconds,
+        accumulate=train.accumulate,
+        clip=train.clip,
+        validate_every=train.validate_every,
+        save_every=train.save_every,
+        keep=train.keep,
+        average=train.average or 0,
+        ema=train.ema,
+        early_stop=EarlyStop("loss" if early.metric == "loss" else "score", early.patience)
+        if early is not None
+        else None,
+        seed=train.seed,
+        precision=precision,
+        threads=train.threads,
+        best_by=parts.best_by,
+        score_name=parts.score_name,
+        choices={
+            "tokenizer": parts.tokenizers.fingerprint,
+            "score_name": parts.score_name,
+            "valid_data": parts.valid_data,
+            **measure_work(parts.batches).choices(),
+        },
+    )
+
+
+def _trainer(
+    run_file: RunFile,
+    settings: TrainSettings,
+    module: Transformer,
+    parts: TaskParts[Batch],
+    progress: Progress,
+    directory: RunDirectory,
+) -> Trainer[Batch]:
+    """Put the parts of a training run together."""
+    train = run_file.train
+    assert train.learning_rate is not None and train.warmup is not None and train.weight_decay is not None
+    steps = planned_steps(settings, parts.batches.batches_per_epoch)
+    settings = replace(settings, choices={**settings.choices, PLANNED_STEPS: steps or 0})
+    return Trainer(
+        module=module,
+        optimizer=build_optimizer(
+            module,
+            kind=train.optimizer,
+            learning_rate=train.learning_rate,
+            weight_decay=train.weight_decay,
+            betas=train.betas,
+            eps=train.eps,
+        ),
+        schedule=build_schedule(
+            train.schedule,
+            learning_rate=train.learning_rate,
+            warmup=train.warmup,
+            steps=steps,
+            width=_width(module.spec),
+        ),
+        batches=parts.batches,
+        loss=parts.loss,
+        validate=parts.validate,
+        settings=settings,
+        progress=progress,
+        directory=directory,
+    )
+
+
+def _mention_moved_schedule(
+    run_file: RunFile, choices: Mapping[str, object], settings: TrainSettings, progress: Progress
+) -> None:
+    """A run may go on for longer than it was planned, but then a schedule with an end is another schedule."""
+    before, now = choices.get(PLANNED_STEPS), settings.choices[PLANNED_STEPS]
+    if run_file.train.schedule in KINDS_WITH_AN_END and before is not None and before != now:
+        progress.message(
+            f"the {run_file.train.schedule} schedule now ends at step {now:,} instead of {before:,}: from here on the "
+            "learning rates differ from those of the run as it was planned"
+        )
+
+
+def _width(spec: Model) -> int:
+    top = spec.decoder or spec.encoder
+    assert top is not None, "a validated model has a stack"
+    return top.width
+
+
+def _preflight(trainer: Trainer[Batch], parts: TaskParts[Batch], module: Transformer) -> None:
+    """Check everything once more against the model that was built, and say what the run will cost."""
+    report = preflight(
+        module,
+        trainer.loss,
+        parts.widest,
+        trainer.settings,
+        sides=parts.sides(module),
+        mean_tokens=parts.mean_tokens,
+        batches_per_epoch=parts.batches.batches_per_epoch,
+    )
+    for line in report.lines():
+        trainer.progress.message(line)

@@ -1,0 +1,240 @@
+"""What a run goes on from: a model trained here or a published checkpoint, and what of it the new task can use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clearhead.core import Transformer, build
+from clearhead.errors import InputError
+from clearhead.files import read_text_file
+from clearhead.hf import config as configs
+from clearhead.hf import registry
+from clearhead.hf.checkpoint import Published, labels_in_config
+from clearhead.hf.export import load_origin
+from clearhead.hf.hub import find_published
+from clearhead.hf.loading import rules_at
+from clearhead.hf.record import Variant
+from clearhead.runs.directory import SPEC_FILE, model_files, read_task
+from clearhead.spec import Head, Model, validate
+from clearhead.task import Repeats, TaskKind, TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.training.progress.report import Progress
+from clearhead.weights.lora import load_merged
+
+HEAD = "head."
+
+
+@dataclass(frozen=True)
+class Start:
+    """A trained model that a run goes on from.
+
+    Attributes:
+        name: what messages call it.
+        spec: what it is.
+        tokenizers: what it was trained with.
+        record: what it was trained for.
+        tensors: gives its weights, by address.
+        published: the checkpoint that it is, or came from; None: it was trained here from the beginning.
+    """
+
+    name: str
+    spec: Model
+    tokenizers: TokenizerPair
+    record: TaskRecord
+    tensors: Callable[[], Mapping[str, Tensor]]
+    published: Published | None = None
+
+    def says(self, record: TaskRecord) -> bool:
+        """Return whether the head answers the same question already: a task of labels with the same labels."""
+        own = self.record
+        numbers = (own.number_mean, own.number_scale) == (record.number_mean, record.number_scale)
+        same = (own.kind, own.labels, own.label_kind) == (record.kind, record.labels, record.label_kind)
+        return same and numbers
+
+    def labels_like(self, kind: TaskKind, labels: Sequence[str]) -> tuple[str, ...] | None:
+        """Return the start's own labels, in its order, where they are those that the data has; else None."""
+        own = self.record.labels
+        return own if self.record.kind == kind and own and sorted(own) == sorted(labels) else None
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the head scores the entries of the vocabulary."""
+        return self.spec.head is not None and self.record.kind in ("translate", "generate", "fill", "denoise")
+
+    def word_head(self, kind: TaskKind) -> Head | None:
+        """Return the head over words that the family of a checkpoint has, for one that came without it."""
+        for one in (kind, "translate", "generate", "denoise"):
+            found = self.family_head(TaskRecord(kind=one))
+            if found is not None:
+                return found[0]
+        return None
+
+    def family_head(self, record: TaskRecord) -> tuple[Head, Repeats | None] | None:
+        """Return the head that the family of a checkpoint has for a task, and what its decoder reads.
+
+        Args:
+            record: of the task; its labels count the outputs.
+
+        Returns:
+            None where it has none, so that what is trained could not be written in that family.
+        """
+        if self.published is None:
+            return None
+        family = registry.find(self.published.config)
+        config = {key: value for key, value in self.published.config.items() if key != "architectures"}
+        reading = configs.read(family, {**config, **labels_in_config(record)})
+        for variant in self._variants(record.kind):
+            head = variant.head(reading.values)
+            if head is None:
+                continue
+            try:
+                validate(self.spec.model_copy(update={"head": head}))
+            except InputError:
+                continue
+            return head, variant.repeats
+        return None
+
+    def _variants(self, kind: TaskKind) -> list[Variant]:
+        assert self.published is not None
+        found = registry.find(self.published.config).variants
+        has_two = self.spec.encoder is not None and self.spec.decoder is not None
+        return [one for one in found if one.task == kind and (one.has_decoder or not has_two)]
+
+    def head_tensors(self, module: Transformer, kind: TaskKind) -> dict[str, Tensor]:
+        """Return tensors of a new head that the checkpoint carries though its own class does not use them.
+
+        Args:
+            module: with the new head.
+            kind: of the task.
+        """
+        if self.published is None or self.published.pretrained is None:
+            return {}
+        family, spare = self.published.pretrained.record, self.published.pretrained.spare
+        found: dict[str, Tensor] = {}
+        for variant in self._variants(kind):
+            for bound in rules_at(family, variant, family.prefix_of(variant), module)[0]:
+                # A class without a head writes the names of its stacks bare.
+                spelled = [
+                    [one for name in group for one in (name, name.removeprefix(family.prefix))]
+                    for group in bound.theirs
+                ]
+                names = [next((one for one in group if one in spare), "") for group in spelled]
+                if bound.ours[0].startswith(HEAD) and all(names) and not found.keys() & {*bound.ours}:
+                    made = bound.load([spare[name] for name in names])
+                    shapes = zip(made, bound.place.shapes, strict=True)
+                    if all(tensor.shape == shape for tensor, shape in shapes):
+                        found |= dict(zip(bound.ours, made, strict=True))
+        return found
+
+
+def find_start(reference: str, source: str | None, target: str | None) -> Start | None:
+    """Return the trained model that [task] init names; None where the run starts from scratch.
+
+    Args:
+        reference: a run directory, a saved folder, a checkpoint's folder or a name on the hub; empty: from scratch.
+        source, target: codes of the languages of the task, for a checkpoint of several.
+
+    Raises:
+        InputError: nothing usable is there; or a language is missing, not known or not wanted.
+    """
+    if not reference:
+        return None
+    try:
+        folder = find_published(reference)
+        found = _of_run(reference) if folder is None else _of_checkpoint(reference, folder)
+        return _between(found, source, target)
+    except InputError as error:
+        raise InputError(f"[task] init: {error}") from None
+
+
+def run_start(run: Path) -> Start:
+    """Return what a run that goes on is: what it began from may be gone, and is not needed.
+
+    Raises:
+        InputError: a file of the run is missing.
+    """
+    return _of_files(str(run), run, dict)
+
+
+def _of_checkpoint(reference: str, folder: Path) -> Start:
+    published = Published.load(folder, dtype=torch.float32)
+    pretrained = published.pretrained
+    assert pretrained is not None, "a checkpoint is of the family that it came in"
+    tokenizers = published.text.tokenizers
+    tokenizers.check_rows(pretrained.module.num_source_ids, pretrained.module.num_target_ids, reference)
+    return Start(
+        name=reference,
+        spec=pretrained.module.spec,
+        tokenizers=tokenizers,
+        record=pretrained.task,
+        tensors=pretrained.module.state_dict,
+        published=published,
+    )
+
+
+def _of_run(reference: str) -> Start:
+    folder, weights = model_files(reference)
+    return _of_files(str(weights), folder, lambda: load_merged(weights))
+
+
+def _of_files(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> Start:
+    model = Model.from_json(read_text_file(folder / SPEC_FILE, "spec file"))
+    tokenizers, record = TokenizerPair.load(folder), read_task(folder)
+    published = load_origin(folder, build(model, device="meta"), record, tokenizers)
+    return Start(name, model, tokenizers, record, tensors, published)
+
+
+def _between(start: Start, source: str | None, target: str | None) -> Start:
+    """Return a start that reads one language and writes another, where its checkpoint has several."""
+    if start.published is None or not start.published.text.languages:
+        if source is not None or target is not None:
+            raise InputError("the model has no language codes: remove from_language and to_language")
+        return start
+    if start.spec.encoder is None or start.spec.decoder is None:
+        return start
+    published = start.published.for_languages(source, target)
+    return replace(start, tokenizers=published.text.tokenizers, published=published)
+
+
+def take_weights(module: Transformer, start: Start, record: TaskRecord, progress: Progress) -> list[str]:
+    """Copy the weights of a start into a module, all but those of a head that the task does not share.
+
+    Args:
+        module: with the stacks of the start.
+        start: what the run goes on from.
+        record: what the module will have been trained for.
+        progress: told what was taken, what is new and what was left.
+
+    Returns:
+        The addresses of what is new.
+
+    Raises:
+        InputError: a tensor is missing.
+    """
+    found, wanted = dict(start.tensors()), module.state_dict()
+    same_head = module.spec.head == start.spec.head
+    if record.kind in ("classify", "tag"):
+        same_head &= start.says(record)
+    kept = {name: tensor for name, tensor in found.items() if name in wanted and (same_head or not _of_head(name))}
+    kept |= {} if same_head else start.head_tensors(module, record.kind)
+    new = [name for name in wanted if name not in kept]
+    lost = [name for name in new if same_head or not _of_head(name)]
+    if lost:
+        raise InputError(f"[task] init: {start.name} lacks {', '.join(lost)}, which its spec.json names")
+    with torch.no_grad():
+        for name, tensor in kept.items():
+            wanted[name].copy_(tensor)
+    dropped = len(found.keys() - kept.keys())
+    progress.message(
+        f"from {start.name}: {len(kept)} tensors taken, {len(new)} new ({', '.join(new) or 'none'}), {dropped} left"
+    )
+    return new
+
+
+def _of_head(name: str) -> bool:
+    return name.startswith(HEAD)

@@ -1,0 +1,487 @@
+"""The training loop: steps, validations and checkpoints, and a run cut off anywhere goes on as if nothing happened.
+
+Everything that decides the next step lives in one place, the checkpoint: weights, their exponential average, the
+optimizer, the schedule, the place in the data, the random states and the counters of `Tally`. What the loop does
+between two steps depends on nothing else, so it need not know whether it was resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import InputError, RunFailure
+from clearhead.runs import checkpoint as files
+from clearhead.runs.checkpoint import saved_choices
+from clearhead.runs.directory import AVERAGED, RunDirectory, held
+from clearhead.runs.metrics import Metrics, MetricsLog
+from clearhead.runs.recent_weights import (
+    about_averaged,
+    add_to_ring,
+    prune_ring,
+    restore_ring,
+    ring_weights,
+    save_averaged,
+    weights_in_place,
+)
+from clearhead.training.optim.gradients import scale_gradients
+from clearhead.training.optim.weight_averages import NUM_UPDATES, ExponentialAverage, average_checkpoints
+from clearhead.training.preflight import is_out_of_memory
+from clearhead.training.progress.plots import Plotter
+from clearhead.training.progress.report import Plan, Progress, StepReport, ValidationReport
+from clearhead.training.protocols import Batches, BatchT, Schedule, Tally
+from clearhead.training.random_state import (
+    deterministic_algorithms,
+    environment,
+    environment_changes,
+    preserved_random_state,
+    random_state,
+    restore_random_state,
+    seed_everything,
+    threads_put_back,
+)
+from clearhead.training.settings import EarlyStop, TrainResult, TrainSettings, Validation, planned_steps
+from clearhead.training.signals import Interrupted, StopRequested, StopSignals
+
+__all__ = [
+    "EarlyStop",
+    "Interrupted",
+    "TrainResult",
+    "TrainSettings",
+    "Trainer",
+    "Validation",
+    "planned_steps",
+    "saved_choices",
+]
+
+
+@dataclass
+class Trainer(Generic[BatchT]):
+    """Trains any module on any batches; it knows nothing of what the batches mean.
+
+    Attributes:
+        module: what is trained.
+        optimizer: over its parameters; a group's "learning_rate_scale" multiplies the schedule's learning rate.
+        schedule: the learning rate of each step.
+        batches: endless training batches.
+        loss: gives, for a batch, the summed loss (a scalar with gradient) and the number of labels it was summed over.
+        validate: measures the module in evaluation mode, without gradients.
+        settings: how long and how to train.
+        progress: told what happens.
+        directory: the run directory if it is open already; otherwise `run` opens `settings.run` itself.
+    """
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    batches: Batches[BatchT]
+    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
+    validate: Callable[[nn.Module], Validation]
+    settings: TrainSettings
+    progress: Progress
+    directory: RunDirectory | None = None
+
+    def run(self, *, resume: bool = False) -> TrainResult:
+        """Train until the settings say that it is enough.
+
+        Args:
+            resume: whether to go on from the newest sound checkpoint of the run directory.
+
+        Raises:
+            InputError: there is nothing to resume, or the run directory cannot be used.
+            RunFailure: the loss or the gradient is no longer finite, memory runs out, or a checkpoint cannot be saved.
+            Interrupted: a signal asked to stop; everything is saved.
+        """
+        with contextlib.ExitStack() as stack:
+            run = stack.enter_context(held(self.directory, self.settings.run, resume=resume))
+            stack.enter_context(threads_put_back())
+            stack.enter_context(deterministic_algorithms())
+            signals = stack.enter_context(StopSignals())
+            training = _Training(self, run, signals)
+            training.resume() if resume else training.start()
+            stack.callback(self.progress.end)
+            return training.train()
+
+
+class _Training(Generic[BatchT]):
+    """One call of `Trainer.run`: the parts it was given, and what it keeps while it runs."""
+
+    def __init__(self, parts: Trainer[BatchT], run: Path, signals: StopSignals) -> None:
+        self.parts = parts
+        self.settings = parts.settings
+        self.run = run
+        self.signals = signals
+        self.tally = Tally()
+        self.parameters = [parameter for parameter in parts.module.parameters() if parameter.requires_grad]
+        self.end_step = planned_steps(self.settings, parts.batches.batches_per_epoch)
+        self.log = MetricsLog(run)
+        self.plotter = Plotter(run / "plots", parts.progress.message) if self.settings.plots else None
+        self.rows: list[Metrics] = []
+        self.ema = ExponentialAverage(parts.module, self.settings.ema) if self.settings.ema is not None else None
+        self.choices: dict[str, Any] = {}
+        self.saved_step: int | None = None
+        self.clock = time.monotonic()
+
+    # Starting
+
+    def start(self) -> None:
+        """Begin a new run, with a checkpoint of step 0: from here on there is always something to resume."""
+        if self.settings.threads is not None:
+            torch.set_num_threads(self.settings.threads)
+        self.choices = self._choices_here()
+        files.clear_leftovers(self.run)
+        self.log.cut_back(0)
+        restore_ring(self.run, [])
+        files.remove_folder(self.run / "checkpoints" / AVERAGED)
+        seed_everything(self.settings.seed)
+        self._save()
+
+    def resume(self) -> None:
+        """Put everything back to the newest sound checkpoint."""
+        files.clear_leftovers(self.run)
+        folder, skipped = files.newest_sound(self.run)
+        if folder is None:
+            raise InputError(f"{self.run} has no sound checkpoint to resume from. {' '.join(skipped)}".rstrip())
+        for damage in skipped:
+            self.parts.progress.message(f"{damage} It is skipped; the newest sound checkpoint is {folder.name}.")
+        saved = files.load_checkpoint(folder)
+        torch.set_num_threads(self.settings.threads or saved.state["choices"]["threads"])
+        self.choices = self._choices_here()
+        changes = environment_changes(saved.state["environment"] | saved.state["choices"], environment() | self.choices)
+        if changes is not None:
+            self.parts.progress.message(changes)
+        self._put_back(saved, folder)
+        self.tally = Tally(**saved.state["tally"])
+        self.clock = time.monotonic() - self.tally.seconds
+        self.saved_step = self.tally.step
+        self.log.cut_back(self.tally.logged_step)
+        self.rows = self.log.rows()
+        for lost in restore_ring(self.run, self.tally.ring):
+            self.parts.progress.message(lost)
+        self._settle_best()
+        self._prune()
+        # Last: nothing above may draw from the generators once they are back
+        restore_random_state(saved.state["random"])
+
+    def _put_back(self, saved: files.Checkpoint, folder: Path) -> None:
+        parts = self.parts
+        try:
+            parts.module.load_state_dict(saved.weights)
+            parts.optimizer.load_state_dict(dict(saved.optimizer))
+            if self.ema is not None:
+                assert saved.ema is not None, "the run was started without an average"
+                self.ema.load_state_dict({**saved.ema, NUM_UPDATES: torch.tensor(saved.state["ema_updates"])})
+        except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(
+                f"{folder} was written by another model or optimizer than this run has: {reason}"
+            ) from error
+        parts.schedule.load_state(saved.state["schedule"])
+        parts.batches.load_state(saved.state["batches"])
+
+    def _settle_best(self) -> None:
+        """Make the file `best` agree with the checkpoint, as a later best may have been lost with a damaged one."""
+        best = self.tally.best_step
+        if best is None:
+            (self.run / "best").unlink(missing_ok=True)
+            return
+        if not files.checkpoint_folder(self.run, best).is_dir():
+            self.parts.progress.message(
+                f"The best checkpoint, step-{best}, is gone; step-{self.tally.step} stands in for it."
+            )
+            best = self.tally.step
+        if files.read_best(self.run) != best:
+            files.write_best(self.run, best)
+
+    def _choices_here(self) -> dict[str, Any]:
+        return dict(self.settings.choices) | {"precision": self.settings.precision, "threads": torch.get_num_threads()}
+
+    # The loop
+
+    def train(self) -> TrainResult:
+        """Go from wherever the counters stand to the end."""
+        self._announce()
+        self.parts.module.train()
+        while True:
+            reason = self._reason_to_stop()
+            if self._validation_is_due(reason is not None):
+                self._validate()
+                reason = self._reason_to_stop()
+            elif self._line_is_due():
+                self._write_line()
+            if self._extra_save_is_due():
+                self._save()
+            if self.signals.received is not None:
+                self._leave(self.signals.received)
+            if reason is not None:
+                return self._finish(reason)
+            self._step()
+
+    def _announce(self) -> None:
+        plan = Plan(
+            run=self.run.name,
+            first_step=self.tally.step,
+            steps=self.end_step,
+            seconds=self.settings.seconds,
+            seconds_before=self.tally.seconds,
+            parameters=sum(parameter.numel() for parameter in self.parameters),
+            score_name=self.settings.score_name,
+        )
+        self.parts.progress.begin(plan)
+
+    def _reason_to_stop(self) -> str | None:
+        tally, early = self.tally, self.settings.early_stop
+        if self.end_step is not None and tally.step >= self.end_step:
+            return f"all {self.end_step} steps are done"
+        if self.settings.seconds is not None and self._seconds() >= self.settings.seconds and tally.step > 0:
+            return "the time is up"
+        if early is not None and tally.misses >= early.patience:
+            return f"{early.patience} validations in a row brought no better {early.metric}"
+        return None
+
+    def _validation_is_due(self, at_the_end: bool) -> bool:
+        tally = self.tally
+        is_new = tally.step > 0 and tally.validated_step != tally.step
+        return (
+            is_new and self.signals.received is None and (at_the_end or tally.step % self.settings.validate_every == 0)
+        )
+
+    def _line_is_due(self) -> bool:
+        step, waits_for_validation = self.tally.step, self.tally.step % self.settings.validate_every == 0
+        return step > self.tally.logged_step and step % self.settings.log_every == 0 and not waits_for_validation
+
+    def _extra_save_is_due(self) -> bool:
+        every = self.settings.save_every
+        return every is not None and self.tally.step % every == 0 and self.saved_step != self.tally.step
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self.clock
+
+    # One step
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        step, parts = self.tally.step + 1, self.parts
+        learning_rate = parts.schedule(step)
+        for group in parts.optimizer.param_groups:
+            group["lr"] = learning_rate * group.get("learning_rate_scale", 1.0)
+        loss_sum, num_labels, num_tokens = self._accumulate_gradients(step)
+        norm = scale_gradients(self.parameters, 1.0 / max(1, num_labels), longest=self.settings.clip)
+        if not math.isfinite(norm):
+            raise self._not_finite(f"norm of the gradient became {norm}", f"step {step}")
+        parts.optimizer.step()
+        if self.ema is not None:
+            self.ema.update(parts.module)
+        spent = time.monotonic() - began
+        tally = self.tally
+        tally.step = step
+        tally.tokens += num_tokens
+        tally.loss_sum += loss_sum
+        tally.loss_count += num_labels
+        tally.window_tokens += num_tokens
+        tally.window_seconds += spent
+        parts.progress.step(
+            StepReport(step, loss_sum / max(1, num_labels), learning_rate, num_tokens, spent, self._seconds())
+        )
+
+    def _accumulate_gradients(self, step: int) -> tuple[float, int, int]:
+        """Add up the gradients of the summed loss over the batches of one step."""
+        parts, accumulate = self.parts, self.settings.accumulate
+        parts.optimizer.zero_grad(set_to_none=True)
+        loss_sum, num_labels, num_tokens = 0.0, 0, 0
+        for index in range(accumulate):
+            batch = next(parts.batches)
+            try:
+                with self._precision():
+                    loss, labels = parts.loss(parts.module, batch)
+                value = float(loss.detach())
+                if not math.isfinite(value):
+                    place = f" in batch {index + 1} of {accumulate}" if accumulate > 1 else ""
+                    raise self._not_finite(f"loss became {value}", f"step {step}{place}")
+                loss.backward()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise RunFailure(
+                    f"Memory ran out at step {step}, on a batch of {batch.num_tokens} tokens: use smaller batches and "
+                    f"accumulate more of them. The last good checkpoint is {self._last_good()}."
+                ) from error
+            loss_sum += value
+            num_labels += labels
+            num_tokens += batch.num_tokens
+        return loss_sum, num_labels, num_tokens
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        if self.settings.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.parameters[0].device.type, dtype=torch.bfloat16)
+
+    def _not_finite(self, what: str, where: str) -> RunFailure:
+        return RunFailure(
+            f"The {what} at {where}, so training stopped before it could spoil the weights; the last good checkpoint "
+            f"is {self._last_good()}. A lower learning rate, a longer warmup or gradient clipping usually helps."
+        )
+
+    def _last_good(self) -> Path:
+        assert self.saved_step is not None, "a run saves before its first step"
+        return files.checkpoint_folder(self.run, self.saved_step)
+
+    # Validation
+
+    def _validate(self) -> None:
+        began, step = time.monotonic(), self.tally.step
+        self.parts.progress.validating(step)
+        try:
+            found = self._measure(
+                self.ema.applied(self.parts.module) if self.ema is not None else contextlib.nullcontext()
+            )
+        except StopRequested:
+            return
+        if not math.isfinite(found.loss):
+            raise self._not_finite(f"validation loss became {found.loss}", f"step {step}")
+        is_best = self._judge(found)
+        self._write_line(found)
+        self.parts.schedule.observe(found.loss)
+        self._save()
+        report = ValidationReport(step, found.loss, found.score, is_best, time.monotonic() - began)
+        self.parts.progress.validated(report)
+
+    def _measure(self, weights: contextlib.AbstractContextManager[object]) -> Validation:
+        """Validate with the given weights in place, leaving no trace in the random states or in the module."""
+        module = self.parts.module
+        with preserved_random_state(), weights, torch.no_grad():
+            module.eval()
+            try:
+                with self.signals.abandoning(), self._precision():
+                    return self.parts.validate(module)
+            finally:
+                module.train()
+
+    def _judge(self, found: Validation) -> bool:
+        """Note the result in the counters, and return whether it is the best so far."""
+        tally, metric = self.tally, self.settings.metric
+        value = found.loss if metric == "loss" else found.score
+        if value is None:
+            raise RunFailure(
+                "The best checkpoint is to be chosen by score, but validation gives none: choose by loss instead."
+            )
+        best = tally.best_value
+        is_best = best is None or (value < best if metric == "loss" else value > best)
+        if is_best:
+            tally.best_step, tally.best_value = tally.step, value
+        tally.misses = 0 if is_best else tally.misses + 1
+        tally.validated_step = tally.step
+        if self.settings.average > 1:
+            tally.ring = [*tally.ring, tally.step][-self.settings.average :]
+        return is_best
+
+    # What goes to the disk
+
+    def _write_line(self, found: Validation | None = None) -> None:
+        tally = self.tally
+        if tally.logged_step == tally.step:
+            # Stopped by a signal after this step's line, and validated only now: one step has one line
+            self.log.cut_back(tally.step - 1)
+            row = self.rows.pop()
+        else:
+            row = Metrics(
+                step=tally.step,
+                tokens=tally.tokens,
+                seconds=round(self._seconds(), 3),
+                loss=tally.loss_sum / max(1, tally.loss_count),
+                learning_rate=self.parts.schedule(tally.step),
+                tokens_per_second=round(tally.window_tokens / max(1e-9, tally.window_seconds), 1),
+            )
+        if found is not None:
+            row = replace(row, valid_loss=found.loss, valid_score=found.score)
+        self.log.append(row)
+        self.rows.append(row)
+        tally.logged_step = tally.step
+        tally.loss_sum, tally.loss_count, tally.window_tokens, tally.window_seconds = 0.0, 0, 0, 0.0
+        if self.plotter is not None:
+            self.plotter.draw_if_due(self.rows, score_name=self.settings.score_name)
+
+    def _save(self) -> None:
+        tally = self.tally
+        tally.seconds = self._seconds()
+        self.log.sync()
+        state: dict[str, Any] = {
+            "tally": asdict(tally),
+            "schedule": self.parts.schedule.state(),
+            "batches": self.parts.batches.state(),
+            "random": random_state(),
+            "choices": self.choices,
+            "environment": environment(),
+        }
+        ema = None
+        if self.ema is not None:
+            # The file of the average holds weights and nothing else, so that it can be loaded as weights
+            ema = self.ema.state_dict()
+            state["ema_updates"] = int(ema.pop(NUM_UPDATES))
+        weights, optimizer = self.parts.module.state_dict(), self.parts.optimizer.state_dict()
+        files.save_checkpoint(self.run, files.Checkpoint(tally.step, weights, optimizer, ema, state))
+        self.saved_step = tally.step
+        if tally.best_step is not None and files.read_best(self.run) != tally.best_step:
+            files.write_best(self.run, tally.best_step)
+        if tally.ring and tally.ring[-1] == tally.step:
+            add_to_ring(self.run, tally.step)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Delete the checkpoints nobody asked to keep, and the weights that no kept checkpoint needs for averaging."""
+        settings, tally = self.settings, self.tally
+        files.prune_checkpoints(self.run, newest=tally.step, keep=settings.keep, best=tally.best_step)
+        prune_ring(self.run, keep=settings.average + settings.keep)
+
+    def _draw(self) -> None:
+        if self.plotter is not None:
+            self.plotter.draw(self.rows, score_name=self.settings.score_name)
+
+    def _leave(self, number: signal.Signals) -> NoReturn:
+        if self.saved_step != self.tally.step:
+            self._save()
+        self._draw()
+        raise Interrupted(number, self.run, self.tally.step)
+
+    # The end
+
+    def _finish(self, reason: str) -> TrainResult:
+        averaged = self._average()
+        self._draw()
+        best = self.tally.best_step
+        return TrainResult(
+            run=self.run,
+            step=self.tally.step,
+            best=f"step-{best}" if best is not None else None,
+            best_value=self.tally.best_value,
+            seconds=self._seconds(),
+            reason=reason,
+            averaged=averaged,
+        )
+
+    def _average(self) -> Validation | None:
+        """Average the last validated weights, measure the average and save it."""
+        steps = self.tally.ring
+        if len(steps) < 2:
+            return None
+        about = about_averaged(self.run)
+        if about is not None and about["steps"] == steps and about["valid_loss"] is not None:
+            return Validation(about["valid_loss"], about["valid_score"])
+        weights = average_checkpoints(ring_weights(self.run, steps))
+        self.parts.progress.validating(self.tally.step)
+        try:
+            found = self._measure(weights_in_place(self.parts.module, weights))
+        except StopRequested:
+            assert self.signals.received is not None, "only a signal abandons a validation"
+            self._leave(self.signals.received)
+        save_averaged(self.run, weights, {"steps": steps, "valid_loss": found.loss, "valid_score": found.score})
+        return found

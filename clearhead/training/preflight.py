@@ -1,0 +1,335 @@
+"""Checks before the first step: what would go wrong hours later is said now, together with what the run will cost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import InputError
+from clearhead.training.progress.report import duration
+from clearhead.training.protocols import BatchT
+from clearhead.training.random_state import deterministic_algorithms, preserved_random_state
+from clearhead.training.settings import TrainSettings, planned_steps
+
+OPTIMIZER_SLOTS: Final = 2
+"""Numbers that an optimizer keeps for each trained number: mean and mean square of the gradient in the Adam family."""
+
+
+@dataclass(frozen=True)
+class TokenSide:
+    """One side of the training data, as far as it must fit the module.
+
+    Attributes:
+        name: "source" or "target", for the messages.
+        largest_id: the largest token id in the data.
+        vocabulary_rows: ids that the module has a row for.
+        longest: tokens of the longest sequence as the module sees it, special tokens included.
+        max_positions: the longest sequence the module can take, or None for no limit.
+        special_ids: ids with a role, such as "pad" and "end of sentence", by that role.
+    """
+
+    name: str
+    largest_id: int
+    vocabulary_rows: int
+    longest: int
+    max_positions: int | None
+    special_ids: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class DryStep:
+    """What one forward and backward pass took.
+
+    Attributes:
+        seconds: time of the pass.
+        peak_bytes: memory it needed on top of what was in use before.
+        tokens: source and target tokens of the batch.
+    """
+
+    seconds: float
+    peak_bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What a run will cost.
+
+    Attributes:
+        parameters: trained numbers in the module.
+        checkpoint_bytes: size of one checkpoint.
+        disk_bytes: room for everything that is kept at one time.
+        disk_free: room on the disk of the run directory, with what the run holds already.
+        memory_bytes: memory on top of what is in use now.
+        memory_free: memory that is free now, or None where the system does not say.
+        step_seconds: time of a step with an average batch.
+        seconds: time of all steps, without validations, or None where the number of steps is not known.
+    """
+
+    parameters: int
+    checkpoint_bytes: int
+    disk_bytes: int
+    disk_free: int
+    memory_bytes: int
+    memory_free: int | None
+    step_seconds: float
+    seconds: float | None
+
+    def lines(self) -> list[str]:
+        """Return the forecast as a few lines for a person."""
+        free = f" of {size(self.memory_free)} free" if self.memory_free is not None else ""
+        total = f", {duration(self.seconds)} for all steps without validations" if self.seconds is not None else ""
+        return [
+            f"parameters  {self.parameters:,}",
+            f"memory      about {size(self.memory_bytes)}{free}",
+            f"disk        {size(self.checkpoint_bytes)} a checkpoint, up to {size(self.disk_bytes)} in all, "
+            f"of {size(self.disk_free)} free",
+            f"time        about {duration(self.step_seconds)} a step{total}",
+        ]
+
+
+def preflight(
+    module: nn.Module,
+    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]],
+    largest: BatchT,
+    settings: TrainSettings,
+    *,
+    sides: Sequence[TokenSide],
+    mean_tokens: float,
+    batches_per_epoch: int,
+) -> Preflight:
+    """Check a run before its first step and forecast what it costs, without changing anything.
+
+    Args:
+        module: what will be trained.
+        loss: gives, for a batch, the summed loss and the number of labels.
+        largest: the training batch that needs most memory.
+        settings: how long and how to train.
+        sides: the sides of the data.
+        mean_tokens: source and target tokens of an average batch.
+        batches_per_epoch: batches in one pass over the training data.
+
+    Raises:
+        InputError: one report of everything that does not fit.
+    """
+    faults = [fault for side in sides for fault in side_faults(side)]
+    faults += run_directory_faults(settings.run)
+    checkpoint_bytes, disk_bytes = disk_forecast(module, settings)
+    disk_free = _free_disk(settings.run)
+    if disk_bytes > disk_free:
+        faults.append(
+            f"The checkpoints need up to {size(disk_bytes)}, but the disk of {settings.run} has {size(disk_free)} "
+            "free: make room, or lower train.keep or train.average."
+        )
+    if faults:
+        # A dry step on ids that do not fit would fail with an error of its own
+        raise InputError.from_faults(faults, subject="the run")
+    dry = dry_step(module, loss, largest, precision=settings.precision)
+    trained = sum(_bytes(parameter) for parameter in module.parameters() if parameter.requires_grad)
+    memory = dry.peak_bytes + trained * (OPTIMIZER_SLOTS + (settings.ema is not None))
+    memory_free = free_memory()
+    if memory_free is not None and memory > memory_free:
+        raise InputError(
+            f"Training needs about {size(memory)} of memory, but only {size(memory_free)} is free: "
+            "lower train.batch_tokens and raise train.accumulate instead."
+        )
+    step_seconds = dry.seconds * mean_tokens / max(1, dry.tokens) * settings.accumulate
+    steps = planned_steps(settings, batches_per_epoch)
+    return Preflight(
+        parameters=sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad),
+        checkpoint_bytes=checkpoint_bytes,
+        disk_bytes=disk_bytes,
+        disk_free=disk_free,
+        memory_bytes=memory,
+        memory_free=memory_free,
+        step_seconds=step_seconds,
+        seconds=step_seconds * steps if steps is not None else None,
+    )
+
+
+def side_faults(side: TokenSide) -> list[str]:
+    """Return one sentence for everything in which one side of the data does not fit the module."""
+    faults = []
+    if side.largest_id >= side.vocabulary_rows:
+        faults.append(
+            f"The {side.name} data has the token id {side.largest_id}, but the model's {side.name} vocabulary ends at "
+            f"{side.vocabulary_rows - 1}: the data was made with another tokenizer, or the vocabulary is too small."
+        )
+    if side.max_positions is not None and side.longest > side.max_positions:
+        faults.append(
+            f"The longest {side.name} has {side.longest} tokens, but the model has {side.max_positions} positions: "
+            f"lower data.max_length to {side.max_positions}, or raise model.max_positions."
+        )
+    for role, token_id in side.special_ids.items():
+        if not 0 <= token_id < side.vocabulary_rows:
+            faults.append(
+                f"The {side.name} id for {role} is {token_id}, but the model's vocabulary has the rows 0 to "
+                f"{side.vocabulary_rows - 1}."
+            )
+    return faults
+
+
+def run_directory_faults(path: Path) -> list[str]:
+    """Return a sentence if a run directory could not be made or written, else nothing."""
+    existing = _nearest_existing(path)
+    if not existing.is_dir():
+        return [f"The run directory {path} cannot be made, because {existing} is a file."]
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return [f"The run directory {path} cannot be written: {existing} does not allow it."]
+    return []
+
+
+def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]:
+    """Return the bytes of one checkpoint, and of all that a run keeps at one time."""
+    unique = {(tensor.data_ptr(), tensor.shape): _bytes(tensor) for tensor in module.state_dict().values()}
+    weights = sum(unique.values())
+    trained = sum(_bytes(parameter) for parameter in module.parameters() if parameter.requires_grad)
+    checkpoint = weights * (1 + (settings.ema is not None)) + trained * OPTIMIZER_SLOTS
+    # The last ones, the best one, and the one being written before an old one may go
+    kept = checkpoint * (settings.keep + 2)
+    averaging = weights * (settings.average + 1) if settings.average > 1 else 0
+    return checkpoint, kept + averaging
+
+
+def dry_step(
+    module: nn.Module,
+    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]],
+    batch: BatchT,
+    *,
+    precision: str = "fp32",
+) -> DryStep:
+    """Run a batch forward and backward for its time and memory, and leave everything as it was.
+
+    Args:
+        module: what will be trained; its gradients, buffers and mode, and all random states, come back unchanged.
+        loss: gives, for a batch, the summed loss and the number of labels.
+        batch: the batch to try.
+        precision: "fp32", or "bf16" for autocast.
+
+    Raises:
+        InputError: the batch does not fit into memory.
+    """
+    device = next(module.parameters()).device
+    with preserved_random_state(), deterministic_algorithms(), _module_put_back(module):
+        module.train()
+        before = _start_peak(device)
+        seconds = []
+        try:
+            # Twice: the first pass also pays for allocation and for the choice of kernels
+            for _ in range(2):
+                module.zero_grad(set_to_none=True)
+                began = time.perf_counter()
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+                    total, _ = loss(module, batch)
+                total.backward()
+                del total
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                seconds.append(time.perf_counter() - began)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise InputError(
+                    f"The largest batch ({batch.num_tokens} tokens) does not fit into memory: lower train.batch_tokens "
+                    "and raise train.accumulate instead."
+                ) from error
+            raise
+        return DryStep(min(seconds), max(0, _peak(device) - before), batch.num_tokens)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether torch could not get memory, on an accelerator or on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def free_memory() -> int | None:
+    """Return the bytes of main memory that this process could still take, or None where the system does not say."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        limits.append(max(0, int(limit) - int(used)))
+    return min(limits) if limits else None
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as a person writes it: "512 B", "41.7 MB", "1.2 GB"."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+@contextlib.contextmanager
+def _module_put_back(module: nn.Module) -> Iterator[None]:
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    modes = [(part, part.training) for part in module.modules()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for part, training in modes:
+            part.training = training
+
+
+def _start_peak(device: torch.device) -> int:
+    """Begin to watch the highest use of memory, and return the present use in bytes."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    with contextlib.suppress(OSError):
+        # Linux: lets the high-water mark of this process start again from here
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _peak(device)
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _free_disk(run: Path) -> int:
+    own = run / "checkpoints"
+    status = [path.stat() for path in own.rglob("*") if path.is_file()] if own.is_dir() else []
+    # By inode, because the averaging ring shares its bytes with the checkpoints
+    held = sum({entry.st_ino: entry.st_size for entry in status}.values())
+    return shutil.disk_usage(_nearest_existing(run)).free + held
+
+
+def _nearest_existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

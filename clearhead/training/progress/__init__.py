@@ -1,0 +1,1 @@
+"""Progress of a run: reports, the live panel and plots."""

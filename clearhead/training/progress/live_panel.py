@@ -1,0 +1,204 @@
+"""The panel that lives on a terminal while a training run goes on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from clearhead.training.progress.report import Pace, Plan, StepReport, ValidationReport, duration, step_of
+
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+
+
+class LiveProgress:
+    """A panel that lives on a terminal while the run goes on.
+
+    Args:
+        console: a rich console on a terminal.
+        every_seconds: least time between two redraws.
+    """
+
+    def __init__(self, console: Console, *, every_seconds: float = 0.25) -> None:
+        self.console = console
+        self.every_seconds = every_seconds
+        self._panel: TrainingPanel | None = None
+        self._live: Live | None = None
+        self._last_drawn = -math.inf
+
+    def begin(self, plan: Plan) -> None:
+        """Open the panel."""
+        self._panel = TrainingPanel(plan)
+        # Redrawn from the training thread: a drawing thread of its own would take time from the steps
+        self._live = Live(self._panel.render(), console=self.console, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def step(self, report: StepReport) -> None:
+        """Take the step in, and redraw if the last drawing is old enough."""
+        assert self._panel is not None, "begin comes before step"
+        self._panel.step(report)
+        self._draw()
+
+    def validating(self, step: int) -> None:
+        """Show that a validation is under way."""
+        assert self._panel is not None, "begin comes before validating"
+        self._panel.activity = "validating"
+        self._draw(at_once=True)
+
+    def validated(self, report: ValidationReport) -> None:
+        """Show the result."""
+        assert self._panel is not None, "begin comes before validated"
+        self._panel.validated(report)
+        self._draw(at_once=True)
+
+    def message(self, text: str) -> None:
+        """Write the message above the panel."""
+        self.console.print(Text(text))
+
+    def end(self) -> None:
+        """Close the panel and leave its last state on the screen."""
+        if self._live is not None and self._panel is not None:
+            self._panel.activity = ""
+            self._draw(at_once=True)
+            self._live.stop()
+            self._live = None
+
+    def _draw(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if self._live is None or self._panel is None or (now - self._last_drawn < self.every_seconds and not at_once):
+            return
+        self._last_drawn = now
+        self._live.update(self._panel.render(), refresh=True)
+
+
+class TrainingPanel:
+    """The state of a run as a picture for a terminal.
+
+    Args:
+        plan: what the run is about to do.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.activity = "training"
+        self._pace = Pace(plan)
+        self._recent: deque[float] = deque(maxlen=50)
+        self._history = LossHistory()
+        self._validations: deque[ValidationReport] = deque(maxlen=3)
+        self._best: ValidationReport | None = None
+        self._last: StepReport | None = None
+
+    def step(self, report: StepReport) -> None:
+        """Take one step in."""
+        self._pace.add(report)
+        self._recent.append(report.loss)
+        self._history.add(report.loss)
+        self._last = report
+        self.activity = "training"
+
+    def validated(self, report: ValidationReport) -> None:
+        """Take one validation in."""
+        self._validations.append(report)
+        self._best = report if report.is_best else self._best
+        self.activity = "training"
+
+    def render(self) -> RenderableType:
+        """Return the panel as it stands."""
+        body = Group(self._bar(), Text(), self._numbers(), *self._validation_lines())
+        subtitle = f"[dim]{self.activity}[/dim]" if self.activity else None
+        return Panel(body, title=f"[bold]{Text(self.plan.run).markup}[/bold]", title_align="left", subtitle=subtitle,
+                     subtitle_align="right", border_style="cyan", padding=(0, 1), width=78)  # fmt: skip
+
+    def _bar(self) -> RenderableType:
+        last, left = self._last, self._pace.seconds_left
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True, justify="right")
+        step = last.step if last else self.plan.first_step
+        fraction = self._pace.fraction
+        bar = ProgressBar(total=1.0, completed=fraction or 0.0, pulse=fraction is None and last is not None)
+        elapsed = last.seconds if last else self.plan.seconds_before
+        tail = f"{duration(left)} left" if left is not None else f"{duration(elapsed)} so far"
+        grid.add_row(Text(f"step {step_of(step, self.plan.steps)}", style="bold"), bar, Text(tail, style="cyan"))
+        return grid
+
+    def _numbers(self) -> RenderableType:
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(justify="right", no_wrap=True, min_width=9)
+        grid.add_column(no_wrap=True)
+        if self._last is None:
+            grid.add_row("the first step is under way", "", "")
+            return grid
+        mean = sum(self._recent) / len(self._recent)
+        speed = f"{self._pace.tokens_per_second:,.0f}"
+        grid.add_row("loss", f"{mean:.4f}", Text(sparkline(self._history.logarithms, 40), style="green"))
+        grid.add_row("learning rate", f"{self._last.learning_rate:.2e}", "")
+        grid.add_row("tokens/s", speed, Text(f"{duration(self._last.seconds)} so far", style="dim"))
+        return grid
+
+    def _validation_lines(self) -> list[RenderableType]:
+        if not self._validations:
+            return []
+        grid = Table.grid(padding=(0, 2))
+        for _ in range(4):
+            grid.add_column(no_wrap=True)
+        name = self.plan.score_name or "score"
+        shown = list(self._validations)
+        if self._best is not None and self._best not in shown:
+            shown = [self._best, *shown[1:]]
+        for report in shown:
+            score = f"{name} {report.score:.2f}" if report.score is not None else ""
+            is_best = report is self._best
+            mark = Text("★ best", style="yellow") if is_best else Text("")
+            grid.add_row(Text(f"validation {report.step:,}", style="dim"), f"loss {report.loss:.4f}", score, mark)
+        return [Text(), grid]
+
+
+class LossHistory:
+    """The losses of a run of any length in bounded memory: means over stretches of steps, which grow as it goes on.
+
+    Attributes:
+        logarithms: of the means, oldest first; on that scale the late part of a run is no flat line.
+    """
+
+    def __init__(self) -> None:
+        self.logarithms: list[float] = []
+        self._stride = 1
+        self._pending: list[float] = []
+
+    def add(self, loss: float) -> None:
+        """Take the loss of one step in."""
+        self._pending.append(loss)
+        if len(self._pending) < self._stride:
+            return
+        self.logarithms.append(math.log(max(1e-9, sum(self._pending) / self._stride)))
+        self._pending = []
+        if len(self.logarithms) == 400:
+            pairs = zip(self.logarithms[::2], self.logarithms[1::2], strict=True)
+            self.logarithms = [(first + second) / 2 for first, second in pairs]
+            self._stride *= 2
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw numbers as one line of block characters, lowest to highest; neighbours are averaged to fit the width."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    width = min(width, len(finite))
+    edges = [round(index * len(finite) / width) for index in range(width + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(_BLOCKS[min(7, int((mean - low) / span * 8))] for mean in means)

@@ -1,0 +1,196 @@
+"""Faults of a run file as sentences: what was expected, what was received, and on which line it stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from clearhead.errors import nearest
+from clearhead.training.runfile.sections import SECTIONS, SOURCE_FORMS, FilePair
+
+Address = tuple[str, ...]
+
+_EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text in quotes",
+    "bool": "true or false",
+    "model": "a table",
+    "finite": "a finite number",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the values of a run file came from: a line of the file, or an override."""
+
+    file: str
+    lines: Mapping[Address, int] = field(default_factory=dict)
+    overrides: Mapping[Address, str] = field(default_factory=dict)
+
+    def of(self, address: Address) -> str:
+        """Return the start of a sentence about an address, such as "run.toml:12: "."""
+        for length in range(len(address), 0, -1):
+            part = address[:length]
+            if part in self.overrides:
+                return f"override '{self.overrides[part]}': "
+            if part in self.lines:
+                return f"{self.file}:{self.lines[part]}: "
+        return f"{self.file}: "
+
+
+def find_lines(text: str) -> dict[Address, int]:
+    """Return the line (from 1) of every table header and key of a TOML text; keys of an inline table have its line."""
+    lines: dict[Address, int] = {}
+    table: Address = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[\[?([^\]\"']+)\]", line)
+        if header:
+            table = tuple(part.strip() for part in header.group(1).split("."))
+            lines.setdefault(table, number)
+            continue
+        key = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line)
+        if key:
+            address = table + tuple(part.strip("\"'") for part in key.group(1).split("."))
+            lines.setdefault(address, number)
+    return lines
+
+
+def describe_value(value: object) -> str:
+    """Return a received value in the words of a run file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return f"the text '{value}'"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, Sequence):
+        return "a list"
+    return f"the value {value}"
+
+
+def name_of(address: Address) -> str:
+    """Return how a key is called in a sentence: "[train] steps", or "[train]" for a table."""
+    return " ".join([f"[{address[0]}]", ".".join(address[1:])]).strip()
+
+
+# What a list of another kind than the usual pair of numbers holds.
+_LISTS: Mapping[Address, str] = {("lora", "targets"): 'a list of addresses, such as ["*.query", "*.value"]'}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: the address it is about, and its sentence."""
+
+    address: Address
+    sentence: str
+
+
+def faults_of(error: ValidationError, raw: Mapping[str, Any], places: Places) -> list[Fault]:
+    """Turn what pydantic found into one sentence per address.
+
+    Args:
+        error: the failed validation.
+        raw: the values that were validated.
+        places: where they came from.
+    """
+    grouped: dict[Address, list[Any]] = {}
+    for item in error.errors(include_url=False):
+        grouped.setdefault(_address(item["loc"], raw, item["type"]), []).append(item)
+    return [Fault(address, _sentence(address, items, raw, places)) for address, items in grouped.items()]
+
+
+def _address(location: tuple[int | str, ...], raw: Mapping[str, Any], kind: str) -> Address:
+    """Drop what pydantic puts into a location that is no key: the tag of a union, an index of a list."""
+    address: list[str] = []
+    here: Any = raw
+    for position, part in enumerate(location):
+        is_last = position == len(location) - 1
+        if isinstance(here, Mapping) and (part in here or (is_last and kind == "missing")):
+            address.append(str(part))
+            here = here.get(part)
+    return tuple(address)
+
+
+def _sentence(address: Address, items: Sequence[Any], raw: Mapping[str, Any], places: Places) -> str:
+    first = items[0]
+    kind = str(first["type"])
+    if any(isinstance(part, int) for item in items for part in item["loc"]) or kind.startswith("tuple"):
+        wanted = _LISTS.get(address, "a list of 2 numbers, each at least 0 and below 1")
+        return f"{places.of(address)}{name_of(address)} must be {wanted}"
+    if kind == "extra_forbidden":
+        return places.of(address) + _unknown_key(address, raw)
+    if kind == "missing":
+        return places.of(address[:-1]) + _missing_key(address)
+    if kind.startswith("union_tag"):
+        return places.of(address) + (
+            f"{name_of(address)} must be a table that says where the text is, such as "
+            '{ text = "train.txt" }, { source = "train.de", target = "train.en" }, { tsv = "train.tsv" }, '
+            '{ jsonl = "train.jsonl" } '
+            'or { dataset = "name", split = "train" }' + f"; received {describe_value(first['input'])}"
+        )
+    expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
+    received = first["input"]
+    hint = nearest(received, _choices(first)) if kind == "literal_error" and isinstance(received, str) else ""
+    return f"{places.of(address)}{name_of(address)} must be {expected}, received {describe_value(received)}{hint}"
+
+
+def _choices(item: Mapping[str, Any]) -> list[str]:
+    return re.findall(r"'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
+
+
+def _expected(item: Mapping[str, Any]) -> str:
+    kind, context = str(item["type"]), item.get("ctx", {})
+    if kind == "literal_error":
+        return "one of " + ", ".join(_choices(item))
+    if kind in _BOUNDS:
+        name, word = _BOUNDS[kind]
+        return f"{word} {context[name]:g}"
+    if kind == "string_too_short":
+        return "text that is not empty"
+    return _EXPECTED.get(kind.split("_")[0], "another kind of value")
+
+
+def _unknown_key(address: Address, raw: Mapping[str, Any]) -> str:
+    key, table = address[-1], address[:-1]
+    if not table:
+        return f"there is no table or key '{key}' at the top of a run file{nearest(key, SECTIONS) or _other_table(key)}"
+    known = _known_keys(address, raw)
+    hint = nearest(key, known) or _other_table(key)
+    return f"unknown key '{key}' in {name_of(table)}{hint or '; its keys are ' + ', '.join(known)}"
+
+
+def _known_keys(address: Address, raw: Mapping[str, Any]) -> list[str]:
+    """Return the valid keys of the table that an unknown key stands in."""
+    if len(address) == 2:
+        return list(SECTIONS[address[0]].model_fields)
+    if address[0] == "data":
+        table = raw["data"][address[1]]
+        form = next((form for name, form in SOURCE_FORMS.items() if name != "source" and name in table), FilePair)
+        return list(form.model_fields)
+    return ["metric", "patience"]
+
+
+def _other_table(key: str) -> str:
+    """Say in which table a key belongs, where exactly that key exists elsewhere."""
+    homes = [name for name, section in SECTIONS.items() if key in section.model_fields]
+    return f" (it belongs in [{homes[0]}])" if homes else ""
+
+
+def _missing_key(address: Address) -> str:
+    if len(address) == 1:
+        return f"the table [{address[0]}] is missing"
+    hint = "; `clearhead new` can hold out some of the training pairs" if address == ("data", "valid") else ""
+    return f"{name_of(address[:-1])} needs the key '{address[-1]}'{hint}"

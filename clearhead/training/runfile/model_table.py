@@ -1,0 +1,103 @@
+"""From the [model] table of a run file to the spec of a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import InputError, nearest
+from clearhead.files import read_text_file
+from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.named import RECIPES
+from clearhead.presets.task_heads import with_head
+from clearhead.spec import Attention, Branch, Embedding, FeedForward, Head, Model, Node
+from clearhead.training.runfile.sections import ModelSection
+
+DEFAULT_PRESET = "transformer"
+
+
+def resolve_spec(
+    section: ModelSection,
+    *,
+    kind: str,
+    source_vocab: int,
+    target_vocab: int,
+    joint: bool,
+    head: Head | None = None,
+    prefix: bool = False,
+) -> Model:
+    """Return the spec that a [model] table means for vocabularies of these sizes.
+
+    Args:
+        section: the checked table.
+        kind: the task, for the messages.
+        source_vocab: rows of the source vocabulary.
+        target_vocab: rows of the target vocabulary.
+        joint: whether both sides have one vocabulary, so that their tables can be shared.
+        head: what turns states into outputs; None: scores of the vocabulary.
+        prefix: whether a model with only a decoder shows the prefix of a text to all of it.
+
+    Raises:
+        InputError: every size that is impossible, or does not fit the vocabularies.
+    """
+    if section.spec is not None:
+        path = Path(section.spec)
+        try:
+            model = Model.from_json(read_text_file(path, "spec file"))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        if head is not None:
+            return with_head(model, head)
+        if model.head is None:
+            raise InputError(f"{path}: the task '{kind}' needs a spec with a head")
+        return model
+    recipe = _recipe(section, joint)
+    if prefix and recipe.family == "decoder":
+        recipe = replace(recipe, prefix=True)
+    return resolve(recipe, source_vocab=source_vocab, target_vocab=target_vocab, head=head)
+
+
+def _recipe(section: ModelSection, joint: bool) -> Recipe:
+    """Put what the table gives over the preset's values."""
+    preset = section.preset or DEFAULT_PRESET
+    if preset not in RECIPES:
+        raise InputError(f"there is no preset '{preset}'{nearest(preset, RECIPES)}; there are {', '.join(RECIPES)}")
+    recipe = RECIPES[preset]
+    given = section.model_dump(exclude={"preset", "spec"}, exclude_none=True)
+    if not joint:
+        given = {"tie": "decoder", **given}
+    recipe = replace(recipe, **given)
+    if section.max_positions is not None and recipe.positions != "learned":
+        raise InputError(
+            f"max_positions has no effect with {recipe.positions} positions, which have no limit; remove it, "
+            "or set positions = 'learned'"
+        )
+    return recipe
+
+
+def with_dropout(model: Model, section: ModelSection) -> Model:
+    """Return a spec with the dropout that a [model] table gives beside [task] init; the rest stays.
+
+    Args:
+        model: of the start.
+        section: the checked table.
+    """
+    found = _with_dropout(model, section)
+    assert isinstance(found, Model)
+    return found
+
+
+def _with_dropout(node: Any, section: ModelSection) -> Any:
+    if isinstance(node, tuple):
+        return tuple(_with_dropout(one, section) for one in node)
+    if not isinstance(node, Node):
+        return node
+    changes = {name: _with_dropout(getattr(node, name), section) for name in type(node).model_fields}
+    if isinstance(node, Branch | Embedding) and section.dropout is not None:
+        changes["dropout"] = section.dropout
+    if isinstance(node, Attention) and section.attention_dropout is not None:
+        changes["dropout"] = section.attention_dropout
+    if isinstance(node, FeedForward) and section.activation_dropout is not None:
+        changes["dropout"] = section.activation_dropout
+    return node.model_copy(update=changes)

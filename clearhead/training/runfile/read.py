@@ -1,0 +1,246 @@
+"""Read a run file (TOML), apply overrides, check it whole, and write it back resolved.
+
+Relative paths in a run file are relative to the current directory, as everywhere else in a shell.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from clearhead.errors import InputError, nearest
+from clearhead.files import read_text_file
+from clearhead.training.runfile.faults import Address, Fault, Places, faults_of, find_lines
+from clearhead.training.runfile.rules import LENGTHS, check_rules, fill_defaults
+from clearhead.training.runfile.sections import SECTIONS, RunFile, Section
+
+__all__ = ["RunFile", "load_run_file", "parse_run_file", "to_toml"]
+
+# What stands in for a required key that is missing or wrong, so that the rules still see the keys around it.
+_STAND_INS: dict[Address, Any] = {
+    ("task",): {"kind": "translate"},
+    ("task", "kind"): "translate",
+    ("data",): {"train": {"source": "-", "target": "-"}, "valid": {"source": "-", "target": "-"}},
+    ("data", "train"): {"source": "-", "target": "-"},
+    ("data", "valid"): {"source": "-", "target": "-"},
+    ("lora",): {"rank": 8},
+    ("lora", "rank"): 8,
+    ("tokenizer",): {"kind": "word"},
+    ("tokenizer", "kind"): "word",
+    ("tokenizer", "path"): "-",
+    ("train",): {"run": "-", "steps": 1_000_000},
+    ("train", "run"): "-",
+    ("train", "steps"): 1_000_000,
+    ("train", "epochs"): 1_000,
+    ("train", "seconds"): 1e6,
+}
+
+
+def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
+    """Read and check a run file.
+
+    Args:
+        path: the TOML file.
+        overrides: `table.key=value` texts; a value is TOML, and a bare word is text.
+
+    Returns:
+        The run file with every default filled in.
+
+    Raises:
+        InputError: one report of every fault, with file and line.
+    """
+    return parse_run_file(read_text_file(path, "run file"), str(path), overrides)
+
+
+def parse_run_file(text: str, name: str, overrides: Sequence[str] = ()) -> RunFile:
+    """Check the text of a run file; `name` is what the messages call it. Otherwise as `load_run_file`."""
+    raw = _parse_toml(text, name)
+    origins, faults = _apply_overrides(raw, overrides)
+    places = Places(name, find_lines(text), origins)
+    run, found = _validate(raw, places)
+    faults += found + [_placed(fault, places) for fault in check_rules(run)]
+    run = fill_defaults(run)
+    if not any(fault.address[:1] == ("model",) for fault in faults):
+        faults += _model_faults(run, places)
+    if faults:
+        ordered = sorted(faults, key=lambda fault: _order(fault.address, places))
+        raise InputError.from_faults([fault.sentence for fault in ordered], subject=name)
+    return run
+
+
+def _parse_toml(text: str, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
+        line = place.group(1) if place and place.group(1) else text.count("\n") + 1
+        column = f" (column {place.group(2)})" if place and place.group(2) else ""
+        reason = message[: place.start()] if place else message
+        hint = "; text must stand in quotes" if reason == "Invalid value" else ""
+        raise InputError(f"{name}:{line}: not valid TOML: {reason[0].lower()}{reason[1:]}{column}{hint}") from None
+
+
+def _apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[Address, str], list[Fault]]:
+    """Put overrides into the raw values; return which override set which address, and the faults."""
+    origins: dict[Address, str] = {}
+    faults: list[Fault] = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        address = tuple(part.strip() for part in key.split("."))
+        sentence = _override_fault(address, bool(equals))
+        if sentence is None:
+            parsed = _override_value(value.strip())
+            sentence = _set(raw, address, parsed) if parsed is not _BROKEN else "the value is not valid TOML"
+        if sentence is not None:
+            faults.append(Fault(address, f"override '{text}': {sentence}"))
+            continue
+        if address[0] == "train" and address[-1] in LENGTHS and len(address) == 2:
+            _drop_other_lengths(raw, address[-1])
+        origins[address] = text
+    return origins, faults
+
+
+def _override_fault(address: Address, has_equals: bool) -> str | None:
+    if not has_equals:
+        return "expected table.key=value, such as train.steps=1000"
+    if len(address) >= 2 and all(address):
+        return None
+    homes = [name for name, section in SECTIONS.items() if address[0] in section.model_fields]
+    hint = f"; did you mean {homes[0]}.{address[0]}?" if homes else ", such as train.steps=1000"
+    return f"the key needs its table in front{hint}"
+
+
+_BROKEN = object()
+
+
+def _override_value(text: str) -> Any:
+    """Read a value as TOML; a bare word or sentence is text; a broken list, table or quoted text is broken."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return _BROKEN if text.startswith(("[", "{", '"', "'")) else text
+    return parsed["value"] if list(parsed) == ["value"] else text
+
+
+def _set(raw: dict[str, Any], address: Address, value: Any) -> str | None:
+    """Set one value in nested tables; return why not where that is impossible."""
+    here = raw
+    for depth, part in enumerate(address[:-1], start=1):
+        if depth == 1 and part not in SECTIONS:
+            return f"there is no table [{part}]{nearest(part, SECTIONS)}; the tables are {', '.join(SECTIONS)}"
+        below = here.setdefault(part, {})
+        if not isinstance(below, dict):
+            return f"'{'.'.join(address[:depth])}' is not a table"
+        here = below
+    here[address[-1]] = value
+    return None
+
+
+def _drop_other_lengths(raw: dict[str, Any], kept: str) -> None:
+    """An override of the training's length replaces whatever length the file gives."""
+    for key in LENGTHS:
+        if key != kept:
+            raw["train"].pop(key, None)
+
+
+def _validate(raw: dict[str, Any], places: Places) -> tuple[RunFile, list[Fault]]:
+    """Parse the values; faulty ones are reported and set aside, so that the rest is still checked together."""
+    faults: list[Fault] = []
+    values = _copy(raw)
+    while True:
+        try:
+            return RunFile.model_validate(values), faults
+        except ValidationError as error:
+            found = faults_of(error, values, places)
+        assert found and all(fault.address for fault in found), "every fault must name an address"
+        faults += found
+        for fault in found:
+            _set_aside(values, fault.address)
+
+
+def _set_aside(values: dict[str, Any], address: Address) -> None:
+    for length in range(len(address), 0, -1):
+        table = _table_at(values, address[: length - 1])
+        if table is None:
+            continue
+        table.pop(address[length - 1], None)
+        part = address[:length]
+        if part in _STAND_INS:
+            table[part[-1]] = _copy(_STAND_INS[part])
+            return
+        if length <= 2 or part[:1] != ("data",):
+            return
+
+
+def _table_at(values: dict[str, Any], address: Address) -> dict[str, Any] | None:
+    here: Any = values
+    for part in address:
+        here = here.get(part) if isinstance(here, dict) else None
+    return here if isinstance(here, dict) else None
+
+
+def _copy(value: Any) -> Any:
+    return {key: _copy(below) for key, below in value.items()} if isinstance(value, dict) else value
+
+
+def _placed(fault: Fault, places: Places) -> Fault:
+    return Fault(fault.address, places.of(fault.address) + fault.sentence)
+
+
+def _order(address: Address, places: Places) -> tuple[int, int]:
+    """Sort faults as the file reads, overrides last."""
+    for length in range(len(address), 0, -1):
+        if address[:length] in places.overrides:
+            return (1, 0)
+        if address[:length] in places.lines:
+            return (0, places.lines[address[:length]])
+    return (0, 0)
+
+
+def _model_faults(run: RunFile, places: Places) -> list[Fault]:
+    """Ask the model's own rules, which know the preset's sizes; the vocabulary is not known yet, so any will do."""
+    from clearhead.training.runfile.model_table import resolve_spec
+
+    try:
+        if not run.task.init:
+            joint = run.tokenizer.joint is not False
+            resolve_spec(run.model, kind=run.task.kind, source_vocab=1009, target_vocab=1009, joint=joint)
+    except InputError as error:
+        return [Fault(("model",), f"{places.of(('model',))}{error}")]
+    return []
+
+
+def to_toml(run: RunFile) -> str:
+    """Write a run file as TOML text that reads back to an equal run file."""
+    blocks = []
+    for name in SECTIONS:
+        section: Section | None = getattr(run, name)
+        if section is None:
+            continue
+        lines = [f"{key} = {_toml_value(value)}" for key, value in section.model_dump().items() if value is not None]
+        blocks.append("\n".join([f"[{name}]", *lines]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, except that TOML also wants DEL escaped and has no surrogate pairs.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return (
+            "{ "
+            + ", ".join(f"{key} = {_toml_value(below)}" for key, below in value.items() if below is not None)
+            + " }"
+        )
+    return "[" + ", ".join(_toml_value(below) for below in value) + "]"

@@ -1,0 +1,300 @@
+"""What the keys of a run file must satisfy together, and the defaults that depend on other keys.
+
+Each rule is a plain function over the values that parsed, so a fault in one key never hides a fault between others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeVar
+
+from clearhead.errors import InputError
+from clearhead.training.runfile.faults import Address, Fault, name_of
+from clearhead.training.runfile.sections import SUBWORD_KINDS, RunFile, Section, Train
+
+LENGTHS = ("steps", "epochs", "seconds")
+SCHEDULES_WITH_AN_END = ("cosine", "linear", "wsd")
+_DEVICES = ("auto", "cpu", "cuda", "mps")
+Kind = TypeVar("Kind", bound=Section)
+Family = Literal["encoder", "decoder", "encoder-decoder"]
+
+# Which families make sense for a task; the first is what an absent key means.
+FAMILIES: dict[str, tuple[Family, ...]] = {
+    "translate": ("encoder-decoder",),
+    "generate": ("decoder", "encoder-decoder"),
+    "fill": ("encoder",),
+    "classify": ("encoder", "decoder", "encoder-decoder"),
+    "tag": ("encoder", "decoder"),
+    "embed": ("encoder", "decoder"),
+    "denoise": ("encoder-decoder",),
+}
+
+# The keys of [task] that belong to one kind of task.
+TASK_KEYS: dict[str, tuple[str, ...]] = {
+    "translate": ("from_language", "to_language"),
+    "generate": ("objective",),
+    "fill": ("mask_share", "whole_words"),
+    "classify": ("labels", "pool"),
+    "tag": (),
+    "embed": ("pool", "temperature"),
+    "denoise": ("noise", "noise_share", "mean_span"),
+}
+
+
+# What of [model] may be said beside [task] init: it changes how the model is trained, and not what it computes.
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+
+
+def check_rules(run: RunFile) -> list[Fault]:
+    """Return every fault between keys whose types and bounds are right."""
+    rules = (_task, _sources, _tokenizer, _model, _lora, _sizes, _positions, _length, _schedule, _validation, _device)
+    return [fault for rule in rules for fault in rule(run)]
+
+
+def _fault(address: str, sentence: str) -> Fault:
+    """Make a fault; the sentence goes on after the name of the key."""
+    parts: Address = tuple(address.split("."))
+    return Fault(parts, f"{name_of(parts)} {sentence}")
+
+
+def _task(run: RunFile) -> Iterator[Fault]:
+    kind, own = run.task.kind, TASK_KEYS[run.task.kind]
+    for key in _given(run.task):
+        if key not in (*own, "kind", "init"):
+            homes = " and ".join(f"'{name}'" for name, keys in TASK_KEYS.items() if key in keys)
+            yield _fault(f"task.{key}", f"has no effect for the task '{kind}', only for {homes}; remove it")
+    for key in ("from_language", "to_language"):
+        if getattr(run.task, key) is not None and not run.task.init:
+            yield _fault(f"task.{key}", "is for a checkpoint of several languages, named as [task] init; remove it")
+    if run.task.objective == "causal" and family_of(run) == "encoder-decoder":
+        yield _fault("task.objective", "= 'causal' needs [model] family = 'decoder'; with an encoder it is 'prefix'")
+
+
+def _sources(run: RunFile) -> Iterator[Fault]:
+    parse = _parser_of(run.task.kind)
+    for name in ("train", "valid"):
+        table = getattr(run.data, name)
+        if isinstance(table, float):
+            if run.task.kind in ("translate", "embed"):
+                yield _fault("data.valid", "must be a table for pairs; `clearhead new` can hold out some of them")
+            continue
+        try:
+            parse(table.model_dump(exclude_none=True))
+        except InputError as error:
+            yield _fault(f"data.{name}", f"is not usable: {error}")
+    for key, kinds in (("pack", ("generate",)), ("max_ratio", ("translate", "embed"))):
+        if getattr(run.data, key) is not None and run.task.kind not in kinds:
+            yield _fault(f"data.{key}", f"has no effect for the task '{run.task.kind}'; remove it")
+
+
+def _parser_of(kind: str) -> Callable[[Mapping[str, Any]], object]:
+    """Return what reads the [data] tables of a task."""
+    if kind in ("translate", "embed"):
+        from clearhead.data.sources.pairs import parse_pair_source
+
+        return parse_pair_source
+    if kind == "classify":
+        from clearhead.data.batches.labelled import parse_labelled_source
+
+        return parse_labelled_source
+    if kind == "tag":
+        from clearhead.data.batches.tagged import parse_tagged_source
+
+        return parse_tagged_source
+    from clearhead.data.sources.texts import parse_text_source
+
+    return parse_text_source
+
+
+def family_of(run: RunFile) -> Family:
+    """Return the family of the model that a run file means."""
+    return run.model.family or FAMILIES[run.task.kind][0]
+
+
+def _tokenizer(run: RunFile) -> Iterator[Fault]:
+    tokenizer = run.tokenizer
+    if run.task.init:
+        for key in _given(tokenizer):
+            yield _fault(f"tokenizer.{key}", "has no effect beside [task] init, which brings its own; remove it")
+        return
+    if tokenizer.kind is None and tokenizer.path is None:
+        yield _fault("tokenizer", "needs 'kind' (train one on the training text) or 'path' (use an existing one)")
+    if tokenizer.path is not None:
+        for key in ("kind", "vocab_size", "joint"):
+            if getattr(tokenizer, key) is not None:
+                yield _fault(f"tokenizer.{key}", "has no effect beside 'path': the file says it; remove one of the two")
+    elif tokenizer.joint is not None and run.task.kind != "translate":
+        yield _fault("tokenizer.joint", f"has no effect for the task '{run.task.kind}', which has one tokenizer")
+    elif tokenizer.kind == "byte" and tokenizer.vocab_size is not None:
+        yield _fault("tokenizer.vocab_size", "has no effect for kind 'byte', which always has the 256 bytes; remove it")
+
+
+def _model(run: RunFile) -> Iterator[Fault]:
+    model = run.model
+    kind, allowed = run.task.kind, FAMILIES[run.task.kind]
+    if run.task.init:
+        for key in _given(model):
+            if key not in DROPOUTS:
+                yield _fault(f"model.{key}", "has no effect beside [task] init, which brings its own model; remove it")
+        return
+    if model.family is not None and model.family not in allowed:
+        families = " or ".join(f"'{family}'" for family in allowed)
+        yield _fault("model.family", f"must be {families} for the task '{kind}', received '{model.family}'")
+    if model.spec is not None:
+        others = [key for key in _given(model) if key not in ("spec", "family")]
+        for key in others:
+            yield _fault(
+                f"model.{key}", "has no effect beside 'spec', which says the whole model; remove one of the two"
+            )
+    one_stack = [key for key in ("encoder_layers", "decoder_layers") if getattr(model, key) is not None]
+    if one_stack and family_of(run) != "encoder-decoder":
+        yield _fault(
+            f"model.{one_stack[0]}", f"is for two stacks; a model with only one ({family_of(run)}) takes 'layers'"
+        )
+    if model.layers is not None and model.encoder_layers is not None and model.decoder_layers is not None:
+        yield _fault("model.layers", "has no effect beside 'encoder_layers' and 'decoder_layers'; remove it")
+    if model.tie == "all" and run.tokenizer.joint is False:
+        yield _fault("model.tie", "= 'all' shares one table between both sides, which needs [tokenizer] joint = true")
+
+
+def _lora(run: RunFile) -> Iterator[Fault]:
+    if run.lora is None:
+        return
+    if not run.task.init:
+        yield _fault("lora", "learns the difference to a trained model, so it needs one: name it as [task] init")
+    if run.train.optimizer == "muon":
+        yield _fault("train.optimizer", "= 'muon' makes updates orthogonal, which narrow maps are not made for")
+
+
+def _sizes(run: RunFile) -> Iterator[Fault]:
+    model = run.model
+    if model.width and model.heads and model.head_size is None and model.width % model.heads:
+        yield _fault("model.heads", f"must divide the width: {model.width} is not a multiple of {model.heads}")
+    if model.heads and model.kv_heads and model.heads % model.kv_heads:
+        yield _fault("model.kv_heads", f"must divide the heads: {model.heads} is not a multiple of {model.kv_heads}")
+
+
+def _positions(run: RunFile) -> Iterator[Fault]:
+    limit = run.model.max_positions
+    if limit is not None and limit < run.data.max_length:
+        yield _fault(
+            "model.max_positions",
+            f"= {limit} is less than [data] max_length = {run.data.max_length}: longer ones would have no position",
+        )
+
+
+def _length(run: RunFile) -> Iterator[Fault]:
+    given = [key for key in LENGTHS if getattr(run.train, key) is not None]
+    if not given:
+        yield _fault("train", "must say how long to train: steps, epochs or seconds")
+    if len(given) > 1:
+        yield _fault(f"train.{given[1]}", f"conflicts with '{given[0]}': give one of steps, epochs and seconds")
+
+
+def _schedule(run: RunFile) -> Iterator[Fault]:
+    train = run.train
+    if train.schedule in SCHEDULES_WITH_AN_END and train.seconds is not None:
+        yield _fault(
+            "train.schedule",
+            f"= '{train.schedule}' ends at a known step, so it needs 'steps' or 'epochs', not 'seconds'",
+        )
+    if train.schedule in ("paper", "inverse-sqrt") and train.warmup == 0:
+        yield _fault("train.warmup", f"must be at least 1 for the schedule '{train.schedule}', received the number 0")
+    if train.schedule in SCHEDULES_WITH_AN_END and train.steps is not None and (train.warmup or 0) >= train.steps:
+        yield _fault("train.warmup", f"= {train.warmup} must be less than the {train.steps} steps of the run")
+
+
+def _validation(run: RunFile) -> Iterator[Fault]:
+    train = run.train
+    if run.task.kind != "translate":
+        if train.bleu_sentences is not None:
+            yield _fault("train.bleu_sentences", f"has no effect for the task '{run.task.kind}'; remove it")
+        if train.early_stop is not None and train.early_stop.metric == "bleu":
+            yield _fault("train.early_stop.metric", "= 'bleu' is for the task 'translate'; use 'score' or 'loss'")
+    if train.early_stop is not None and train.early_stop.metric == "bleu" and train.bleu_sentences == 0:
+        yield _fault(
+            "train.bleu_sentences", "= 0 conflicts with early_stop metric 'bleu', which needs sentences to translate"
+        )
+
+
+def _device(run: RunFile) -> Iterator[Fault]:
+    if run.train.device.split(":")[0] not in _DEVICES:
+        yield _fault(
+            "train.device", f"must be one of {', '.join(_DEVICES)} or cuda:N, received the text '{run.train.device}'"
+        )
+
+
+def _given(section: Section) -> list[str]:
+    """Return the keys of a table whose value is not its default."""
+    return [name for name, info in type(section).model_fields.items() if getattr(section, name) != info.default]
+
+
+def fill_defaults(run: RunFile) -> RunFile:
+    """Fill every key whose default depends on other keys; filling twice changes nothing."""
+    return run.model_copy(
+        update={
+            "task": _filled(run.task, _task_defaults(run)),
+            "data": _filled(run.data, {"pack": True} if run.task.kind == "generate" else {}),
+            "tokenizer": _filled(run.tokenizer, _tokenizer_defaults(run)),
+            "model": _filled(run.model, _model_defaults(run)),
+            "train": _filled(run.train, _train_defaults(run)),
+        }
+    )
+
+
+def _filled(section: Kind, defaults: dict[str, Any]) -> Kind:
+    return section.model_copy(update={key: value for key, value in defaults.items() if getattr(section, key) is None})
+
+
+def _task_defaults(run: RunFile) -> dict[str, Any]:
+    """Return the published values: 15 % of words masked; 15 % noise in spans of 3, or 30 % where spans are infilled."""
+    infill = run.task.noise == "infill"
+    # The family of a start is not known here, and the usual pool follows from it.
+    pool = {} if run.task.init else {"pool": "mean" if family_of(run) == "encoder" else "last"}
+    by_kind: dict[str, dict[str, Any]] = {
+        "generate": {"objective": "prefix" if family_of(run) == "encoder-decoder" else "causal"},
+        "fill": {"mask_share": 0.15, "whole_words": False},
+        "denoise": {"noise": "spans", "noise_share": 0.3 if infill else 0.15, "mean_span": 3.0},
+        "classify": {"labels": "one", **pool},
+        "embed": {"temperature": 0.05, **pool},
+    }
+    return by_kind.get(run.task.kind, {})
+
+
+def _tokenizer_defaults(run: RunFile) -> dict[str, Any]:
+    if run.tokenizer.kind is None:
+        return {}
+    defaults: dict[str, Any] = {"joint": True} if run.task.kind == "translate" else {}
+    if run.tokenizer.kind in SUBWORD_KINDS:
+        defaults["vocab_size"] = 8000
+    return defaults
+
+
+def _model_defaults(run: RunFile) -> dict[str, Any]:
+    if run.model.spec is not None or run.task.init:
+        return {}
+    two_vocabularies = run.tokenizer.joint is False
+    tie = {"tie": "decoder"} if two_vocabularies else {}
+    return {"family": family_of(run), "preset": "transformer", **tie}
+
+
+def _train_defaults(run: RunFile) -> dict[str, Any]:
+    train = run.train
+    asks_for_bleu = train.early_stop is not None and train.early_stop.metric == "bleu"
+    return {
+        "learning_rate": _learning_rate(train),
+        "warmup": _warmup(train),
+        "weight_decay": 0.0,
+        "validate_every": 500,
+        **({"bleu_sentences": 500 if asks_for_bleu else 100} if run.task.kind == "translate" else {}),
+    }
+
+
+def _learning_rate(train: Train) -> float:
+    return 1.0 if train.schedule == "paper" else 1e-3
+
+
+def _warmup(train: Train) -> int:
+    if train.schedule in ("constant", "plateau"):
+        return 0
+    return max(1, min(2000, train.steps // 5)) if train.steps is not None else 1000

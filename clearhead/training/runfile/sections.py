@@ -1,0 +1,257 @@
+"""The tables and keys of a run file, as frozen types; every default of a run file stands here.
+
+A key whose default depends on another key is None here and filled by `clearhead.training.runfile.rules.fill_defaults`,
+so that a key which would have no effect can be told from one that was not given.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+TASK_KINDS = ("translate", "generate", "fill", "classify", "tag", "embed", "denoise")
+TRAINED_VOCABULARIES = ("bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "split")
+SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+class Section(BaseModel):
+    """One table of a run file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Task(Section):
+    """What is learned, and from which start."""
+
+    kind: Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise"]
+    init: str = ""
+    from_language: str | None = None
+    to_language: str | None = None
+    objective: Literal["causal", "prefix"] | None = None
+    noise: Literal["spans", "infill"] | None = None
+    noise_share: Share | None = None
+    mean_span: Annotated[float, Field(ge=1.0)] | None = None
+    mask_share: Share | None = None
+    whole_words: bool | None = None
+    labels: Literal["one", "several", "number"] | None = None
+    pool: Literal["first", "mean", "last"] | None = None
+    temperature: Positive | None = None
+
+
+class FilePair(Section):
+    """Two files, line by line."""
+
+    source: str
+    target: str
+
+
+class TsvTable(Section):
+    """One file of tab-separated columns; a column is a position from 0 or a name in the first line."""
+
+    tsv: str
+    source_column: int | str = 0
+    target_column: int | str = 1
+
+
+class JsonLines(Section):
+    """One JSON object per line."""
+
+    jsonl: str
+    source_field: str = "source"
+    target_field: str = "target"
+
+
+class TextTable(Section):
+    """Text without a second side: a file, a folder, JSON lines; with labels where the task has them."""
+
+    text: str
+    field: str | None = None
+    document: Literal["file", "line", "paragraph"] | None = None
+    pattern: str | None = None
+    labels: str | int | None = None
+    text_column: str | int | None = None
+    pair: str | int | None = None
+
+
+class HubDataset(Section):
+    """A Hugging Face data set by name; which fields it takes depends on the task."""
+
+    dataset: str
+    split: str
+    config: str | None = None
+    source_field: str | None = None
+    target_field: str | None = None
+    field: str | None = None
+    labels: str | None = None
+    pair: str | None = None
+
+
+SOURCE_FORMS: dict[str, type[Section]] = {
+    "source": FilePair,
+    "text": TextTable,
+    "tsv": TsvTable,
+    "jsonl": JsonLines,
+    "dataset": HubDataset,
+}
+
+
+def _form_of(table: Any) -> str | None:
+    """Return which way of naming data a table uses, by the key that only this way has.
+
+    The tag is never a valid key, so that it can be told from the keys in a fault's location.
+    """
+    if isinstance(table, Section):
+        return next(f"by {name}" for name, form in SOURCE_FORMS.items() if isinstance(table, form))
+    if isinstance(table, int | float):
+        return "by share"
+    if not isinstance(table, dict):
+        return None
+    for key in ("text", "tsv", "jsonl", "dataset"):
+        if key in table:
+            return f"by {key}"
+    return "by source" if "source" in table or "target" in table else None
+
+
+Source = Annotated[
+    Annotated[FilePair, Tag("by source")]
+    | Annotated[TextTable, Tag("by text")]
+    | Annotated[TsvTable, Tag("by tsv")]
+    | Annotated[JsonLines, Tag("by jsonl")]
+    | Annotated[HubDataset, Tag("by dataset")],
+    Discriminator(_form_of),
+]
+
+SourceOrShare = Annotated[
+    Annotated[FilePair, Tag("by source")]
+    | Annotated[TextTable, Tag("by text")]
+    | Annotated[TsvTable, Tag("by tsv")]
+    | Annotated[JsonLines, Tag("by jsonl")]
+    | Annotated[HubDataset, Tag("by dataset")]
+    | Annotated[Share, Tag("by share")],
+    Discriminator(_form_of),
+]
+
+
+class Data(Section):
+    """Where the text is and which of it is kept; a number for `valid` takes that share from the end of `train`."""
+
+    train: Source
+    valid: SourceOrShare
+    max_length: Annotated[int, Field(ge=2)] = 128
+    max_ratio: Annotated[float, Field(ge=1.0)] | None = None
+    pack: bool | None = None
+
+
+class TokenizerSection(Section):
+    """How text becomes tokens: trained here (kind) or read from a file or folder (path)."""
+
+    kind: Literal["bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "byte", "split"] | None = None
+    path: str | None = None
+    vocab_size: Annotated[int, Field(ge=8)] | None = None
+    joint: bool | None = None
+
+
+class ModelSection(Section):
+    """The model as a preset (or a spec file) and what differs from it; None leaves the preset's value."""
+
+    family: Literal["encoder", "decoder", "encoder-decoder"] | None = None
+    preset: str | None = None
+    spec: str | None = None
+    layers: Count | None = None
+    encoder_layers: Count | None = None
+    decoder_layers: Count | None = None
+    width: Count | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    head_size: Count | None = None
+    feedforward: Count | None = None
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] | None = None
+    gated: bool | None = None
+    norm: Literal["layer", "rms"] | None = None
+    norm_place: Literal["post", "pre"] | None = None
+    positions: Literal["sinusoidal", "learned", "rotary", "alibi", "buckets"] | None = None
+    max_positions: Count | None = None
+    dropout: Fraction | None = None
+    attention_dropout: Fraction | None = None
+    activation_dropout: Fraction | None = None
+    window: Count | None = None
+    qk_norm: bool | None = None
+    bias: bool | None = None
+    tie: Literal["all", "decoder", "none"] | None = None
+    initialization: Literal["xavier", "normal"] | None = None
+
+
+class Lora(Section):
+    """Train narrow maps beside those of a start, and leave the start's own as they are."""
+
+    rank: Count
+    alpha: Positive | None = None
+    dropout: Fraction = 0.0
+    targets: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+
+
+class EarlyStop(Section):
+    """Stop when the metric has not improved for `patience` validations."""
+
+    metric: Literal["loss", "bleu", "score"] = "loss"
+    patience: Count = 10
+
+
+class Train(Section):
+    """How the model learns."""
+
+    run: Annotated[str, Field(min_length=1)]
+    steps: Count | None = None
+    epochs: Positive | None = None
+    seconds: Positive | None = None
+    batch_tokens: Count = 4096
+    accumulate: Count = 1
+    optimizer: Literal["adam", "adamw", "muon"] = "adamw"
+    learning_rate: Positive | None = None
+    weight_decay: Annotated[float, Field(ge=0.0)] | None = None
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.98)
+    eps: Positive = 1e-9
+    schedule: Literal["paper", "inverse-sqrt", "cosine", "linear", "wsd", "plateau", "constant"] = "inverse-sqrt"
+    warmup: CountOrZero | None = None
+    label_smoothing: Fraction = 0.0
+    clip: Positive | None = None
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    device: str = "auto"
+    threads: Count | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    validate_every: Count | None = None
+    bleu_sentences: CountOrZero | None = None
+    save_every: Count | None = None
+    keep: Count = 3
+    average: Annotated[int, Field(ge=2)] | None = None
+    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    early_stop: EarlyStop | None = None
+    tensorboard: bool = False
+
+
+class RunFile(Section):
+    """A whole run file."""
+
+    task: Task
+    data: Data
+    tokenizer: TokenizerSection = TokenizerSection()
+    model: ModelSection = ModelSection()
+    lora: Lora | None = None
+    train: Train
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "task": Task,
+    "data": Data,
+    "tokenizer": TokenizerSection,
+    "model": ModelSection,
+    "lora": Lora,
+    "train": Train,
+}

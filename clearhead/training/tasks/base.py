@@ -1,0 +1,200 @@
+"""What every kind of task is given, and what it brings to a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import spec
+from clearhead.core import Transformer
+from clearhead.data.sources.texts import WHOLE, Share
+from clearhead.errors import InputError
+from clearhead.presets.task_heads import PoolBy, with_head
+from clearhead.task import Repeats, TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.init_from import Start
+from clearhead.training.preflight import TokenSide
+from clearhead.training.progress.report import Progress
+from clearhead.training.protocols import Batches, BatchT
+from clearhead.training.runfile.model_table import resolve_spec, with_dropout
+from clearhead.training.runfile.read import RunFile
+from clearhead.training.runfile.sections import Section
+from clearhead.training.settings import Metric, Validation
+
+SourceT = TypeVar("SourceT")
+
+
+@dataclass(frozen=True)
+class TaskSetup:
+    """What a kind of task needs to know of a run.
+
+    Attributes:
+        run_file: the checked run file.
+        find_tokenizers: gives the tokenizers of the run: those of its checkpoint, of its start or of a file, or else
+            what the function in its argument trains.
+        start: the model the run goes on from; None: from scratch.
+        progress: told what happens.
+        device: where the model will be.
+    """
+
+    run_file: RunFile
+    find_tokenizers: Callable[[Callable[[], TokenizerPair]], TokenizerPair]
+    start: Start | None
+    progress: Progress
+    device: torch.device
+
+    def find_tokenizer(self, train: Callable[[], Tokenizer]) -> Tokenizer:
+        """Return the one tokenizer of a task without a second language; `train` makes it where there is none yet.
+
+        Raises:
+            InputError: a checkpoint or file holds two, or another than the run began with.
+        """
+
+        def pair() -> TokenizerPair:
+            one = train()
+            return TokenizerPair(source=one, target=one, joint=True)
+
+        found = self.find_tokenizers(pair)
+        if not found.joint:
+            raise InputError(
+                f"the task '{self.run_file.task.kind}' takes one tokenizer, but the source and target sides of this "
+                "one differ"
+            )
+        return found.source
+
+    def resolve_spec(
+        self, *, source_vocab: int, target_vocab: int | None = None, joint: bool = True, head: spec.Head | None = None
+    ) -> spec.Model:
+        """Return the spec of the model: that of the start, or what the [model] table means.
+
+        Args:
+            source_vocab: rows of the table of the first stack.
+            target_vocab: rows of the decoder's table; None: as many.
+            joint: whether both sides have one vocabulary.
+            head: what turns states into outputs; None: scores of the vocabulary.
+
+        Raises:
+            InputError: sizes that are impossible, or a start that does not suit the task.
+        """
+        if self.start is None:
+            return resolve_spec(
+                self.run_file.model,
+                kind=self.run_file.task.kind,
+                source_vocab=source_vocab,
+                target_vocab=source_vocab if target_vocab is None else target_vocab,
+                joint=joint,
+                head=head,
+                prefix=self.run_file.task.objective == "prefix",
+            )
+        base = with_dropout(self.start.spec, self.run_file.model)
+        if head is not None:
+            return with_head(base, head)
+        if self.start.has_words:
+            return base
+        own = self.start.word_head(self.run_file.task.kind)
+        if own is None:
+            raise InputError(
+                f"[task] init: the model was trained to '{self.start.record.kind}', so it has no scores of words for "
+                f"the task '{self.run_file.task.kind}'"
+            )
+        return with_head(base, own)
+
+    def labelled_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, Repeats | None] | None:
+        """Return the spec of a start with a head for labels, and what its decoder reads: its own or its family's head.
+
+        Args:
+            tokenizer: of the run.
+            record: of the task.
+
+        Returns:
+            None where there is no start, or it has no such head, or the run file says which state stands for a text.
+        """
+        if self.start is None or self.run_file.task.pool is not None:
+            return None
+        if self.start.says(record) and self.start.spec.head is not None:
+            head, repeats = self.start.spec.head, self.start.record.repeats
+        elif (own := self.start.family_head(record)) is not None:
+            head, repeats = own
+        else:
+            return None
+        return self.resolve_spec(source_vocab=tokenizer.vocab_size, head=head), repeats
+
+    def pool(self, model: spec.Model) -> PoolBy:
+        """Return which state stands for a text: what the run file says, or what is usual for the stacks."""
+        return self.run_file.task.pool or ("mean" if model.decoder is None else "last")
+
+    def side(self, name: str, tokenizer: Tokenizer, module: nn.Module, *, largest_id: int, longest: int) -> TokenSide:
+        """Describe one side of the data for the check before the first step.
+
+        Args:
+            name: "source" or "target", for the messages.
+            tokenizer: of that side.
+            module: what will be trained.
+            largest_id: the largest id in the data.
+            longest: tokens of the longest sequence as the module sees it.
+        """
+        assert isinstance(module, Transformer)
+        return TokenSide(
+            name=name,
+            largest_id=largest_id,
+            vocabulary_rows=module.num_target_ids if name == "target" else module.num_source_ids,
+            longest=longest,
+            max_positions=module.max_positions,
+            special_ids={role: getattr(tokenizer, f"{role}_id") for role in ("pad", "bos", "eos")},
+        )
+
+
+@dataclass(frozen=True)
+class TaskParts(Generic[BatchT]):
+    """What a kind of task brings to a training run.
+
+    Attributes:
+        tokenizers: of the run; one for both sides where the task has only one.
+        spec: the model to build.
+        batches: training batches from the beginning, endless.
+        loss: gives, for a batch, the summed loss and the number of labels it was summed over.
+        validate: measures the module in evaluation mode.
+        sides: describes the data for the check before the first step, given the built module.
+        widest: the training batch that needs most memory.
+        mean_tokens: tokens of an average batch.
+        record: what the model will have been trained for.
+        valid_data: identity of the validation data; what was measured on other data cannot be compared.
+        score_name: what the validation score is called.
+        best_by: whether the loss or the score decides which checkpoint is best.
+    """
+
+    tokenizers: TokenizerPair
+    spec: spec.Model
+    batches: Batches[BatchT]
+    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
+    validate: Callable[[nn.Module], Validation]
+    sides: Callable[[nn.Module], list[TokenSide]]
+    widest: BatchT
+    mean_tokens: float
+    record: TaskRecord
+    valid_data: str
+    score_name: str = "score"
+    best_by: Metric = field(default="loss")
+
+
+def part_of(run_file: RunFile, name: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> tuple[SourceT, Share]:
+    """Return the source of training or validation data, and which share of it that part is.
+
+    Args:
+        run_file: the checked run file.
+        name: "train" or "valid".
+        parse: turns a table into a source.
+    """
+    held_out = run_file.data.valid
+    if isinstance(held_out, float):
+        share = (0.0, 1.0 - held_out) if name == "train" else (1.0 - held_out, 1.0)
+        table: object = run_file.data.train
+    else:
+        share, table = WHOLE, getattr(run_file.data, name)
+    assert isinstance(table, Section), "a share of nothing was refused"
+    return parse(table.model_dump(exclude_none=True)), share

@@ -1,0 +1,192 @@
+"""Classification: one label of a text or of a pair of texts, several labels, or a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from torch import Tensor, nn
+
+from clearhead.core import Transformer
+from clearhead.data.batches.labelled import (
+    LabelStore,
+    collate_labelled,
+    labelled_batches,
+    labelled_texts,
+    parse_labelled_source,
+    prepare_labelled,
+)
+from clearhead.data.batches.pairs import Batch
+from clearhead.data.inputs import Framing
+from clearhead.data.labels import LabelKind, LabelSet
+from clearhead.data.stores.pairs import Indices, Rows
+from clearhead.data.stores.prepared import cached_tokenizer
+from clearhead.errors import InputError
+from clearhead.evaluate.labels import judge_labelled, main_score
+from clearhead.presets.task_heads import label_head, token_head, with_head
+from clearhead.spec import Model
+from clearhead.task import TaskRecord
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.losses.labels import label_loss
+from clearhead.training.preflight import TokenSide
+from clearhead.training.runfile.read import RunFile
+from clearhead.training.settings import Validation
+from clearhead.training.tasks.base import TaskParts, TaskSetup, part_of
+from clearhead.training.tasks.text import one_sided
+from clearhead.training.tasks.translate import vocabulary_size
+
+SCORES: Mapping[LabelKind, str] = MappingProxyType({"one": "accuracy", "several": "micro F1", "number": "Spearman"})
+
+
+def parts(setup: TaskSetup) -> TaskParts[Batch]:
+    """Prepare labelled texts, tokenizer and model of a classifier.
+
+    Raises:
+        InputError: the data, the tokenizer or the sizes cannot be used.
+    """
+    run_file, train = setup.run_file, setup.run_file.train
+    kind = run_file.task.labels
+    assert kind is not None, "the run file fills its defaults"
+    if kind == "number" and train.label_smoothing:
+        raise InputError("[train] label_smoothing has no effect where labels are numbers; remove it")
+    tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
+    stores = _prepare(setup, tokenizer, kind)
+    store = stores.train
+    record = TaskRecord(
+        kind="classify",
+        labels=store.labels.names,
+        label_kind=kind,
+        max_length=run_file.data.max_length,
+        is_paired=store.is_paired,
+        number_mean=store.labels.mean,
+        number_scale=store.labels.scale,
+    )
+    spec, record = _spec(setup, tokenizer, record, store.labels)
+    framing = Framing.of(spec, tokenizer, record.repeats)
+    batches = labelled_batches(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
+    budget = max(train.batch_tokens, run_file.data.max_length)
+
+    def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        return label_loss(module, batch.to(setup.device), kind=kind, label_smoothing=train.label_smoothing)
+
+    def validate(module: nn.Module) -> Validation:
+        assert isinstance(module, Transformer), "labels need the module that was built for them"
+        judged = judge_labelled(module, tokenizer, stores.valid, batch_tokens=budget, repeats=record.repeats)
+        return Validation(loss=judged.loss, score=main_score(judged.scores))
+
+    return TaskParts(
+        tokenizers=one_sided(tokenizer),
+        spec=spec,
+        batches=batches,
+        loss=loss,
+        validate=validate,
+        sides=lambda module: _sides(setup, tokenizer, stores, module),
+        widest=collate_labelled(store, widest_rows(batches.plan.epoch(0), store.lengths), framing),
+        mean_tokens=int(store.lengths.sum()) / batches.batches_per_epoch,
+        record=record,
+        valid_data=stores.valid.identity,
+        score_name=SCORES[kind],
+        best_by="score",
+    )
+
+
+@dataclass(frozen=True)
+class _Stores:
+    train: LabelStore
+    valid: LabelStore
+
+
+@dataclass(frozen=True)
+class LazyTexts(Iterable[str]):
+    """Texts that are read only where someone wants them, and again where someone wants them again.
+
+    Args:
+        read: reads them.
+    """
+
+    read: Callable[[], Iterable[str]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.read())
+
+
+def widest_rows(batches: Iterable[Indices], lengths: Rows) -> Indices:
+    """Return the batch with the most positions, padding included.
+
+    Args:
+        batches: the rows of each.
+        lengths: of the sequences in these rows.
+    """
+    return max(batches, key=lambda rows: len(rows) * int(lengths[rows].max()))
+
+
+def _train_tokenizer(run_file: RunFile) -> Tokenizer:
+    section = run_file.tokenizer
+    assert section.kind is not None, "the rules of the run file want kind or path"
+    source, share = part_of(run_file, "train", parse_labelled_source)
+    return cached_tokenizer(
+        LazyTexts(lambda: labelled_texts(source, share)),
+        [*source.identity(), list(share)],
+        kind=section.kind,
+        vocab_size=vocabulary_size(run_file),
+    )
+
+
+def _prepare(setup: TaskSetup, tokenizer: Tokenizer, kind: LabelKind) -> _Stores:
+    """Return the prepared texts of training and validation, and say what became of them."""
+    labels: LabelSet | None = None
+    stores = []
+    for name in ("train", "valid"):
+        source, share = part_of(setup.run_file, name, parse_labelled_source)
+        length = setup.run_file.data.max_length
+        prepared = partial(prepare_labelled, source, tokenizer, max_length=length, kind=kind, share=share)
+        try:
+            store = prepared(labels=labels)
+            if labels is None and (own := _labels_of_start(setup, store.labels)) != store.labels:
+                store = prepared(labels=own)
+        except InputError as error:
+            raise InputError(f"[data] {name}: {error}") from None
+        setup.progress.message(f"{name}: {store.report}")
+        labels = store.labels
+        stores.append(store)
+    if stores[0].is_paired != stores[1].is_paired:
+        raise InputError("[data] pair: training and validation texts must both be pairs, or both stand alone")
+    return _Stores(*stores)
+
+
+def _labels_of_start(setup: TaskSetup, found: LabelSet) -> LabelSet:
+    """Return the labels of the start, whose head may then be kept, where they mean the same as those of the data."""
+    if setup.start is None or setup.start.record.kind != "classify" or setup.start.record.label_kind != found.kind:
+        return found
+    record = setup.start.record
+    if found.kind == "number":
+        return LabelSet("number", (), record.number_mean, record.number_scale)
+    names = setup.start.labels_like("classify", found.names)
+    return found if names is None else LabelSet(found.kind, names)
+
+
+def _spec(setup: TaskSetup, tokenizer: Tokenizer, record: TaskRecord, labels: LabelSet) -> tuple[Model, TaskRecord]:
+    """Return what is trained, and its record with what a decoder reads."""
+    found = setup.labelled_spec(tokenizer, record)
+    if found is not None:
+        return found[0], record.model_copy(update={"repeats": found[1]})
+    # The width of the states is known only once there is a spec; any head will do to get one.
+    model = setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=token_head(1))
+    top = model.decoder or model.encoder
+    assert top is not None, "a validated model has a stack"
+    pool = setup.pool(model)
+    if pool == "first" and model.encoder is None:
+        raise InputError(
+            "[task] pool = 'first' is the start token, which in a decoder sees nothing of the text; use 'last'"
+        )
+    return with_head(model, label_head(top.width, labels.num_outputs, pool=pool)), record
+
+
+def _sides(setup: TaskSetup, tokenizer: Tokenizer, stores: _Stores, module: nn.Module) -> list[TokenSide]:
+    """Describe the texts as the module will see them, the longest of training and validation."""
+    both = (stores.train, stores.valid)
+    largest = max(int(side.ids.max()) for store in both for side in (store.side, store.other_side) if side is not None)
+    longest = max(int(store.lengths.max()) for store in both)
+    return [setup.side("source", tokenizer, module, largest_id=largest, longest=longest)]

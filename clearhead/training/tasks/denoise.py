@@ -1,0 +1,100 @@
+"""Denoising: an encoder reads a damaged text, and a decoder says what is missing, or the whole of it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from clearhead.data.batches.pairs import Batch
+from clearhead.data.batches.text import piece_batches, piece_epoch
+from clearhead.data.objectives.build import build_noise
+from clearhead.data.objectives.spans import num_sentinels
+from clearhead.errors import InputError
+from clearhead.evaluate.token_accuracy import score_tokens
+from clearhead.task import Noise, TaskRecord
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.losses.cross_entropy import token_loss
+from clearhead.training.preflight import TokenSide
+from clearhead.training.runfile.read import RunFile
+from clearhead.training.settings import Validation
+from clearhead.training.tasks.base import TaskParts, TaskSetup
+from clearhead.training.tasks.text import Corpora, one_sided, prepare_corpora, text_sides, train_text_tokenizer
+
+
+def parts(setup: TaskSetup) -> TaskParts[Batch]:
+    """Prepare text, tokenizer and model of a denoising run.
+
+    Raises:
+        InputError: the data, the tokenizer or the sizes cannot be used.
+    """
+    run_file, train = setup.run_file, setup.run_file.train
+    tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
+    noise = _noise(run_file)
+    _check_sentinels(run_file, tokenizer)
+    objective = build_noise(noise, tokenizer)
+    spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size)
+    if spec.encoder is None or spec.decoder is None:
+        raise InputError("the task 'denoise' needs a model with encoder and decoder; this one has a single stack")
+    corpora = prepare_corpora(setup, tokenizer)
+    length = run_file.data.max_length
+    budget = max(train.batch_tokens, length)
+    batches = piece_batches(corpora.train, objective, length=length, batch_tokens=budget, seed=train.seed)
+    widest = batches.peek()
+
+    def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        return token_loss(module, batch.to(setup.device), label_smoothing=train.label_smoothing)
+
+    def validate(module: nn.Module) -> Validation:
+        held_out = piece_epoch(corpora.valid, objective, length=length, batch_tokens=budget)
+        return score_tokens(module, held_out, setup.device)
+
+    return TaskParts(
+        tokenizers=one_sided(tokenizer),
+        spec=spec,
+        batches=batches,
+        loss=loss,
+        validate=validate,
+        sides=lambda module: _sides(setup, tokenizer, corpora, module),
+        widest=widest,
+        mean_tokens=float(widest.num_tokens),
+        record=TaskRecord(kind="denoise", max_length=length, noise=noise),
+        valid_data=corpora.valid.identity,
+        score_name="accuracy",
+    )
+
+
+def _train_tokenizer(run_file: RunFile) -> Tokenizer:
+    # A tokenizer that is trained here puts two ids around a text.
+    sentinels = _sentinels_needed(run_file, 2) if run_file.task.noise == "spans" else 0
+    return train_text_tokenizer(run_file, mask=run_file.task.noise == "infill", sentinels=sentinels)
+
+
+def _noise(run_file: RunFile) -> Noise:
+    task = run_file.task
+    assert task.noise is not None and task.noise_share is not None, "the run file fills its defaults"
+    return Noise(kind=task.noise, share=task.noise_share, mean_span=task.mean_span)
+
+
+def _check_sentinels(run_file: RunFile, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer that cannot write the noise before any text is read."""
+    if run_file.task.noise != "spans":
+        return
+    needed, found = _sentinels_needed(run_file, tokenizer.frame.extra()), len(tokenizer.sentinel_ids)
+    if found < needed:
+        raise InputError(
+            f"a text of max_length {run_file.data.max_length} can have {needed} spans, but the tokenizer has {found} "
+            "sentinels: shorten [data] max_length, raise [task] mean_span, or take a tokenizer with more sentinels"
+        )
+
+
+def _sentinels_needed(run_file: RunFile, extra: int) -> int:
+    task, length = run_file.task, max(1, run_file.data.max_length - extra)
+    assert task.noise_share is not None and task.mean_span is not None, "the run file fills its defaults"
+    return num_sentinels(length, share=task.noise_share, mean_span=task.mean_span)
+
+
+def _sides(setup: TaskSetup, tokenizer: Tokenizer, corpora: Corpora, module: nn.Module) -> list[TokenSide]:
+    """Describe both sides of the data as the module will see them: the noise makes neither longer than its piece."""
+    longest = setup.run_file.data.max_length
+    (source,) = text_sides(setup, tokenizer, corpora, module, longest=longest)
+    target = setup.side("target", tokenizer, module, largest_id=source.largest_id, longest=longest)
+    return [source, target]

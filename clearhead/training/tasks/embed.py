@@ -1,0 +1,222 @@
+"""Embedding: one model reads both texts of a pair, and their vectors should be nearest to each other.
+
+Shape suffixes: N pairs, D width of a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.core import Transformer
+from clearhead.data.batches.contrastive import (
+    ContrastBatch,
+    collate_contrast,
+    contrast_batches,
+    contrast_epoch,
+    contrast_plan,
+    store_groups,
+)
+from clearhead.data.inputs import Framing
+from clearhead.data.stores.pairs import Indices, PairStore, Rows
+from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.errors import InputError
+from clearhead.evaluate.retrieval import recall_at
+from clearhead.presets.task_heads import vector_head, with_head
+from clearhead.spec import Model
+from clearhead.task import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.losses.contrastive import contrastive_loss
+from clearhead.training.preflight import TokenSide
+from clearhead.training.progress.report import Progress
+from clearhead.training.runfile.read import RunFile
+from clearhead.training.settings import Validation
+from clearhead.training.tasks.base import TaskParts, TaskSetup
+from clearhead.training.tasks.translate import pair_source, vocabulary_size
+from clearhead.training.validation import spread
+
+# Recall depends on how many texts there are to choose from, so the count is part of what the score means.
+_MOST_CHOICES = 2_000
+
+
+def parts(setup: TaskSetup) -> TaskParts[ContrastBatch]:
+    """Prepare pairs, tokenizer and model of a contrastive run.
+
+    Raises:
+        InputError: the data, the tokenizer or the sizes cannot be used.
+    """
+    run_file, train = setup.run_file, setup.run_file.train
+    temperature = run_file.task.temperature
+    assert temperature is not None, "the run file fills its defaults"
+    if train.label_smoothing:
+        raise InputError("[train] label_smoothing has no effect for the task 'embed'; remove it")
+    tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
+    stores = _prepare(run_file, tokenizer, setup.progress)
+    store = stores["train"]
+    model = _spec(setup, tokenizer)
+    framing = Framing.of(model, tokenizer)
+    plan = contrast_plan(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
+    batches = contrast_batches(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
+    setup.progress.message(
+        f"{len(store) / batches.batches_per_epoch:.0f} pairs in a batch, each to be told from all others; "
+        f"padding: {100 * plan.padding_waste(0):.1f} % of the positions"
+    )
+
+    def loss(module: nn.Module, batch: ContrastBatch) -> tuple[Tensor, int]:
+        return batch_loss(module, batch.to(setup.device), temperature=temperature, start=framing.start)[0]
+
+    return TaskParts(
+        tokenizers=TokenizerPair(source=tokenizer, target=tokenizer, joint=True),
+        spec=model,
+        batches=batches,
+        loss=loss,
+        validate=ValidateContrast(
+            store=stores["valid"],
+            groups=store_groups(stores["valid"]),
+            batch_tokens=max(train.batch_tokens, 2 * run_file.data.max_length),
+            temperature=temperature,
+            framing=framing,
+            device=setup.device,
+        ),
+        sides=lambda module: _sides(setup, stores, tokenizer, module),
+        widest=_widest(store, plan.epoch(0), framing),
+        mean_tokens=plan.num_tokens / batches.batches_per_epoch,
+        record=TaskRecord(kind="embed", max_length=run_file.data.max_length),
+        valid_data=stores["valid"].identity,
+        score_name="recall@1",
+        best_by="score",
+    )
+
+
+def _spec(setup: TaskSetup, tokenizer: Tokenizer) -> Model:
+    start, is_said = setup.start, setup.run_file.task.pool is not None
+    if start is not None and start.record.kind == "embed" and start.spec.head is not None and not is_said:
+        return setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=start.spec.head)
+    # Which pool is usual is known only once there is a spec; any head will do to get one.
+    model = setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=vector_head(pool="mean"))
+    return with_head(model, vector_head(pool=setup.pool(model)))
+
+
+@dataclass(frozen=True)
+class ValidateContrast:
+    """Measures a module on held-out pairs.
+
+    Args:
+        store: the held-out pairs as ids.
+        groups: what `store_groups` says of them.
+        batch_tokens: padded tokens of one side of a batch; the batches are the same every time.
+        temperature: what cosines are divided by.
+        framing: how the model reads single texts.
+        device: where the module is.
+    """
+
+    store: PairStore
+    groups: Rows
+    batch_tokens: int
+    temperature: float
+    framing: Framing
+    device: torch.device
+
+    def __call__(self, module: nn.Module) -> Validation:
+        """Return the mean loss of a pair in nats, and recall@1 in percent, the mean of both directions."""
+        total, count = 0.0, 0
+        rows, firsts, seconds = [], [], []
+        for batch in contrast_epoch(self.store, self.groups, self.framing, batch_tokens=self.batch_tokens):
+            (loss, labels), first_ND, second_ND = batch_loss(
+                module, batch.to(self.device), temperature=self.temperature, start=self.framing.start
+            )
+            total += float(loss)
+            count += labels
+            rows.append(batch.rows)
+            firsts.append(first_ND.float().cpu().numpy())
+            seconds.append(second_ND.float().cpu().numpy())
+        place = np.argsort(np.concatenate(rows))[spread(len(self.store), _MOST_CHOICES)]
+        chosen = np.concatenate(rows)[place]
+        found = recall_at(np.concatenate(firsts)[place], np.concatenate(seconds)[place], groups=self.groups[chosen])
+        return Validation(loss=total / count, score=100 * found.mean)
+
+
+def batch_loss(
+    module: nn.Module, batch: ContrastBatch, *, temperature: float, start: int | None
+) -> tuple[tuple[Float[Tensor, ""], int], Float[Tensor, "pairs width"], Float[Tensor, "pairs width"]]:
+    """Return the summed loss of a batch with the count of its pairs, and the vectors of both sides.
+
+    Args:
+        module: a Transformer whose head pools.
+        batch: on the module's device.
+        temperature: what cosines are divided by.
+        start: what the decoder of a two-stack model reads: it sees the text through its memory alone.
+    """
+    assert isinstance(module, Transformer), "embedding needs the module that was built for it"
+    vectors = []
+    for ids_NT, mask_NT in ((batch.ids, batch.mask), (batch.other_ids, batch.other_mask)):
+        start_N1 = None if start is None else ids_NT.new_full((len(ids_NT), 1), start)
+        vectors.append(module(ids_NT, start_N1, mask=mask_NT).logits)
+    first_ND, second_ND = vectors
+    return contrastive_loss(first_ND, second_ND, batch.groups, temperature=temperature), first_ND, second_ND
+
+
+def _train_tokenizer(run_file: RunFile) -> Tokenizer:
+    section = run_file.tokenizer
+    assert section.kind is not None, "the rules of the run file want kind or path"
+    pair = cached_tokenizers(
+        pair_source(run_file.data.train), kind=section.kind, vocab_size=vocabulary_size(run_file), joint=True
+    )
+    return pair.source
+
+
+def _prepare(run_file: RunFile, tokenizer: Tokenizer, progress: Progress) -> dict[str, PairStore]:
+    """Return the prepared pairs of training and validation, and say what the filters dropped."""
+    data, stores = run_file.data, {}
+    extra = tokenizer.frame.extra()
+    if data.max_length < extra + 1:
+        raise InputError(
+            f"[data] max_length is {data.max_length}; a text between its start and end token needs at least {extra + 1}"
+        )
+    for name in ("train", "valid"):
+        try:
+            stores[name] = prepare_pairs(
+                pair_source(getattr(data, name)),
+                TokenizerPair(source=tokenizer, target=tokenizer, joint=True),
+                max_length=data.max_length,
+                extra=(extra, extra),
+                max_ratio=data.max_ratio,
+                training=name == "train",
+            )
+        except InputError as error:
+            raise InputError(f"[data] {name}: {error}") from None
+        progress.message(f"{name}: {stores[name].report}")
+    if len(stores["valid"]) < 2:
+        raise InputError("[data] valid: there is 1 pair; recall needs at least 2 to choose from")
+    return stores
+
+
+def _widest(store: PairStore, batches: list[Indices], framing: Framing) -> ContrastBatch:
+    """Return the batch with the most positions, padding included."""
+
+    def positions(rows: Indices) -> int:
+        return len(rows) * int(store.source_lengths[rows].max() + store.target_lengths[rows].max())
+
+    return collate_contrast(store, max(batches, key=positions), store_groups(store), framing)
+
+
+def _sides(setup: TaskSetup, stores: dict[str, PairStore], tokenizer: Tokenizer, module: nn.Module) -> list[TokenSide]:
+    """Describe both sides of the data as the module will see them, the longest of training and validation."""
+    sides = []
+    for name in ("source", "target"):
+        texts = [store.source_side if name == "source" else store.target_side for store in stores.values()]
+        sides.append(
+            setup.side(
+                name,
+                tokenizer,
+                module,
+                largest_id=max(int(part.ids.max()) for part in texts),
+                longest=max(int(part.lengths.max()) for part in texts) + tokenizer.frame.extra(),
+            )
+        )
+    return sides

@@ -1,0 +1,58 @@
+"""Masked language modelling: an encoder says which tokens were hidden in a text."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from clearhead.data.batches.pairs import Batch
+from clearhead.data.batches.text import piece_batches, piece_epoch
+from clearhead.data.objectives.build import build_noise
+from clearhead.errors import InputError
+from clearhead.evaluate.token_accuracy import score_tokens
+from clearhead.task import Noise, TaskRecord
+from clearhead.training.losses.cross_entropy import token_loss
+from clearhead.training.settings import Validation
+from clearhead.training.tasks.base import TaskParts, TaskSetup
+from clearhead.training.tasks.text import one_sided, prepare_corpora, text_sides, train_text_tokenizer
+
+
+def parts(setup: TaskSetup) -> TaskParts[Batch]:
+    """Prepare text, tokenizer and model of a masked model.
+
+    Raises:
+        InputError: the data, the tokenizer or the sizes cannot be used.
+    """
+    run_file, train = setup.run_file, setup.run_file.train
+    share, whole_words = run_file.task.mask_share, run_file.task.whole_words
+    assert share is not None and whole_words is not None, "the run file fills its defaults"
+    tokenizer = setup.find_tokenizer(lambda: train_text_tokenizer(run_file, mask=True))
+    noise = Noise(kind="mask", share=share, whole_words=whole_words)
+    objective = build_noise(noise, tokenizer)
+    spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size)
+    if spec.encoder is None or spec.decoder is not None:
+        raise InputError("the task 'fill' needs a model with an encoder alone, which sees what stands behind a blank")
+    corpora = prepare_corpora(setup, tokenizer)
+    length = run_file.data.max_length
+    budget = max(train.batch_tokens, length)
+    batches = piece_batches(corpora.train, objective, length=length, batch_tokens=budget, seed=train.seed)
+
+    def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        return token_loss(module, batch.to(setup.device), label_smoothing=train.label_smoothing)
+
+    def validate(module: nn.Module) -> Validation:
+        held_out = piece_epoch(corpora.valid, objective, length=length, batch_tokens=budget)
+        return score_tokens(module, held_out, setup.device)
+
+    return TaskParts(
+        tokenizers=one_sided(tokenizer),
+        spec=spec,
+        batches=batches,
+        loss=loss,
+        validate=validate,
+        sides=lambda module: text_sides(setup, tokenizer, corpora, module, longest=length),
+        widest=batches.peek(),
+        mean_tokens=corpora.train.num_tokens / batches.batches_per_epoch,
+        record=TaskRecord(kind="fill", max_length=length, noise=noise),
+        valid_data=corpora.valid.identity,
+        score_name="accuracy",
+    )

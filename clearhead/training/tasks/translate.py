@@ -1,0 +1,146 @@
+"""Translation: pairs of texts, an encoder for the one and a decoder for the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.data.batches.pairs import Batch, collate, pair_batches, pair_plan
+from clearhead.data.sources.pairs import PairSource, parse_pair_source, read_pairs
+from clearhead.data.stores.pairs import PairStore
+from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.errors import InputError
+from clearhead.task import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.training.losses.cross_entropy import token_loss
+from clearhead.training.preflight import TokenSide
+from clearhead.training.progress.report import Progress
+from clearhead.training.runfile.read import RunFile
+from clearhead.training.runfile.sections import Section
+from clearhead.training.tasks.base import TaskParts, TaskSetup
+from clearhead.training.validation import ValidateTranslation, joined, spread
+
+# A vocabulary without a size of its own takes every entry of the text.
+EVERY_ENTRY = 2**31 - 8
+BYTE_ENTRIES = 260
+
+
+def vocabulary_size(run_file: RunFile) -> int:
+    """Return how many entries a trained vocabulary may have."""
+    section = run_file.tokenizer
+    return section.vocab_size or (BYTE_ENTRIES if section.kind == "byte" else EVERY_ENTRY)
+
+
+def parts(setup: TaskSetup) -> TaskParts[Batch]:
+    """Prepare pairs, tokenizers and model of a translation run.
+
+    Raises:
+        InputError: the data, the tokenizers or the sizes cannot be used.
+    """
+    run_file, train = setup.run_file, setup.run_file.train
+    tokenizers = setup.find_tokenizers(lambda: _train_tokenizers(run_file))
+    stores = prepare_parallel(run_file, tokenizers, setup.progress)
+    spec = setup.resolve_spec(
+        source_vocab=tokenizers.source.vocab_size, target_vocab=tokenizers.target.vocab_size, joint=tokenizers.joint
+    )
+    if spec.encoder is None or spec.decoder is None:
+        raise InputError("the task 'translate' needs a model with encoder and decoder; this one has a single stack")
+    plan = pair_plan(stores["train"], batch_tokens=train.batch_tokens, seed=train.seed)
+    setup.progress.message(f"padding: {100 * plan.padding_waste(0):.1f} % of the positions in a batch")
+
+    def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        return token_loss(module, batch.to(setup.device), label_smoothing=train.label_smoothing)
+
+    store = stores["train"]
+    rows = plan.epoch(0)
+    widths = [len(part) * int(store.read_lengths[part].max() + store.said_lengths[part].max()) for part in rows]
+    tokens = int(store.read_lengths.sum() + store.said_lengths.sum())
+    return TaskParts(
+        tokenizers=tokenizers,
+        spec=spec,
+        batches=pair_batches(store, batch_tokens=train.batch_tokens, seed=train.seed),
+        loss=loss,
+        validate=_validation(run_file, tokenizers, stores["valid"], setup.device),
+        sides=lambda module: _sides(setup, stores, tokenizers, module),
+        widest=collate(store, rows[widths.index(max(widths))]),
+        mean_tokens=tokens / len(rows),
+        record=TaskRecord(kind="translate", max_length=run_file.data.max_length),
+        valid_data=stores["valid"].identity,
+        score_name="BLEU",
+    )
+
+
+def pair_source(table: Section) -> PairSource:
+    """Return the source that a [data] table of pairs means."""
+    return parse_pair_source(table.model_dump(exclude_none=True))
+
+
+def prepare_parallel(run_file: RunFile, tokenizers: TokenizerPair, progress: Progress) -> dict[str, PairStore]:
+    """Return the prepared pairs of training and validation, and say what the filters dropped.
+
+    Raises:
+        InputError: a source is unusable.
+    """
+    data, stores = run_file.data, {}
+    for name in ("train", "valid"):
+        try:
+            stores[name] = prepare_pairs(
+                pair_source(getattr(data, name)),
+                tokenizers,
+                max_length=data.max_length,
+                max_ratio=data.max_ratio,
+                training=name == "train",
+            )
+        except InputError as error:
+            raise InputError(f"[data] {name}: {error}") from None
+        progress.message(f"{name}: {stores[name].report}")
+    return stores
+
+
+def _train_tokenizers(run_file: RunFile) -> TokenizerPair:
+    section = run_file.tokenizer
+    assert section.kind is not None, "the rules of the run file want kind or path"
+    return cached_tokenizers(
+        pair_source(run_file.data.train),
+        kind=section.kind,
+        vocab_size=vocabulary_size(run_file),
+        joint=section.joint is not False,
+    )
+
+
+def _validation(
+    run_file: RunFile, tokenizers: TokenizerPair, valid: PairStore, device: torch.device
+) -> ValidateTranslation:
+    scored = spread(len(valid), run_file.train.bleu_sentences or 0)
+    assert isinstance(run_file.data.valid, Section), "the rules of the run file refuse a share of pairs"
+    texts = [pair[1] for pair in read_pairs(pair_source(run_file.data.valid))] if scored else []
+    references = [texts[valid.lines[row]] for row in scored]
+    return ValidateTranslation(
+        store=valid,
+        tokenizers=tokenizers,
+        references=[joined(text) for text in references] if tokenizers.target.kind == "split" else references,
+        scored=scored,
+        batch_tokens=max(run_file.train.batch_tokens, run_file.data.max_length),
+        device=device,
+    )
+
+
+def _sides(
+    setup: TaskSetup, stores: dict[str, PairStore], tokenizers: TokenizerPair, module: nn.Module
+) -> list[TokenSide]:
+    """Describe both sides of the data as the module will see them, the longest of training and validation."""
+    sides = []
+    for name, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+        is_source = name == "source"
+        texts = [store.source_side if is_source else store.target_side for store in stores.values()]
+        lengths = [store.read_lengths if is_source else store.said_lengths for store in stores.values()]
+        sides.append(
+            setup.side(
+                name,
+                tokenizer,
+                module,
+                largest_id=max(int(part.ids.max()) for part in texts),
+                longest=max(int(part.max()) for part in lengths),
+            )
+        )
+    return sides

@@ -1,0 +1,132 @@
+"""Low-rank adaptation: a trained map stays as it is, and beside it a narrow one learns the difference.
+
+outputs = x W^T + b + scale * dropout(x) A^T B^T, with A drawn at random and B all zeros, so that the first step begins
+where the start ended. Checkpoints of a run hold W, A and B; whatever loads them adds scale * B A to W, and from there
+on there is one map again.
+
+Shape suffixes: R rank, I inputs, O outputs.
+
+Source: arXiv 2106.09685, section 4.1.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.errors import InputError, nearest
+from clearhead.kernels.dropout import Dropout
+from clearhead.training.runfile.sections import Lora
+from clearhead.weights.files import load_tensors
+
+DEFAULT_TARGETS = ("*.query", "*.key", "*.value", "*.function.out")
+"""The projections of attention."""
+
+_DOWN, _UP, _SCALE = "lora_down", "lora_up", "lora_scale"
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear map that stays, and a narrow one beside it that learns.
+
+    Args:
+        linear: the map; its tensors are taken over, not copied.
+        rank: of the narrow map.
+        scale: what its outputs are multiplied by.
+        dropout: on its inputs.
+    """
+
+    def __init__(self, linear: nn.Linear, *, rank: int, scale: float, dropout: float) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.lora_down = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
+        self.lora_up = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
+        self.lora_scale: Tensor
+        self.register_buffer(_SCALE, linear.weight.new_tensor(scale))
+        self.dropout = Dropout(dropout)
+        nn.init.kaiming_uniform_(self.lora_down, a=math.sqrt(5))
+
+    def forward(self, x_I: Float[Tensor, "*axes inputs"]) -> Float[Tensor, "*axes outputs"]:
+        """Map inputs by both."""
+        narrow_R = F.linear(self.dropout(x_I), self.lora_down)
+        return F.linear(x_I, self.weight, self.bias) + self.lora_scale * F.linear(narrow_R, self.lora_up)
+
+
+def adapt(module: nn.Module, section: Lora, *, new: Collection[str]) -> list[str]:
+    """Put a narrow map beside chosen linear maps of a module, and let nothing else train but what is new.
+
+    Args:
+        module: changed in place.
+        section: rank, alpha, dropout and targets.
+        new: addresses of tensors that the start did not bring; they train as they are.
+
+    Returns:
+        The addresses of the maps.
+
+    Raises:
+        InputError: a target matches no linear map; the nearest addresses are named.
+    """
+    linears = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    chosen = _chosen(list(linears), section.targets or DEFAULT_TARGETS)
+    alpha = 2 * section.rank if section.alpha is None else section.alpha
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in new)
+    for address in chosen:
+        parent, _, leaf = address.rpartition(".")
+        adapted = AdaptedLinear(
+            linears[address], rank=section.rank, scale=alpha / section.rank, dropout=section.dropout
+        )
+        setattr(module.get_submodule(parent), leaf, adapted)
+    return chosen
+
+
+def _chosen(names: Sequence[str], targets: Sequence[str]) -> list[str]:
+    found = {target: [name for name in names if fnmatch.fnmatchcase(name, target)] for target in targets}
+    empty = [target for target, matches in found.items() if not matches]
+    if empty:
+        faults = [
+            f"[lora] targets: '{target}' matches no linear map of the model{nearest(target, names)}; an address is "
+            f"'{names[0]}', and * stands for any part of it"
+            for target in empty
+        ]
+        raise InputError.from_faults(faults, subject="[lora]")
+    chosen = {name for matches in found.values() for name in matches}
+    return [name for name in names if name in chosen]
+
+
+def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors in which every narrow map is added to the one beside it; others stay as they are.
+
+    Args:
+        tensors: by address, as a run keeps them.
+    """
+    scales = [name.removesuffix(f".{_SCALE}") for name in tensors if name.endswith(f".{_SCALE}")]
+    found = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in (_DOWN, _UP, _SCALE)}
+    for address in scales:
+        weight_OI = tensors[f"{address}.weight"]
+        change_OI = tensors[f"{address}.{_UP}"].double() @ tensors[f"{address}.{_DOWN}"].double()
+        scale = float(tensors[f"{address}.{_SCALE}"])
+        found[f"{address}.weight"] = (weight_OI.double() + scale * change_OI).to(weight_OI.dtype)
+    return found
+
+
+def load_merged(path: Path) -> dict[str, Tensor]:
+    """Read the weights of a run or of a saved model, with narrow maps added to those beside them.
+
+    Args:
+        path: the safetensors file.
+    """
+    tensors = load_tensors(path)
+    return merged(tensors) if any(name.endswith(f".{_SCALE}") for name in tensors) else tensors
+
+
+def describe(module: nn.Module, chosen: Sequence[str]) -> str:
+    """Return in words how much of a module trains."""
+    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in module.parameters())
+    return f"LoRA beside {len(chosen)} linear maps: {trained:,} of {total:,} numbers train"

@@ -1,0 +1,204 @@
+"""Batches: every pair once, inside the budget, little padding, one order for one seed, and a place to come back to."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.data.batches.pairs import TokenBatches, collate, epoch_batches, pair_batches
+from clearhead.data.sources.pairs import FilePair
+from clearhead.data.stores.pairs import PairStore
+from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.errors import InputError
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer_training import train_tokenizer
+
+WORDS = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
+
+
+def make_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 13) -> PairStore:
+    draw = random.Random(seed)
+    texts = {side: [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)] for side in "st"}
+    for side, lines in texts.items():
+        (folder / side).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    pair = TokenizerPair(
+        source=train_tokenizer("split", texts["s"], vocab_size=100),
+        target=train_tokenizer("split", texts["t"][::-1], vocab_size=7),
+        joint=False,
+    )
+    return prepare_pairs(FilePair(folder / "s", folder / "t"), pair, max_length=99, max_ratio=None, training=True)
+
+
+def lengths(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    source = draw.integers(1, 47, count)
+    return source, np.clip(source + draw.integers(-5, 6, count), 1, 53)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    count=st.integers(1, 211),
+    budget=st.integers(53, 701),
+    seed=st.integers(0, 2**64),
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 5),
+)
+def test_every_pair_once_and_inside_the_budget(count: int, budget: int, seed: int, shuffle: bool, epoch: int) -> None:
+    source, target = lengths(count, seed % 1_009)
+    plan = TokenBatches(source, target, batch_tokens=budget, seed=seed, shuffle=shuffle)
+    batches = plan.epoch(epoch)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(count))
+    for rows in batches:
+        assert 0 < len(rows) * max(source[rows].max(), target[rows].max()) <= budget
+    assert 0 <= plan.padding_waste(epoch) < 1
+
+
+def test_an_epoch_is_a_function_of_seed_and_number() -> None:
+    source, target = lengths(997, 5)
+
+    def plan(seed: int) -> TokenBatches:
+        return TokenBatches(source, target, batch_tokens=512, seed=seed)
+
+    def as_lists(batches: list[np.ndarray]) -> list[list[int]]:
+        return [rows.tolist() for rows in batches]
+
+    one = plan(7)
+    third = as_lists(one.epoch(3))
+    one.epoch(0)
+    assert as_lists(one.epoch(3)) == third == as_lists(plan(7).epoch(3))
+    assert as_lists(plan(11).epoch(3)) != third
+    compositions = [{frozenset(rows) for rows in as_lists(one.epoch(number))} for number in range(3)]
+    assert len(compositions[0] & compositions[1]) < len(compositions[0]) / 10
+    assert len(compositions[1] & compositions[2]) < len(compositions[1]) / 10
+
+
+def test_shuffled_batches_do_not_come_in_order_of_length() -> None:
+    source, target = lengths(997, 5)
+    plan = TokenBatches(source, target, batch_tokens=512, seed=7)
+    widths = [int(np.maximum(source, target)[rows].max()) for rows in plan.epoch(0)]
+    assert abs(np.corrcoef(widths, np.arange(len(widths)))[0, 1]) < 0.5
+    still = TokenBatches(source, target, batch_tokens=512, seed=7, shuffle=False)
+    widths = [int(np.maximum(source, target)[rows].max()) for rows in still.epoch(0)]
+    assert widths == sorted(widths)
+
+
+def test_one_order_on_every_machine() -> None:
+    """The order is part of exact resume: written down, so that a change of library or code shows here."""
+    source = np.arange(1, 14)
+    plan = TokenBatches(source, source[::-1].copy(), batch_tokens=40, seed=3)
+    assert [rows.tolist() for rows in plan.epoch(2)] == [[3, 2, 10], [11, 1, 0], [12], [6, 7], [5, 4, 8, 9]]
+
+
+def test_few_pairs_that_fit_one_batch_stay_in_one() -> None:
+    plan = TokenBatches(np.array([2, 3, 5]), np.array([3, 3, 4]), batch_tokens=100, seed=1)
+    assert all(len(plan.epoch(number)) == 1 for number in range(7))
+
+
+def test_wrong_sizes_are_named() -> None:
+    source = np.array([3, 17, 5])
+    with pytest.raises(InputError, match="batch_tokens is 16, but the longest pair has 17 tokens"):
+        TokenBatches(source, source, batch_tokens=16, seed=1)
+    with pytest.raises(InputError, match="seed is -1"):
+        TokenBatches(source, source, batch_tokens=160, seed=-1)
+    with pytest.raises(InputError, match="no pairs"):
+        TokenBatches(source[:0], source[:0], batch_tokens=160, seed=1)
+
+
+def test_padding_on_multi30k_is_at_most_a_tenth(data_dir: Path) -> None:
+    folder = data_dir / "multi30k-bpe"
+    source = FilePair(folder / "train.de", folder / "train.en")
+    tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
+    store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
+    plan = TokenBatches(store.source_lengths + 1, store.target_lengths + 1, batch_tokens=4096, seed=1)
+    waste = [plan.padding_waste(epoch) for epoch in range(3)]
+    print(f"padding waste on Multi30k: {', '.join(f'{share:.1%}' for share in waste)}")
+    assert max(waste) <= 0.10
+
+
+def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    rows = np.array([17, 3, 101, 5, 2])
+    batch = collate(store, rows)
+    special = store.special
+    for place, row in enumerate(rows):
+        source, target = store.source(row).tolist(), store.target(row).tolist()
+        real, read = batch.mask[place], batch.target_mask[place]
+        assert batch.ids[place][real].tolist() == [*source, special.source_eos]
+        assert batch.target_ids[place][read].tolist() == [special.target_bos, *target]
+        assert batch.labels[place][read].tolist() == [*target, special.target_eos]
+        assert (batch.ids[place][~real] == special.source_pad).all()
+        assert (batch.target_ids[place][~read] == special.target_pad).all()
+        assert (batch.labels[place][~read] == -100).all()
+        assert real.tolist() == sorted(real.tolist(), reverse=True)
+    assert batch.ids.shape == (5, store.source_lengths[rows].max() + 1)
+    assert batch.labels.shape == batch.target_ids.shape == (5, store.target_lengths[rows].max() + 1)
+    assert batch.num_labels == int((batch.labels != -100).sum())
+    assert batch.num_tokens == batch.num_labels + int(batch.mask.sum())
+    assert batch.ids.dtype == batch.labels.dtype == torch.int64
+    moved = batch.to("meta")
+    assert moved.ids.device.type == moved.labels.device.type == "meta"
+    assert (moved.num_labels, moved.num_tokens) == (batch.num_labels, batch.num_tokens)
+
+
+def test_one_pair_is_a_batch_too(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    batch = collate(store, np.array([7]))
+    assert batch.mask.all() and batch.target_mask.all() and (batch.labels >= 0).all()
+
+
+def test_training_goes_round_and_validation_once(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    batches = pair_batches(store, batch_tokens=64, seed=5)
+    for epoch in range(3):
+        assert batches.epoch == epoch
+        seen = [next(batches).rows for _ in range(batches.batches_per_epoch)]
+        assert sorted(np.concatenate(seen).tolist()) == list(range(len(store)))
+    rows = [batch.rows for batch in epoch_batches(store, batch_tokens=64)]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(len(store)))
+    assert [list(row) for row in rows] == [list(batch.rows) for batch in epoch_batches(store, batch_tokens=64)]
+
+
+def test_a_place_is_found_again_anywhere(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    batches = pair_batches(store, batch_tokens=64, seed=5)
+    states, following = [], []
+    for _ in range(2 * batches.batches_per_epoch + 3):
+        states.append(json.dumps(batches.state()))
+        following.append(next(batches))
+    for index in (0, 5, batches.batches_per_epoch - 1, batches.batches_per_epoch, len(states) - 2):
+        again = pair_batches(store, batch_tokens=64, seed=5)
+        again.load_state(json.loads(states[index]))
+        for expected in following[index : index + 2]:
+            found = next(again)
+            assert found.rows.tolist() == expected.rows.tolist()
+            assert torch.equal(found.ids, expected.ids) and torch.equal(found.labels, expected.labels)
+    batches.load_state(json.loads(states[1]))  # back, in the same object
+    assert next(batches).rows.tolist() == following[1].rows.tolist()
+
+
+def test_restoring_does_not_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = pair_batches(make_store(tmp_path), batch_tokens=64, seed=5)
+    planned: list[int] = []
+    epoch = batches.plan.epoch
+    monkeypatch.setattr(batches.plan, "epoch", lambda number: planned.append(number) or epoch(number))
+    batches.load_state({**batches.state(), "epoch": 1_000_003, "batch": 2})
+    next(batches)
+    assert planned == [1_000_003]
+
+
+def test_a_place_in_other_data_is_refused(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    state = pair_batches(store, batch_tokens=64, seed=5).state()
+    with pytest.raises(InputError, match="batch_tokens was 64, now 65"):
+        pair_batches(store, batch_tokens=65, seed=5).load_state(state)
+    with pytest.raises(InputError, match="seed was 5, now 6"):
+        pair_batches(store, batch_tokens=64, seed=6).load_state(state)
+    with pytest.raises(InputError, match="data was"):
+        pair_batches(make_store(tmp_path, seed=4), batch_tokens=64, seed=5).load_state(state)

@@ -1,0 +1,223 @@
+"""Sources of pairs: every form gives the same pairs, and every mistake one sentence with its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.data.sources.pairs import (
+    DatasetPairs,
+    FilePair,
+    JsonLinesPairs,
+    PairSource,
+    TsvPairs,
+    parse_pair_source,
+    read_pairs,
+)
+from clearhead.errors import InputError
+
+PAIRS = [("ein Haus", "a house"), ("", "empty"), ("zwei\u2028Häuser", "two houses"), ('"a', 'b"')]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def lines(texts: list[str]) -> str:
+    return "".join(text + "\n" for text in texts)
+
+
+def every_form(folder: Path, ending: str) -> list[PairSource]:
+    records = [{"translation": {"de": source, "en": target}, "n": 1} for source, target in PAIRS]
+    flat = [{"de": source, "en": target} for source, target in PAIRS]
+    rows = [f"{target}\tx\t{source}" for source, target in PAIRS]
+    return [
+        FilePair(
+            write(folder / f"a.de{ending}", lines([pair[0] for pair in PAIRS])),
+            write(folder / f"a.en{ending}", lines([pair[1] for pair in PAIRS])),
+        ),
+        TsvPairs(write(folder / f"a.tsv{ending}", lines(rows)), source_column=2, target_column=0),
+        TsvPairs(write(folder / f"b.tsv{ending}", lines(["en\tnote\tde", *rows])), "de", "en"),
+        JsonLinesPairs(
+            write(folder / f"a.jsonl{ending}", lines([json.dumps(record) for record in records])),
+            "translation.de",
+            "translation.en",
+        ),
+        JsonLinesPairs(write(folder / f"b.jsonl{ending}", lines([json.dumps(row) for row in flat])), "de", "en"),
+    ]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_every_form_gives_the_same_pairs(tmp_path: Path, ending: str) -> None:
+    for source in every_form(tmp_path, ending):
+        assert read_pairs(source) == PAIRS
+
+
+def test_a_place_is_where_the_pair_stands(tmp_path: Path) -> None:
+    files, tsv, named, jsonl, _ = every_form(tmp_path, "")
+    assert files.place(2).endswith("a.de:3")
+    assert tsv.place(2).endswith("a.tsv:3")
+    assert named.place(2).endswith("b.tsv:4")
+    assert jsonl.place(2).endswith("a.jsonl:3")
+
+
+def test_the_identity_follows_content_not_name(tmp_path: Path) -> None:
+    first = every_form(tmp_path, "")
+    (tmp_path / "copy").mkdir()
+    copies = every_form(tmp_path / "copy", "")
+    assert [source.identity() for source in first] == [source.identity() for source in copies]
+    assert len({json.dumps(source.identity()) for source in first}) == len(first)
+    before = first[0].identity()
+    write(tmp_path / "a.en", "changed\n" * len(PAIRS))
+    assert first[0].identity() != before
+
+
+@pytest.mark.parametrize("side", ["de", "en"])
+@pytest.mark.parametrize("gap", [0, 7, 401, 1012])
+def test_unequal_files_name_the_line_that_lost_its_partner(tmp_path: Path, side: str, gap: int) -> None:
+    draw = random.Random(gap)
+    lengths = [draw.randint(3, 120) for _ in range(1013)]
+    texts = {
+        "de": ["ä" * round(length * draw.uniform(1.05, 1.35)) for length in lengths],
+        "en": ["e" * length for length in lengths],
+    }
+    del texts["en" if side == "de" else "de"][gap]
+    source = FilePair(*(write(tmp_path / f"a.{name}", lines(texts[name])) for name in ("de", "en")))
+    with pytest.raises(InputError, match=r"a\.de has 101\d lines, but .*a\.en has 101\d") as caught:
+        read_pairs(source)
+    place = re.search(rf"a\.{side}:(\d+)", str(caught.value))
+    assert place is not None
+    assert abs(int(place[1]) - (gap + 1)) <= 2
+
+
+def test_surplus_lines_at_the_end_are_said_to_be_there(tmp_path: Path) -> None:
+    texts = [" ".join(["word"] * (n * 37 % 19 + 1)) for n in range(97)]
+    source = FilePair(
+        write(tmp_path / "a.de", lines([*texts, *["surplus"] * 5])), write(tmp_path / "a.en", lines(texts))
+    )
+    with pytest.raises(InputError, match=r"102 lines, but .* has 97; .*a\.de:98 and what follows has no partner"):
+        read_pairs(source)
+
+
+def test_unequal_real_translations(data_dir: Path, tmp_path: Path) -> None:
+    german = (data_dir / "multi30k" / "val.de").read_text(encoding="utf-8").split("\n")
+    english = (data_dir / "multi30k" / "val.en").read_text(encoding="utf-8")
+    source = FilePair(
+        write(tmp_path / "a.de", "\n".join(german[:500] + german[501:])), write(tmp_path / "a.en", english)
+    )
+    with pytest.raises(InputError) as caught:
+        read_pairs(source)
+    place = re.search(r"a\.en:(\d+)", str(caught.value))
+    assert place is not None and abs(int(place[1]) - 501) <= 12
+
+
+def test_tsv_mistakes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "german\tenglish\na\tb\nonly\n")
+    with pytest.raises(InputError, match=r"a\.tsv:3: expected at least 2 columns separated by tabs, received 1"):
+        read_pairs(TsvPairs(path))
+    with pytest.raises(InputError, match=r"a\.tsv:1: there is no column 'germn'.*\(did you mean 'german'\?\)"):
+        read_pairs(TsvPairs(path, "germn", "english"))
+    write(tmp_path / "a.tsv", "german\tenglish\n")
+    with pytest.raises(InputError, match="expected at least one pair, found none"):
+        read_pairs(TsvPairs(path, "german", "english"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"de": "x", "en": ', r"a\.jsonl:2: expected one JSON object in the line, but at character \d+"),
+        ("", r"a\.jsonl:2: expected one JSON object"),
+        ('["x"]', r"a\.jsonl:2: expected an object with the field 'de'"),
+        (
+            '{"de": "x", "eng": "y"}',
+            r"a\.jsonl:2: there is no field 'en'; the fields are 'de', 'eng' \(did you mean 'eng'",
+        ),
+        ('{"de": 3, "en": "y"}', r"a\.jsonl:2: field 'de' is 3; expected a text"),
+        ('{"de": null, "en": "y"}', r"a\.jsonl:2: field 'de' is null; expected a text"),
+        ('{"de": "\\ud800", "en": "y"}', r"a\.jsonl:2: field 'de' holds a lone surrogate"),
+    ],
+)
+def test_json_lines_mistakes(tmp_path: Path, line: str, message: str) -> None:
+    path = write(tmp_path / "a.jsonl", '{"de": "x", "en": "y"}\n' + line + "\n")
+    with pytest.raises(InputError, match=message):
+        read_pairs(JsonLinesPairs(path, "de", "en"))
+
+
+class FakeDataset(list[dict[str, Any]]):
+    _fingerprint = "f00d"
+
+
+def fake_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(name: str, config: str | None, split: str) -> FakeDataset:
+        if name != "wmt":
+            raise FileNotFoundError(f"no data set {name}\nlong trace")
+        return FakeDataset({"translation": {"de": source, "en": target}} for source, target in PAIRS)
+
+    library = types.ModuleType("datasets")
+    monkeypatch.setattr(library, "load_dataset", load_dataset, raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+
+
+def test_a_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_library(monkeypatch)
+    source = DatasetPairs("wmt", "train", "translation.de", "translation.en", config="de-en")
+    assert read_pairs(source) == PAIRS
+    assert "f00d" in source.identity()
+    with pytest.raises(InputError, match=r"wmt\[train\] row 0: there is no field 'fr'"):
+        read_pairs(DatasetPairs("wmt", "train", "translation.fr", "translation.en"))
+    with pytest.raises(InputError, match=r"data set 'wnt', split 'train', cannot be loaded: no data set wnt$"):
+        read_pairs(DatasetPairs("wnt", "train", "de", "en"))
+
+
+def test_a_data_set_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"pip install 'clearhead\[datasets\]'"):
+        read_pairs(DatasetPairs("wmt", "train", "de", "en"))
+
+
+def test_tables_of_a_run_file() -> None:
+    de, en = {"source_field": "de"}, {"target_field": "en"}
+    expected: list[tuple[dict[str, Any], PairSource]] = [
+        ({"source": "a", "target": "b"}, FilePair(Path("a"), Path("b"))),
+        ({"tsv": "a"}, TsvPairs(Path("a"), 0, 1)),
+        ({"tsv": "a", "source_column": "x", "target_column": "y"}, TsvPairs(Path("a"), "x", "y")),
+        ({"tsv": "a", "target_column": 4}, TsvPairs(Path("a"), 0, 4)),
+        ({"jsonl": "a", **de, **en}, JsonLinesPairs(Path("a"), "de", "en")),
+        ({"dataset": "a", "split": "s", **de, **en}, DatasetPairs("a", "s", "de", "en")),
+        ({"dataset": "a", "split": "s", **de, **en, "config": "c"}, DatasetPairs("a", "s", "de", "en", "c")),
+    ]
+    for table, source in expected:
+        assert parse_pair_source(table) == source
+
+
+@pytest.mark.parametrize(
+    ("table", "messages"),
+    [
+        ({}, ["exactly one form", "received nothing"]),
+        ({"sauce": "a"}, ["exactly one form", "did you mean 'source'"]),
+        ({"source": "a", "target": "b", "tsv": "c"}, ["exactly one form", "'tsv'"]),
+        ({"source": "a"}, ["'target' is missing"]),
+        ({"target": "a"}, ["'source' is missing"]),
+        ({"source": 3, "target": ""}, ["2 faults", "'source' is 3", "'target' is ''"]),
+        ({"jsonl": "a", "source_feld": "x"}, ["3 faults", "did you mean 'source_field'", "'target_field' is missing"]),
+        (
+            {"tsv": "a", "source_column": -1, "target_column": True},
+            ["'source_column' is -1", "'target_column' is True"],
+        ),
+        ({"source": "a", "target": "b", "source_column": 1}, ["'source_column' does not belong to data given by"]),
+    ],
+)
+def test_wrong_tables_of_a_run_file(table: dict[str, Any], messages: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_pair_source(table)
+    for message in messages:
+        assert message in str(caught.value)

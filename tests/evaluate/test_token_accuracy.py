@@ -1,0 +1,50 @@
+"""Loss and accuracy of tokens equal those of all the logits, in every family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from clearhead.core import build
+from clearhead.data.batches.pairs import NO_LABEL
+from clearhead.data.objectives.infilling import Infill
+from clearhead.data.objectives.masking import Masked
+from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
+from clearhead.data.objectives.spans import Spans
+from clearhead.evaluate.token_accuracy import score_tokens
+from clearhead.presets.hyperparameters import Recipe, resolve
+from tests.data.objectives.noisy import pieces, stream, tokenizer
+
+CASES = [
+    ("encoder", Masked(tokenizer("word"), 0.3)),
+    ("encoder-decoder", Spans(tokenizer("word"))),
+    ("encoder-decoder", Infill(tokenizer("word"))),
+    ("encoder-decoder", PrefixSplit(tokenizer("word"))),
+    ("decoder", PrefixLM(tokenizer("word"))),
+]
+
+
+@pytest.mark.parametrize(("family", "objective"), CASES, ids=lambda case: getattr(type(case), "__name__", case))
+def test_scores_are_those_of_all_the_logits(family: str, objective: Masked | Spans | Infill) -> None:
+    size = tokenizer("word").vocab_size
+    sizes = Recipe(family=family, layers=2, width=14, heads=2, feedforward=19, dropout=0.0, output_scale=1.7)
+    recipe = replace(sizes, prefix=family == "decoder")
+    module = build(resolve(recipe, source_vocab=size, target_vocab=size)).eval()
+    generator = stream(3)
+    batches = [objective(pieces("word", count), generator) for count in (5, 7)]
+    losses, hits = [], []
+    for batch in batches:
+        logits = module(
+            batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask, prefix=batch.prefix
+        ).logits
+        asked = batch.labels != NO_LABEL
+        losses += F.cross_entropy(logits[asked], batch.labels[asked], reduction="none").tolist()
+        hits += (logits[asked].argmax(1) == batch.labels[asked]).tolist()
+    with torch.no_grad():
+        found = score_tokens(module, batches, torch.device("cpu"))
+    assert found.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found.score == pytest.approx(100 * np.mean(hits))

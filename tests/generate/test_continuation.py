@@ -1,0 +1,308 @@
+"""Laws of generation: cached, padded, batched and streamed, always what a plain loop without a cache says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from clearhead import core as ch
+from clearhead.errors import InputError, RunFailure
+from clearhead.generate import continuation
+from clearhead.generate.continuation import Request, generate_ids, stream_ids
+from clearhead.generate.hypothesis import Continuation
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.prefill import pad_left, read_prompts
+from clearhead.generate.processor_chain import processors, warpers
+from clearhead.generate.processors import apply
+from clearhead.generate.sampling import Streams, draw, seed_of
+from tests.generate.tiny import BOS, EOS, PAD, next_logits, some_prompts, some_sources, tiny_decoder, tiny_model
+
+KINDS = ("original", "modern")
+SAMPLING = GenerateOptions(
+    max_new_tokens=11, temperature=1.3, top_k=7, top_p=0.95, repetition_penalty=1.2, no_repeat_ngram_size=3, seed=5,
+    min_new_tokens=2, encoder_no_repeat_ngram_size=2,
+)  # fmt: skip
+
+
+def letters(ids: list[int]) -> str:
+    """A text of one letter for each ordinary id."""
+    return "".join(chr(ord("a") + index) for index in ids if index > EOS)
+
+
+def request(prompts: list[list[int]], options: GenerateOptions, **changes: object) -> Request:
+    return dataclasses.replace(
+        Request(prompts, options, eos_id=EOS, pad_id=PAD, banned=(PAD, BOS, EOS), decode=letters), **changes
+    )
+
+
+def generate(
+    module: ch.Transformer, prompts: list[list[int]], options: GenerateOptions, **changes: object
+) -> list[list[Continuation]]:
+    return generate_ids(module, request(prompts, options, **changes))
+
+
+def plain_loop(
+    module: ch.Transformer,
+    prompt: list[int],
+    options: GenerateOptions,
+    number: int = 0,
+    source: list[int] | None = None,
+    prefix: bool = False,
+) -> tuple[tuple[int, ...], float]:
+    """The definition: one pass over everything for each token, of one sequence without padding."""
+    stream = Streams([seed_of(options.seed, number, [*prompt, *(source or [])])], torch.device("cpu"))
+    chain = processors(options, (EOS,), len(prompt), torch.tensor([PAD, BOS]), torch.tensor([source or prompt]))
+    ids, total = list(prompt), 0.0
+    while len(ids) - len(prompt) < options.max_new_tokens:
+        logits_1V = next_logits(module, ids, source, len(prompt) if prefix else 0)[None].float()
+        changed_1V = apply([*chain, *warpers(options)], logits_1V, torch.tensor([ids]))
+        sampled = options.method == "sample"
+        token = int(draw(changed_1V.softmax(1), stream.next())) if sampled else int(changed_1V.argmax())
+        total += float(logits_1V.double().log_softmax(1)[0, token])
+        ids.append(token)
+        if token == EOS:
+            break
+    return tuple(ids[len(prompt) :]), total
+
+
+def assert_same(found: list[list[Continuation]], expected: list[list[Continuation]]) -> None:
+    assert [[one.ids for one in some] for some in found] == [[one.ids for one in some] for some in expected]
+    assert [[one.stop_reason for one in some] for some in found] == [[e.stop_reason for e in some] for some in expected]
+    scores = [one.score for some in expected for one in some]
+    assert [one.score for some in found for one in some] == pytest.approx(scores, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [GenerateOptions(max_new_tokens=11), SAMPLING], ids=["greedy", "sampling"])
+def test_generation_is_the_plain_loop(kind: str, options: GenerateOptions) -> None:
+    """Prompts of unequal length are padded on the left, rows leave at different steps: nothing of it shows."""
+    module = tiny_decoder(kind, seed=1, end_bonus=1.0)
+    prompts = some_prompts(5, longest=11)
+    found = generate(module, prompts, options)
+    assert {one.stop_reason for (one,) in found} == {"end", "length"}
+    assert len({len(one.ids) for (one,) in found}) > 2, "nobody left early"
+    for prompt, (one,) in zip(prompts, found, strict=True):
+        ids, total = plain_loop(module, prompt, options)
+        assert one.ids == ids and one.stop_reason == ("end" if ids[-1] == EOS else "length")
+        assert one.log_probability == pytest.approx(total, abs=1e-4)
+        assert one.score == pytest.approx(total / len(ids), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_left_padding_is_no_padding(kind: str) -> None:
+    module = tiny_decoder(kind, seed=9)
+    prompts = some_prompts(5, longest=13)
+    ids, mask = pad_left(prompts, PAD, torch.device("cpu"))
+    assert [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)] == prompts and mask[:, -1].all()
+    with torch.inference_mode():
+        together = read_prompts(module, prompts, pad_id=PAD)
+        for row, prompt in enumerate(prompts):
+            alone = read_prompts(module, [prompt], pad_id=PAD)
+            torch.testing.assert_close(together.logits[row], alone.logits[0], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(together.logits[row], next_logits(module, prompt), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(together.hidden[row, mask[row]], alone.hidden[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_does_not_depend_on_its_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, with others, in another order, in small batches, or as one of several: the same for the same seed."""
+    module = tiny_decoder(kind, seed=1, end_bonus=1.0)
+    prompts = some_prompts(3, longest=11)
+    options = dataclasses.replace(SAMPLING, num_return_sequences=3)
+    together = generate(module, prompts, options)
+    assert all(len({one.ids for one in some}) > 1 for some in together), "several sequences are one"
+    for index, prompt in enumerate(prompts):
+        for number, one in enumerate(together[index]):
+            assert one.ids == plain_loop(module, prompt, options, number)[0]
+    assert_same(generate(module, prompts[::-1], options)[::-1], together)
+    assert_same([some[:1] for some in together], generate(module, prompts, SAMPLING))
+    monkeypatch.setattr(continuation, "BATCH_TOKENS", 100)
+    assert_same(generate(module, prompts, dataclasses.replace(options, batch_size=2)), together)
+
+
+def test_seeds_reproduce_and_differ() -> None:
+    module = tiny_decoder("modern", seed=8)
+    prompts = [[BOS, 3, 4], [BOS, 3, 4]]
+    first, again = (generate(module, prompts, SAMPLING) for _ in range(2))
+    assert first == again and first[0][0].ids == first[1][0].ids
+    assert generate(module, prompts, dataclasses.replace(SAMPLING, seed=6))[0][0].ids != first[0][0].ids
+    free = dataclasses.replace(SAMPLING, seed=None)
+    chances = {one.ids for _ in range(2) for (one,) in generate(module, prompts, free)}
+    assert len(chances) == 4, "without a seed every sequence is new"
+
+
+def test_tokens_are_drawn_with_their_probabilities() -> None:
+    probs = torch.tensor([[0.0, 0.1, 0.0, 0.2, 0.7, 0.0, 0.0]])
+    uniform = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    drawn = draw(probs.expand(1000, -1), uniform).bincount(minlength=7)
+    assert drawn.tolist() == [0, 100, 0, 200, 700, 0, 0]
+    edges = torch.tensor([0.0, math.nextafter(1.0, 0.0)], dtype=torch.float64)
+    assert draw(probs.expand(2, -1), edges).tolist() == [1, 4], "ids of probability 0 are drawn at no edge"
+
+
+def test_streams_are_those_of_their_rows() -> None:
+    """Rows that leave, and blocks that are used up, change nothing for those that stay."""
+    seeds = [seed_of(3, number, [1, 7]) for number in range(3)]
+    alone = Streams(seeds[2:], torch.device("cpu"))
+    expected = [float(alone.next()) for _ in range(150)]
+    streams = Streams(seeds, torch.device("cpu"))
+    found = [float(streams.next()[2]) for _ in range(70)]
+    streams.keep([0, 2])
+    found += [float(streams.next()[1]) for _ in range(80)]
+    assert found == expected and len(set(found)) == 150
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_prompt_of_a_prefix_model_is_its_prefix(kind: str) -> None:
+    module = tiny_decoder(kind, seed=1, end_bonus=1.0, prefix=True)
+    prompts = some_prompts(5, longest=7, seed=1)
+    options = GenerateOptions(max_new_tokens=7)
+    found = generate(module, prompts, options)
+    expected = [plain_loop(module, prompt, options, prefix=True) for prompt in prompts]
+    assert [one.ids for (one,) in found] == [ids for ids, _ in expected]
+    assert [one.log_probability for (one,) in found] == pytest.approx([total for _, total in expected], abs=1e-4)
+    causal = [plain_loop(module, prompt, options) for prompt in prompts]
+    assert any(abs(a - b) > 1e-2 for (_, a), (_, b) in zip(causal, expected, strict=True)), "the prefix has no effect"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [GenerateOptions(max_new_tokens=7), SAMPLING], ids=["greedy", "sampling"])
+def test_two_stacks_generate_by_the_same_loop(kind: str, options: GenerateOptions) -> None:
+    module = tiny_model(kind, seed=8, target_vocab=13, end_bonus=1.0)
+    sources = some_sources(3, longest=11)
+    chosen = options if options.method == "greedy" else dataclasses.replace(options, num_return_sequences=2)
+    found = generate(module, [[BOS]] * 3, chosen, sources=sources)
+    for source, some in zip(sources, found, strict=True):
+        for number, one in enumerate(some):
+            ids, total = plain_loop(module, [BOS], chosen, number, source)
+            assert one.ids == ids and one.log_probability == pytest.approx(total, abs=1e-4)
+
+
+def test_a_token_costs_one_row_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt is read once, every token once, the last one never, and finished rows are not computed."""
+    module = tiny_decoder("modern", seed=1, end_bonus=1.0)
+    shapes: list[tuple[int, int]] = []
+    assert module.decoder is not None
+    module.decoder.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].ids.shape)))
+    prompts = some_prompts(5, longest=11)
+    found = generate(module, prompts, GenerateOptions(max_new_tokens=11))
+    lengths = [len(one.ids) for (one,) in found]
+    assert shapes[0] == (5, max(map(len, prompts)))
+    assert shapes[1:] == [(sum(length > step for length in lengths), 1) for step in range(1, max(lengths))]
+
+
+def test_stop_texts_end_a_sequence_and_are_not_in_its_text() -> None:
+    module = tiny_decoder("original", seed=8)
+    prompts = some_prompts(5, longest=7)
+    free = [one.ids for (one,) in generate(module, prompts, GenerateOptions(max_new_tokens=13))]
+    stop = letters(list(free[0][3:5]))
+    found = generate(module, prompts, GenerateOptions(max_new_tokens=13, stop=[stop, "zz"]))
+    for ids, (one,) in zip(free, found, strict=True):
+        text = letters(list(ids))
+        assert one.text == text.split(stop)[0]
+        if stop in text:
+            assert one.stop_reason == "stop" and one.ids == ids[: text.index(stop) + len(stop)]
+        else:
+            assert one.ids == ids and one.stop_reason == ("end" if ids[-1] == EOS else "length")
+    assert found[0][0].stop_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "options", [GenerateOptions(max_new_tokens=13), SAMPLING, GenerateOptions(max_new_tokens=13, stop="jk")]
+)
+def test_the_stream_is_the_text(options: GenerateOptions) -> None:
+    module = tiny_decoder("modern", seed=1, end_bonus=1.0).train()
+    for prompt in some_prompts(3, longest=7):
+        stream = stream_ids(module, request([prompt], options))
+        pieces: list[str] = []
+        while True:
+            try:
+                pieces.append(next(stream))
+            except StopIteration as end:
+                found = end.value
+                break
+            assert not torch.is_inference_mode_enabled(), "inference mode leaks into the caller"
+        assert module.training
+        (expected,) = generate(module, [prompt], options)[0]
+        assert found.ids == expected.ids and "".join(pieces) == found.text
+        assert found.text == (letters(list(expected.ids)) if expected.text is None else expected.text)
+        assert len(pieces) > 1 or len(found.text) < 2
+
+
+def test_a_stream_that_is_closed_leaves_the_model_as_it_was() -> None:
+    module = tiny_decoder("modern", seed=8).train()
+    stream = stream_ids(module, request([[BOS]], GenerateOptions(max_new_tokens=13)))
+    next(stream)
+    assert not module.training
+    stream.close()
+    assert module.training
+
+
+def test_tokens_are_told_as_they_come() -> None:
+    module = tiny_decoder("modern", seed=1, end_bonus=1.0)
+    told: dict[tuple[int, int], list[int]] = {}
+    options = dataclasses.replace(SAMPLING, num_return_sequences=2)
+    asked = request(some_prompts(3, longest=7), options)
+    found = generate_ids(module, asked, on_token=lambda i, j, token: told.setdefault((i, j), []).append(token))
+    assert told == {(i, j): list(one.ids) for i, some in enumerate(found) for j, one in enumerate(some)}
+
+
+def test_a_table_of_positions_is_the_limit() -> None:
+    """As many tokens as have a place, and one more that is not read; a longer prompt is refused by its number."""
+    module = tiny_decoder("original", seed=8, positions=11, end_bonus=-99.0)
+    for length, room in ((3, 9), (10, 2), (11, 1)):
+        ((one,),) = generate(module, [[BOS, *[3] * (length - 1)]], GenerateOptions(max_new_tokens=50))
+        assert len(one.ids) == room and one.stop_reason == "length"
+    with pytest.raises(InputError, match="prompt 2 has 12 tokens, the start token included, but the model has 11"):
+        generate(module, [[BOS], [BOS] * 12], GenerateOptions())
+    ((one,),) = generate(
+        tiny_decoder("modern", seed=8, end_bonus=-99.0), [[BOS] * 90], GenerateOptions(max_new_tokens=7)
+    )
+    assert len(one.ids) == 7, "positions that are computed set no limit"
+
+
+def test_what_cannot_generate_is_refused() -> None:
+    two, one = tiny_model("original", seed=1), tiny_decoder("original", seed=1)
+    options = GenerateOptions()
+    with pytest.raises(InputError, match="needs a source for each prompt"):
+        generate(two, [[BOS]], options)
+    with pytest.raises(InputError, match="reads its prompt with the decoder"):
+        generate(one, [[BOS]], options, sources=[[3]])
+    with pytest.raises(InputError, match="needs a model with a decoder"):
+        generate(ch.build(encoder_of(two)), [[BOS]], options)
+    with pytest.raises(InputError) as caught:
+        generate(one, [[], [BOS, 13], [3]], options)
+    assert all(part in str(caught.value) for part in ("2 faults", "prompt 1 has no tokens", "prompt 2 holds ids"))
+    with pytest.raises(InputError, match="no text is certain before the end"):
+        next(stream_ids(one, request([[BOS]], GenerateOptions(beam_size=2))))
+    with pytest.raises(InputError, match="leave num_return_sequences at 1"):
+        next(stream_ids(one, request([[BOS]], GenerateOptions(num_return_sequences=2))))
+
+
+def encoder_of(two: ch.Transformer) -> object:
+    return two.spec.model_copy(update={"decoder": None, "head": None})
+
+
+@pytest.mark.parametrize(
+    "options", [GenerateOptions(), SAMPLING, GenerateOptions(beam_size=2), GenerateOptions(penalty_alpha=0.5, top_k=3)]
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_output_that_is_no_number_is_a_failure(options: GenerateOptions, value: float) -> None:
+    module = tiny_decoder("modern", seed=8)
+    with torch.no_grad():
+        module.head.layers[-1].bias[5] = value
+    with pytest.raises(RunFailure, match=r"is not a number|is infinite"):
+        generate(module, [[BOS, 3]], options)
+
+
+@pytest.mark.parametrize(
+    "options", [GenerateOptions(), SAMPLING, GenerateOptions(beam_size=2), GenerateOptions(penalty_alpha=0.5, top_k=3)]
+)
+def test_a_vocabulary_that_is_used_up_is_a_failure(options: GenerateOptions) -> None:
+    module = tiny_decoder("modern", seed=8)
+    spent = dataclasses.replace(options, no_repeat_ngram_size=1, min_new_tokens=20, max_new_tokens=20)
+    with pytest.raises(RunFailure, match="no token may follow"):
+        generate(module, [[BOS, 3]], spent)

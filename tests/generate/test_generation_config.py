@@ -1,0 +1,105 @@
+"""What a checkpoint's files say about generation: read whole, and done as the library that wrote them does it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.errors import InputError
+from clearhead.generate.continuation import Request, generate_ids
+from clearhead.generate.generation_config import GenerationRules
+from clearhead.generate.options import GenerateOptions
+from tests.generate.tiny import BOS, EOS, PAD, some_prompts, tiny_decoder
+
+peer = pytest.importorskip("transformers.generation.logits_process", reason="transformers is not installed")
+
+PROMPT = 5
+
+
+def rules(**settings: object) -> GenerationRules:
+    return GenerationRules.of(settings, source="g.json")
+
+
+def test_files_are_read_whole() -> None:
+    found = rules(
+        decoder_start_token_id=2,
+        bos_token_id=0,
+        eos_token_id=[2, 7],
+        pad_token_id=1,
+        forced_bos_token_id=0,
+        forced_eos_token_id=[2],
+        suppress_tokens=[5],
+        bad_words_ids=[[3], [8, 9], [7]],
+        begin_suppress_tokens=[4],
+        max_length=62,
+        min_length=11,
+        num_beams=4,
+        length_penalty=2.0,
+        no_repeat_ngram_size=3,
+        temperature=0.7,
+        transformers_version="5.23.0",
+    )
+    assert (found.start, found.opening, found.ends, found.pad, found.first, found.last) == (2, 0, (2, 7), 1, 0, 2)
+    assert (found.banned, found.banned_sequences, found.banned_first) == ((3, 5), ((8, 9),), (4,))
+    assert found.options == {"beam_size": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 3}
+    assert (found.max_length, found.min_length, found.unfollowed) == (62, 11, ())
+    assert "ends with 2, 7" in found.lines() and "beam_size 4" in found.lines()
+
+
+def test_chance_counts_only_where_it_is_asked_for() -> None:
+    assert rules(top_p=0.9).options == {}
+    assert rules(top_p=0.9, do_sample=True).options == {"top_p": 0.9, "temperature": 1.0}
+    sampled = rules(top_p=0.9, top_k=7, do_sample=True)
+    assert sampled.options_with({"temperature": 0}) == {"temperature": 0}
+    assert sampled.options_with({"beam_size": 3}) == {"beam_size": 3}
+    assert GenerateOptions(**sampled.options_with({"top_k": 3})).method == "sample"
+    assert rules(num_beams=4, length_penalty=2.0).options_with({"beam_size": 1}) == {"beam_size": 1}
+
+
+def test_what_is_not_done_is_told_and_what_is_wrong_is_named() -> None:
+    assert rules(encoder_repetition_penalty=1.3, typical_p=1.0).unfollowed == ("encoder_repetition_penalty",)
+    assert rules(do_sample=True, num_beams=3).unfollowed == ("do_sample together with num_beams",)
+    with pytest.raises(InputError, match=r"(?s)bad_words_ids must be a list.*eos_token_id must be an id or a list"):
+        rules(eos_token_id="</s>", bad_words_ids=[[]])
+
+
+@pytest.mark.parametrize("length", [PROMPT, PROMPT + 1, PROMPT + 10])
+def test_logits_change_as_they_do_elsewhere(length: int) -> None:
+    logits = torch.randn(3, 29)
+    ids = torch.randint(3, 9, (3, length))
+    ours = rules(
+        forced_bos_token_id=11, forced_eos_token_id=2, begin_suppress_tokens=[5, 6], bad_words_ids=[[3, 4], [4, 5, 3]]
+    )
+    changed = logits
+    for processor in ours.processors(PROMPT, 11):
+        changed = processor(changed, ids)
+    theirs = peer.NoBadWordsLogitsProcessor([[3, 4], [4, 5, 3]], eos_token_id=torch.tensor([2]))(ids, logits)
+    theirs = peer.SuppressTokensAtBeginLogitsProcessor([5, 6], PROMPT)(ids, theirs)
+    if length == PROMPT:
+        theirs = peer.ForcedBOSTokenLogitsProcessor(11)(ids[:, :1], theirs)
+    theirs = peer.ForcedEOSTokenLogitsProcessor(PROMPT + 11, 2)(ids, theirs)
+    assert torch.equal(changed, theirs)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_every_end_token_ends_and_what_is_forced_comes(beam_size: int) -> None:
+    module = tiny_decoder("modern", 3)
+    prompts = some_prompts(4, 6)
+    said = GenerationRules(ends=(EOS, 5, 7), first=11, last=9, banned_first=(3,))
+    request = Request(
+        prompts, GenerateOptions(max_new_tokens=7, beam_size=beam_size), EOS, PAD, banned=[BOS], rules=said
+    )
+    for (found,) in generate_ids(module, request):
+        assert found.ids[0] == 11
+        assert all(index not in said.ends for index in found.ids[:-1])
+        assert found.ids[-1] in said.ends if found.stop_reason == "end" else found.ids[-1] == 9
+        assert (found.stop_reason == "length") == (len(found.ids) == 7 and found.ids[-1] not in said.ends)
+
+
+def test_a_greatest_length_counts_the_prompt() -> None:
+    module = tiny_decoder("modern", 3)
+    request = Request([[BOS, 3, 4], [BOS]], GenerateOptions(), 12, PAD, rules=GenerationRules(max_length=6))
+    assert [len(found.ids) for (found,) in generate_ids(module, request) if found.stop_reason == "length"] == [3, 5]
+    with pytest.raises(InputError, match="prompt 1 has 3 tokens, but the checkpoint's max_length is 3"):
+        short = GenerationRules(max_length=3)
+        generate_ids(module, Request([[BOS, 3, 4]], GenerateOptions(), 12, PAD, rules=short))

@@ -1,0 +1,136 @@
+"""What was built here saves as a family that can say it, or its equal, and transformers computes the same."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from clearhead import spec
+from clearhead.core import Transformer, build
+from clearhead.errors import InputError
+from clearhead.hf.equivalent_specs import equal_forms
+from clearhead.hf.loading import load_pretrained
+from clearhead.hf.save import save_pretrained
+from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.named import RECIPES
+from clearhead.presets.task_heads import label_head, token_head, with_head
+from clearhead.task import TaskKind, TaskRecord
+from tests.laws.tiny import difference
+from tests.parity.architectures.harness import no_complaints, outputs_of
+
+VOCAB, TARGET_VOCAB = 29, 31
+SMALL = {"layers": 2, "width": 28, "heads": 2, "feedforward": 31, "head_size": None}
+
+
+def recipe(name: str, **changes: object) -> Recipe:
+    usual = {"kv_heads": 1} if name == "llama-tiny" else {"output_scale": 28**-0.5} if name == "t5-small" else {}
+    return replace(RECIPES[name], **SMALL, **usual, **changes)
+
+
+def built(model: spec.Model) -> Transformer:
+    """With weights that show what is lost: no norm is one, no bias is zero."""
+    torch.manual_seed(11)
+    module = build(model).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def made(chosen: Recipe, head: spec.Head | None = None) -> spec.Model:
+    apart = chosen.family == "encoder-decoder" and chosen.tie != "all"
+    model = resolve(chosen, source_vocab=VOCAB, target_vocab=TARGET_VOCAB if apart else VOCAB)
+    return model if head is None else with_head(model, head)
+
+
+LABELS = tuple("abcde")
+# What `examples/tinyshakespeare-large.toml` asks for, small.
+EXAMPLE = recipe(
+    "transformer", family="decoder", positions="rotary", norm="rms", norm_place="pre", qk_norm=True, bias=False,
+    activation="silu", gated=True, dropout=0.2,
+)  # fmt: skip
+CASES: dict[str, tuple[spec.Model, TaskKind, str]] = {
+    "the original": (made(recipe("transformer")), "translate", "MarianMTModel"),
+    "the original, two vocabularies": (made(recipe("transformer", tie="decoder")), "translate", "MarianMTModel"),
+    "the original, untied": (made(recipe("transformer", tie="none")), "translate", "MarianMTModel"),
+    "the original, norms inside": (
+        made(recipe("transformer", norm_place="pre")), "translate", "PegasusForConditionalGeneration",
+    ),
+    "buckets": (made(recipe("t5-small")), "translate", "T5ForConditionalGeneration"),
+    "a decoder with learned positions": (made(recipe("gpt2")), "generate", "GPT2LMHeadModel"),
+    "a decoder with rotation": (made(recipe("llama-tiny")), "generate", "LlamaForCausalLM"),
+    "a decoder with scaled words": (
+        made(recipe("llama-tiny", embedding_scale=5.0, dropout=0.1)), "generate", "GraniteForCausalLM",
+    ),
+    "a decoder as the examples train it": (made(EXAMPLE), "generate", "Qwen3ForCausalLM"),
+    "a tagging decoder": (made(recipe("llama-tiny"), token_head(5)), "tag", "LlamaForTokenClassification"),
+    "an encoder": (made(recipe("bert")), "fill", "BertForMaskedLM"),
+    "a tagger": (made(recipe("bert"), token_head(5)), "tag", "BertForTokenClassification"),
+    "a classifier": (
+        made(recipe("bert"), label_head(28, 5, pool="first")), "classify", "BertForSequenceClassification",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_computes_the_same(name: str, tmp_path: Path) -> None:
+    model, kind, cls = CASES[name]
+    module = built(model)
+    labels = LABELS if kind in ("classify", "tag") else ()
+    save_pretrained(module, tmp_path, task=TaskRecord(kind=kind, labels=labels, label_kind="one" if labels else None))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == [cls]
+    with no_complaints():
+        theirs, report = getattr(transformers, cls).from_pretrained(
+            tmp_path, attn_implementation="eager", output_loading_info=True
+        )
+    assert not any(report[part] for part in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ids, targets = torch.randint(3, VOCAB, (3, 11)), torch.randint(3, VOCAB, (3, 7))
+    has_memory = model.encoder is not None and model.decoder is not None
+    with torch.no_grad():
+        ours = module(ids, targets if has_memory else None).logits
+        expected = outputs_of(theirs.eval()(input_ids=ids, **({"decoder_input_ids": targets} if has_memory else {})))
+    assert difference(ours, expected) <= 1e-5
+    again = load_pretrained(tmp_path)
+    assert again.task.labels == labels
+    with torch.no_grad():
+        assert difference(again.module(ids, targets if has_memory else None).logits, ours) <= 1e-5
+
+
+@pytest.mark.parametrize("style", [{}, {"norm_place": "pre", "gated": True, "embedding_norm": True, "bias": False}])
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
+@pytest.mark.parametrize("transform", [False, True])
+def test_every_form_computes_the_same(family: str, style: dict[str, object], transform: bool) -> None:
+    chosen = Recipe(family=family, output_transform=transform, segments=2, **(SMALL | {"embedding_scale": 3.0} | style))
+    module = built(made(chosen))
+    before = copy.deepcopy(module.state_dict())
+    ids, targets = torch.randint(VOCAB, (3, 11)), torch.randint(VOCAB, (3, 7))
+    arguments = (ids, targets if family == "encoder-decoder" else None)
+    forms = list(equal_forms(module))
+    assert forms[0] is module and len(forms) == 16
+    assert len({form.spec.to_json() for form in forms}) == len(forms)
+    for form in forms:
+        assert difference(form(*arguments).logits, module(*arguments).logits) <= 1e-5
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        (recipe("bert", positions="sinusoidal"), "encoder.embedding.position.kind: this model has sinusoidal"),
+        (recipe("gpt2", norm="rms"), "gated: this model has false, the format can only say true"),
+        (recipe("gpt2", qk_norm=True), "query_key_norm"),
+        (recipe("transformer", activation_dropout=0.1, gated=True), "gated: this model has true"),
+    ],
+)
+def test_what_no_family_can_say_is_named_for_the_nearest(chosen: Recipe, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        save_pretrained(built(made(chosen)), tmp_path / "out")
+    assert sentence in str(error.value)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,189 @@
+"""Folders of sentence-transformers make the vectors of their recipe, written out here with transformers alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import clearhead
+from clearhead.errors import InputError
+from clearhead.hf.loading import load_pretrained
+from clearhead.hf.save import save_pretrained
+from tests.hf import tokenizer_folders as made
+
+TEXTS = ["the cat sat", "a small dog runs over the green grass in 1998!", "dog", "the cat and the dog looked at it."]
+MODES = {
+    "cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "root": "mean_sqrt_len_tokens", "last": "lasttoken",
+}  # fmt: skip
+WIDTH, OUT, LIMIT = 26, 17, 9
+DENSE = {"in_features": WIDTH, "out_features": OUT, "bias": True,
+         "activation_function": "torch.nn.modules.activation.Tanh"}  # fmt: skip
+
+
+def folder_of(
+    folder: Path, mode: str, *, dense: dict[str, Any] | None = None, unit: bool = True, cls: str = "BertModel"
+) -> Path:
+    """A tiny encoder with the modules asked for."""
+    made.write(folder, {"vocab.txt": made.word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"}})
+    config = transformers.BertConfig(
+        vocab_size=len(made.word_list().splitlines()), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=31, max_position_embeddings=29, initializer_range=0.6,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    getattr(transformers, cls)(config).eval().save_pretrained(folder)
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    flags = {f"pooling_mode_{name}": word == mode for word, name in MODES.items()}
+    files: dict[str, Any] = {"sentence_bert_config.json": {"max_seq_length": LIMIT, "do_lower_case": False}}
+    made.write(folder / "1_Pooling", {"config.json": {"word_embedding_dimension": WIDTH, **flags}})
+    if dense is not None:
+        kinds.append(("2_Dense", "Dense"))
+        made.write(folder / "2_Dense", {"config.json": dense})
+        weights = {"linear.weight": torch.randn(OUT, WIDTH), "linear.bias": torch.randn(OUT)}
+        save_file(weights, folder / "2_Dense" / "model.safetensors")
+    if unit:
+        kinds.append((f"{len(kinds)}_Normalize", "Normalize"))
+    files["modules.json"] = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(kinds)
+    ]
+    return made.write(folder, files)
+
+
+def recipe(folder: Path, mode: str, *, dense: bool, unit: bool) -> np.ndarray:
+    """What sentence-transformers does with the same files."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    read = tokenizer(TEXTS, padding=True, truncation=True, max_length=LIMIT, return_tensors="pt")
+    with torch.no_grad():
+        states, mask = model(**read).last_hidden_state, read["attention_mask"][..., None].float()
+    count = mask.sum(1)
+    vectors: Tensor = {
+        "cls": lambda: states[:, 0],
+        "mean": lambda: (states * mask).sum(1) / count,
+        "max": lambda: states.masked_fill(mask == 0, -1e9).max(1).values,
+        "root": lambda: (states * mask).sum(1) / count.sqrt(),
+        "last": lambda: states[torch.arange(len(states)), count[:, 0].long() - 1],
+    }[mode]()
+    if dense:
+        own = load_file(folder / "2_Dense" / "model.safetensors")
+        vectors = torch.tanh(vectors @ own["linear.weight"].T + own["linear.bias"])
+    return (torch.nn.functional.normalize(vectors, dim=1) if unit else vectors).numpy()
+
+
+def vectors_of(folder: Path) -> np.ndarray:
+    return clearhead.load(folder, precision="fp32", device="cpu").embed(TEXTS)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("dense", "unit"), [(False, True), (True, False)])
+def test_vectors_are_those_of_the_recipe(mode: str, dense: bool, unit: bool, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "m", mode, dense=DENSE if dense else None, unit=unit)
+    found = vectors_of(folder)
+    expected = recipe(folder, mode, dense=dense, unit=unit)
+    assert found.shape == expected.shape and np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_a_head_of_the_class_counts_for_nothing(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "m", "mean", cls="BertForMaskedLM")
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    found = vectors_of(folder)
+    assert np.allclose(found, recipe(folder, "mean", dense=False, unit=True), atol=1e-6)
+    loaded = load_pretrained(folder)
+    assert any("kept but not used" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_saved_as_loaded(dense: bool, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "m", "cls", dense=DENSE if dense else None)
+    loaded = load_pretrained(folder)
+    save_pretrained(loaded.module, tmp_path / "again", pretrained=loaded)
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.json"))
+    for name in (one for one in names if not one.startswith(("tokenizer", "vocab", "generation"))):
+        assert json.loads((folder / name).read_text()) == json.loads((tmp_path / "again" / name).read_text()), name
+    for name in (str(path.relative_to(folder)) for path in folder.rglob("*.safetensors")):
+        before, after = load_file(folder / name), load_file(tmp_path / "again" / name)
+        assert before.keys() == after.keys() and all(torch.equal(before[one], after[one]) for one in before)
+
+
+def test_saved_from_the_spec_it_is_read_again(tmp_path: Path) -> None:
+    loaded = load_pretrained(folder_of(tmp_path / "m", "root", dense=DENSE))
+    save_pretrained(loaded.module, tmp_path / "again", task=loaded.task)
+    again = load_pretrained(tmp_path / "again")
+    assert again.module.spec == loaded.module.spec and again.task == loaded.task
+    assert all(torch.equal(one, again.module.state_dict()[name]) for name, one in loaded.module.state_dict().items())
+
+
+def changed(folder: Path, place: str, **entries: Any) -> None:
+    path = folder / place
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(content | entries))
+
+
+def replaced(folder: Path, index: int, **entries: Any) -> None:
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[index] |= entries
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+BROKEN = {
+    "two pools": (
+        lambda f: changed(f, "1_Pooling/config.json", pooling_mode_cls_token=True),
+        "exactly one of pooling_mode_cls_token",
+    ),
+    "a pool of another kind": (
+        lambda f: changed(f, "1_Pooling/config.json", pooling_mode_weightedmean_tokens=True),
+        "this one asks for mean, pooling_mode_weightedmean_tokens",
+    ),
+    "another width": (
+        lambda f: changed(f, "1_Pooling/config.json", word_embedding_dimension=7),
+        "vectors of 7 numbers are pooled, but states have 26",
+    ),
+    "an unknown module": (
+        lambda f: replaced(f, 1, type="sentence_transformers.models.CNN"),
+        "a module of the type sentence_transformers.models.CNN is not read",
+    ),
+    "another first module": (
+        lambda f: replaced(f, 0, type="sentence_transformers.models.BoW"),
+        "the first is a Transformer",
+    ),
+    "a map of another size": (
+        lambda f: changed(f, "2_Dense/config.json", in_features=7),
+        "a map from 7 to 17 numbers cannot follow 26",
+    ),
+    "tensors of another size": (
+        lambda f: save_file({"linear.weight": torch.zeros(3, 3)}, f / "2_Dense" / "model.safetensors"),
+        "2_Dense/model.safetensors holds",
+    ),
+    "an activation": (
+        lambda f: changed(f, "2_Dense/config.json", activation_function="torch.nn.modules.activation.Softplus"),
+        "the activation torch.nn.modules.activation.Softplus is not one of",
+    ),
+    "a folder above": (lambda f: replaced(f, 2, path="../elsewhere"), "is not the name of a file in this directory"),
+    "lower case": (
+        lambda f: changed(f, "sentence_bert_config.json", do_lower_case=True),
+        "do_lower_case = true is not supported",
+    ),
+    "a prompt": (
+        lambda f: changed(
+            f, "config_sentence_transformers.json", prompts={"query": "query: "}, default_prompt_name="query"
+        ),
+        "a default prompt in front of every text is not supported",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_not_ours_is_refused(name: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "m", "mean", dense=DENSE)
+    change, sentence = BROKEN[name]
+    change(folder)
+    with pytest.raises(InputError, match=sentence.replace("(", r"\(")):
+        load_pretrained(folder)

@@ -1,0 +1,92 @@
+"""Laws of observing and replacing: what is seen is what was computed, and outside the context nothing has changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import InputError
+from clearhead.maps.capture import capture, matching_paths, replace
+
+
+class Doubling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+class Pairs(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+def doublings(count: int = 3) -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(Doubling()) for _ in range(count)))
+
+
+def test_patterns_name_paths_in_order() -> None:
+    assert matching_paths(doublings(), "*.0") == ["0.0", "1.0", "2.0"]
+    assert matching_paths(doublings(), "[02]") == ["0", "2"]
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"no part of the model is called 'layer2' \(did you mean 'layer1'\?\)"):
+        matching_paths(nn.ModuleDict({"layer1": Doubling()}), "layer2")
+    with pytest.raises(InputError, match="no part"), capture(doublings(), ["0", "x"]):
+        pass
+
+
+def test_capture_returns_what_each_part_computed() -> None:
+    module, x = doublings(), torch.arange(5.0)
+    with capture(module, ["0.0", "2"]) as found:
+        module(x)
+    assert set(found) == {"0.0", "2"}
+    assert torch.equal(found["0.0"], 2 * x)
+    assert torch.equal(found["2"], 8 * x)
+    module(x + 1)
+    assert torch.equal(found["2"], 8 * x), "outside the context nothing is observed"
+
+
+def test_the_latest_call_counts() -> None:
+    module = doublings(1)
+    with capture(module, "0") as found:
+        module(torch.tensor(3.0))
+        module(torch.tensor(5.0))
+    assert found["0"] == 10
+
+
+def test_replace_changes_what_follows_and_ends_with_the_context() -> None:
+    module, x = doublings(), torch.arange(5.0)
+    with replace(module, {"1.*": lambda output: output - 1}), capture(module, "1") as found:
+        assert torch.equal(module(x), 2 * (4 * x - 1))
+        assert torch.equal(found["1"], 4 * x - 1)
+    assert torch.equal(module(x), 8 * x)
+
+
+def test_changes_of_one_part_apply_in_order() -> None:
+    module = doublings(1)
+    with replace(module, {"0": lambda output: output + 1, "*": lambda output: output * 3}):
+        assert module(torch.tensor(2.0)) == 3 * (3 * 4 + 1)  # "*" names 0.0 too, which comes first
+
+
+def test_a_replacement_of_another_shape_is_refused() -> None:
+    module = doublings()
+    with (
+        pytest.raises(InputError, match=r"'1' must have the shape \[5\], not \[3\]"),
+        replace(module, {"1": lambda o: o[:3]}),
+    ):
+        module(torch.arange(5.0))
+    assert torch.equal(module(torch.ones(5)), 8 * torch.ones(5)), "the hooks are gone after a failure too"
+
+
+def test_only_single_tensors_can_be_observed() -> None:
+    module = nn.Sequential(Pairs())
+    with pytest.raises(InputError, match="'0' returns tuple, not one tensor"), capture(module, "0"):
+        module(torch.ones(2))
+
+
+def test_gradients_flow_through_what_is_captured_and_replaced() -> None:
+    module, x = doublings(), torch.ones(5, requires_grad=True)
+    with capture(module, "0") as found, replace(module, {"1": lambda output: output * found["0"]}):
+        module(x).sum().backward()
+    assert torch.allclose(x.grad, torch.full((5,), 2 * 2 * 2 * 2 * 2.0))  # d/dx 2 * (4x * 2x) = 32x

@@ -1,0 +1,236 @@
+"""A checkpoint's folder as a model: what it writes is what its own library writes, and its files are honoured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import clearhead as ch
+from clearhead.cli.main import main
+from clearhead.errors import InputError
+from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.task import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer_training import train_tokenizer
+from tests import published_models as made
+from tests.hf.tokenizer_folders import SENTENCES
+
+pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+
+SETTINGS = {
+    "eos_token_id": [0, 17],
+    "bos_token_id": 0,
+    "pad_token_id": 0,
+    "max_length": 23,
+    "suppress_tokens": [3, 4, 5],
+    "begin_suppress_tokens": [90, 91],
+    "bad_words_ids": [[80], [81, 82]],
+    "repetition_penalty": 1.3,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.language_model(tmp_path_factory.mktemp("lm") / "model", SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.translator(tmp_path_factory.mktemp("mt") / "model")
+
+
+def test_a_real_checkpoint_writes_what_its_author_published(data_dir: Path) -> None:
+    story = data_dir / "stories260K"
+    model = ch.load(story, device="cpu", precision="fp32")
+    (found,) = model.generate("", max_new_tokens=256)
+    assert found.text + "\n" == (story / "expected.txt").read_text("utf-8")
+    assert found.stop_reason == "length"
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_text_is_what_the_other_library_generates(folder: Path, beams: int) -> None:
+    model = ch.load(folder, device="cpu", precision="fp32")
+    other = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    for prompt in ("the cat", "a small dog runs"):
+        ids = model.tokenizer.encode(prompt)
+        with torch.no_grad():
+            theirs = other.generate(torch.tensor([ids]), num_beams=beams, early_stopping="never", length_penalty=1.0)
+        (ours,) = model.generate(prompt, beam_size=beams) if beams > 1 else model.generate(prompt)
+        assert ours.tokens == model.tokenizer.tokens(theirs[0, len(ids) :].tolist())
+        assert beams > 1 or len(ids) + len(ours.tokens) == 23 or ours.stop_reason == "end"
+
+
+def test_what_is_given_wins_over_the_files(folder: Path) -> None:
+    model = ch.load(folder, device="cpu", precision="fp32")
+    (longer,) = model.generate("the cat", max_new_tokens=31)
+    assert len(longer.tokens) == 31 or longer.stop_reason == "end"
+    assert model.generate("") and model.generate("hi", chat=True)
+    assert "".join(model.stream("the cat")) == model.generate("the cat")[0].text
+    (folder / "generation_config.json").rename(folder / "aside.json")
+    try:
+        assert ch.load(folder, device="cpu").published.rules.banned == ()
+    finally:
+        (folder / "aside.json").rename(folder / "generation_config.json")
+
+
+def test_translations_are_those_of_the_other_library(translator: Path) -> None:
+    model = ch.load(translator, device="cpu", precision="fp32")
+    tokenizer = transformers.MarianTokenizer.from_pretrained(translator)
+    other = transformers.MarianMTModel.from_pretrained(translator).eval()
+    texts = ["the cat sat on the mat", "ein kleiner Hund"]
+    with torch.no_grad():
+        theirs = [
+            other.generate(**tokenizer([text], return_tensors="pt"), max_length=13, num_beams=1)[0].tolist()
+            for text in texts
+        ]
+    ours = model.translate_n_best(texts, n=1, beam_size=1, max_length=12)
+    for (found,), ids in zip(ours, theirs, strict=True):
+        assert found.tokens == model.tokenizers.target.tokens(ids[1:])
+        assert found.text == tokenizer.decode(ids, skip_special_tokens=True)
+    with pytest.raises(InputError, match="no language codes, so 'de' has no effect"):
+        model.translate(texts, from_language="de")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 1, "max_length": 13},
+        {"min_length": 9, "max_length": 11},
+        {"min_new_tokens": 6, "max_new_tokens": 7, "max_length": 400},
+    ],
+    ids=["no repetition", "lengths", "new tokens"],
+)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_translation_follows_the_settings_too(settings: dict[str, float], beams: int, tmp_path: Path) -> None:
+    """They once held for generated text alone, and a translation or a summary passed them over."""
+    folder = made.translator(tmp_path / "model")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings, "num_beams": beams}))
+    model = ch.load(folder, device="cpu", precision="fp32")
+    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    other = transformers.MarianMTModel.from_pretrained(folder).eval()
+    text = "the cat sat on the mat"
+    with torch.no_grad():
+        theirs = other.generate(**tokenizer([text], return_tensors="pt"), early_stopping="never")[0].tolist()
+    ((found,),) = model.translate_n_best([text], n=1)
+    assert found.tokens == model.tokenizers.target.tokens(theirs[1:])
+    assert found.text != model.translate_n_best([text], n=1, beam_size=beams, max_length=3)[0][0].text
+
+
+def test_saved_for_others_it_is_the_same(folder: Path, translator: Path, tmp_path: Path) -> None:
+    for place, kind in ((folder, transformers.GPT2LMHeadModel), (translator, transformers.MarianMTModel)):
+        out = tmp_path / kind.__name__
+        ch.load(place, device="cpu", precision="fp32").save(out, format="hf")
+        names = {path.name for path in place.iterdir()} - {"model.safetensors", "config.json"}
+        assert all((out / name).read_bytes() == (place / name).read_bytes() for name in names)
+        before, after = kind.from_pretrained(place).state_dict(), kind.from_pretrained(out).state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_saved_in_our_own_layout_it_is_the_same_and_goes_back(folder: Path, translator: Path, tmp_path: Path) -> None:
+    """Text, generation, languages and unused tensors survive, and the family is written as it came."""
+    for place in (folder, translator):
+        came = ch.load(place, device="cpu", precision="fp32")
+        came.save(tmp_path / place.parent.name / "own")
+        own = ch.load(tmp_path / place.parent.name / "own", device="cpu", precision="fp32")
+        assert own.tokenizers.fingerprint == came.tokenizers.fingerprint
+        assert own.published is not None and came.published is not None and own.published.rules == came.published.rules
+        if own.spec.encoder is None:
+            for options in ({"chat": True}, {}):
+                assert own.generate("the cat", **options)[0].text == came.generate("the cat", **options)[0].text
+        else:
+            assert own.translate(["the cat"]) == came.translate(["the cat"])
+        own.save(tmp_path / place.parent.name / "back", format="hf")
+        for name in {path.name for path in place.iterdir()} - {"model.safetensors", "config.json"}:
+            assert (tmp_path / place.parent.name / "back" / name).read_bytes() == (place / name).read_bytes()
+        configs = [
+            json.loads((one / "config.json").read_text()) for one in (place, tmp_path / place.parent.name / "back")
+        ]
+        assert configs[0] == configs[1]
+        back = ch.load(tmp_path / place.parent.name / "back", device="cpu", precision="fp32")
+        pairs = zip(back.module.state_dict().values(), came.module.state_dict().values(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_model_trained_here_is_read_by_others_as_it_is_here(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer("byte-bpe", SENTENCES, vocab_size=307)
+    recipe = Recipe(
+        family="decoder", layers=2, width=26, heads=2, feedforward=104, activation="gelu_tanh", norm_place="pre",
+        positions="learned", max_positions=61, embedding_scale=1.0,
+    )  # fmt: skip
+    size = tokenizer.vocab_size
+    module = ch.build(resolve(recipe, source_vocab=size, target_vocab=size)).eval()
+    pair = TokenizerPair(tokenizer, tokenizer, joint=True)
+    model = ch.Model(module, pair, TaskRecord(kind="generate"))
+    model.save(tmp_path / "out", format="hf")
+    other = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in ("the cat", "", "a <s> b", "naïve 😀"):
+        # What a user types is text here and may be a special token there.
+        assert text == "a <s> b" or other(text)["input_ids"] == [tokenizer.bos_id, *tokenizer.encode(text)]
+    again = ch.load(tmp_path / "out", device="cpu")
+    (found,), (expected,) = again.generate("the cat", max_new_tokens=19), model.generate("the cat", max_new_tokens=19)
+    assert found.text == expected.text
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = torch.tensor([other("the cat")["input_ids"]])
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, module(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_a_cache_of_the_hub_answers_without_a_network(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    home = tmp_path / "models--someone--stories"
+    (home / "refs").mkdir(parents=True)
+    (home / "blobs").mkdir()
+    (home / "refs" / "main").write_text(revision)
+    (home / "refs" / "v2").write_text(revision)
+    snapshot = home / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    for path in folder.iterdir():
+        shutil.copyfile(path, home / "blobs" / path.name)
+        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
+    for reference in ("someone/stories", "someone/stories@v2"):
+        assert ch.load(reference, device="cpu").published.folder == snapshot
+    for reference in ("someone/other", "someone/stories@v3"):
+        with pytest.raises(InputError, match=rf"^{reference} is not a folder; .*, and the hub cannot be reached"):
+            ch.load(reference)
+
+
+def test_it_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(folder), "--json"]) == 0
+    record = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert record["task"]["kind"] == "generate"
+    assert "generation  ends with 0, 17" in record["generation"]
+    assert any(line.startswith("tokenizer   ") for line in record["generation"])
+    assert main(["generate", str(folder), "--prompt", "the cat", "--chat", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["prompt"] == "the cat"
+
+
+@pytest.mark.parametrize("case", ["no tokenizer", "tokenizer too large", "settings of another kind", "unsupported"])
+def test_a_checkpoint_that_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, case: str) -> None:
+    place = shutil.copytree(folder, tmp_path / "copy")
+    message = "holds no tokenizer: expected tokenizer.json"
+    if case == "no tokenizer":
+        (place / "merges.txt").unlink()
+    elif case == "tokenizer too large":
+        config = json.loads((place / "tokenizer_config.json").read_text())
+        rows = json.loads((place / "config.json").read_text())["vocab_size"]
+        config["added_tokens_decoder"] = {str(rows): {"content": "<new>"}}
+        (place / "tokenizer_config.json").write_text(json.dumps(config))
+        message = rf"tokenizer has {rows + 1} entries, but the model has {rows} rows"
+    elif case == "settings of another kind":
+        (place / "generation_config.json").write_text('{"eos_token_id": "x"}')
+        message = "generation_config.json: eos_token_id must be an id"
+    else:
+        (place / "generation_config.json").write_text('{"typical_p": 0.3}')
+        message = "ask for typical_p, which is not supported"
+    with pytest.raises(InputError, match=message):
+        ch.load(place, device="cpu").generate("a")

@@ -1,0 +1,211 @@
+"""A run directory belongs to one process and one configuration, and its checkpoints are found by reference."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.errors import InputError
+from clearhead.runs import checkpoint as files
+from clearhead.runs.directory import differing_keys, is_run_directory, open_run, resolve_reference, split_reference
+from clearhead.runs.recent_weights import save_averaged
+from tests.runs.test_checkpoint import altered, listing, some_checkpoint
+
+CONFIGURATION = '[model]\nwidth = 128\nheads = 4\n[train]\nrun = "here"\nsteps = 100\n'
+
+
+def test_a_new_run_keeps_its_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "first"
+    with open_run(path, configuration=CONFIGURATION) as run:
+        run.write_text("spec.json", "{}")
+        assert listing(path) == ["lock", "run.toml", "spec.json"]
+    assert listing(path) == ["run.toml", "spec.json"]
+    assert (path / "run.toml").read_text() == CONFIGURATION
+
+
+def test_the_same_configuration_may_come_back(tmp_path: Path) -> None:
+    for _ in range(2):
+        with open_run(tmp_path / "run", configuration=CONFIGURATION):
+            pass
+
+
+def test_another_configuration_is_refused_and_every_key_named(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with open_run(path, configuration=CONFIGURATION):
+        pass
+    other = '[model]\nwidth = 256\ndropout = 0.1\n[train]\nrun = "here"\nsteps = 100\n'
+    with pytest.raises(InputError) as caught:
+        open_run(path, configuration=other)
+    message = str(caught.value)
+    assert "model.width is 128 there and 256 here" in message
+    assert "model.heads is 4 there and not set here" in message
+    assert "model.dropout is not set there and 0.1 here" in message
+    assert "steps" not in message
+    assert (path / "run.toml").read_text() == CONFIGURATION
+    assert listing(path) == ["run.toml"]
+
+
+def test_some_keys_may_change(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with open_run(path, configuration=CONFIGURATION):
+        files.save_checkpoint(path, some_checkpoint(5))
+    longer = CONFIGURATION.replace("steps = 100", "steps = 200")
+    with pytest.raises(InputError, match=r"train\.steps is 100 there and 200 here"):
+        open_run(path, configuration=longer, resume=True)
+    with open_run(path, configuration=longer, resume=True, may_differ=["train.steps"]):
+        assert (path / "run.toml").read_text() == longer
+
+
+def test_differing_keys_are_dotted_and_sorted() -> None:
+    before = {"b": {"x": 1, "y": [1, 2]}, "a": 1, "same": {"deep": {"er": 0}}}
+    now = {"b": {"x": 1, "y": [2, 1]}, "c": {"z": None}, "same": {"deep": {"er": 0}}}
+    assert differing_keys(before, now) == ["a", "b.y", "c.z"]
+
+
+def test_a_run_that_exists_is_not_begun_again(tmp_path: Path) -> None:
+    files.save_checkpoint(tmp_path, some_checkpoint(5))
+    with pytest.raises(InputError, match="reached step 5: add --resume"):
+        open_run(tmp_path)
+    with open_run(tmp_path, resume=True):
+        pass
+
+
+@pytest.mark.parametrize("folder", ["missing", "empty"])
+def test_resuming_nothing_is_refused_and_leaves_nothing(tmp_path: Path, folder: str) -> None:
+    path = tmp_path / "run"
+    if folder == "empty":
+        path.mkdir()
+    with pytest.raises(InputError, match="without --resume"):
+        open_run(path, configuration=CONFIGURATION, resume=True)
+    assert not path.exists()
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(InputError, match="holds no run"):
+        open_run(tmp_path)
+    assert listing(tmp_path) == ["letters.txt"]
+    with pytest.raises(InputError, match="is a file"):
+        open_run(tmp_path / "letters.txt")
+    with pytest.raises(InputError, match="cannot be written"):
+        open_run(tmp_path / "letters.txt" / "run")
+
+
+def test_a_late_mistake_leaves_nothing_half_written(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(InputError, match="late"), open_run(path, configuration=CONFIGURATION) as run:
+        run.write_text("spec.json", "{}")
+        raise InputError("found late")
+    assert not path.exists()
+
+
+def test_a_mistake_never_removes_what_was_trained(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(InputError), open_run(path, configuration=CONFIGURATION):
+        files.save_checkpoint(path, some_checkpoint(5))
+        raise InputError("found late")
+    assert files.checkpoint_steps(path) == [5]
+    with pytest.raises(InputError), open_run(path, configuration=CONFIGURATION, resume=True):
+        raise InputError("again")
+    assert files.checkpoint_steps(path) == [5] and (path / "run.toml").exists()
+
+
+def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with open_run(path), pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
+        open_run(path)
+    with open_run(path):
+        pass
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from clearhead.train.run_directory import open_run
+run = open_run(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    with holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match=f"in use by process {holder.pid}"):
+            open_run(path)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(timeout=10)
+    assert (path / "lock").exists()
+    with open_run(path):
+        assert f"process {os.getpid()} " in (path / "lock").read_text()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "run@home"
+    with open_run(path, configuration=CONFIGURATION):
+        files.save_checkpoint(path, some_checkpoint(10, ema=False))
+        files.save_checkpoint(path, some_checkpoint(20))
+        files.save_checkpoint(path, some_checkpoint(30, ema=False))
+    return path
+
+
+def test_references_find_their_weights(run: Path) -> None:
+    files.write_best(run, 20)
+    save_averaged(run, {"w": torch.ones(3)}, {"steps": [10, 20]})
+    folder = run / "checkpoints"
+    expected = {
+        "": (20, folder / "step-20" / "ema.safetensors"),
+        "@best": (20, folder / "step-20" / "ema.safetensors"),
+        "@last": (30, folder / "step-30" / "weights.safetensors"),
+        "@step-10": (10, folder / "step-10" / "weights.safetensors"),
+        "@averaged": (None, folder / "averaged" / "weights.safetensors"),
+    }
+    for suffix, (step, weights) in expected.items():
+        found = resolve_reference(f"{run}{suffix}")
+        assert (found.run, found.step, found.weights) == (run, step, weights)
+        assert weights.exists()
+    assert is_run_directory(run) and not is_run_directory(folder)
+
+
+def test_a_run_without_validation_means_its_last_checkpoint(run: Path) -> None:
+    assert resolve_reference(str(run)).step == 30
+    with pytest.raises(InputError, match="no step was validated"):
+        resolve_reference(f"{run}@best")
+
+
+def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
+    altered(run / "checkpoints" / "step-30" / "weights.safetensors")
+    assert resolve_reference(f"{run}@last").step == 20
+    with pytest.raises(InputError, match=r"weights\.safetensors was altered"):
+        resolve_reference(f"{run}@step-30")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "words"),
+    [
+        ("@bset", r"did you mean 'best'.*use @best, @last, @averaged or @step-N"),
+        ("@step-15", "steps it kept are: 10, 20, 30"),
+        ("@step-x", "names no checkpoint"),
+        ("@averaged", "no averaged weights yet"),
+        ("/elsewhere", "not a run directory"),
+    ],
+)
+def test_a_reference_to_nothing_says_what_there_is(run: Path, suffix: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        resolve_reference(f"{run}{suffix}")
+
+
+def test_a_reference_is_split_at_its_last_sign(run: Path) -> None:
+    assert split_reference(str(run)) == (run, None)
+    assert split_reference(f"{run}@last") == (run, "last")
+    assert split_reference("runs/plain") == (Path("runs/plain"), None)

@@ -1,0 +1,341 @@
+"""Laws of the chunked cross-entropy: the values and gradients of the plain one, without its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.core.head import Projection
+from clearhead.errors import InputError
+from clearhead.training.losses import cross_entropy as loss_file
+from clearhead.training.losses.cross_entropy import (
+    NO_LABEL,
+    linear_cross_entropy,
+    projected_cross_entropy,
+    select_rows,
+    token_loss,
+)
+
+ROWS, WIDTH, VOCABULARY = 29, 7, 53
+
+
+@dataclass
+class Case:
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    labels: Tensor
+
+    def gradients(self, total: Tensor) -> list[Tensor]:
+        return list(
+            torch.autograd.grad(total, [leaf for leaf in (self.hidden, self.weight, self.bias) if leaf is not None])
+        )
+
+
+def make(*, bias: bool = True, dtype: torch.dtype = torch.float64, missing: bool = True, size: float = 1.0) -> Case:
+    torch.manual_seed(21)
+    labels = torch.randint(0, VOCABULARY, (ROWS,))
+    if missing:
+        labels[[0, 5, 6, ROWS - 1]] = NO_LABEL
+    leaves = [(torch.randn(shape) * size).to(dtype).requires_grad_() for shape in ((ROWS, WIDTH), (VOCABULARY, WIDTH))]
+    return Case(leaves[0], leaves[1], torch.randn(VOCABULARY).to(dtype).requires_grad_() if bias else None, labels)
+
+
+def plain(case: Case, *, label_smoothing: float, scale: float = 1.0) -> Tensor:
+    logits = F.linear(case.hidden * scale, case.weight, case.bias)
+    return F.cross_entropy(logits, case.labels, label_smoothing=label_smoothing, reduction="sum")
+
+
+def ours(case: Case, *, label_smoothing: float, scale: float = 1.0) -> Tensor:
+    return linear_cross_entropy(
+        case.hidden, case.weight, case.bias, case.labels, label_smoothing=label_smoothing, scale=scale
+    )
+
+
+def far(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).abs().max() / expected.abs().max()).detach())
+
+
+@pytest.fixture(params=[3, 1000], ids=["many chunks", "one chunk"])
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    rows: int = request.param
+    monkeypatch.setattr(loss_file, "_CHUNK_BYTES_CPU", rows * VOCABULARY * 8)
+    return rows
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_value_and_gradients_are_those_of_the_plain_loss(
+    chunks: int, bias: bool, label_smoothing: float, scale: float
+) -> None:
+    case = make(bias=bias)
+    expected = plain(case, label_smoothing=label_smoothing, scale=scale)
+    found = ours(case, label_smoothing=label_smoothing, scale=scale)
+    assert far(found, expected) < 1e-13
+    for mine, theirs in zip(case.gradients(found), case.gradients(expected), strict=True):
+        assert far(mine, theirs) < 1e-12
+
+
+def test_gradients_agree_with_finite_differences(chunks: int) -> None:
+    case = make()
+    assert case.bias is not None
+
+    def total(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return linear_cross_entropy(hidden, weight, bias, case.labels, label_smoothing=0.1, scale=0.5).square()
+
+    assert torch.autograd.gradcheck(total, (case.hidden, case.weight, case.bias))
+
+
+def test_single_precision_stays_within_its_rounding() -> None:
+    case = make(dtype=torch.float32)
+    found, expected = ours(case, label_smoothing=0.1), plain(case, label_smoothing=0.1)
+    assert far(found, expected) < 1e-6
+    for mine, theirs in zip(case.gradients(found), case.gradients(expected), strict=True):
+        assert far(mine, theirs) < 1e-5
+
+
+def test_huge_logits_stay_finite() -> None:
+    case = make(dtype=torch.float32, size=300.0)
+    found = ours(case, label_smoothing=0.1)
+    assert far(found, plain(case, label_smoothing=0.1)) < 1e-5
+    assert all(torch.isfinite(gradient).all() for gradient in case.gradients(found))
+
+
+def test_sixteen_bit_inputs_are_summed_in_single_precision() -> None:
+    case = make(dtype=torch.bfloat16)
+    wide = Case(
+        *(leaf.detach().float().requires_grad_() for leaf in (case.hidden, case.weight, case.bias)), case.labels
+    )
+    found, expected = ours(case, label_smoothing=0.1), plain(wide, label_smoothing=0.1)
+    assert found.dtype == torch.float32
+    assert far(found, expected) < 2e-3
+    for mine, theirs in zip(case.gradients(found), wide.gradients(expected), strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert far(mine.float(), theirs) < 2e-2
+
+
+def test_under_autocast_products_are_short_and_gradients_have_the_dtype_of_the_weights() -> None:
+    case = make(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = ours(case, label_smoothing=0.1)
+        with torch.no_grad():
+            forward_only = ours(case, label_smoothing=0.1)
+    short = [leaf.bfloat16() for leaf in (case.hidden, case.weight)]
+    cast = linear_cross_entropy(*short, case.bias, case.labels, label_smoothing=0.1)
+    assert torch.equal(found, cast), "everything but the products is computed as without autocast"
+    exact = ours(case, label_smoothing=0.1)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, forward_only)
+    assert 0 < far(found, exact) < 5e-3
+    for mine, theirs in zip(case.gradients(found), case.gradients(exact), strict=True):
+        assert mine.dtype == torch.float32
+        assert far(mine, theirs) < 3e-2
+
+
+def test_a_weight_used_elsewhere_collects_both_gradients_and_the_factor_on_the_loss() -> None:
+    case = make(missing=False)
+    ids = torch.randint(0, VOCABULARY, (ROWS,))
+
+    def tied(loss: Callable[..., Tensor]) -> Tensor:
+        embedded = Case(F.embedding(ids, case.weight) + case.hidden, case.weight, case.bias, case.labels)
+        return loss(embedded, label_smoothing=0.1) / 7 + case.weight.square().sum()
+
+    for mine, theirs in zip(case.gradients(tied(ours)), case.gradients(tied(plain)), strict=True):
+        assert far(mine, theirs) < 1e-12
+
+
+def test_only_the_gradients_asked_for_are_made() -> None:
+    case = make()
+    frozen = Case(case.hidden, case.weight.detach(), None, case.labels)
+    found = ours(frozen, label_smoothing=0.1)
+    (mine,) = torch.autograd.grad(found, [frozen.hidden])
+    (theirs,) = torch.autograd.grad(plain(frozen, label_smoothing=0.1), [frozen.hidden])
+    assert far(mine, theirs) < 1e-12
+
+
+@pytest.mark.parametrize("labels", [torch.full((ROWS,), NO_LABEL), None])
+def test_no_labels_give_zero_and_zero_gradients(labels: Tensor | None) -> None:
+    case = make()
+    if labels is None:
+        case = Case(
+            torch.empty(0, WIDTH, dtype=torch.float64, requires_grad=True), case.weight, case.bias, case.labels[:0]
+        )
+    else:
+        case.labels = labels
+    found = ours(case, label_smoothing=0.1)
+    assert found.item() == 0.0
+    assert not any(gradient.any() for gradient in case.gradients(found))
+
+
+def test_rows_without_a_label_cannot_influence_anything() -> None:
+    case = make()
+    assert case.bias is not None
+    poisoned = case.hidden.detach().clone()
+    poisoned[case.labels == NO_LABEL] = float("nan")
+    other = Case(poisoned.requires_grad_(), case.weight, case.bias, case.labels)
+    found, expected = ours(other, label_smoothing=0.1), ours(case, label_smoothing=0.1)
+    assert torch.equal(found, expected)
+    for mine, theirs in zip(other.gradients(found), case.gradients(expected), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_no_gradient_wanted_gives_the_same_loss_and_keeps_nothing(chunks: int) -> None:
+    case = make()
+    with torch.no_grad():
+        found = ours(case, label_smoothing=0.1)
+    assert not found.requires_grad
+    assert torch.equal(found, ours(case, label_smoothing=0.1))
+
+
+def test_the_same_input_gives_the_same_bits(chunks: int) -> None:
+    case = make(dtype=torch.float32)
+    first, second = ours(case, label_smoothing=0.1), ours(case, label_smoothing=0.1)
+    assert torch.equal(first, second)
+    assert all(map(torch.equal, case.gradients(first), case.gradients(second)))
+
+
+def test_memory_does_not_grow_with_rows_times_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_file, "_CHUNK_BYTES_CPU", 2 * VOCABULARY * 8)
+    largest: list[int] = []
+    kept: list[Tensor] = []
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            largest.extend(
+                item.numel()
+                for item in (made if isinstance(made, tuple | list) else [made])
+                if isinstance(item, Tensor)
+            )
+            return made
+
+    case = make(missing=False)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor),
+        Sizes(),
+    ):
+        ours(case, label_smoothing=0.1).backward()
+    assert max(largest) <= VOCABULARY * WIDTH < ROWS * VOCABULARY
+    assert kept
+    assert all(tensor.numel() <= VOCABULARY * WIDTH for tensor in kept)
+
+
+def test_a_share_outside_its_range_is_refused() -> None:
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(InputError, match="label_smoothing"):
+            ours(make(), label_smoothing=wrong)
+
+
+def test_selected_rows_and_their_gradients() -> None:
+    values = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+    rows = torch.tensor([7, 0, 10])
+    assert torch.equal(select_rows(values, rows), values[rows])
+    assert torch.autograd.gradcheck(lambda inputs: select_rows(inputs, rows).square(), (values,))
+
+
+class FakeHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight_VD = nn.Parameter(torch.randn(VOCABULARY, WIDTH))
+        self.bias_V = nn.Parameter(torch.randn(VOCABULARY))
+        self.scale = 0.5
+        self.rows_seen = 0
+
+    def prepare(self, hidden: Tensor) -> Tensor:
+        self.rows_seen = hidden.shape[0]
+        return hidden.tanh()
+
+    def projection(self) -> Projection:
+        return Projection(self.weight_VD, self.bias_V, self.scale)
+
+
+@dataclass
+class States:
+    hidden: Tensor
+
+
+class FakeModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = FakeHead()
+        self.table = nn.Embedding(VOCABULARY, WIDTH)
+
+    encoder = "any"
+
+    def states(
+        self, ids: Tensor, target_ids: Tensor, *, mask: Tensor, segments: None, documents: None, prefix: None
+    ) -> States:
+        assert segments is documents is prefix is None
+        memory = (self.table(ids) * mask.unsqueeze(2)).sum(1, keepdim=True)
+        return States(self.table(target_ids) + memory)
+
+
+TENSORS = ("ids", "mask", "target_ids", "target_mask", "labels")
+
+
+@dataclass(frozen=True)
+class FakeBatch:
+    ids: Tensor
+    mask: Tensor
+    target_ids: Tensor
+    target_mask: Tensor
+    labels: Tensor
+    segments: None = None
+    documents: None = None
+    prefix: None = None
+
+
+def states_of(model: FakeModel, batch: FakeBatch) -> Tensor:
+    nothing = {"segments": None, "documents": None, "prefix": None}
+    return model.states(batch.ids, batch.target_ids, mask=batch.mask, **nothing).hidden
+
+
+def make_batch(rows: int = 3) -> FakeBatch:
+    torch.manual_seed(22)
+    lengths, target_lengths = torch.tensor([5, 2, 3])[:rows], torch.tensor([4, 7, 1])[:rows]
+    mask, target_mask = torch.arange(5) < lengths[:, None], torch.arange(7) < target_lengths[:, None]
+    draw = torch.randint(0, VOCABULARY, (3, 19))[:rows]
+    return FakeBatch(draw[:, :5], mask, draw[:, 5:12], target_mask, draw[:, 12:].masked_fill(~target_mask, NO_LABEL))
+
+
+def test_the_loss_of_a_batch_is_that_of_its_real_labels() -> None:
+    model, batch = FakeModel(), make_batch()
+    total, count = token_loss(model, batch, label_smoothing=0.1)
+    hidden = states_of(model, batch)
+    logits = F.linear(hidden.tanh() * 0.5, model.head.weight_VD, model.head.bias_V)
+    expected = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=0.1, reduction="sum")
+    assert far(total, expected) < 1e-6
+    assert count == model.head.rows_seen == 4 + 7 + 1
+    mine = torch.autograd.grad(total, list(model.parameters()))
+    for found, wanted in zip(mine, torch.autograd.grad(expected, list(model.parameters())), strict=True):
+        assert far(found, wanted) < 1e-5
+
+
+def test_sums_of_micro_batches_are_the_sum_of_the_batch() -> None:
+    model, whole = FakeModel(), make_batch()
+    parts = [FakeBatch(*(getattr(whole, name)[rows] for name in TENSORS)) for rows in ([0, 1], [2])]
+    total, count = token_loss(model, whole, label_smoothing=0.1)
+    sums = [token_loss(model, part, label_smoothing=0.1) for part in parts]
+    assert count == sum(number for _, number in sums)
+    assert far(sums[0][0] + sums[1][0], total) < 1e-6
+
+
+@pytest.mark.parametrize("cap", [None, 0.7])
+def test_the_loss_of_a_projection_is_that_of_its_outputs(cap: float | None) -> None:
+    """With a soft cap too, which stands between the product and the loss."""
+    case = make(missing=False)
+    projection = Projection(case.weight, case.bias, 1.3, soft_cap=cap)
+    found = projected_cross_entropy(case.hidden, projection, case.labels, label_smoothing=0.1)
+    logits = F.linear(case.hidden * 1.3, case.weight, case.bias)
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    expected = F.cross_entropy(logits, case.labels, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(found, expected, check_dtype=False)
+    for one, other in zip(case.gradients(found), case.gradients(expected), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)

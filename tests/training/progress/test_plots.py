@@ -1,0 +1,125 @@
+"""Pictures of a run: there when there are numbers, never in the way of the training."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from clearhead.runs.metrics import Metrics
+from clearhead.training.progress import plots
+from clearhead.training.progress.plots import Plotter, smooth, write_plots
+
+
+def rows(count: int = 30, *, valid: bool = True, score: bool = True) -> list[Metrics]:
+    made = []
+    for index in range(1, count + 1):
+        validated = valid and index % 5 == 0
+        made.append(
+            Metrics(
+                index * 10, index * 400, float(index), 9 / index, 1e-3 * index, 800.0,
+                valid_loss=8 / index if validated else None,
+                valid_score=float(index) if validated and score else None,
+            )
+        )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_pictures_are_drawn_from_whatever_there_is(tmp_path: Path, count: int) -> None:
+    written = write_plots(tmp_path / "plots", rows(count), score_name="BLEU")
+    expected = ["loss.png", "learning_rate.png"] + ["score.png"] * (count >= 5)
+    assert [path.name for path in written] == expected
+    for path in written:
+        picture = imread(path)
+        assert picture.shape[0] > 300 and picture.shape[1] > 500
+        assert picture[..., :3].std() > 0.02, "the picture is not blank"
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(expected)
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: list[Metrics]) -> dict[str, Figure]:
+    figures: dict[str, Figure] = {}
+    real = Figure.savefig
+
+    def keep(self: Figure, fname: Path, *, format: str) -> None:
+        figures[Path(fname).name.split(".")[1]] = self
+        real(self, fname, format=format)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    write_plots(tmp_path, made, score_name="BLEU")
+    return figures
+
+
+def test_the_pictures_show_the_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = rows()
+    figures = drawn(monkeypatch, tmp_path, made)
+    loss, rate, score = (figures[name].axes[0] for name in ("loss", "learning_rate", "score"))
+    lines = {str(line.get_label()): line for line in loss.get_lines()}
+    assert list(loss.get_lines()[0].get_xydata()[:, 1]) == [row.loss for row in made]
+    assert list(lines["validation"].get_xdata()) == [50, 100, 150, 200, 250, 300]
+    assert any(label.startswith("best: 0.2667 at step 300") for label in lines)
+    assert list(rate.get_lines()[0].get_ydata()) == [row.learning_rate for row in made]
+    assert any("best: 30 at step 300" in str(line.get_label()) for line in score.get_lines())
+    assert score.get_ylabel() == "BLEU" and loss.get_xlabel() == "step" and "nats" in loss.get_ylabel()
+
+
+def test_the_start_does_not_flatten_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = [Metrics(step, step, 1.0, 1000.0 if step < 4 else 2.0, 1e-3, 1.0) for step in range(1, 500)]
+    _, high = drawn(monkeypatch, tmp_path, made)["loss"].axes[0].get_ylim()
+    assert high < 10
+
+
+def test_smoothing_keeps_constants_and_does_not_lag() -> None:
+    steps = list(range(0, 700, 7))
+    assert smooth([3.5] * len(steps), steps, 20.0) == pytest.approx([3.5] * len(steps))
+    line = [2.0 * step for step in steps]
+    assert smooth(line, steps, 20.0)[40:60] == pytest.approx(line[40:60], rel=1e-3)
+    noise = random.Random(1)
+    noisy = [noise.gauss(0, 1) for _ in steps]
+    smoothed = smooth(noisy, steps, 50.0)
+    assert sum(value**2 for value in smoothed) < 0.2 * sum(value**2 for value in noisy)
+
+
+def test_drawing_leaves_random_states_and_global_settings_alone(tmp_path: Path) -> None:
+    before = torch.get_rng_state(), random.getstate(), dict(matplotlib.rcParams)
+    write_plots(tmp_path, rows())
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[2] == dict(matplotlib.rcParams)
+
+
+def test_a_plot_that_fails_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    (tmp_path / "plots").write_text("a file in the way")
+    plotter = Plotter(tmp_path / "plots", told.append)
+    for _ in range(3):
+        plotter.draw(rows())
+    assert len(told) == 1 and "training goes on without them" in told[0]
+
+
+def test_pictures_are_drawn_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [1000.0], []
+
+    def slow(folder: Path, rows: list[Metrics], *, score_name: str) -> list[Path]:
+        calls.append(now[0])
+        now[0] += 3.0
+        return []
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(plots, "write_plots", slow)
+    plotter = Plotter(tmp_path, pytest.fail, every_seconds=20.0, share=0.02)
+    for _ in range(400):
+        plotter.draw_if_due(rows(3))
+        now[0] += 1.0
+    assert calls[0] == pytest.approx(1020.0)
+    assert calls[1] - calls[0] == pytest.approx(3.0 + 3.0 / 0.02), "three seconds of drawing are two percent of 150"
+
+
+def test_no_numbers_no_pictures(tmp_path: Path) -> None:
+    Plotter(tmp_path / "plots", pytest.fail).draw([])
+    assert not (tmp_path / "plots").exists()

@@ -1,0 +1,219 @@
+"""What a person sees: a panel on a terminal, plain lines elsewhere, and never a disturbance of the training."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from clearhead.errors import InputError
+from clearhead.training.progress.live_panel import LiveProgress, LossHistory, TrainingPanel, sparkline
+from clearhead.training.progress.report import (
+    LineProgress,
+    Pace,
+    Plan,
+    Progress,
+    SeveralProgress,
+    SilentProgress,
+    StepReport,
+    TensorBoardProgress,
+    ValidationReport,
+    describe_plan,
+    duration,
+    progress_for,
+)
+from tests.training.small import Recorder
+
+
+def plan(*, steps: int | None = 200, seconds: float | None = None, first_step: int = 0) -> Plan:
+    return Plan("de-[en]", first_step, steps, seconds, 10.0 * first_step, 2_600_000, "BLEU")
+
+
+def report(step: int, loss: float = 3.25) -> StepReport:
+    return StepReport(step, loss, 5e-3, tokens=4000, step_seconds=0.5, seconds=0.6 * step)
+
+
+def run_through(progress: Progress) -> None:
+    progress.begin(plan())
+    for step in range(1, 21):
+        progress.step(report(step))
+    progress.validating(20)
+    progress.validated(ValidationReport(20, 2.5, 31.5, True, 4.0))
+    progress.message("The disk is [nearly] full.")
+    progress.end()
+
+
+def test_a_log_gets_plain_lines() -> None:
+    stream = io.StringIO()
+    run_through(LineProgress(stream, every_seconds=3600.0))
+    assert stream.getvalue().splitlines() == [
+        "training de-[en]: 2,600,000 parameters, 200 steps",
+        "step 1/200  loss 3.2500  learning rate 5.00e-03  8,000 tokens/s  1 min 59 s left",
+        "step 20  validation loss 2.5000  BLEU 31.50  (best so far)  in 4.0 s",
+        "The disk is [nearly] full.",
+    ]
+
+
+def test_a_log_gets_no_more_lines_than_asked_for() -> None:
+    counts = []
+    for every_seconds in (0.0, 3600.0):
+        stream = io.StringIO()
+        run_through(LineProgress(stream, every_seconds=every_seconds))
+        counts.append(len(stream.getvalue().splitlines()))
+    assert counts == [1 + 20 + 2, 1 + 1 + 2]
+
+
+def shown(progress: LiveProgress) -> str:
+    run_through(progress)
+    assert isinstance(progress.console.file, io.StringIO)
+    return progress.console.file.getvalue()
+
+
+def test_a_terminal_gets_a_panel_with_everything_a_person_wants_to_know() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=90, color_system=None)
+    text = shown(LiveProgress(console, every_seconds=0.0))
+    last = text[text.rindex("╭") :]
+    for words in (
+        "de-[en]",
+        "20/200",
+        "3.2500",
+        "5.00e-03",
+        "8,000",
+        "1 min 48 s left",
+        "2.5000",
+        "BLEU 31.50",
+        "★ best",
+    ):
+        assert words in last, f"{words} is missing from the last panel:\n{last}"
+    assert "The disk is [nearly] full." in text
+    assert "validating" in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_a_panel_fits_any_terminal(width: int) -> None:
+    panel = TrainingPanel(plan(steps=None))
+    for step in range(1, 3):
+        panel.step(report(step))
+    console = Console(file=io.StringIO(), width=width)
+    console.print(panel.render())
+    assert isinstance(console.file, io.StringIO)
+    assert max(map(len, console.file.getvalue().splitlines())) <= min(width, 78)
+
+
+def test_the_best_validation_stays_on_the_panel() -> None:
+    panel = TrainingPanel(plan())
+    panel.step(report(1))
+    for step, loss in ((10, 2.0), (20, 3.0), (30, 3.5), (40, 4.0), (50, 4.5)):
+        panel.validated(ValidationReport(step, loss, None, step == 10, 1.0))
+    console = Console(file=io.StringIO(), width=90)
+    console.print(panel.render())
+    assert isinstance(console.file, io.StringIO)
+    lines = [line for line in console.file.getvalue().splitlines() if "validation" in line]
+    assert [line.split()[2] for line in lines] == ["10", "40", "50"]
+    assert "★ best" in lines[0] and "★" not in "".join(lines[1:])
+
+
+def test_the_stream_decides_what_is_shown() -> None:
+    assert isinstance(progress_for(io.StringIO()), LineProgress)
+
+
+def test_every_sink_hears_everything() -> None:
+    sinks = [Recorder(), Recorder()]
+    run_through(SeveralProgress(sinks))
+    run_through(SilentProgress())
+    for sink in sinks:
+        assert len(sink.steps) == 20 and len(sink.validations) == 1 and sink.ended == 1
+        assert sink.messages == ["The disk is [nearly] full."] and sink.plans == [plan()]
+
+
+def test_speed_counts_training_and_time_left_counts_everything() -> None:
+    """Each step takes 0.5 s, and 0.6 s with what lies between."""
+    pace = Pace(plan(steps=100))
+    assert pace.seconds_left is None and pace.fraction is None and pace.tokens_per_second == 0.0
+    for step in range(1, 41):
+        pace.add(report(step))
+    assert pace.tokens_per_second == pytest.approx(8000.0)
+    assert pace.seconds_left == pytest.approx(60 * 0.6)
+    assert pace.fraction == pytest.approx(0.4)
+
+
+def test_a_continued_run_measures_its_own_pace() -> None:
+    pace = Pace(plan(steps=100, first_step=50))
+    pace.add(StepReport(60, 1.0, 1e-3, tokens=10, step_seconds=1.0, seconds=500.0 + 20.0))
+    assert pace.seconds_left == pytest.approx(40 * 2.0)
+
+
+def test_the_nearest_end_counts() -> None:
+    pace = Pace(plan(steps=100, seconds=30.0))
+    for step in range(1, 41):
+        pace.add(report(step))
+    assert pace.seconds_left == pytest.approx(30.0 - 24.0)
+    assert pace.fraction == pytest.approx(0.8)
+    endless = Pace(plan(steps=None))
+    endless.add(report(1))
+    assert endless.seconds_left is None and endless.fraction is None
+
+
+def test_tensorboard_is_asked_for_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match="needs the tensorboard package: install it"):
+        TensorBoardProgress(tmp_path)
+
+
+def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path)
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def close(self) -> None:
+            written.append(("closed", 0.0, 0))
+
+    module = type(sys)("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    run_through(TensorBoardProgress(tmp_path))
+    assert written[:3] == [("loss/train", 3.25, 1), ("learning_rate", 5e-3, 1), ("tokens_per_second", 8000.0, 1)]
+    assert written[-3:] == [("loss/valid", 2.5, 20), ("score/valid", 31.5, 20), ("closed", 0.0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.44, "0.4 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"),
+        (3599.6, "1 h 00 min"), (7800, "2 h 10 min"), (360000, "100 h 00 min"),
+    ],
+)  # fmt: skip
+def test_times_read_as_a_person_writes_them(seconds: float, text: str) -> None:
+    assert duration(float(seconds)) == text
+
+
+def test_a_plan_is_described() -> None:
+    text = describe_plan(plan(seconds=90.0, first_step=12))
+    assert text == "2,600,000 parameters, 200 steps, at most 1 min 30 s, continuing after step 12"
+
+
+def test_a_sparkline_rises_and_falls_with_its_numbers() -> None:
+    assert sparkline([0.0, 7.0], 10) == "▁█"
+    assert sparkline([float(value) for value in range(8)], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0] * 5, 3) == "▁▁▁"
+    assert sparkline([math.nan, 2.0, 1.0], 5) == "█▁"
+    assert sparkline([], 5) == ""
+    assert sparkline([1.0, 3.0, 9.0, 11.0], 2) == "▁█"
+
+
+def test_the_loss_history_is_bounded_and_keeps_the_whole_run() -> None:
+    history = LossHistory()
+    for step in range(10_000):
+        history.add(math.exp(-step / 1000))
+    assert 100 <= len(history.logarithms) < 400
+    assert history.logarithms[0] == pytest.approx(0.0, abs=0.1)
+    assert history.logarithms[-1] == pytest.approx(-9.9, abs=0.2)

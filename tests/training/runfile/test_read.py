@@ -1,0 +1,291 @@
+"""Laws of the run file: it reads back what it writes, and every fault is named in one report."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.errors import InputError
+from clearhead.training.runfile.faults import find_lines
+from clearhead.training.runfile.read import load_run_file, parse_run_file, to_toml
+from clearhead.training.runfile.sections import SECTIONS
+
+MINIMAL = """\
+[task]
+kind = "translate"
+[data]
+train = { source = "train.de", target = "train.en" }
+valid = { source = "val.de", target = "val.en" }
+[tokenizer]
+kind = "bpe"
+[train]
+run = "runs/x"
+steps = 700
+"""
+
+
+def report(text: str, *overrides: str) -> str:
+    """Return the report that a faulty run file ends in."""
+    with pytest.raises(InputError) as caught:
+        parse_run_file(text, "x.toml", overrides)
+    return str(caught.value)
+
+
+def with_keys(table: str, *lines: str) -> str:
+    """Return the minimal run file with lines added to one table."""
+    if f"[{table}]\n" not in MINIMAL:
+        return MINIMAL + f"[{table}]\n" + "\n".join(lines) + "\n"
+    return MINIMAL.replace(f"[{table}]\n", f"[{table}]\n" + "".join(f"{line}\n" for line in lines))
+
+
+def without(key: str) -> str:
+    return "".join(line + "\n" for line in MINIMAL.splitlines() if not line.startswith(f"{key} ="))
+
+
+# Reading and writing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MINIMAL,
+        with_keys("model", "layers = 2", "gated = true", "width = 34", "heads = 17"),
+        with_keys("train", "betas = [0.9, 0.95]", 'early_stop = { metric = "bleu", patience = 3 }', "ema = 0.999"),
+        MINIMAL.replace(
+            'source = "val.de", target = "val.en"', 'tsv = "v.tsv.gz", source_column = "de", target_column = "en"'
+        ),
+        MINIMAL.replace('source = "val.de", target = "val.en"', 'jsonl = "v.jsonl", source_field = "a b"'),
+        MINIMAL.replace('source = "val.de", target = "val.en"', 'dataset = "x/y", config = "de-en", split = "test"'),
+    ],
+)
+def test_resolved_file_reads_back_equal(text: str) -> None:
+    run = parse_run_file(text, "x.toml")
+    assert parse_run_file(to_toml(run), "resolved.toml") == run
+
+
+@given(st.text())
+@settings(max_examples=200, deadline=None)
+def test_any_text_survives_the_round_trip(name: str) -> None:
+    run = parse_run_file(MINIMAL, "x.toml")
+    if not name or re.search("[\ud800-\udfff]", name):
+        return
+    renamed = run.model_copy(update={"train": run.train.model_copy(update={"run": name})})
+    assert parse_run_file(to_toml(renamed), "resolved.toml").train.run == name
+
+
+def test_resolved_file_hides_no_choice() -> None:
+    resolved = to_toml(parse_run_file(MINIMAL, "x.toml"))
+    for key in ("vocab_size", "joint", "learning_rate", "warmup", "validate_every", "bleu_sentences", "seed", "keep"):
+        assert re.search(rf"^{key} = ", resolved, re.MULTILINE), key
+
+
+def test_filling_defaults_keeps_what_was_given() -> None:
+    run = parse_run_file(with_keys("train", "learning_rate = 0.25", "warmup = 13"), "x.toml")
+    assert (run.train.learning_rate, run.train.warmup) == (0.25, 13)
+
+
+def test_whole_number_is_a_number() -> None:
+    assert parse_run_file(with_keys("train", "clip = 1"), "x.toml").train.clip == 1.0
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("train.steps=900", "train", "steps", 900),
+        ("train.clip=0.5", "train", "clip", 0.5),
+        ("train.run=runs/other one", "train", "run", "runs/other one"),
+        ('train.run="runs/quoted"', "train", "run", "runs/quoted"),
+        ("train.run=a\nb = 1", "train", "run", "a\nb = 1"),
+        ("model.gated=true", "model", "gated", True),
+        ("train.betas=[0.8, 0.9]", "train", "betas", (0.8, 0.9)),
+        ("tokenizer.joint=false", "tokenizer", "joint", False),
+    ],
+)
+def test_override_is_read_as_toml_and_a_bare_word_as_text(override: str, section: str, key: str, value: object) -> None:
+    run = parse_run_file(MINIMAL, "x.toml", [override])
+    assert getattr(getattr(run, section), key) == value
+
+
+def test_override_reaches_into_inline_tables() -> None:
+    run = parse_run_file(MINIMAL, "x.toml", ["train.early_stop.patience=3", "data.train.source=other.de"])
+    assert run.train.early_stop is not None and run.train.early_stop.patience == 3
+    assert run.data.train.model_dump() == {"source": "other.de", "target": "train.en"}
+
+
+def test_override_of_the_length_replaces_the_length_of_the_file() -> None:
+    run = parse_run_file(MINIMAL, "x.toml", ["train.epochs=3"])
+    assert (run.train.steps, run.train.epochs) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("steps=3", "did you mean train.steps?"),
+        ("nonsense=3", "the key needs its table in front"),
+        ("train.steps", "expected table.key=value"),
+        ("trian.steps=3", "did you mean 'train'?"),
+        ("train.stepz=3", "did you mean 'steps'?"),
+        ("train.betas=[0.9", "not valid TOML"),
+        ("train.steps=many", "must be a whole number, received the text 'many'"),
+        ("train.steps.more=1", "'train.steps' is not a table"),
+    ],
+)
+def test_faulty_override_is_quoted(override: str, expected: str) -> None:
+    text = report(MINIMAL, override)
+    assert expected in text and f"override '{override}'" in text
+
+
+# Faults
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "expected"),
+    [
+        (with_keys("model", "widht = 64"), 12, "unknown key 'widht' in [model] (did you mean 'width'?)"),
+        (with_keys("task", "steps = 3"), 2, "unknown key 'steps' in [task] (it belongs in [train])"),
+        (
+            with_keys("modle", "width = 64"),
+            11,
+            "no table or key 'modle' at the top of a run file (did you mean 'model'?)",
+        ),
+        (MINIMAL.replace("source =", "sorce =", 1), 4, "[data] train needs the key 'source'"),
+        (MINIMAL.replace('source = "train.de"', 'tsv = "t", taget_column = 1', 1), 4, "did you mean 'target_column'?"),
+        (with_keys("train", "early_stop = { metrik = 'loss' }"), 9, "did you mean 'metric'?"),
+        (with_keys("train", "keep = 'all'"), 9, "[train] keep must be a whole number, received the text 'all'"),
+        (with_keys("train", "keep = 1.5"), 9, "must be a whole number, received the number 1.5"),
+        (with_keys("train", "keep = true"), 9, "must be a whole number, received true"),
+        (with_keys("train", "clip = nan"), 9, "must be a finite number"),
+        (with_keys("train", "clip = [1]"), 9, "must be a number, received a list"),
+        (with_keys("train", "betas = [0.9]"), 9, "[train] betas must be a list of 2 numbers"),
+        (with_keys("train", "optimizer = 'adma'"), 9, "must be one of adam, adamw, muon, received the text 'adma'"),
+        (with_keys("train", "label_smoothing = 1.0"), 9, "must be below 1, received the number 1.0"),
+        (with_keys("data", "max_length = 1"), 4, "must be at least 2, received the number 1"),
+        ("task = 3\n" + MINIMAL.replace('[task]\nkind = "translate"\n', ""), 1, "[task] must be a table"),
+        (with_keys("model", "width = 130", "heads = 4"), 13, "heads must divide the width: 130 is not a multiple of 4"),
+        (with_keys("model", "heads = 6", "kv_heads = 4"), 13, "kv_heads must divide the heads"),
+        (with_keys("model", "max_positions = 64"), 12, "less than [data] max_length = 128"),
+        (with_keys("model", 'spec = "s.json"', "layers = 2"), 13, "layers has no effect beside 'spec'"),
+        (
+            with_keys("model", "layers = 2", "encoder_layers = 2", "decoder_layers = 3"),
+            12,
+            "no effect beside 'encoder_layers'",
+        ),
+        (with_keys("model", 'family = "decoder"'), 12, "must be 'encoder-decoder' for the task 'translate'"),
+        (with_keys("model", 'tie = "all"') + "[tokenizer2]", 12, "needs [tokenizer] joint = true"),
+        (with_keys("tokenizer", 'path = "t.json"'), 8, "kind has no effect beside 'path'"),
+        (MINIMAL.replace('"bpe"', '"byte"\nvocab_size = 300'), 8, "has no effect for kind 'byte'"),
+        (with_keys("train", "epochs = 3"), 9, "epochs conflicts with 'steps'"),
+        (with_keys("train", "warmup = 700", 'schedule = "wsd"'), 9, "warmup = 700 must be less than the 700 steps"),
+        (with_keys("train", 'schedule = "paper"', "warmup = 0"), 10, "must be at least 1 for the schedule 'paper'"),
+        (
+            MINIMAL.replace("steps = 700", 'seconds = 60\nschedule = "cosine"'),
+            11,
+            "needs 'steps' or 'epochs', not 'seconds'",
+        ),
+        (
+            with_keys("train", "bleu_sentences = 0", "early_stop = { metric = 'bleu' }"),
+            9,
+            "conflicts with early_stop metric 'bleu'",
+        ),
+        (
+            MINIMAL.replace('source = "val.de", target = "val.en"', 'tsv = "v", source_column = -1'),
+            5,
+            "[data] valid is not usable: 'source_column' is -1",
+        ),
+        (with_keys("train", 'device = "tpu"'), 9, "must be one of auto, cpu, cuda, mps or cuda:N"),
+        (MINIMAL.replace('"translate"', '"translat"'), 2, "did you mean 'translate'?"),
+        (with_keys("task", "mask_share = 0.2"), 2, "has no effect for the task 'translate', only for 'fill'"),
+        (with_keys("model", 'family = "decoder"'), 12, "must be 'encoder-decoder' for the task 'translate'"),
+    ],
+)
+def test_fault_is_named_with_its_line(text: str, line: int, expected: str) -> None:
+    if "[tokenizer2]" in text:
+        text = text.replace("[tokenizer2]", "").replace('kind = "bpe"', 'kind = "bpe"\njoint = false')
+        line += 1
+    message = report(text)
+    assert any(expected in part and f"x.toml:{line}:" in part for part in message.splitlines()), message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (without("run"), "[train] needs the key 'run'"),
+        (without("train"), "[data] needs the key 'train'"),
+        (without("valid"), "[data] needs the key 'valid'"),
+        (without("steps"), "must say how long to train: steps, epochs or seconds"),
+        (without("kind").replace("[task]", '[task]\nkind = "translate"'), "[tokenizer] needs 'kind'"),
+        ("", "the table [task] is missing"),
+    ],
+)
+def test_missing_key_is_named(text: str, expected: str) -> None:
+    assert expected in report(text)
+
+
+def test_one_report_lists_every_fault_and_no_fault_hides_another() -> None:
+    text = with_keys("model", "widht = 64", "width = 130", "heads = 4", "dropout = 1.5").replace(
+        "steps = 700", 'steps = "many"'
+    )
+    message = report(text, "train.keep=none")
+    assert message.startswith("5 faults in x.toml:")
+    for expected in (
+        "'widht'",
+        "not a multiple of 4",
+        "dropout must be below 1",
+        "steps must be a whole number",
+        "override 'train.keep=none'",
+    ):
+        assert expected in message
+
+
+def test_faulty_key_causes_no_second_fault() -> None:
+    assert "faults" not in report(MINIMAL.replace("steps = 700", 'steps = "many"'))
+    assert "faults" not in report(MINIMAL.replace('kind = "bpe"', 'kind = "bpee"'))
+    assert "faults" not in report(
+        with_keys("train", "early_stop = { patience = 2 }").replace("valid = {", "valid = { x = 1, ")
+    )
+
+
+@pytest.mark.parametrize("section", sorted(SECTIONS))
+def test_a_fault_in_any_key_is_reported_in_our_words(section: str) -> None:
+    for key in SECTIONS[section].model_fields:
+        message = report(MINIMAL, f"{section}.{key}=2020-01-01")
+        assert f"[{section}] {key}" in message and "2020-01-01" in message
+        assert not re.search(r"pydantic|https?:|errors\.|Input should|validation error|type=", message), message
+        assert "another kind of value" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[task]\nkind = translate\n", "x.toml:2: not valid TOML"),
+        ("[task]\nkind = 'a'\nkind = 'b'\n", "x.toml:3: not valid TOML"),
+        ("[task]\nkind = 'a'\n[task]\n", "x.toml:3: not valid TOML"),
+        ("[task\n", "x.toml:1: not valid TOML"),
+        ("[task]\nkind = '''a\n", "x.toml:3: not valid TOML"),
+    ],
+)
+def test_toml_syntax_error_has_its_line(text: str, expected: str) -> None:
+    assert report(text).startswith(expected)
+
+
+def test_file_errors_name_the_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no such run file"):
+        load_run_file(tmp_path / "none.toml")
+    with pytest.raises(InputError, match="is a folder"):
+        load_run_file(tmp_path)
+    broken = tmp_path / "broken.toml"
+    broken.write_bytes(b"[task]\nkind = '\xff'\n")
+    with pytest.raises(InputError, match=r"broken\.toml:2: not valid UTF-8"):
+        load_run_file(broken)
+
+
+def test_lines_are_found_for_tables_and_keys() -> None:
+    lines = find_lines("# [no]\n[a]\nx = 1\n\n[a.b]\n'y' = { z = 2 }\nc.d = 3\n")
+    assert lines == {("a",): 2, ("a", "x"): 3, ("a", "b"): 5, ("a", "b", "y"): 6, ("a", "b", "c", "d"): 7}

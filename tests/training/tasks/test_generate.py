@@ -1,0 +1,61 @@
+"""A language model from its run file to text that it writes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import clearhead as ch
+from clearhead.core import build
+from clearhead.data.batches.pairs import NO_LABEL
+from clearhead.errors import InputError
+from clearhead.training.assemble import train_run
+from clearhead.training.progress.report import SilentProgress
+from clearhead.training.runfile.read import load_run_file
+from tests.training.tasks.text_run import WORDS, parts_from, run_file
+
+TASK = 'kind = "generate"'
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
+def test_it_learns_to_go_on(family: str, tmp_path: Path) -> None:
+    path = run_file(tmp_path, TASK, family, steps=100)
+    train_run(load_run_file(path), resume=False, progress=SilentProgress())
+    model = ch.load(tmp_path / "run", device="cpu")
+    prompts = [" ".join(WORDS[start : start + 3]) for start in range(len(WORDS) - 4)]
+    found = [written[0].text.split()[:1] for written in model.generate(prompts, max_new_tokens=2)]
+    right = [words == [WORDS[start + 3]] for start, words in enumerate(found)]
+    assert sum(right) > 0.8 * len(prompts), "chance is 4 %"
+
+
+def test_the_loss_is_that_of_every_next_token(tmp_path: Path) -> None:
+    parts = parts_from(run_file(tmp_path, TASK, "decoder"))
+    module = build(parts.spec).eval()
+    for batch in itertools.islice(parts.batches, 3):
+        logits = module(batch.ids, documents=batch.documents).logits
+        assert logits is not None
+        expected = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=NO_LABEL, reduction="sum")
+        loss, count = parts.loss(module, batch)
+        assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+        assert count == batch.num_labels
+
+
+def test_an_untrained_model_is_as_good_as_chance(tmp_path: Path) -> None:
+    parts = parts_from(run_file(tmp_path, TASK, "decoder"))
+    module = build(parts.spec).eval()
+    for parameter in module.parameters():
+        parameter.data.zero_()
+    with torch.no_grad():
+        assert parts.validate(module).loss == pytest.approx(math.log(parts.tokenizers.source.vocab_size), rel=1e-5)
+
+
+def test_a_text_shorter_than_one_block_is_refused(tmp_path: Path) -> None:
+    path = run_file(tmp_path, TASK, "decoder")
+    (tmp_path / "train.txt").write_text("a b c d e f g\n" + " ".join("hij") + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match="10 tokens, which is less than one block of max_length 13"):
+        parts_from(path)

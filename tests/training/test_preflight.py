@@ -1,0 +1,206 @@
+"""Before the first step: what does not fit is said in one report, and looking changes nothing."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import InputError
+from clearhead.runs import checkpoint as files
+from clearhead.training import preflight as module_under_test
+from clearhead.training.preflight import (
+    TokenSide,
+    disk_forecast,
+    dry_step,
+    free_memory,
+    preflight,
+    run_directory_faults,
+    side_faults,
+    size,
+)
+from clearhead.training.settings import TrainSettings
+from tests.training.small import NextToken, ShuffledTokens, Tokens, small_trainer, summed_loss
+
+
+def side(**changes: Any) -> TokenSide:
+    fitting = {"name": "source", "largest_id": 12, "vocabulary_rows": 13, "longest": 11, "max_positions": 11}
+    return TokenSide(**(fitting | {"special_ids": {"pad": 0, "eos": 12}} | changes))
+
+
+def check(run: Path, *sides: TokenSide, **settings: Any) -> module_under_test.Preflight:
+    return preflight(
+        NextToken(),
+        summed_loss,
+        next(ShuffledTokens()),
+        TrainSettings(run, **({"steps": 40} | settings)),
+        sides=sides or (side(),),
+        mean_tokens=13.0,
+        batches_per_epoch=5,
+    )
+
+
+def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
+    report = check(tmp_path / "run", accumulate=2)
+    parameters = 13 * 7 + 7 * 7 + 7
+    assert report.parameters == parameters
+    assert report.checkpoint_bytes == 4 * parameters * 3
+    assert report.disk_bytes == report.checkpoint_bytes * 5
+    assert report.disk_free > report.disk_bytes and report.memory_bytes >= 2 * 4 * parameters
+    assert report.seconds == pytest.approx(40 * report.step_seconds)
+    assert not (tmp_path / "run").exists(), "looking makes no folder"
+    text = "\n".join(report.lines())
+    for words in ("147", "a checkpoint", "free", "a step", "for all steps"):
+        assert words in text
+    assert check(tmp_path / "run", steps=None, seconds=3.0).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"largest_id": 13}, r"token id 13, but the model's source vocabulary ends at 12"),
+        ({"longest": 12}, r"longest source has 12 tokens, but the model has 11 positions: lower data.max_length to 11"),
+        ({"special_ids": {"end": 13}}, r"id for end is 13, but the model's vocabulary has the rows 0 to 12"),
+        ({"special_ids": {"pad": -1}}, r"id for pad is -1"),
+    ],
+)
+def test_a_side_that_does_not_fit_is_said(changes: dict[str, Any], words: str) -> None:
+    assert side_faults(side()) == side_faults(side(longest=10**6, max_positions=None)) == []
+    (fault,) = side_faults(side(**changes))
+    assert re.search(words, fault)
+
+
+def test_all_faults_come_in_one_report(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError) as caught:
+        check(tmp_path / "file" / "run", side(largest_id=40, longest=99), side(name="target", largest_id=50))
+    message = str(caught.value)
+    for words in ("4 faults", "id 40", "99 tokens", "target data has the token id 50", "is a file"):
+        assert words in message
+
+
+def test_a_run_directory_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_directory_faults(tmp_path / "new" / "deep") == run_directory_faults(tmp_path) == []
+    monkeypatch.setattr(module_under_test.os, "access", lambda path, mode: False)
+    assert "does not allow it" in run_directory_faults(tmp_path / "new")[0]
+
+
+def test_too_little_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 5000})
+    monkeypatch.setattr(module_under_test.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(InputError, match=r"need up to 8\.8 kB, but the disk .* has 5\.0 kB free: make room, or lower"):
+        check(tmp_path / "run")
+    monkeypatch.setattr(usage, "free", 6000)
+    assert check(tmp_path / "run", keep=1).disk_free == 6000
+
+
+def test_the_room_that_a_run_holds_already_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 5000})
+    small_trainer(tmp_path / "run", steps=12, average=3).run()
+    held = {path.stat().st_ino: path.stat().st_size for path in (tmp_path / "run/checkpoints").rglob("*.*")}
+    monkeypatch.setattr(module_under_test.shutil, "disk_usage", lambda path: usage)
+    folders = {path.stat().st_ino for path in (tmp_path / "run/checkpoints").rglob("*") if path.is_dir()}
+    expected = 5000 + sum(count for inode, count in held.items() if inode not in folders)
+    assert check(tmp_path / "run").disk_free == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"ema": 0.9}, {"ema": 0.9, "average": 3, "keep": 2}])
+def test_the_disk_forecast_covers_what_a_run_really_keeps(tmp_path: Path, options: dict[str, Any]) -> None:
+    trainer = small_trainer(tmp_path / "run", validate_every=2, **options)
+    one, whole = disk_forecast(trainer.module, trainer.settings)
+    trainer.run()
+
+    def tensor_bytes(folder: Path) -> int:
+        # By inode, as the averaging ring shares its bytes; each file starts with the length of its header
+        paths = {path.stat().st_ino: path for path in folder.rglob("*.safetensors")}.values()
+        return sum(path.stat().st_size - 8 - int.from_bytes(path.read_bytes()[:8], "little") for path in paths)
+
+    # The average holds the tied table of this module under both of its names
+    tied_twice = 4 * 13 * 7 if "ema" in options else 0
+    assert tensor_bytes(files.checkpoint_folder(tmp_path / "run", 12)) == pytest.approx(one + tied_twice, rel=0.02)
+    assert 0.5 * whole < tensor_bytes(tmp_path / "run" / "checkpoints") <= whole
+
+
+def test_too_little_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_under_test, "free_memory", lambda: 1000)
+    with pytest.raises(InputError, match=r"of memory, but only 1\.0 kB is free: lower train\.batch_tokens"):
+        check(tmp_path / "run")
+
+
+def test_a_dry_step_changes_nothing() -> None:
+    class Counting(NextToken):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(3))
+
+        def forward(self, ids_BT: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(ids_BT)
+
+    module = Counting().eval()
+    module.mix.train()
+    module(torch.tensor([[1, 2]])).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    values = {name: value.clone() for name, value in module.state_dict().items()}
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    batch = next(ShuffledTokens())
+    seen = []
+
+    def loss(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+        seen.append((module.training, torch.are_deterministic_algorithms_enabled()))
+        random.random(), np.random.rand()
+        return summed_loss(module, batch)
+
+    dry = dry_step(module, loss, batch)
+    assert dry.seconds > 0 and dry.peak_bytes >= 0 and dry.tokens == batch.num_tokens
+    assert set(seen) == {(True, True)}
+    assert all(parameter.grad is gradients[name] for name, parameter in module.named_parameters())
+    assert all(torch.equal(value, values[name]) for name, value in module.state_dict().items())
+    assert torch.equal(before[0], torch.get_rng_state()) and before[2] == np.random.get_state()[1].tolist()
+    assert (module.training, module.mix.training, module.dropout.training) == (False, True, False)
+
+
+def test_a_dry_step_measures_memory() -> None:
+    """64 MB of activations cannot hide in what the process holds already."""
+
+    def hungry(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+        loss, labels = summed_loss(module, batch)
+        return loss + 0 * torch.ones(16_000_000).mul(loss.detach()).sum(), labels
+
+    dry = dry_step(NextToken(), hungry, next(ShuffledTokens()))
+    assert 40e6 < dry.peak_bytes < 400e6
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_said() -> None:
+    def greedy(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+        return torch.empty(2**50, dtype=torch.uint8).sum(), 1
+
+    with pytest.raises(InputError, match=r"largest batch \(\d+ tokens\) does not fit into memory"):
+        dry_step(NextToken(), greedy, next(ShuffledTokens()))
+
+
+def test_other_errors_of_a_dry_step_are_not_hidden() -> None:
+    def broken(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        dry_step(NextToken(), broken, next(ShuffledTokens()))
+
+
+def test_free_memory_is_plausible() -> None:
+    free = free_memory()
+    assert free is None or 10**6 < free < 10**14
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(512, "512 B"), (1500, "1.5 kB"), (99_960, "100 kB"), (41_700_000, "41.7 MB"), (2**50, "1125.9 TB")],
+)
+def test_sizes_read_as_a_person_writes_them(count: int, text: str) -> None:
+    assert size(count) == text

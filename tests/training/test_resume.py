@@ -1,0 +1,100 @@
+"""Exact resume: killed at random moments, also in mid-write, a run ends with the very bits of the run left alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from clearhead.runs import checkpoint as files
+from clearhead.runs.metrics import read_metrics
+from tests.runs.test_checkpoint import same
+from tests.training.resume_job import STEPS, chain_trainer, reversed_words
+from tests.training.small import equal_states
+from tests.training.test_loop import same_metrics
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.train.resume_job", *arguments]
+    # Every process hashes strings differently, so that an order taken from a set would show
+    environment = os.environ | {"PYTHONHASHSEED": "random"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(process: subprocess.Popen[str], expected: int) -> str:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == expected, f"{process.returncode}: {err}"
+    return out
+
+
+def assert_same_end(first: Path, second: Path, step: int) -> None:
+    ends = [files.load_checkpoint(files.checkpoint_folder(run, step)) for run in (first, second)]
+    for part in ("weights", "ema", "optimizer"):
+        assert same(dict(getattr(ends[0], part)), dict(getattr(ends[1], part))), part
+    for key in ("schedule", "batches", "random", "ema_updates", "choices"):
+        assert ends[0].state[key] == ends[1].state[key], key
+    tallies = [{k: v for k, v in end.state["tally"].items() if "seconds" not in k} for end in ends]
+    assert tallies[0] == tallies[1]
+    for name in ("weights.safetensors", "average.json"):
+        contents = [(run / "checkpoints" / "averaged" / name).read_bytes() for run in (first, second)]
+        assert contents[0] == contents[1], name
+    assert (first / "best").read_text() == (second / "best").read_text()
+    assert files.checkpoint_steps(first) == files.checkpoint_steps(second)
+    assert same_metrics(first, second)
+
+
+def test_killed_twice_and_resumed_the_weights_are_bit_identical(tmp_path: Path) -> None:
+    moments = random.SystemRandom()
+    moment, write = moments.uniform(0.0, 1.5), moments.randint(10, 60)
+    reversed_words(tmp_path)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    undisturbed = start("real", str(whole))
+    finish(start("real", str(killed), "--kill-after", str(moment)), -signal.SIGKILL)
+    reached = max((row.step for row in read_metrics(killed / "metrics.jsonl")), default=0)
+    finish(start("real", str(killed), "--resume", "--kill-at-sync", str(write)), -signal.SIGKILL)
+    messages = finish(start("real", str(killed), "--resume"), 0)
+    finish(undisturbed, 0)
+
+    where = (
+        f"killed {moment:.2f} s after the first checkpoint (at step {reached}), then at write {write} of the next part"
+    )
+    assert messages == "[]\n", where
+    try:
+        assert_same_end(whole, killed, STEPS)
+    except AssertionError as error:
+        error.add_note(where)
+        raise
+    assert [row.step for row in read_metrics(killed / "metrics.jsonl")] == list(range(1, STEPS + 1)), where
+
+
+def test_killed_in_the_middle_of_any_write_the_end_is_the_same(tmp_path: Path) -> None:
+    """Many deaths, each at a random write: checkpoint, manifest, rename, metrics, best, averaging ring."""
+    seed = random.SystemRandom().randrange(10**6)
+    out = finish(start("chain", str(tmp_path / "killed"), str(seed)), 0)
+    assert int(out) >= 2, f"seed {seed}"
+    try:
+        assert_same_end(tmp_path / "killed-whole", tmp_path / "killed", 14)
+    except AssertionError as error:
+        error.add_note(f"seed {seed}, {out.strip()} deaths")
+        raise
+    left = [path.name for path in (tmp_path / "killed").rglob(".*")]
+    assert not left, "a finished run leaves nothing half-written"
+
+
+def test_the_test_can_fail(tmp_path: Path) -> None:
+    """Without the random state of the checkpoint the end is another one."""
+    run = tmp_path / "run"
+    trainer = chain_trainer(run)
+    trainer.run()
+    path = files.checkpoint_folder(run, 12)
+    saved = files.load_checkpoint(path)
+    state = dict(saved.state) | {"random": files.load_checkpoint(files.checkpoint_folder(run, 14)).state["random"]}
+    files.save_checkpoint(run, files.Checkpoint(12, saved.weights, saved.optimizer, saved.ema, state))
+    files.remove_folder(files.checkpoint_folder(run, 14))
+    before = {name: value.clone() for name, value in trainer.module.state_dict().items()}
+    other = chain_trainer(run)
+    other.run(resume=True)
+    assert not equal_states(before, dict(other.module.state_dict()))
