@@ -51,8 +51,8 @@ def test_the_tables_are_those_of_the_records() -> None:
 
 
 def test_every_record_has_a_source() -> None:
-    for path in (Path(registry.__file__).parent).glob("[a-z]*.py"):
-        text = importlib.import_module(f"clearhead.hf.registry.{path.stem}").__doc__ or ""
+    for path in (Path(families.__file__).parent).glob("[a-z]*.py"):
+        text = importlib.import_module(f"clearhead.hf.families.{path.stem}").__doc__ or ""
         assert re.search(r"Source:|arXiv", text), f"{path.name} does not say where its facts are from"
 
 

@@ -59,10 +59,10 @@ def modules(source: Source) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("package", ["core", "train", "generate"])
+@pytest.mark.parametrize("package", ["core", "kernels", "training", "generate"])
 def test_no_architecture_name(package: str) -> None:
     faults = [fault for source in package_sources(package) for fault in architecture_names(source)]
-    assert not faults, "architecture names belong in zoo/:\n" + "\n".join(faults)
+    assert not faults, "architecture names belong in hf/families/ and presets/:\n" + "\n".join(faults)
 
 
 def test_no_branch_on_a_name() -> None:
@@ -70,9 +70,10 @@ def test_no_branch_on_a_name() -> None:
     assert not faults, "what differs between architectures is data in the spec:\n" + "\n".join(faults)
 
 
-def test_no_module_in_the_zoo() -> None:
-    faults = [fault for source in package_sources("zoo") for fault in modules(source)]
-    assert not faults, "the zoo is data:\n" + "\n".join(faults)
+@pytest.mark.parametrize("package", ["presets", "hf"])
+def test_no_module_class(package: str) -> None:
+    faults = [fault for source in package_sources(package) for fault in modules(source)]
+    assert not faults, f"{package}/ is data:\n" + "\n".join(faults)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,172 @@
+"""Which way imports point, computed from the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import ROOT, Source, package_sources
+
+# Each part may import from its own row where that is said below, and from every row above it.
+ORDER = (
+    ("errors", "files", "machine", "task"),
+    ("spec",),
+    ("kernels",),
+    ("core",),
+    ("presets", "text"),
+    ("data", "generate"),
+    ("weights",),
+    ("predict",),
+    ("hf",),
+    ("runs",),
+    ("view",),
+    ("maps",),
+    ("model",),
+    ("evaluate",),
+    ("training",),
+    ("check", "compare", "surgery", "recipes"),
+    ("demo",),
+    ("cli",),
+    ("__main__",),
+)
+RANKS = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
+INFERENCE = ("model", "predict", "generate", "hf", "runs", "maps", "view", "text", "presets", "weights", "core", "spec")
+
+
+def module_name(source: Source) -> str:
+    return source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@cache
+def modules() -> frozenset[str]:
+    """The dotted name of every module and package of clearhead."""
+    return frozenset(module_name(source) for source in package_sources())
+
+
+@cache
+def public_homes() -> dict[str, str]:
+    """The module that each public name of `clearhead` is imported from, as the stub says."""
+    stub = ast.parse((ROOT / "clearhead" / "__init__.pyi").read_text("utf-8"))
+    found = {}
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom):
+            home = ".".join(filter(None, ("clearhead", node.module)))
+            found |= {alias.name: home if node.module else f"{home}.{alias.name}" for alias in node.names}
+    return found
+
+
+def imported_modules(source: Source) -> set[str]:
+    """Every module of clearhead that a file imports, at its top or inside a function."""
+    found: set[str] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "clearhead"}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{source.path}:{node.lineno}: write imports from the package's name on"
+            if (node.module or "").split(".")[0] == "clearhead":
+                names = [alias.name for alias in node.names]
+                inner = {f"{node.module}.{name}" for name in names} & modules()
+                found |= inner or {node.module or ""}
+                if node.module == "clearhead":
+                    found |= {public_homes()[name] for name in names if name in public_homes()}
+    return found - {"clearhead"}
+
+
+def part_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else module
+
+
+def upward_imports(source: Source) -> list[str]:
+    """Every import of a part that stands in the same row or below in `ORDER`."""
+    own = source.package
+    others = {module for module in imported_modules(source) if part_of(module) != own}
+    return [f"{source.path} imports {name}" for name in sorted(others) if RANKS[part_of(name)] > RANKS[own]]
+
+
+@cache
+def graph() -> dict[str, frozenset[str]]:
+    """What every module imports: of clearhead, at its top or inside a function."""
+    return {module_name(source): frozenset(imported_modules(source)) for source in package_sources()}
+
+
+def reached(module: str) -> dict[str, str]:
+    """Every module that one reaches through imports, with the module that imports it."""
+    found = {module: ""}
+    waiting = [module]
+    while waiting:
+        current = waiting.pop()
+        packages = {".".join(current.split(".")[:size]) for size in range(2, current.count(".") + 1)}
+        for name in (graph().get(current, frozenset()) | packages) - set(found):
+            found[name] = current
+            waiting.append(name)
+    return found
+
+
+def test_every_part_has_a_place_in_the_order() -> None:
+    parts = {source.package for source in package_sources()} - {"__init__"}
+    assert parts == set(RANKS)
+
+
+def test_imports_point_one_way() -> None:
+    sources = [source for source in package_sources() if source.package != "__init__"]
+    faults = [fault for source in sources for fault in upward_imports(source)]
+    assert not faults, "\n".join(faults)
+
+
+def test_no_two_parts_import_each_other() -> None:
+    parts: dict[str, set[str]] = {}
+    for module, imported in graph().items():
+        parts.setdefault(part_of(module), set()).update({part_of(name) for name in imported} - {part_of(module)})
+    try:
+        TopologicalSorter(parts).prepare()
+    except CycleError as error:
+        pytest.fail(f"parts import each other: {error.args[1]}")
+
+
+def test_no_file_is_in_a_cycle_of_imports() -> None:
+    try:
+        TopologicalSorter(graph()).prepare()
+    except CycleError as error:
+        pytest.fail(f"files import each other: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("part", INFERENCE)
+def test_nothing_that_loads_or_uses_a_model_imports_training(part: str) -> None:
+    for module in graph():
+        if part_of(module) == part:
+            found = reached(module)
+            wrong = sorted(name for name in found if part_of(name) == "training")
+            assert not wrong, f"{module} reaches {wrong[0]}, imported by {found[wrong[0]]}"
+
+
+@pytest.mark.parametrize("package", sorted(name for name in modules() if (ROOT / name.replace(".", "/")).is_dir()))
+def test_no_public_function_hides_a_module(package: str) -> None:
+    folder = Path(ROOT, *package.split("."))
+    beside = {path.stem for path in folder.glob("*.py")} | {path.name for path in folder.iterdir() if path.is_dir()}
+    module = importlib.import_module(package)
+    names = set(getattr(module, "__all__", ())) | {name for name in vars(module) if not name.startswith("_")}
+    hidden = [name for name in sorted(names & beside) if not inspect.ismodule(getattr(module, name))]
+    assert not hidden, f"{package}: {hidden} are functions or classes and modules at once"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("def f():\n    from clearhead.training import loop", "clearhead/core/example.py"),
+        ("from clearhead import load", "clearhead/core/example.py"),
+        ("import clearhead.cli.main", "clearhead/demo/example.py"),
+        ("from clearhead import surgery", "clearhead/training/example.py"),
+    ],
+)
+def test_the_order_can_fail(text: str, path: str) -> None:
+    assert upward_imports(Source.of(text, path))
+
+
+def test_the_order_lets_imports_from_below_pass() -> None:
+    assert not upward_imports(Source.of("from clearhead import spec\nfrom clearhead.errors import InputError"))
