@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from clearhead.hf import registry
+from clearhead.hf import families, registry
 from clearhead.hf.record import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"

@@ -234,7 +234,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
 REFUSED_WRITE = """
 import resource, sys
 from pathlib import Path
-from tests.train.test_checkpoint import files, some_checkpoint, RunFailure, listing
+from tests.runs.test_checkpoint import files, some_checkpoint, RunFailure, listing
 run = Path(sys.argv[1])
 files.save_checkpoint(run, some_checkpoint(1))
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))

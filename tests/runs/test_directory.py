@@ -127,7 +127,7 @@ def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from clearhead.train.run_directory import open_run
+from clearhead.runs.directory import open_run
 run = open_run(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)

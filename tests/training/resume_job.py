@@ -1,7 +1,7 @@
 """A training run for `test_resume`, as a process of its own that can be killed, or that kills itself in mid-write.
 
-    python -m tests.train.resume_job real RUN [--resume] [--kill-after SECONDS] [--kill-at-sync N]
-    python -m tests.train.resume_job chain RUN SEED
+    python -m tests.training.resume_job real RUN [--resume] [--kill-after SECONDS] [--kill-at-sync N]
+    python -m tests.training.resume_job chain RUN SEED
 
 "real" trains the real module on real batches, with shuffling, dropout, accumulation, EMA and averaging. "chain" trains
 a small stand-in in forked children, each killed at a random write to the disk, until one of them reaches the end; then

@@ -18,7 +18,7 @@ from tests.training.test_loop import same_metrics
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.train.resume_job", *arguments]
+    command = [sys.executable, "-m", "tests.training.resume_job", *arguments]
     # Every process hashes strings differently, so that an order taken from a set would show
     environment = os.environ | {"PYTHONHASHSEED": "random"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
