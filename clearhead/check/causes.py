@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.check.measure import Point, first_divergence, gap, points
-from clearhead.check.trace import Reading, Sides, Trace
+from clearhead.check.measure import Comparison, compare_traces, first_divergence, relative_error
+from clearhead.check.trace import ModelInputs, ModelPair, Trace
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.hf.save import their_tensors
@@ -41,7 +41,7 @@ class Experiment:
     make: Callable[[], Transformer]
 
 
-def find_causes(sides: Sides, reading: Reading, expected: Trace, tolerance: float) -> Iterator[str]:
+def find_causes(sides: ModelPair, reading: ModelInputs, expected: Trace, tolerance: float) -> Iterator[str]:
     """Yield what probably makes a checkpoint differ from what another library computed.
 
     Args:
@@ -53,14 +53,14 @@ def find_causes(sides: Sides, reading: Reading, expected: Trace, tolerance: floa
     module = sides.ours
     for _ in range(MOST_CAUSES):
         trace = sides.run_ours(module, reading)
-        place = _place(points(trace, expected), tolerance)
+        place = _place(compare_traces(trace, expected), tolerance)
         if place is None:
             return
         best, best_place = None, place
         for experiment in _experiments(sides, module, trace, expected, tolerance):
             try:
                 changed = experiment.make()
-                found = _place(points(sides.run_ours(changed, reading), expected), tolerance)
+                found = _place(compare_traces(sides.run_ours(changed, reading), expected), tolerance)
             except (InputError, RuntimeError):
                 continue
             if found is None:
@@ -76,14 +76,14 @@ def find_causes(sides: Sides, reading: Reading, expected: Trace, tolerance: floa
         module = best[1]
 
 
-def _place(found: list[Point], tolerance: float) -> tuple[int, float] | None:
+def _place(found: list[Comparison], tolerance: float) -> tuple[int, float] | None:
     """How far two models agree: the larger the better; None: to the end."""
     first = first_divergence(found, tolerance)
-    return None if first is None else (found.index(first), -first.gap)
+    return None if first is None else (found.index(first), -first.error)
 
 
 def _experiments(
-    sides: Sides, module: Transformer, trace: Trace, expected: Trace, tolerance: float
+    sides: ModelPair, module: Transformer, trace: Trace, expected: Trace, tolerance: float
 ) -> Iterator[Experiment]:
     config = dict(sides.theirs.config.to_dict())
     for changes in (_norms(module, config), _functions(module), _scales(module), _positions(module)):
@@ -94,7 +94,7 @@ def _experiments(
 
 
 def _changed(module: Transformer, change: Change) -> Transformer:
-    return built(spec.rebuilt(module.spec, lambda _, node: change(node)), module.state_dict())
+    return built(spec.map_nodes(module.spec, lambda _, node: change(node)), module.state_dict())
 
 
 def _nodes(module: Transformer, *kinds: type[spec.Node]) -> list[Any]:
@@ -199,7 +199,7 @@ def _orders(module: Transformer, trace: Trace, expected: Trace, tolerance: float
             if place not in trace.parts or place not in expected.parts:
                 continue
             found, wanted = (one.parts[place].unflatten(-1, (-1, node.head_size)) for one in (trace, expected))
-            if gap(found, wanted) > tolerance and found.shape == wanted.shape:
+            if relative_error(found, wanted) > tolerance and found.shape == wanted.shape:
                 order = _order(found, wanted, tolerance)
                 if order is not None:
                     orders[part] = order
@@ -216,7 +216,9 @@ def _orders(module: Transformer, trace: Trace, expected: Trace, tolerance: float
 def _order(found: Tensor, wanted: Tensor, tolerance: float) -> list[int] | None:
     """For each head of theirs the one of ours that gives the same; None: not all are there."""
     heads = range(found.shape[-2])
-    order = [next((i for i in heads if gap(found[..., i, :], wanted[..., j, :]) <= tolerance), -1) for j in heads]
+    order = [
+        next((i for i in heads if relative_error(found[..., i, :], wanted[..., j, :]) <= tolerance), -1) for j in heads
+    ]
     return order if sorted(order) == list(heads) else None
 
 
@@ -231,7 +233,7 @@ def _reordered(module: Transformer, places: Mapping[str, Mapping[str, list[int]]
     return built(module.spec, state)
 
 
-def _by_tensors(sides: Sides, module: Transformer) -> str:
+def _by_tensors(sides: ModelPair, module: Transformer) -> str:
     """Where nothing explains it: which tensors are others."""
     one = replace(sides.pretrained, module=module)
     mine = their_tensors(module, one.record, one.variant, one.prefix, module.state_dict())

@@ -12,23 +12,23 @@ from clearhead.check.trace import Trace
 
 
 @dataclass(frozen=True)
-class Point:
+class Comparison:
     """One place of comparison.
 
     Args:
         name: for a person.
         path: of the part of our model, or of the layer.
-        gap: the difference there.
+        error: the relative difference there.
         is_layer: whether it is what leaves a layer.
     """
 
     name: str
     path: str
-    gap: float
+    error: float
     is_layer: bool = False
 
 
-def gap(found: Tensor, expected: Tensor) -> float:
+def relative_error(found: Tensor, expected: Tensor) -> float:
     """Return max|a-b| / max|b|; infinite where a shape differs or a number is none."""
     expected = _shaped(expected, found)
     if found.shape != expected.shape:
@@ -41,10 +41,14 @@ def gap(found: Tensor, expected: Tensor) -> float:
     return difference / largest if largest else difference
 
 
-def points(ours: Trace, theirs: Trace) -> list[Point]:
+def compare_traces(ours: Trace, theirs: Trace) -> list[Comparison]:
     """Compare all that both traces have: parts, layers, outputs."""
     found = [
-        Point(path if count == 0 else f"{path} (run {count + 1})", path, gap(value, theirs.parts[path, count]))
+        Comparison(
+            path if count == 0 else f"{path} (run {count + 1})",
+            path,
+            relative_error(value, theirs.parts[path, count]),
+        )
         for (path, count), value in ours.parts.items()
         if (path, count) in theirs.parts and _is_comparable(value, theirs.parts[path, count])
     ]
@@ -55,15 +59,19 @@ def points(ours: Trace, theirs: Trace) -> list[Point]:
         # The last of their states is what leaves the stack; a few classes list those before the final norm.
         is_last = f"{side} {int(name.split()[1]) + 1}" not in theirs.layers
         ends = [value, ours.layers[f"{side} end"]] if is_last and f"{side} end" in ours.layers else [value]
-        found.append(Point(_layer(name), name, min(gap(one, theirs.layers[name]) for one in ends), is_layer=True))
+        found.append(
+            Comparison(_layer(name), name, min(relative_error(one, theirs.layers[name]) for one in ends), is_layer=True)
+        )
     if ours.outputs is not None and theirs.outputs is not None:
-        found.append(Point("outputs", "outputs", gap(_squeezed(ours.outputs, theirs.outputs), theirs.outputs)))
+        found.append(
+            Comparison("outputs", "outputs", relative_error(_squeezed(ours.outputs, theirs.outputs), theirs.outputs))
+        )
     return found
 
 
-def first_divergence(found: Sequence[Point], tolerance: float) -> Point | None:
+def first_divergence(found: Sequence[Comparison], tolerance: float) -> Comparison | None:
     """Return the first place where two models differ; None: nowhere."""
-    return next((point for point in found if not point.gap <= tolerance), None)
+    return next((point for point in found if not point.error <= tolerance), None)
 
 
 def _layer(name: str) -> str:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from clearhead.check.causes import find_causes
-from clearhead.check.measure import Point, first_divergence, gap, points
-from clearhead.check.texts import TextParity, check_texts, real_texts
-from clearhead.check.trace import Reading, Sides, first_line, library, load_theirs
+from clearhead.check.measure import Comparison, compare_traces, first_divergence, relative_error
+from clearhead.check.texts import TokenizerParity, compare_tokenizers, text_inputs
+from clearhead.check.trace import ModelInputs, ModelPair, first_line, import_transformers, load_with_transformers
 from clearhead.errors import InputError
 from clearhead.hf.loading import load_pretrained
 from clearhead.hf.tokenizers import load_published
@@ -23,7 +23,7 @@ TOKENS, TARGETS, LENGTHS = 13, 7, (13, 5, 8)
 
 
 @dataclass(frozen=True)
-class Card:
+class ParityReport:
     """What a comparison found.
 
     Args:
@@ -49,7 +49,7 @@ class Card:
     logits: float | None
     padded: float | None = None
     real: float | None = None
-    text: TextParity | None = None
+    text: TokenizerParity | None = None
     divergence: str | None = None
     causes: tuple[str, ...] = field(default=())
 
@@ -92,7 +92,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and value == float("inf") else value
 
 
-def parity_card(folder: Path, *, reference: Path | None = None, tolerance: float = 1e-4) -> Card:
+def compare_with_transformers(folder: Path, *, reference: Path | None = None, tolerance: float = 1e-4) -> ParityReport:
     """Compare a checkpoint's folder with transformers.
 
     Args:
@@ -103,16 +103,16 @@ def parity_card(folder: Path, *, reference: Path | None = None, tolerance: float
     Raises:
         InputError: transformers is missing, or one of the two cannot load its folder, or they are of different shapes.
     """
-    version = library().__version__
+    version = import_transformers().__version__
     other = folder if reference is None else reference
     pretrained = load_pretrained(folder, dtype=torch.float32)
-    sides = Sides(pretrained, load_theirs(other, pretrained))
+    sides = ModelPair(pretrained, load_with_transformers(other, pretrained))
     reading = _random(sides)
     try:
         expected = sides.run_theirs(reading)
     except (ValueError, RuntimeError, IndexError) as error:
         raise InputError(f"{other}: transformers cannot run it: {first_line(error)}") from None
-    found = points(sides.run_ours(sides.ours, reading), expected)
+    found = compare_traces(sides.run_ours(sides.ours, reading), expected)
     divergence = first_divergence(found, tolerance)
     causes: tuple[str, ...] = ()
     if divergence is not None:
@@ -120,43 +120,43 @@ def parity_card(folder: Path, *, reference: Path | None = None, tolerance: float
     text, real = None, None
     if has_tokenizer(folder):
         texts = load_published(folder)
-        text = check_texts(texts, other)
-        readings = real_texts(texts, _limit(sides), sides.ours.num_source_ids)
+        text = compare_tokenizers(texts, other)
+        readings = text_inputs(texts, _limit(sides), sides.ours.num_source_ids)
         real = max((_outputs(sides, _completed(sides, one)) for one in readings), default=None)
     filled = _padded(sides)
-    return Card(
+    return ParityReport(
         str(folder), str(other), type(sides.theirs).__name__, version, tolerance,
-        layers={point.name: point.gap for point in found if point.is_layer},
-        logits=next((point.gap for point in found if point.name == "outputs"), None),
+        layers={point.name: point.error for point in found if point.is_layer},
+        logits=next((point.error for point in found if point.name == "outputs"), None),
         padded=None if filled is None else _outputs(sides, filled),
         real=real, text=text, divergence=_named(sides, divergence), causes=causes,
     )  # fmt: skip
 
 
-def _named(sides: Sides, point: Point | None) -> str | None:
+def _named(sides: ModelPair, point: Comparison | None) -> str | None:
     if point is None:
         return None
     pair = sides.pairs.get(point.path)
-    return f"{point.name}{f' ({pair[0]})' if pair else ''}: {point.gap:.1e}"
+    return f"{point.name}{f' ({pair[0]})' if pair else ''}: {point.error:.1e}"
 
 
-def _outputs(sides: Sides, reading: Reading) -> float:
+def _outputs(sides: ModelPair, reading: ModelInputs) -> float:
     """The difference of the outputs over real places."""
     ours, theirs = sides.run_ours(sides.ours, reading), sides.run_theirs(reading)
     mask = reading.mask
     if ours.outputs is None or theirs.outputs is None:
         return 0.0
     if mask is not None and ours.outputs.shape[:2] == mask.shape and theirs.outputs.shape[:2] == mask.shape:
-        return gap(ours.outputs[mask], theirs.outputs[mask])
-    return gap(ours.outputs, theirs.outputs)
+        return relative_error(ours.outputs[mask], theirs.outputs[mask])
+    return relative_error(ours.outputs, theirs.outputs)
 
 
-def _limit(sides: Sides) -> int:
+def _limit(sides: ModelPair) -> int:
     most = sides.ours.max_positions
     return 64 if most is None else min(64, most)
 
 
-def _draw(sides: Sides, rows: int, length: int, generator: torch.Generator, *, target: bool = False) -> Tensor:
+def _draw(sides: ModelPair, rows: int, length: int, generator: torch.Generator, *, target: bool = False) -> Tensor:
     """Ids that never are the padding's, by which some classes count positions."""
     limit = sides.ours.num_target_ids if target else sides.ours.num_source_ids
     ids = torch.randint(limit - 1, (rows, length), generator=generator)
@@ -164,12 +164,12 @@ def _draw(sides: Sides, rows: int, length: int, generator: torch.Generator, *, t
     return ids if pad is None else ids + (ids >= pad)
 
 
-def _pad(sides: Sides) -> int | None:
+def _pad(sides: ModelPair) -> int | None:
     found = getattr(sides.theirs.config, "pad_token_id", None)
     return found if isinstance(found, int) and 0 <= found < sides.ours.num_source_ids else None
 
 
-def _random(sides: Sides, rows: int = 1) -> Reading:
+def _random(sides: ModelPair, rows: int = 1) -> ModelInputs:
     generator = torch.Generator().manual_seed(7)
     length = min(TOKENS, _limit(sides))
     ids = _ended(sides, _draw(sides, rows, length, generator), torch.full((rows,), length))
@@ -177,29 +177,29 @@ def _random(sides: Sides, rows: int = 1) -> Reading:
     segments = None
     if table is not None and table.weight.shape[0] > 1:
         segments = (torch.arange(length) > 4).long().expand(ids.shape)
-    return _completed(sides, Reading(ids, segments=segments))
+    return _completed(sides, ModelInputs(ids, segments=segments))
 
 
-def _completed(sides: Sides, reading: Reading) -> Reading:
+def _completed(sides: ModelPair, reading: ModelInputs) -> ModelInputs:
     """Add what the decoder of two stacks reads."""
     if sides.ours.encoder is None or sides.ours.decoder is None:
         return reading
     generator = torch.Generator().manual_seed(11)
     target = _draw(sides, len(reading.ids), min(TARGETS, _limit(sides)), generator, target=True)
-    return Reading(reading.ids, reading.mask, target, reading.segments)
+    return ModelInputs(reading.ids, reading.mask, target, reading.segments)
 
 
-def _padded(sides: Sides) -> Reading | None:
+def _padded(sides: ModelPair) -> ModelInputs | None:
     pad = _pad(sides)
     if pad is None:
         return None
     whole = _random(sides, rows=len(LENGTHS))
     mask = torch.arange(whole.ids.shape[1]) < torch.tensor(LENGTHS)[:, None]
     ids = _ended(sides, whole.ids, mask.sum(1)).masked_fill(~mask, pad)
-    return Reading(ids, mask, whole.target_ids, whole.segments)
+    return ModelInputs(ids, mask, whole.target_ids, whole.segments)
 
 
-def _ended(sides: Sides, ids: Tensor, lengths: Tensor) -> Tensor:
+def _ended(sides: ModelPair, ids: Tensor, lengths: Tensor) -> Tensor:
     """Let texts that a decoder reads once more end with the end token, by which some classes find the place to pool."""
     end = getattr(sides.theirs.config, "eos_token_id", None)
     if sides.pretrained.task.repeats is None or not isinstance(end, int):

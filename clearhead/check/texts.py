@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clearhead.check.trace import Reading, first_line, library
+from clearhead.check.trace import ModelInputs, first_line, import_transformers
 from clearhead.hf.tokenizers import PublishedText
 
 # What trips tokenizers up; none spells a special token out, which here is plain text and there is not.
@@ -49,7 +49,7 @@ _CHANGES: dict[str, Callable[[str], str]] = {
 
 
 @dataclass(frozen=True)
-class TextParity:
+class TokenizerParity:
     """What a comparison of two tokenizers found.
 
     Args:
@@ -82,15 +82,15 @@ class TextParity:
             yield f"likely cause      the tokenizer: {self.cause}"
 
 
-def check_texts(text: PublishedText, reference: Path) -> TextParity:
+def compare_tokenizers(text: PublishedText, reference: Path) -> TokenizerParity:
     """Compare a checkpoint's tokenizer with that of a folder in transformers, on hard strings."""
     source = text.tokenizers.source
     try:
-        theirs: Any = library().AutoTokenizer.from_pretrained(reference, local_files_only=True)
+        theirs: Any = import_transformers().AutoTokenizer.from_pretrained(reference, local_files_only=True)
         expected = {one: list(theirs(one)["input_ids"]) for one in HARD}
         plain = {one: list(theirs(one, add_special_tokens=False)["input_ids"]) for one in HARD}
     except Exception as error:  # noqa: BLE001 - whatever another library makes of a folder
-        return TextParity(source.fingerprint, 0, cause=f"transformers cannot load it: {first_line(error)}")
+        return TokenizerParity(source.fingerprint, 0, cause=f"transformers cannot load it: {first_line(error)}")
 
     def ids(one: str) -> list[int]:
         return source.frame.around(source.encode(one))[0]
@@ -99,7 +99,7 @@ def check_texts(text: PublishedText, reference: Path) -> TextParity:
     cause = None
     if differing:
         cause = _cause(lambda one: list(source.encode(one)), plain, differing)
-    return TextParity(source.fingerprint, len(HARD), differing, cause)
+    return TokenizerParity(source.fingerprint, len(HARD), differing, cause)
 
 
 def _cause(ours: Callable[[str], list[int]], plain: dict[str, list[int]], differing: tuple[str, ...]) -> str:
@@ -114,11 +114,11 @@ def _cause(ours: Callable[[str], list[int]], plain: dict[str, list[int]], differ
     return f"pieces differ, first those of {next(one for one in differing if ours(one) != plain[one])!r}"
 
 
-def real_texts(text: PublishedText, limit: int, rows: int) -> Iterator[Reading]:
+def text_inputs(text: PublishedText, limit: int, rows: int) -> Iterator[ModelInputs]:
     """Yield texts as a checkpoint reads them, as far as they fit."""
     source = text.tokenizers.source
     for one in HARD:
         ids, segments = source.frame.around(source.encode(one))
         if 0 < len(ids) <= limit and max(ids) < rows:
             kinds = torch.tensor([segments]) if any(segments) else None
-            yield Reading(torch.tensor([ids]), segments=kinds)
+            yield ModelInputs(torch.tensor([ids]), segments=kinds)

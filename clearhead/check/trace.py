@@ -30,7 +30,7 @@ _KINDS = (nn.Linear, Linear, Table, LearnedPosition, LayerNorm, RMSNorm)
 
 
 @dataclass(frozen=True)
-class Reading:
+class ModelInputs:
     """What both models read.
 
     Args:
@@ -60,7 +60,7 @@ class Trace:
         self.parts[path, count] = value.detach()
 
 
-def library() -> Any:
+def import_transformers() -> Any:
     """Return the transformers library.
 
     Raises:
@@ -77,7 +77,7 @@ def library() -> Any:
     return found
 
 
-def load_theirs(folder: Path, pretrained: Pretrained) -> nn.Module:
+def load_with_transformers(folder: Path, pretrained: Pretrained) -> nn.Module:
     """Load a folder with transformers, as the same class in float32, with attention written out.
 
     Raises:
@@ -87,7 +87,7 @@ def load_theirs(folder: Path, pretrained: Pretrained) -> nn.Module:
     said = (pretrained.config.get("architectures") or [classes[0]])[0]
     name = said if said in classes else classes[0]
     try:
-        kind = getattr(library(), name)
+        kind = getattr(import_transformers(), name)
         theirs: nn.Module = kind.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
         )
@@ -103,7 +103,7 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-class Sides:
+class ModelPair:
     """A checkpoint on both sides, and the pairs of parts that should give the same."""
 
     def __init__(self, pretrained: Pretrained, theirs: Any) -> None:
@@ -116,7 +116,7 @@ class Sides:
         """The module as it was loaded."""
         return self.pretrained.module
 
-    def run_ours(self, module: Transformer, reading: Reading) -> Trace:
+    def run_ours(self, module: Transformer, reading: ModelInputs) -> Trace:
         """Run a module of ours, which may be a changed one, and note what its parts give."""
         trace, order = Trace(), [one for one in module.named_modules() if one[0] in self.pairs]
         with torch.no_grad(), _watching(order, trace), _layers(module, trace):
@@ -125,7 +125,7 @@ class Sides:
         trace.outputs = out.logits if self._has_logits and out.logits is not None else out.hidden
         return trace
 
-    def run_theirs(self, reading: Reading) -> Trace:
+    def run_theirs(self, reading: ModelInputs) -> Trace:
         """Run their module, and note what its parts give, in our order of rows and under our paths."""
         trace, raw = Trace(), Trace()
         modules = {their: self.theirs.get_submodule(their) for their, _ in self.pairs.values()}
@@ -152,7 +152,7 @@ class Sides:
         # A folder with modules that make vectors has its states on the other side.
         return self.pretrained.task.kind != "embed"
 
-    def _targets(self, reading: Reading) -> tuple[Tensor | None, Tensor | None]:
+    def _targets(self, reading: ModelInputs) -> tuple[Tensor | None, Tensor | None]:
         if self.ours.encoder is None or self.ours.decoder is None:
             return None, None
         if self.pretrained.task.repeats is None:
@@ -163,7 +163,7 @@ class Sides:
         mask = torch.ones_like(reading.ids, dtype=torch.bool) if reading.mask is None else reading.mask
         return repeated(reading.ids, mask, start=start if self.pretrained.task.repeats == "start" else None), mask
 
-    def _arguments(self, reading: Reading) -> dict[str, Any]:
+    def _arguments(self, reading: ModelInputs) -> dict[str, Any]:
         arguments: dict[str, Any] = {"input_ids": reading.ids, "output_hidden_states": True, "return_dict": True}
         if reading.mask is not None:
             arguments["attention_mask"] = reading.mask.long()

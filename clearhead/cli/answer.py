@@ -19,8 +19,8 @@ from clearhead.cli.console import (
     Threads,
     is_standard_input,
     prepare_machine,
-    show,
-    show_json,
+    print_json,
+    print_result,
 )
 from clearhead.cli.lines import one_line
 from clearhead.errors import InputError
@@ -64,10 +64,10 @@ def answer(
     model = clearhead.load(ref, device=device, precision=precision)
     answers = model.answer(question, text, top_k=top_k, may_lack=no_answer, batch_size=batch_size)
     if as_json:
-        show_json({"question": question, "answers": [asdict(one) for one in answers]})
+        print_json({"question": question, "answers": [asdict(one) for one in answers]})
         return
     for one in answers:
-        show(f"{one_line(one.text)}\t{one.score:.4f}")
+        print_result(f"{one_line(one.text)}\t{one.score:.4f}")
 
 
 def _text(context: str | None, file: Path | None) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import Json, say, show, show_json
+from clearhead.cli.console import Json, print_json, print_message, print_result
 
 
 def average(
@@ -27,8 +27,8 @@ def average(
     from clearhead.training.assemble import average_run
 
     path, steps = average_run(run, last)
-    say(f"averaged the checkpoints of steps {', '.join(map(str, steps))}")
+    print_message(f"averaged the checkpoints of steps {', '.join(map(str, steps))}")
     if as_json:
-        show_json({"run": str(run), "steps": steps, "path": str(path)})
+        print_json({"run": str(run), "steps": steps, "path": str(path)})
     else:
-        show(f"{run}@averaged")
+        print_result(f"{run}@averaged")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import Json, say, show, show_json
+from clearhead.cli.console import Json, print_json, print_message, print_result
 from clearhead.errors import InputError
 
 Against = Annotated[
@@ -43,7 +43,7 @@ def check(
     another is changed here until the outputs agree. A run directory is written in the layout of the hub first. Ends
     with exit code 1 where they differ. --json ends with {"same", "largest", "layers", "divergence", "causes"} and more.
     """
-    from clearhead.check.parity import parity_card
+    from clearhead.check.parity import compare_with_transformers
 
     if against is None:
         raise InputError("say what to compare with: --against transformers")
@@ -52,12 +52,12 @@ def check(
     if reference is not None and not (reference / "config.json").is_file():
         raise InputError(f"{reference} is no checkpoint's folder: it holds no config.json")
     with _folder(ref) as folder:
-        card = parity_card(folder, reference=reference, tolerance=tolerance)
+        card = compare_with_transformers(folder, reference=reference, tolerance=tolerance)
     if as_json:
-        show_json(card.record())
+        print_json(card.record())
     else:
         for line in card.lines():
-            show(line)
+            print_result(line)
     if not card.is_same:
         raise typer.Exit(1)
 
@@ -77,5 +77,5 @@ def _folder(ref: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "saved"
         model.save(folder, format="hf")
-        say(f"{ref} was written in the layout of the hub to be compared")
+        print_message(f"{ref} was written in the layout of the hub to be compared")
         yield folder

@@ -15,8 +15,8 @@ from clearhead.cli.console import (
     Seed,
     Threads,
     prepare_machine,
-    show,
-    show_json,
+    print_json,
+    print_result,
 )
 from clearhead.cli.lines import Line, Paired, answered_lines, answered_pairs, one_line
 from clearhead.errors import InputError
@@ -65,11 +65,11 @@ def classify(
 
 def _show(line: Line[str] | Line[tuple[str, str]], answer: Classification | None, as_json: bool) -> None:
     if as_json:
-        show_json({**line.record(), **_record(answer)})
+        print_json({**line.record(), **_record(answer)})
     elif answer is None or answer.probability is None:
-        show("" if answer is None else answer.label)
+        print_result("" if answer is None else answer.label)
     else:
-        show(f"{one_line(answer.label)}\t{answer.probability:.4f}")
+        print_result(f"{one_line(answer.label)}\t{answer.probability:.4f}")
 
 
 def _record(answer: Classification | None) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import Json, human_count, say, show, show_json
+from clearhead.cli.console import Json, human_count, print_json, print_message, print_result
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ def compare(
     --json ends with {"rows", "differs_in", "same", "unfair", "notes", "picture"}.
     """
     _refuse_other_pictures(output)
-    from clearhead.compare.fairness import judge
+    from clearhead.compare.fairness import judge_fairness
     from clearhead.compare.table import differences, read_rows
 
     rows = read_rows(runs)
-    fairness = judge(rows)
+    fairness = judge_fairness(rows)
     differs = differences(rows)
     picture = _draw(rows, fairness, output)
     if as_json:
-        show_json(
+        print_json(
             {
                 "rows": [_record(row, fairness) for row in rows],
                 "differs_in": differs,
@@ -68,7 +68,7 @@ def compare(
         )
         return
     blocks = [list(_table(rows, fairness)), list(_verdict(rows, fairness)), list(_differences(rows, differs))]
-    show("\n\n".join("\n".join(block) for block in blocks if block))
+    print_result("\n\n".join("\n".join(block) for block in blocks if block))
 
 
 def _refuse_other_pictures(output: Path) -> None:
@@ -84,13 +84,13 @@ def _draw(rows: Sequence[Row], fairness: Fairness, output: Path) -> Path | None:
 
     quality: Quality = "score" if all(row.best("score") is not None for row in rows) else "loss"
     if all(row.best(quality) is None for row in rows):
-        say("no picture: no run was validated yet")
+        print_message("no picture: no run was validated yet")
         return None
     name = rows[0].first.score_name if quality == "score" else "loss (nats)"
     marked = [row.name for row in rows if _is_marked(row, quality, fairness)]
     notes = [f"not comparable with {rows[0].name}: {', '.join(marked)}"] if marked else []
     left_out = draw_curves(rows, output, quality=quality, name=name, notes=notes)
-    say(f"learning curves: {output}" + (f" (without {', '.join(left_out)})" if left_out else ""))
+    print_message(f"learning curves: {output}" + (f" (without {', '.join(left_out)})" if left_out else ""))
     return output
 
 

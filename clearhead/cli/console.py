@@ -36,24 +36,24 @@ LengthPenalty = Annotated[
 ]
 
 
-def say(message: str) -> None:
+def print_message(message: str) -> None:
     """Write a message for the person at the terminal; it is no result."""
     print(message, file=sys.stderr, flush=True)
 
 
-def show(result: str = "") -> None:
+def print_result(result: str = "") -> None:
     """Write one line of the result."""
     print(result, flush=True)
 
 
-def show_piece(piece: str) -> None:
+def print_text(piece: str) -> None:
     """Write a piece of the result as soon as it is there, without a line end."""
     print(piece, end="", flush=True)
 
 
-def show_json(record: Mapping[str, Any]) -> None:
+def print_json(record: Mapping[str, Any]) -> None:
     """Write one JSON object as one line of the result."""
-    show(json.dumps(record, ensure_ascii=False, allow_nan=False))
+    print_result(json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
 def prepare_machine(threads: int | None, seed: int | None) -> None:

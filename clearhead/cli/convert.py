@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import Json, say, show, show_json
+from clearhead.cli.console import Json, print_json, print_message, print_result
 from clearhead.errors import InputError
 
 Format = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="The layout to write: hf.")]
@@ -57,9 +57,9 @@ def convert(
     else:
         record["model_type"] = _convert(ref, out, {} if size is None else {"max_shard_size": size})
     if as_json:
-        show_json(record)
+        print_json(record)
     else:
-        show(str(out))
+        print_result(str(out))
 
 
 def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
@@ -69,7 +69,7 @@ def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
 
     load_as_stored(ref).save(out, format="hf", **options)
     family = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
-    say(f"written as {family}")
+    print_message(f"written as {family}")
     return family
 
 
@@ -85,7 +85,7 @@ def _convert_bin(ref: str, out: Path) -> None:
         folder = fetch(ref, with_bin=True)
     with writing_folder(out) as temporary:
         names = convert_bin(folder, temporary)
-    say(f"read {', '.join(names)}")
+    print_message(f"read {', '.join(names)}")
 
 
 def _bytes(size: str) -> int:

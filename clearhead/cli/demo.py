@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import BatchSize, Device, Json, Precision, Seed, Threads, prepare_machine, show_json
+from clearhead.cli.console import BatchSize, Device, Json, Precision, Seed, Threads, prepare_machine, print_json
 from clearhead.demo.classify import run_classify
 from clearhead.demo.common import DemoOutcome, DemoPlan, free_folder, results_console
 from clearhead.demo.fill import run_fill
@@ -69,7 +69,7 @@ def demo(
     seconds = round(time.monotonic() - began, 1)
     _close(plan, outcome, seconds)
     if as_json:
-        show_json({**outcome.record, "seconds": seconds, "run": str(plan.run)})
+        print_json({**outcome.record, "seconds": seconds, "run": str(plan.run)})
 
 
 def _runner(kind: str) -> Callable[[DemoPlan], DemoOutcome]:

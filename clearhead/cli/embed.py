@@ -18,9 +18,9 @@ from clearhead.cli.console import (
     Seed,
     Threads,
     prepare_machine,
-    say,
-    show,
-    show_json,
+    print_json,
+    print_message,
+    print_result,
 )
 from clearhead.cli.lines import Line, Paired, answered_lines, answered_pairs, name_of
 from clearhead.errors import InputError
@@ -99,9 +99,9 @@ def _check_output(output: Path | None, pair: bool, similarity: bool) -> None:
 def _show(line: Line[str] | Line[tuple[str, str]], vector: ndarray | None, as_json: bool) -> None:
     numbers = None if vector is None else [float(number) for number in vector]
     if as_json:
-        show_json({**line.record(), "vector": numbers})
+        print_json({**line.record(), "vector": numbers})
     else:
-        show("" if numbers is None else json.dumps(numbers))
+        print_result("" if numbers is None else json.dumps(numbers))
 
 
 def _save(output: Path, file: Path, answered: Answered, as_json: bool) -> None:
@@ -120,11 +120,11 @@ def _save(output: Path, file: Path, answered: Answered, as_json: bool) -> None:
         np.save(output, vectors, allow_pickle=False)
     except OSError as error:
         raise InputError(f"{output} cannot be written: {error.strerror or error}") from None
-    say(f"{len(vectors)} vectors of width {vectors.shape[1]}")
+    print_message(f"{len(vectors)} vectors of width {vectors.shape[1]}")
     if as_json:
-        show_json({"file": str(output), "texts": len(vectors), "width": vectors.shape[1]})
+        print_json({"file": str(output), "texts": len(vectors), "width": vectors.shape[1]})
     else:
-        show(str(output))
+        print_result(str(output))
 
 
 def _show_similarities(model: Model, file: Path, batch_size: int | None, as_json: bool) -> None:
@@ -136,6 +136,6 @@ def _show_similarities(model: Model, file: Path, batch_size: int | None, as_json
 
     for line, cosine in answered_pairs(file, cosines, batch_size=batch_size):
         if as_json:
-            show_json({**line.record(), "similarity": cosine})
+            print_json({**line.record(), "similarity": cosine})
         else:
-            show("" if cosine is None else f"{cosine:.6f}")
+            print_result("" if cosine is None else f"{cosine:.6f}")

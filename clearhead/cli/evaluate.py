@@ -22,8 +22,8 @@ from clearhead.cli.console import (
     Threads,
     ToLanguage,
     prepare_machine,
-    show,
-    show_json,
+    print_json,
+    print_result,
 )
 from clearhead.errors import InputError
 
@@ -180,10 +180,10 @@ def evaluate(
     prepare_machine(threads, seed)
     record, lines = measure(clearhead.load(ref, device=device, precision=precision), request)
     if as_json:
-        show_json(record)
+        print_json(record)
         return
     for line in lines:
-        show(line)
+        print_result(line)
 
 
 def check_request(ref: str, request: Request) -> None:

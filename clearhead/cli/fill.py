@@ -18,8 +18,8 @@ from clearhead.cli.console import (
     Seed,
     Threads,
     prepare_machine,
-    show,
-    show_json,
+    print_json,
+    print_result,
 )
 from clearhead.cli.lines import Line, answered_lines, one_line
 from clearhead.errors import InputError
@@ -87,7 +87,7 @@ def _show(line: Line[str], blanks: Sequence[Sequence[Filled]], as_json: bool) ->
     filled = blanks[0][0].filled if blanks else ""
     if as_json:
         candidates = [[asdict(one) for one in blank] for blank in blanks]
-        show_json({**line.record(), "filled": filled, "blanks": candidates})
+        print_json({**line.record(), "filled": filled, "blanks": candidates})
         return
     columns = ["  ".join(f"{one_line(one.text)} {one.probability:.4f}" for one in blank) for blank in blanks]
-    show("\t".join([one_line(filled), *columns]))
+    print_result("\t".join([one_line(filled), *columns]))

@@ -17,10 +17,10 @@ from clearhead.cli.console import (
     Ref,
     Threads,
     prepare_machine,
+    print_json,
+    print_result,
+    print_text,
     read_lines,
-    show,
-    show_json,
-    show_piece,
 )
 from clearhead.errors import InputError
 
@@ -187,17 +187,17 @@ def _show_stream(pieces: Iterable[str]) -> None:
         for piece in pieces:
             # Noted first: Ctrl-C can come as soon as the piece is on its way.
             last = piece or last
-            show_piece(piece)
+            print_text(piece)
     finally:
         if last and not last.endswith("\n"):
-            show()
+            print_result()
 
 
 def _show_all(prompts: Sequence[str], found: Sequence[Sequence[Generation]], as_json: bool) -> None:
     sequences = [(index, one) for index, several in enumerate(found) for one in several]
     for number, (index, one) in enumerate(sequences):
         if as_json:
-            show_json(
+            print_json(
                 {
                     "index": index,
                     "prompt": prompts[index],
@@ -209,5 +209,5 @@ def _show_all(prompts: Sequence[str], found: Sequence[Sequence[Generation]], as_
             )
             continue
         if number:
-            show(SEPARATOR)
-        show(one.text.removesuffix("\n"))
+            print_result(SEPARATOR)
+        print_result(one.text.removesuffix("\n"))

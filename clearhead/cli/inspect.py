@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import Json, human_bytes, human_count, show, show_json
+from clearhead.cli.console import Json, human_bytes, human_count, print_json, print_result
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def inspect(
     total = sum(one.count for one in parameters)
     bodies = attention_bodies(module)
     if as_json:
-        show_json(
+        print_json(
             {
                 **_purpose(spec, record),
                 "parameters": total,
@@ -92,9 +92,11 @@ def inspect(
         "",
         *_cost_lines(total, spec, cost, length),
     ]:
-        show(line)
+        print_result(line)
     for body in bodies:
-        show(f"attention   {body.mode}: the {body.body} body in {body.count} of {body.total}, because {body.reason}")
+        print_result(
+            f"attention   {body.mode}: the {body.body} body in {body.count} of {body.total}, because {body.reason}"
+        )
 
 
 def _purpose(spec: Model, record: TaskRecord | None) -> dict[str, Any]:

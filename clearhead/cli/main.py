@@ -20,7 +20,7 @@ from clearhead.cli.average import average
 from clearhead.cli.check import check
 from clearhead.cli.classify import classify
 from clearhead.cli.compare import compare
-from clearhead.cli.console import say, show
+from clearhead.cli.console import print_message, print_result
 from clearhead.cli.convert import convert
 from clearhead.cli.demo import demo
 from clearhead.cli.embed import embed
@@ -50,7 +50,7 @@ def _installed_version() -> str:
 
 def _version(wanted: bool) -> bool:
     if wanted:
-        show(f"clearhead {_installed_version()}")
+        print_result(f"clearhead {_installed_version()}")
         raise typer.Exit(DONE)
     return wanted
 
@@ -114,14 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = typer.main.get_command(make_app()).main(words, prog_name="clearhead", standalone_mode=False)
             sys.stdout.flush()
     except _UsageError as error:
-        say(_usage_sentence(error, words))
+        print_message(_usage_sentence(error, words))
         code = WRONG_INPUT
     except InputError as error:
         code = _failed(f"{error}", WRONG_INPUT, debug)
     except RunFailure as error:
         code = _failed(f"{error}", FAILED, debug)
     except Interrupted as error:
-        say(f"{error}")
+        print_message(f"{error}")
         return int(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
@@ -132,14 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = "" if debug else "; run again with --debug to see where"
         code = _failed(f"unexpected failure: {what}{hint}", FAILED, debug)
     if code == INTERRUPTED:
-        say("clearhead: interrupted")
+        print_message("clearhead: interrupted")
     return code if isinstance(code, int) else DONE
 
 
 def _failed(sentence: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    say(f"clearhead: {sentence}")
+    print_message(f"clearhead: {sentence}")
     return code
 
 
@@ -180,7 +180,7 @@ def _sigterm_as_exit() -> Iterator[None]:
     """Let SIGTERM unwind the program as Ctrl-C does, so that what is open is closed; training handles both itself."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        say("clearhead: terminated")
+        print_message("clearhead: terminated")
         raise SystemExit(TERMINATED)
 
     if threading.current_thread() is not threading.main_thread():

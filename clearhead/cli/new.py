@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import Json, say, show, show_json, write_lines
+from clearhead.cli.console import Json, print_json, print_message, print_result, write_lines
 from clearhead.errors import InputError, nearest
 from clearhead.recipes.data import Draft, Wanted, draft
 
@@ -86,12 +86,12 @@ def new(
     _check(found.text, output)
     _write_all(output, found, wanted.folder)
     for message in found.messages:
-        say(message)
+        print_message(message)
     if as_json:
-        show_json({"file": str(output), "run": found.run, **found.counts})
+        print_json({"file": str(output), "run": found.run, **found.counts})
     else:
-        show(str(output))
-        say(f"next: clearhead train {output}")
+        print_result(str(output))
+        print_message(f"next: clearhead train {output}")
 
 
 def _check_task(task: str) -> None:

@@ -17,8 +17,8 @@ from clearhead.cli.console import (
     Seed,
     Threads,
     prepare_machine,
-    show,
-    show_json,
+    print_json,
+    print_result,
 )
 from clearhead.cli.lines import Line, answered_lines, one_line
 
@@ -58,6 +58,6 @@ def tag(
 
 def _show(line: Line[str], entities: Sequence[Entity], as_json: bool) -> None:
     if as_json:
-        show_json({**line.record(), "entities": [asdict(one) for one in entities]})
+        print_json({**line.record(), "entities": [asdict(one) for one in entities]})
     else:
-        show("\t".join(f"{one.label} {one.start}-{one.end} {one_line(one.text)}" for one in entities))
+        print_result("\t".join(f"{one.label} {one.start}-{one.end} {one_line(one.text)}" for one in entities))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import Json, Seed, Threads, show, show_json
+from clearhead.cli.console import Json, Seed, Threads, print_json, print_result
 from clearhead.errors import InputError
 
 
@@ -61,8 +61,8 @@ def train(
 
     result = train_run(run_file, resume=resume, progress=progress_for())
     if as_json:
-        show_json(
+        print_json(
             {"run": str(result.run), "step": result.step, "best": result.best, "seconds": round(result.seconds, 2)}
         )
     else:
-        show(str(result.run))
+        print_result(str(result.run))

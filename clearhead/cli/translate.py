@@ -25,9 +25,9 @@ from clearhead.cli.console import (
     is_interactive,
     is_standard_input,
     prepare_machine,
+    print_json,
+    print_result,
     read_lines,
-    show,
-    show_json,
 )
 from clearhead.errors import InputError
 
@@ -138,14 +138,14 @@ def _show(index: int, source: str, hypotheses: Sequence[Hypothesis], n_best: int
         records = [{"text": one.text, "score": one.score, "log_probability": one.log_probability} for one in hypotheses]
         best = records[0] if records else {"text": "", "score": None, "log_probability": None}
         extra = {"hypotheses": records} if n_best > 1 else {}
-        show_json({"index": index, "source": source, **best, **extra})
+        print_json({"index": index, "source": source, **best, **extra})
     elif n_best == 1:
-        show(_one_line(hypotheses[0].text) if hypotheses else "")
+        print_result(_one_line(hypotheses[0].text) if hypotheses else "")
     else:
         for one in hypotheses:
-            show(f"{index} ||| {_one_line(one.text)} ||| {one.score:.6f}")
+            print_result(f"{index} ||| {_one_line(one.text)} ||| {one.score:.6f}")
         if not hypotheses:
-            show(f"{index} |||  ||| ")
+            print_result(f"{index} |||  ||| ")
 
 
 def _one_line(text: str) -> str:

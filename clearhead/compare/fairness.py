@@ -67,7 +67,7 @@ class _Check:
     spoils: tuple[Quality, ...] = ()
 
 
-def judge(rows: Sequence[Row]) -> Fairness:
+def judge_fairness(rows: Sequence[Row]) -> Fairness:
     """Hold every row against the first one.
 
     Args:

@@ -96,7 +96,7 @@ class Pool(nn.Module):
         return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]
 
 
-class Unit(nn.Module):
+class L2Normalize(nn.Module):
     """States of length 1."""
 
     def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
@@ -122,8 +122,8 @@ class Head(nn.Module):
                     layers.append(Pool(layer))
                 case spec.SoftCap():
                     layers.append(SoftCap(layer))
-                case spec.Unit():
-                    layers.append(Unit())
+                case spec.L2Normalize():
+                    layers.append(L2Normalize())
         self.layers = nn.ModuleList(layers)
 
     @property

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.cli.console import say
+from clearhead.cli.console import print_message
 from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, results_console, train_recipe
 from clearhead.demo.data.cldr import language_name
 from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, make_date_sets
@@ -157,7 +157,7 @@ def _introduce(console: Console, sets: DateSets, locales: Sequence[str]) -> None
     for pair in _samples(sets.train, locales)[:4]:
         console.print(f"  {pair.locale:6} {pair.target}  {escape(pair.source)}")
     for (locale, style), reason in sets.dropped.items():
-        say(f"left out the {style} format of {locale}: {reason}")
+        print_message(f"left out the {style} format of {locale}: {reason}")
 
 
 def _samples(pairs: Sequence[DatePair], locales: Sequence[str]) -> list[DatePair]:
@@ -176,7 +176,7 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     """Draw where the decoder looks while it writes one unseen date, in up to four languages that the font can write."""
     import torch
 
-    from clearhead.view.plots import Alignment, draw_alignments, drawable
+    from clearhead.view.plots import AlignmentHeatMap, draw_alignments, drawable
 
     when = datetime.date.fromisoformat(pair.target)
     styles, _ = date_styles([locale for locale in locales if locale in PICTURED] or locales[:1])
@@ -189,7 +189,7 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     layer = int(sharpness_NL.mean(0).argmax())
     layers, heads = seen[0][0].shape[:2]
     alignments = [
-        Alignment(weights[layer].mean(0).numpy(), columns, rows, f"{text} → {''.join(rows[:-1])}")
+        AlignmentHeatMap(weights[layer].mean(0).numpy(), columns, rows, f"{text} → {''.join(rows[:-1])}")
         for text, (weights, columns, rows) in zip(texts, seen, strict=True)
     ]
     title = f"Where the decoder looks while it writes a date (layer {layer + 1} of {layers}, mean of {heads} heads)"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clearhead.cli.console import read_lines, read_parallel, say, write_lines
+from clearhead.cli.console import print_message, read_lines, read_parallel, write_lines
 from clearhead.cli.evaluate import Request
 from clearhead.cli.labelled import labelled_table
 from clearhead.errors import InputError
@@ -59,7 +59,7 @@ def measure(model: Model, request: Request) -> Report:
 def translations(model: Model, request: Request) -> Report:
     """Compare a model's translations with references, and measure the loss of the references."""
     sources, references = _parallel(request)
-    say(f"translating {len(sources)} lines")
+    print_message(f"translating {len(sources)} lines")
     started = time.perf_counter()
     found = model.translate(
         sources,
@@ -139,7 +139,7 @@ def running_text(model: Model, request: Request) -> Report:
     form = {"text": str(request.text), "field": request.text_column, "document": request.document}
     source = parse_text_source({key: value for key, value in form.items() if value is not None})
     corpus = prepare_corpus(source, model.tokenizer)
-    say(f"{corpus.num_tokens:,} tokens in {len(corpus):,} documents")
+    print_message(f"{corpus.num_tokens:,} tokens in {len(corpus):,} documents")
     noise = _noise(model)
     if noise is None:
         return _next_tokens(model, corpus, request)
@@ -245,7 +245,7 @@ def classes(model: Model, request: Request) -> Report:
     table = labelled_table(request.text, request.labels, text_column=request.text_column, pair=request.pair)
     source = parse_labelled_source(table)
     judged, report = evaluate_labelled(model.module, model.tokenizer, model.task, source)
-    say(report)
+    print_message(report)
     record: dict[str, Any] = {"texts": len(judged.logits_NL), "loss": judged.loss}
     scores = judged.scores
     if isinstance(scores, ClassScores):
@@ -324,7 +324,7 @@ def _draw(scores: ClassScores, names: Sequence[str], path: Path) -> None:
     from clearhead.view.confusion import draw_confusion
 
     draw_confusion(scores.confusion_LL, names, path, title=f"accuracy {_percent(scores.accuracy)}")
-    say(f"confusion matrix: {path}")
+    print_message(f"confusion matrix: {path}")
 
 
 # --- tags -----------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def tags(model: Model, request: Request) -> Report:
 
     source = parse_tagged_source({"text": str(request.text)})
     judged, report = evaluate_tagged(model.module, model.tokenizer, model.task, source)
-    say(report)
+    print_message(report)
     return _entity_report(judged.scores)
 
 

@@ -39,7 +39,7 @@ def without_dropout(module: Transformer) -> Transformer | None:
     def change(_path: str, node: spec.Node) -> spec.Node:
         return node.model_copy(update={"dropout": 0.0}) if getattr(node, "dropout", 0.0) else node
 
-    model = spec.rebuilt(module.spec, change)
+    model = spec.map_nodes(module.spec, change)
     return None if model == module.spec else built(model, module.state_dict(), training=module.training)
 
 

@@ -117,7 +117,7 @@ class _Reader:
         elif name == "Dense":
             self._map(path)
         elif name == "Normalize":
-            self.layers.append(spec.Unit())
+            self.layers.append(spec.L2Normalize())
         elif index:
             self.faults.append(f"{MODULES}: a module of the type {kind} is not read; Pooling, Dense and Normalize are")
 
@@ -214,7 +214,7 @@ def with_head(module: Transformer, head: spec.Head | None, tensors: Mapping[str,
 def makes_vectors(model: spec.Model) -> bool:
     """Whether a head pools the states of one stack and does what the modules of such a folder can say."""
     layers = model.head.layers if model.head and (model.encoder is None or model.decoder is None) else ()
-    kinds = (spec.Pool, spec.Linear, spec.Activation, spec.Unit)
+    kinds = (spec.Pool, spec.Linear, spec.Activation, spec.L2Normalize)
     return any(isinstance(layer, spec.Pool) for layer in layers) and all(isinstance(layer, kinds) for layer in layers)
 
 
@@ -258,7 +258,7 @@ def _files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], d
             modules.append((f"{folder}Pooling", "Pooling"))
             modes = {name: ours == layer.by for name, ours in _POOLS.items()}
             files[f"{folder}Pooling/{SETTINGS}"] = {"word_embedding_dimension": width} | modes
-        elif isinstance(layer, spec.Unit):
+        elif isinstance(layer, spec.L2Normalize):
             modules.append((f"{folder}Normalize", "Normalize"))
         elif isinstance(layer, spec.Linear):
             modules.append((f"{folder}Dense", "Dense"))

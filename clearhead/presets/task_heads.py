@@ -30,7 +30,7 @@ def token_head(count: int) -> spec.Head:
 
 def vector_head(*, pool: PoolBy) -> spec.Head:
     """One vector of length 1 for a sequence. Source: arXiv 1908.10084, section 3."""
-    return spec.Head(layers=(spec.Pool(by=pool), spec.Unit()))
+    return spec.Head(layers=(spec.Pool(by=pool), spec.L2Normalize()))
 
 
 def with_head(model: spec.Model, head: spec.Head) -> spec.Model:

@@ -12,6 +12,7 @@ from clearhead.spec.base import (
     RMSNorm,
 )
 from clearhead.spec.model import Model, validate
+from clearhead.spec.model_checks import consistency_faults
 from clearhead.spec.nodes import (
     Activation,
     ActivationName,
@@ -26,6 +27,7 @@ from clearhead.spec.nodes import (
     Function,
     Head,
     HeadLayer,
+    L2Normalize,
     Layer,
     Linear,
     Mask,
@@ -41,7 +43,6 @@ from clearhead.spec.nodes import (
     Stack,
     Step,
     Table,
-    Unit,
     Window,
     Xavier,
 )
@@ -64,8 +65,7 @@ from clearhead.spec.positions import (
     TableHeads,
     YarnScaling,
 )
-from clearhead.spec.rules import consistency_faults
-from clearhead.spec.trees import rebuilt, walk
+from clearhead.spec.traversal import map_nodes, walk
 
 __all__ = [
     "Activation",
@@ -87,6 +87,7 @@ __all__ = [
     "Function",
     "Head",
     "HeadLayer",
+    "L2Normalize",
     "Layer",
     "LayerNorm",
     "Learned",
@@ -118,12 +119,11 @@ __all__ = [
     "Step",
     "Table",
     "TableHeads",
-    "Unit",
     "Window",
     "Xavier",
     "YarnScaling",
     "consistency_faults",
-    "rebuilt",
+    "map_nodes",
     "validate",
     "walk",
 ]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clearhead.errors import InputError
-from clearhead.spec.wording import sentences
+from clearhead.spec.pydantic_errors import error_messages
 
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -23,7 +23,7 @@ class Node(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InputError.from_faults(sentences(error, type(self)), subject=type(self).__name__) from None
+            raise InputError.from_faults(error_messages(error, type(self)), subject=type(self).__name__) from None
 
     # Marks the constructor as pydantic's own, so that nested nodes are validated in one pass and report together.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

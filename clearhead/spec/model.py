@@ -9,10 +9,10 @@ from pydantic import Field, ValidationError
 
 from clearhead.errors import InputError
 from clearhead.spec.base import AnyNode, Node
-from clearhead.spec.node_rules import node_faults
+from clearhead.spec.model_checks import consistency_faults, partial_faults
+from clearhead.spec.node_checks import node_faults
 from clearhead.spec.nodes import Head, Normal, Stack, Xavier
-from clearhead.spec.rules import consistency_faults, partial_faults
-from clearhead.spec.wording import sentences
+from clearhead.spec.pydantic_errors import error_messages
 
 
 class Model(Node):
@@ -52,7 +52,7 @@ class Model(Node):
         try:
             model = cls.model_validate_json(json.dumps(tree))
         except ValidationError as error:
-            faults += sentences(error, cls)
+            faults += error_messages(error, cls)
         faults += consistency_faults(model) if model is not None else list(partial_faults(tree, ""))
         if faults or model is None:
             raise InputError.from_faults(list(dict.fromkeys(faults)), subject="the spec")

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from clearhead.spec.base import Count, LayerNorm, Node, Norm, Positive, Rate, Reference, RMSNorm
 from clearhead.spec.positions import EmbeddingPosition, Rotary, ScoreBias, ScoreTable
-from clearhead.spec.wording import WORD
+from clearhead.spec.pydantic_errors import PLAIN_NAME
 
 # --- masks ----------------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class ClampedGate(Node):
 
 
 def _form(value: Any) -> str:
-    return "clamped_gate" if isinstance(value, dict | Node) else WORD
+    return "clamped_gate" if isinstance(value, dict | Node) else PLAIN_NAME
 
 
 class FeedForward(Node):
@@ -110,7 +110,7 @@ class FeedForward(Node):
     kind: Literal["feed_forward"] = "feed_forward"
     size: Count
     activation: Annotated[
-        Annotated[ActivationName, Tag(WORD)] | Annotated[ClampedGate, Tag("clamped_gate")], Discriminator(_form)
+        Annotated[ActivationName, Tag(PLAIN_NAME)] | Annotated[ClampedGate, Tag("clamped_gate")], Discriminator(_form)
     ] = "relu"
     gated: bool = False
     bias_in: bool = True
@@ -241,13 +241,15 @@ class Pool(Node):
     by: Literal["first", "mean", "last", "max", "root"]
 
 
-class Unit(Node):
+class L2Normalize(Node):
     """Scale a state to length 1, so that products of two are cosines."""
 
-    kind: Literal["unit"] = "unit"
+    kind: Literal["l2_normalize"] = "l2_normalize"
 
 
-HeadLayer = Annotated[Linear | Activation | LayerNorm | RMSNorm | Pool | SoftCap | Unit, Field(discriminator="kind")]
+HeadLayer = Annotated[
+    Linear | Activation | LayerNorm | RMSNorm | Pool | SoftCap | L2Normalize, Field(discriminator="kind")
+]
 
 
 class Head(Node):

@@ -7,13 +7,13 @@ with a report of what was copied, changed, drawn and dropped.
 from clearhead.surgery.heads import remove_heads, remove_neurons
 from clearhead.surgery.layers import keep_layers
 from clearhead.surgery.positions import resize_positions, scale_rotary
-from clearhead.surgery.report import Edited, Report
+from clearhead.surgery.report import EditedModel, SurgeryReport
 from clearhead.surgery.stacks import replace_head, to_encoder, to_encoder_decoder
-from clearhead.surgery.words import cut_vocabulary, grow_vocabulary
+from clearhead.surgery.vocabulary import cut_vocabulary, grow_vocabulary
 
 __all__ = [
-    "Edited",
-    "Report",
+    "EditedModel",
+    "SurgeryReport",
     "cut_vocabulary",
     "grow_vocabulary",
     "keep_layers",

@@ -12,12 +12,12 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.core.position import alibi_slopes
 from clearhead.errors import InputError
-from clearhead.surgery.plan import Origin, Plan, as_it_is, perform, selected
-from clearhead.surgery.report import AnyModel, Edited
-from clearhead.surgery.trees import check_numbers, chosen, functions
+from clearhead.surgery.addresses import branch_functions, check_numbers, match_addresses
+from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, select_rows, unchanged_origins
+from clearhead.surgery.report import AnyModel, EditedModel
 
 
-def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> Edited[AnyModel]:
+def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
     """Remove heads of attention: the output is that of the whole model with these heads silenced.
 
     Heads that share a key and a value leave as whole groups, or as many of each group.
@@ -32,10 +32,10 @@ def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> Edite
 
     Source: arXiv 1905.10650, section 3.
     """
-    return perform(model, lambda module: _plan_heads(module, heads))
+    return apply_plan(model, lambda module: _plan_heads(module, heads))
 
 
-def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> Edited[AnyModel]:
+def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
     """Remove neurons of the inner layer of feed-forward networks: the output is that with these neurons silenced.
 
     Args:
@@ -48,7 +48,7 @@ def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> E
 
     Source: arXiv 1608.08710, section 3 (whole units in place of single weights).
     """
-    return perform(model, lambda module: _plan_neurons(module, neurons))
+    return apply_plan(model, lambda module: _plan_neurons(module, neurons))
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class _Cut:
     kv_heads: tuple[int, ...]
 
 
-def _plan_heads(module: Transformer, given: Mapping[str, Collection[int]]) -> Plan:
-    found = functions(module.spec, spec.Attention)
-    removed = chosen(module.spec, given, found, "attention")
+def _plan_heads(module: Transformer, given: Mapping[str, Collection[int]]) -> SurgeryPlan:
+    found = branch_functions(module.spec, spec.Attention)
+    removed = match_addresses(module.spec, given, found, "attention")
     faults: list[str] = []
     cuts: dict[str, _Cut] = {}
     for address, numbers in removed.items():
@@ -71,7 +71,7 @@ def _plan_heads(module: Transformer, given: Mapping[str, Collection[int]]) -> Pl
             cuts[address] = _cut(found[address], numbers)
     if faults:
         raise InputError.from_faults(faults)
-    origins = as_it_is(module)
+    origins = unchanged_origins(module)
     for address, cut in cuts.items():
         origins |= _attention_origins(module, address, found[address], cut)
     biases, resized = _biases(module.spec, found, cuts)
@@ -86,8 +86,8 @@ def _plan_heads(module: Transformer, given: Mapping[str, Collection[int]]) -> Pl
             return node.model_copy(update={"num_heads": len(resized[path])})
         return node
 
-    origins |= {f"{path}.weight": selected(f"{path}.weight", _index(left), 1) for path, left in resized.items()}
-    return Plan(spec.rebuilt(module.spec, change), origins)
+    origins |= {f"{path}.weight": select_rows(f"{path}.weight", _index(left), 1) for path, left in resized.items()}
+    return SurgeryPlan(spec.map_nodes(module.spec, change), origins)
 
 
 def _obstacles(address: str, attention: spec.Attention, removed: Collection[int]) -> list[str]:
@@ -132,7 +132,7 @@ def _attention_origins(module: Transformer, address: str, attention: spec.Attent
         rows |= {"query_norm": _index(cut.heads), "key_norm": _index(cut.kv_heads)}
     kept = [(f"{address}.{name}.{leaf}", index, 0) for name, index in rows.items() for leaf in ("weight", "bias")]
     kept += [(f"{address}.out.weight", queries, 1), (f"{address}.sink", _index(cut.heads), 0)]
-    return {place: selected(place, index, axis) for place, index, axis in kept if place in module.state_dict()}
+    return {place: select_rows(place, index, axis) for place, index, axis in kept if place in module.state_dict()}
 
 
 def _biases(
@@ -180,12 +180,12 @@ def _biases(
     return biases, resized
 
 
-def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> Plan:
+def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> SurgeryPlan:
     found: dict[str, spec.FeedForward | spec.MixtureOfExperts] = {
-        **functions(module.spec, spec.FeedForward),
-        **functions(module.spec, spec.MixtureOfExperts),
+        **branch_functions(module.spec, spec.FeedForward),
+        **branch_functions(module.spec, spec.MixtureOfExperts),
     }
-    removed = chosen(module.spec, given, found, "feed-forward network")
+    removed = match_addresses(module.spec, given, found, "feed-forward network")
     sizes = {address: _network(node).size for address, node in found.items()}
     faults = [
         fault for address, numbers in removed.items() for fault in check_numbers(
@@ -194,7 +194,7 @@ def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> 
     ]  # fmt: skip
     if faults:
         raise InputError.from_faults(faults)
-    origins = as_it_is(module)
+    origins = unchanged_origins(module)
     left: dict[str, int] = {}
     for address, numbers in removed.items():
         node = found[address]
@@ -205,12 +205,12 @@ def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> 
         first = int(is_mixed)  # the experts' own axis stands in front
         cut = [(f"{place}.{name}.{leaf}", first) for name in ("up", "gate") for leaf in ("weight", "bias")]
         cut.append((f"{place}.down.weight", first + 1))
-        origins |= {name: selected(name, kept, axis) for name, axis in cut if name in origins}
+        origins |= {name: select_rows(name, kept, axis) for name, axis in cut if name in origins}
 
     def change(path: str, node: spec.Node) -> spec.Node:
         return node.model_copy(update={"size": left[path]}) if path in left else node
 
-    return Plan(spec.rebuilt(module.spec, change), origins)
+    return SurgeryPlan(spec.map_nodes(module.spec, change), origins)
 
 
 def _network(node: spec.FeedForward | spec.MixtureOfExperts) -> spec.FeedForward:

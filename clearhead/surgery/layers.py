@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.surgery.plan import Origin, Plan, as_it_is, perform
-from clearhead.surgery.report import AnyModel, Edited
-from clearhead.surgery.trees import Side, stack_of, with_stacks
+from clearhead.surgery.addresses import Side, stack_of, with_stacks
+from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
+from clearhead.surgery.report import AnyModel, EditedModel
 
 
-def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = None) -> Edited[AnyModel]:
+def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = None) -> EditedModel[AnyModel]:
     """Keep some layers of a stack, in the order given; one that is named twice is there twice, each with its weights.
 
     The new stack computes what the old one would if its layers ran in that order. Where layers share weights, depths
@@ -28,10 +28,10 @@ def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = 
 
     Source: dropped layers arXiv 1909.11556; repeated ones arXiv 2312.15166, section 2.1.
     """
-    return perform(model, lambda module: _plan(module, layers, stack))
+    return apply_plan(model, lambda module: _plan(module, layers, stack))
 
 
-def _plan(module: Transformer, layers: Sequence[int], name: Side | None) -> Plan:
+def _plan(module: Transformer, layers: Sequence[int], name: Side | None) -> SurgeryPlan:
     side, old = stack_of(module.spec, name, what="layers")
     count = len(old.depths)
     wrong = [number for number in layers if not 0 <= number < count]
@@ -47,7 +47,9 @@ def _plan(module: Transformer, layers: Sequence[int], name: Side | None) -> Plan
         numbers = tuple(taken.index(number) for number in runs)
         sharing = None if numbers == tuple(range(len(taken))) else numbers
     origins = {
-        address: origin for address, origin in as_it_is(module).items() if not address.startswith(f"{side}.layers.")
+        address: origin
+        for address, origin in unchanged_origins(module).items()
+        if not address.startswith(f"{side}.layers.")
     }
     for new, number in enumerate(taken):
         prefix = f"{side}.layers.{number}."
@@ -62,7 +64,7 @@ def _plan(module: Transformer, layers: Sequence[int], name: Side | None) -> Plan
 
 def _with_tables(
     module: Transformer, model: spec.Model, side: Side, taken: Sequence[int], origins: dict[str, Origin]
-) -> Plan:
+) -> SurgeryPlan:
     """Give each table that layers share, and that one of them owns, to the first layer that is left of those."""
     old = dict(spec.walk(module.spec))
     shared = {
@@ -96,7 +98,7 @@ def _with_tables(
         origins[f"{path}.weight"] = Origin(f"{table}.weight")
         return old[table]
 
-    model = spec.rebuilt(model, change)
+    model = spec.map_nodes(model, change)
 
     def follow(path: str, node: spec.Node) -> spec.Node:
         """Let other stacks follow what moved."""
@@ -104,4 +106,4 @@ def _with_tables(
             return node.model_copy(update={"path": owners.get(node.path, node.path)})
         return node
 
-    return Plan(spec.rebuilt(model, follow), origins)
+    return SurgeryPlan(spec.map_nodes(model, follow), origins)

@@ -16,7 +16,7 @@ from clearhead.core.initialize import initialize
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.errors import InputError
 from clearhead.model.facade import Model
-from clearhead.surgery.report import AnyModel, Edited, Report
+from clearhead.surgery.report import AnyModel, EditedModel, SurgeryReport
 from clearhead.task import TaskKind, TaskRecord
 
 # What is made of the old tensor, beside a newly drawn one of the shape that is needed.
@@ -40,7 +40,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SurgeryPlan:
     """A new module.
 
     Args:
@@ -54,19 +54,19 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def as_it_is(module: Transformer) -> dict[str, Origin]:
+def unchanged_origins(module: Transformer) -> dict[str, Origin]:
     """Return the origins of a module that keeps every tensor."""
     return {address: Origin(address) for address in module.state_dict()}
 
 
-def selected(address: str, index: Tensor, axis: int) -> Origin:
+def select_rows(address: str, index: Tensor, axis: int) -> Origin:
     """Return the origin of a tensor of which some rows (axis 0) or columns are kept, in the order of the index."""
     return Origin(address, lambda old, _: old.index_select(axis, index.to(old.device)))
 
 
-def perform(
-    model: AnyModel, plan_of: Callable[[Transformer], Plan], *, task: NewTask | None = None
-) -> Edited[AnyModel]:
+def apply_plan(
+    model: AnyModel, plan_of: Callable[[Transformer], SurgeryPlan], *, task: NewTask | None = None
+) -> EditedModel[AnyModel]:
     """Carry out a plan.
 
     Args:
@@ -79,7 +79,7 @@ def perform(
     """
     module = _module_of(model)
     new, report = _performed(module, plan_of(module))
-    return Edited(_like(model, new, task), report)
+    return EditedModel(_like(model, new, task), report)
 
 
 def _module_of(model: Transformer | Model) -> Transformer:
@@ -134,7 +134,7 @@ def _rows(model: spec.Model, stack: spec.Stack) -> int:
     return owner.rows
 
 
-def _performed(old: Transformer, plan: Plan) -> tuple[Transformer, Report]:
+def _performed(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, SurgeryReport]:
     tensors = old.state_dict()
     if tensors.keys() != build(old.spec, device="meta").state_dict().keys():
         raise InputError("the module holds other tensors than its spec says; edit the model as it was built or loaded")
@@ -158,7 +158,7 @@ def _performed(old: Transformer, plan: Plan) -> tuple[Transformer, Report]:
         assert filled[name].shape == slot.shape, f"{name}: {list(filled[name].shape)} for {list(slot.shape)}"
     new.load_state_dict(filled, strict=True, assign=True)
     left = {*copied.values(), *changed.values()}
-    report = Report(
+    report = SurgeryReport(
         copied,
         changed,
         new=tuple(name for name in slots if name not in plan.origins),

@@ -13,14 +13,16 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
-from clearhead.surgery.plan import Origin, Plan, as_it_is, perform
-from clearhead.surgery.report import AnyModel, Edited
-from clearhead.surgery.trees import Side, functions
+from clearhead.surgery.addresses import Side, branch_functions
+from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
+from clearhead.surgery.report import AnyModel, EditedModel
 
 By = Literal["repeat", "interpolate", "draw"]
 
 
-def resize_positions(model: AnyModel, length: int, *, by: By = "repeat", stack: Side | None = None) -> Edited[AnyModel]:
+def resize_positions(
+    model: AnyModel, length: int, *, by: By = "repeat", stack: Side | None = None
+) -> EditedModel[AnyModel]:
     """Give learned tables of positions rows for sequences of another length.
 
     Args:
@@ -35,7 +37,7 @@ def resize_positions(model: AnyModel, length: int, *, by: By = "repeat", stack: 
 
     Source: repeated arXiv 2004.05150, section 5; interpolated arXiv 2010.11929, section 3.2.
     """
-    return perform(
+    return apply_plan(
         model,
         lambda module: _plan_tables(module, length, by, stack),
         task=lambda _, old: old if old.max_length is None else old.model_copy(update={"max_length": length}),
@@ -48,7 +50,7 @@ def scale_rotary(
     *,
     theta: float | None = None,
     layers: str = "*",
-) -> Edited[AnyModel]:
+) -> EditedModel[AnyModel]:
     """Stretch rotations beyond the length of training, by a kind of scaling that the core computes.
 
     Args:
@@ -62,10 +64,10 @@ def scale_rotary(
 
     Source: see the kinds of scaling in the spec.
     """
-    return perform(model, lambda module: _plan_rotary(module, scaling, theta, layers))
+    return apply_plan(model, lambda module: _plan_rotary(module, scaling, theta, layers))
 
 
-def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) -> Plan:
+def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) -> SurgeryPlan:
     if by not in ("repeat", "interpolate", "draw"):
         raise InputError(f"by='{by}' is not known{nearest(by, ('repeat', 'interpolate', 'draw'))}; expected 'repeat', "
                          "'interpolate' or 'draw'")  # fmt: skip
@@ -79,7 +81,7 @@ def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) ->
     }
     if not tables:
         raise InputError(f"there is no learned table of positions to resize: {_instead(module.spec, stacks)}")
-    origins = as_it_is(module)
+    origins = unchanged_origins(module)
     for path, table in tables.items():
         if length + table.offset != table.rows:
             origins[f"{path}.weight"] = _resized(f"{path}.weight", table.offset, length, by)
@@ -89,7 +91,7 @@ def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) ->
             return node.model_copy(update={"rows": length + node.offset})
         return node
 
-    return Plan(spec.rebuilt(module.spec, change), origins)
+    return SurgeryPlan(spec.map_nodes(module.spec, change), origins)
 
 
 def _instead(model: spec.Model, stacks: Mapping[str, spec.Stack | None]) -> str:
@@ -119,10 +121,12 @@ def _resized(address: str, offset: int, length: int, by: By) -> Origin:
     return Origin(address, change, is_drawn=by == "draw")
 
 
-def _plan_rotary(module: Transformer, scaling: spec.RotaryScaling | None, theta: float | None, pattern: str) -> Plan:
+def _plan_rotary(
+    module: Transformer, scaling: spec.RotaryScaling | None, theta: float | None, pattern: str
+) -> SurgeryPlan:
     rotating = {
         address: node.position
-        for address, node in functions(module.spec, spec.Attention).items()
+        for address, node in branch_functions(module.spec, spec.Attention).items()
         if node.position is not None
     }
     if not rotating:
@@ -137,4 +141,6 @@ def _plan_rotary(module: Transformer, scaling: spec.RotaryScaling | None, theta:
         return node
 
     kept = "scaling" if theta is None else "scaling and theta"
-    return Plan(spec.rebuilt(module.spec, change), as_it_is(module), (f"{kept} changed in {len(meant)} attentions",))
+    return SurgeryPlan(
+        spec.map_nodes(module.spec, change), unchanged_origins(module), (f"{kept} changed in {len(meant)} attentions",)
+    )

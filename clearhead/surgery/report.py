@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
-class Report:
+class SurgeryReport:
     """What became of every tensor, by address.
 
     Args:
@@ -49,7 +49,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Edited(Generic[AnyModel]):
+class EditedModel(Generic[AnyModel]):
     """A new model, and how it came about; the old one is as it was.
 
     Args:
@@ -58,7 +58,7 @@ class Edited(Generic[AnyModel]):
     """
 
     model: AnyModel
-    report: Report
+    report: SurgeryReport
 
 
 def _folded(addresses: Iterable[str]) -> list[str]:

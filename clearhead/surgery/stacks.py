@@ -5,12 +5,12 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.surgery.plan import Origin, Plan, as_it_is, perform, task_of
-from clearhead.surgery.report import AnyModel, Edited
-from clearhead.surgery.trees import redirected
+from clearhead.surgery.addresses import redirect_references
+from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, task_of, unchanged_origins
+from clearhead.surgery.report import AnyModel, EditedModel
 
 
-def to_encoder_decoder(model: AnyModel) -> Edited[AnyModel]:
+def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
     """Make an encoder-decoder of an encoder: its decoder is a copy under a causal mask, with a memory to attend to.
 
     The attention to the memory is drawn; all else of the decoder is a copy, and words are read from the encoder's
@@ -24,10 +24,10 @@ def to_encoder_decoder(model: AnyModel) -> Edited[AnyModel]:
 
     Source: arXiv 1907.12461, section 3.
     """
-    return perform(model, _plan_decoder, task=task_of)
+    return apply_plan(model, _plan_decoder, task=task_of)
 
 
-def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> Edited[AnyModel]:
+def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> EditedModel[AnyModel]:
     """Make an encoder of a decoder, whose tokens then see both sides; of two stacks the encoder is what stays.
 
     Biases of scores for what comes later begin as those for what came before.
@@ -41,10 +41,10 @@ def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> Edited[AnyM
 
     Source: arXiv 2404.05961, section 2.
     """
-    return perform(model, lambda module: _plan_encoder(module, head), task=task_of)
+    return apply_plan(model, lambda module: _plan_encoder(module, head), task=task_of)
 
 
-def replace_head(model: AnyModel, head: spec.Head | None) -> Edited[AnyModel]:
+def replace_head(model: AnyModel, head: spec.Head | None) -> EditedModel[AnyModel]:
     """Put another head on a model; parts that the old head has in the same place are kept.
 
     Args:
@@ -54,14 +54,16 @@ def replace_head(model: AnyModel, head: spec.Head | None) -> Edited[AnyModel]:
     Raises:
         InputError: the head does not fit the states; every fault is named.
     """
-    return perform(
+    return apply_plan(
         model,
-        lambda module: _with_head(module.spec, as_it_is(module), module.spec.head, head),
+        lambda module: _with_head(module.spec, unchanged_origins(module), module.spec.head, head),
         task=task_of,
     )
 
 
-def _with_head(model: spec.Model, origins: dict[str, Origin], old: spec.Head | None, head: spec.Head | None) -> Plan:
+def _with_head(
+    model: spec.Model, origins: dict[str, Origin], old: spec.Head | None, head: spec.Head | None
+) -> SurgeryPlan:
     """Put a head on a planned model; layers of the old one stay as long as all before them are the same."""
     kept = {address: origin for address, origin in origins.items() if not address.startswith("head.")}
     for index, (before, after) in enumerate(
@@ -71,13 +73,13 @@ def _with_head(model: spec.Model, origins: dict[str, Origin], old: spec.Head | N
             break
         prefix = f"head.layers.{index}."
         kept |= {address: origin for address, origin in origins.items() if address.startswith(prefix)}
-    return Plan(model.model_copy(update={"head": head}), kept)
+    return SurgeryPlan(model.model_copy(update={"head": head}), kept)
 
 
 # --- an encoder that gets a decoder ---------------------------------------------------------------------------
 
 
-def _plan_decoder(module: Transformer) -> Plan:
+def _plan_decoder(module: Transformer) -> SurgeryPlan:
     model = module.spec
     if model.decoder is not None or model.encoder is None:
         raise InputError("this model has a decoder already; what becomes an encoder-decoder is an encoder alone")
@@ -98,8 +100,8 @@ def _plan_decoder(module: Transformer) -> Plan:
         raise InputError("no layer of the encoder attends to anything, so that there is no attention to make one of")
     embedding = encoder.embedding.model_copy(update={"table": spec.Reference(path=_words_of(encoder))})
     stack = encoder.model_copy(update={"layers": tuple(layers), "embedding": embedding})
-    decoder = redirected(_causal(stack), lambda path: _moved(path, names, encoder))
-    origins = as_it_is(module)
+    decoder = redirect_references(_causal(stack), lambda path: _moved(path, names, encoder))
+    origins = unchanged_origins(module)
     for address in list(origins):
         if address.startswith("encoder.") and not address.startswith("encoder.embedding.table."):
             origins[_moved(address, names, encoder)] = Origin(address)
@@ -164,9 +166,9 @@ def _causal(stack: spec.Stack) -> spec.Stack:
         return node
 
     def attend(path: str, node: spec.Node) -> spec.Node:
-        return spec.rebuilt(node, change) if isinstance(node, spec.Attention) and node.source == "self" else node
+        return spec.map_nodes(node, change) if isinstance(node, spec.Attention) and node.source == "self" else node
 
-    return spec.rebuilt(stack, attend)
+    return spec.map_nodes(stack, attend)
 
 
 def _word_head(head: spec.Head | None, encoder: spec.Stack) -> spec.Head:
@@ -185,7 +187,7 @@ def _word_head(head: spec.Head | None, encoder: spec.Stack) -> spec.Head:
 # --- a decoder that sees both sides ---------------------------------------------------------------------------
 
 
-def _plan_encoder(module: Transformer, head: spec.Head | None) -> Plan:
+def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
     model = module.spec
     if model.decoder is None:
         raise InputError("this model is an encoder already")
@@ -196,22 +198,24 @@ def _plan_encoder(module: Transformer, head: spec.Head | None) -> Plan:
     def rename(path: str) -> str:
         return f"encoder.{path.removeprefix('decoder.')}" if path.startswith("decoder.") else path
 
-    stack = redirected(_bidirectional(model.decoder), rename)
-    origins = {rename(address): origin for address, origin in as_it_is(module).items()}
+    stack = redirect_references(_bidirectional(model.decoder), rename)
+    origins = {rename(address): origin for address, origin in unchanged_origins(module).items()}
     mirrored = [path for path, node in spec.walk(model.decoder, "decoder") if _looks_back(node)]
     for path in mirrored:
         origins[f"{rename(path)}.weight"] = Origin(f"{path}.weight", lambda old, _: old.repeat(2, 1))
-    old_head = None if model.head is None else redirected(model.head, rename)
-    new_head = None if head is None else redirected(head, rename)
+    old_head = None if model.head is None else redirect_references(model.head, rename)
+    new_head = None if head is None else redirect_references(head, rename)
     notes = ("scores for later tokens begin as those for earlier ones at the same distance",) if mirrored else ()
     whole = model.model_copy(update={"encoder": stack, "decoder": None})
     planned = _with_head(whole, origins, old_head, new_head)
-    return Plan(planned.model, planned.origins, notes)
+    return SurgeryPlan(planned.model, planned.origins, notes)
 
 
-def _plan_first_stack(module: Transformer, encoder: spec.Stack, head: spec.Head | None) -> Plan:
+def _plan_first_stack(module: Transformer, encoder: spec.Stack, head: spec.Head | None) -> SurgeryPlan:
     """Keep the encoder of two stacks; a table that it borrows becomes its own."""
-    origins = {address: origin for address, origin in as_it_is(module).items() if not address.startswith("decoder.")}
+    origins = {
+        address: origin for address, origin in unchanged_origins(module).items() if not address.startswith("decoder.")
+    }
     table = encoder.embedding.table
     if isinstance(table, spec.Reference):
         owner = dict(spec.walk(module.spec))[table.path]
@@ -248,4 +252,4 @@ def _bidirectional(stack: spec.Stack) -> spec.Stack:
             return node.model_copy(update={"bidirectional": True, "count": 2 * node.count})
         return node
 
-    return spec.rebuilt(stack, change)
+    return spec.map_nodes(stack, change)

@@ -1,173 +1,133 @@
-"""Vocabularies grown or cut: word tables, what is tied to them, outputs of their own, and biases of outputs."""
+"""The vocabulary of a model with its tokenizer: words added, entries left out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
-from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.surgery.plan import Change, Origin, Plan, as_it_is
-
-Reads = Literal["source", "target"]
-# How a new row begins: the mean of all rows, drawn as in a new model, the mean of the rows of some ids, or as given.
-Start = Literal["mean", "draw"] | Sequence[Sequence[int]] | Tensor
-
-
-@dataclass(frozen=True)
-class Words:
-    """The tables of a vocabulary, and the output that has a row for each word.
-
-    Args:
-        tables: addresses of the word tables.
-        rows: how many each has.
-        output: the index of the head's layer that scores the words; None: none does, or the other vocabulary's.
-    """
-
-    tables: tuple[str, ...]
-    rows: int
-    output: int | None
-
-    @classmethod
-    def of(cls, model: spec.Model, side: Reads | None) -> Words:
-        """Find the tables of a model.
-
-        Args:
-            model: its spec.
-            side: the vocabulary of what is read or of what is written; None: the only one.
-
-        Raises:
-            InputError: there are two vocabularies and none is named, or one and it is named.
-        """
-        tables = {path: node for path, node in spec.walk(model) if isinstance(node, spec.Table)}
-        target = _table_of(model, "decoder" if model.decoder is not None else "encoder")
-        source = _table_of(model, "encoder" if model.encoder is not None else "decoder")
-        if source == target and side is not None:
-            raise InputError(f"the model reads and writes one vocabulary, so '{side}' is not to be told from the other")
-        if side is None and len({table.rows for table in tables.values()}) > 1:
-            sizes = ", ".join(f"{path} has {table.rows} rows" for path, table in tables.items())
-            raise InputError(f"the model has two vocabularies ({sizes}): say which, side='source' or side='target'")
-        meant = tuple(tables) if side is None else (target if side == "target" else source,)
-        rows = tables[meant[0]].rows
-        output = _output(model, rows) if target in meant else None
-        tied = _tied(model)
-        if output is None and tied in meant:
-            output = len(model.head.layers) - 1 if model.head is not None else None
-        if output is not None and tied is not None and tied not in meant:
-            raise InputError(f"the output is {tied}, which belongs to the other vocabulary: leave side out")
-        return cls(meant, rows, output)
+from clearhead.model.facade import Model
+from clearhead.surgery.plan import SurgeryPlan, apply_plan
+from clearhead.surgery.report import AnyModel, EditedModel
+from clearhead.surgery.vocabulary_rows import Reads, RowInit, VocabularyRows, plan_rows
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
 
 
-def _table_of(model: spec.Model, side: str) -> str:
-    stack: spec.Stack = getattr(model, side)
-    table = stack.embedding.table
-    return table.path if isinstance(table, spec.Reference) else f"{side}.embedding.table"
-
-
-def _last_map(model: spec.Model) -> tuple[int, spec.Linear] | None:
-    """Return the map that gives the outputs of every token, and its place in the head."""
-    layers = model.head.layers if model.head is not None else ()
-    maps = [(index, one) for index, one in enumerate(layers) if isinstance(one, spec.Linear)]
-    return None if not maps or any(isinstance(one, spec.Pool) for one in layers) else maps[-1]
-
-
-def _tied(model: spec.Model) -> str | None:
-    found = _last_map(model)
-    return None if found is None or found[1].weight is None else found[1].weight.path
-
-
-def _output(model: spec.Model, rows: int) -> int | None:
-    """Return the place of the map that scores words; a map of another size scores labels."""
-    found = _last_map(model)
-    return found[0] if found is not None and found[1].size == rows else None
-
-
-def plan_rows(module: Transformer, words: Words, rows: Sequence[int | None], start: Start) -> Plan:
-    """Plan a vocabulary.
+def grow_vocabulary(
+    model: AnyModel,
+    words: int | Sequence[str],
+    *,
+    start: RowInit | Literal["pieces"] = "mean",
+    side: Reads | None = None,
+) -> EditedModel[AnyModel]:
+    """Add words to the tables, to the outputs of words and to their biases; what the model says of old words stays.
 
     Args:
-        module: what has the vocabulary.
-        words: where its rows are.
-        rows: for each row the old one that it is; None: it is new.
-        start: how new rows begin.
+        model: a module or a model; it is not changed.
+        words: of a model, which its tokenizer learns too, each as one id; or how many rows, and no more than that.
+        start: how their rows begin: "mean": as the mean of all rows, so that a new word is about as likely as an old
+            one; "pieces": as the mean of the pieces that the word was made of; "draw": as in a new model; or for each
+            the ids whose rows it is the mean of; or a tensor [words, width] for the word tables, where outputs of
+            their own begin as the mean.
+        side: the vocabulary of what is read, "source", or of what is written, "target"; None: the only one.
 
     Raises:
-        InputError: rows that do not exist or stand twice, none left, or beginnings of another number or width.
+        InputError: words that cannot be added, beginnings that do not fit, or two vocabularies of which none is named.
+
+    Source: the mean: John Hewitt, "Initializing new word embeddings for pretrained language models", 2021.
     """
-    _check_rows(words, [row for row in rows if row is not None])
-    _check_start(module.spec, words, start, sum(row is None for row in rows))
-    origins = as_it_is(module)
-    places = [f"{path}.weight" for path in words.tables]
-    if words.output is not None:
-        places += [f"head.layers.{words.output}.{leaf}" for leaf in ("weight", "bias")]
-    is_drawn = isinstance(start, str) and start == "draw" and None in rows
-    for place in places if list(rows) != list(range(words.rows)) else ():
-        if place in origins:
-            origins[place] = Origin(place, _change(rows, start), is_drawn=is_drawn)
-
-    def change(path: str, node: spec.Node) -> spec.Node:
-        if path in words.tables and isinstance(node, spec.Table):
-            return node.model_copy(update={"rows": len(rows)})
-        if words.output is not None and path == f"head.layers.{words.output}" and isinstance(node, spec.Linear):
-            return node.model_copy(update={"size": len(rows)})
-        return node
-
-    return Plan(spec.rebuilt(module.spec, change), origins)
-
-
-def _check_rows(words: Words, kept: Sequence[int]) -> None:
-    wrong = [row for row in kept if not 0 <= row < words.rows]
-    if wrong:
-        raise InputError(f"there is no row {wrong[0]}; the {words.rows} rows are numbered from 0")
-    if len(set(kept)) != len(kept):
-        twice = next(row for place, row in enumerate(kept) if row in kept[:place])
-        raise InputError(f"row {twice} is named twice; a row has one place in the new vocabulary")
-    if not kept:
-        raise InputError("no row would be left; name those to keep")
+    if isinstance(words, int):
+        return _with_rows(model, words, start, side)
+    if not isinstance(model, Model):
+        raise InputError("a module has no tokenizer that could learn words: say how many rows it gets")
+    if not words:
+        raise InputError("name the words to add, or say how many rows")
+    old = _tokenizer_of(model, side)
+    new = old.with_words(words)
+    count = VocabularyRows.of(model.spec, side).rows
+    # A table may have rows behind the tokenizer's last entry: those that get a word now begin anew.
+    rows = [
+        index if index < old.vocab_size or index >= new.vocab_size else None
+        for index in range(max(count, new.vocab_size))
+    ]
+    if isinstance(start, str) and start == "pieces":
+        # A word that falls into no pieces begins as all words do.
+        start = [old.encode(word) or list(range(old.vocab_size)) for word in words]
+    return _with_tokenizer(model, side, new, rows, start)
 
 
-def _check_start(model: spec.Model, words: Words, start: Start, count: int) -> None:
-    if isinstance(start, str):
-        if start not in ("mean", "draw"):
-            raise InputError(f"new rows cannot begin as '{start}'; expected 'mean', 'draw', ids for each, or a tensor")
+def cut_vocabulary(model: AnyModel, keep: Sequence[int], *, side: Reads | None = None) -> EditedModel[AnyModel]:
+    """Keep some rows of the vocabulary, in the order given, which are numbered anew; the tokenizer follows.
+
+    Args:
+        model: a module or a model; it is not changed.
+        keep: ids. The tokenizer of a model must be able to do without the rest, and ids with a meaning of their own
+            must keep their numbers: `model.tokenizer.needed_ids(texts)` are those that texts need.
+        side: as for `grow_vocabulary`.
+
+    Raises:
+        InputError: ids that do not exist or stand twice, no id, two vocabularies of which none is named, or a
+            tokenizer that cannot follow.
+
+    Source: arXiv 2010.05609, section 3.
+    """
+    if not isinstance(model, Model):
+        return apply_plan(model, lambda module: plan_rows(module, VocabularyRows.of(module.spec, side), keep, "mean"))
+    _check_named(model, keep)
+    return _with_tokenizer(model, side, _tokenizer_of(model, side).with_entries(keep), keep, "mean")
+
+
+def _with_rows(
+    model: AnyModel, count: int, start: RowInit | Literal["pieces"], side: Reads | None
+) -> EditedModel[AnyModel]:
+    if count < 1:
+        raise InputError(f"at least 1 row can be added; got {count}")
+    if isinstance(start, str) and start == "pieces":
+        raise InputError("start='pieces' is for words; rows without words begin as 'mean' or 'draw'")
+    begin: RowInit = start
+
+    def plan(module: Transformer) -> SurgeryPlan:
+        found: VocabularyRows = VocabularyRows.of(module.spec, side)
+        return plan_rows(module, found, [*range(found.rows), *([None] * count)], begin)
+
+    return apply_plan(model, plan)
+
+
+def _tokenizer_of(model: Model, side: Reads | None) -> Tokenizer:
+    pair = model.tokenizers
+    if pair.joint and side is not None:
+        raise InputError("both sides have one tokenizer, so that both change: leave side out")
+    if not pair.joint and side is None:
+        raise InputError("each side has a tokenizer of its own: say which, side='source' or side='target'")
+    return pair.target if side == "target" else pair.source
+
+
+def _with_tokenizer(
+    model: Model, side: Reads | None, tokenizer: Tokenizer, rows: Sequence[int | None], start: RowInit
+) -> EditedModel[Any]:
+    """Change the module, and give the model the tokenizer that goes with it."""
+    edited = apply_plan(
+        model.module, lambda module: plan_rows(module, VocabularyRows.of(module.spec, side), rows, start)
+    )
+    pair = model.tokenizers
+    if pair.joint:
+        changed = TokenizerPair(tokenizer, tokenizer, joint=True)
+    else:
+        changed = replace(pair, target=tokenizer) if side == "target" else replace(pair, source=tokenizer)
+    return EditedModel(model.replaced(edited.model, tokenizers=changed), edited.report)
+
+
+def _check_named(model: Model, keep: Sequence[int]) -> None:
+    """Refuse to renumber what a checkpoint's files name by its id."""
+    if model.published is None:
         return
-    if len(start) != count:
-        raise InputError(f"{count} new rows need {count} beginnings, got {len(start)}")
-    if isinstance(start, Tensor):
-        widths = {path: getattr(model, path.split(".")[0]).table_width for path in words.tables}
-        wrong = [f"{path} is {width} wide" for path, width in widths.items() if list(start.shape) != [count, width]]
-        if wrong:
-            raise InputError(f"new rows were given in the shape {list(start.shape)}, but {wrong[0]}")
-        return
-    for ids in start:
-        if not ids or any(not 0 <= index < words.rows for index in ids):
-            raise InputError(f"a new row begins as the mean of rows 0 to {words.rows - 1}; got {list(ids)}")
-
-
-def _change(rows: Sequence[int | None], start: Start) -> Change:
-    """Return what is made of a table, of an output of its own, or of its bias."""
-    index = torch.tensor([0 if row is None else row for row in rows])
-    places = torch.tensor([place for place, row in enumerate(rows) if row is None], dtype=torch.long)
-
-    def change(old: Tensor, drawn: Tensor) -> Tensor:
-        made = old[index.to(old.device)]
-        if len(places):
-            made[places.to(old.device)] = beginnings(old, drawn).to(made)
-        return made
-
-    def beginnings(old: Tensor, drawn: Tensor) -> Tensor:
-        """Return the new rows; sums are in float32, for a mean of many rows in fewer bits would be off."""
-        if isinstance(start, Tensor) and start.shape[1:] == old.shape[1:]:
-            return start
-        if isinstance(start, str) and start == "draw":
-            return drawn[places.to(drawn.device)]
-        if isinstance(start, str | Tensor):
-            return old.float().mean(dim=0, keepdim=True).expand(len(places), *old.shape[1:])
-        return torch.stack([old[list(ids)].float().mean(dim=0) for ids in start])
-
-    return change
+    for key, value in model.published.config.items():
+        for index in value if isinstance(value, list) else [value]:
+            named = key.endswith(("_token_id", "_tokens", "_token_ids")) and isinstance(index, int)
+            if named and index >= 0 and (index >= len(keep) or keep[index] != index):
+                raise InputError(
+                    f"config.json names {index} as {key}, which must keep its number: keep all ids up to it"
+                )

@@ -21,7 +21,7 @@ INK, FAINT = "#1f2933", "#8a94a0"
 
 
 @dataclass(frozen=True)
-class Alignment:
+class AlignmentHeatMap:
     """What one sentence pair looks at.
 
     Args:
@@ -42,7 +42,7 @@ def drawable(text: str) -> bool:
     return set(map(ord, text)) <= set(get_font(findfont(FONT)).get_charmap())
 
 
-def draw_alignments(alignments: Sequence[Alignment], path: Path, *, title: str) -> None:
+def draw_alignments(alignments: Sequence[AlignmentHeatMap], path: Path, *, title: str) -> None:
     """Draw attention weights as heat maps in one picture, the tokens on both axes.
 
     Args:
@@ -84,7 +84,7 @@ class _Box:
     title_width: float
 
     @classmethod
-    def around(cls, alignment: Alignment) -> _Box:
+    def around(cls, alignment: AlignmentHeatMap) -> _Box:
         target_size, source_size = alignment.weights.shape
         left = max(text_width(token) for token in alignment.target_tokens) + 0.25
         top = _labels_height(alignment) + 0.45
@@ -104,7 +104,7 @@ def text_width(text: str) -> float:
     return float(TextPath((0, 0), text, prop=FONT).get_extents().width) / 72 if text.strip() else 0.0
 
 
-def _labels_height(alignment: Alignment) -> float:
+def _labels_height(alignment: AlignmentHeatMap) -> float:
     """Return the room above the grid: a label wider than its column stands on end."""
     return max(0.16, *(text_width(token) for token in alignment.source_tokens if _is_turned(token)), 0.0) + 0.08
 
@@ -113,7 +113,7 @@ def _is_turned(token: str) -> bool:
     return text_width(token) > CELL
 
 
-def _draw_one(axes: Axes, alignment: Alignment) -> None:
+def _draw_one(axes: Axes, alignment: AlignmentHeatMap) -> None:
     target_size, source_size = alignment.weights.shape
     axes.imshow(alignment.weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
     axes.xaxis.tick_top()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead.check import trace
-from clearhead.check.parity import Card, parity_card
+from clearhead.check.parity import ParityReport, compare_with_transformers
 from clearhead.cli.main import main
 from clearhead.errors import InputError
 from tests import published_models as made
@@ -28,7 +28,7 @@ TENSORS = "model.safetensors"
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_checkpoint_agrees(name: str, tmp_path: Path) -> None:
     theirs_of(CASES[name]).save_pretrained(tmp_path)
-    card = parity_card(tmp_path, tolerance=1e-5)
+    card = compare_with_transformers(tmp_path, tolerance=1e-5)
     assert card.is_same and card.divergence is None and card.causes == ()
     assert len(card.layers) >= 2 and card.logits is not None and card.padded is not None
     assert card.real is None and card.text is None, "there is no tokenizer"
@@ -57,10 +57,10 @@ def neighbours(size: int) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor.unflatten(0, (-1, size))[:, order].flatten(0, 1)
 
 
-def check(case: str, root: Path, tamper: Callable[[Path], None]) -> Card:
+def check(case: str, root: Path, tamper: Callable[[Path], None]) -> ParityReport:
     tampered, original = pair(CASES[case], root)
     tamper(tampered)
-    card = parity_card(tampered, reference=original)
+    card = compare_with_transformers(tampered, reference=original)
     assert not card.is_same
     return card
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_compared_is_one_sentence(
 
     monkeypatch.setattr(trace.importlib, "import_module", missing)
     with pytest.raises(InputError, match="pip install transformers"):
-        parity_card(folder)
+        compare_with_transformers(folder)
 
 
 def test_a_model_trained_here_is_written_and_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_a_head_that_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match="pooled once, got 2"):
         with_head(model, twice)
     with pytest.raises(InputError, match="last layer must be linear where nothing is pooled"):
-        with_head(model, spec.Head(layers=(spec.Unit(),)))
+        with_head(model, spec.Head(layers=(spec.L2Normalize(),)))
 
 
 def test_a_soft_cap_bounds_what_the_last_map_gives() -> None:

@@ -26,11 +26,11 @@ NAMES = {
         DistanceTable DynamicScaling Embedding EmbeddingPosition FeedForward Full Function Head HeadLayer Layer
         LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
         OutProjection Pool Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets Rotary RotaryScaling
-        Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads Unit Window Xavier YarnScaling
-        consistency_faults rebuilt validate walk
+        Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads L2Normalize Window Xavier YarnScaling
+        consistency_faults map_nodes validate walk
     """,
     "clearhead.surgery": """
-        Edited Report cut_vocabulary grow_vocabulary keep_layers remove_heads remove_neurons replace_head
+        EditedModel SurgeryReport cut_vocabulary grow_vocabulary keep_layers remove_heads remove_neurons replace_head
         resize_positions scale_rotary to_encoder to_encoder_decoder
     """,
 }

@@ -81,7 +81,7 @@ def test_every_fault_is_in_one_report() -> None:
         "decoder.width: expected integer, got 'wide'",
         "decoder.score_table.num_heads: missing",
         "head.layers.0: kind must be one of 'linear', 'activation', 'layer_norm', 'rms_norm', 'pool', 'soft_cap', "
-        "'unit'; "
+        "'l2_normalize'; "
         "got 'liner' (did you mean 'linear'?)",
     ):
         assert words in found, found

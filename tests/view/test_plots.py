@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clearhead.view.plots import Alignment, draw_alignments, drawable
+from clearhead.view.plots import AlignmentHeatMap, draw_alignments, drawable
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -17,9 +17,9 @@ def png_size(path: Path) -> tuple[int, int]:
     return int(width), int(height)
 
 
-def sample(target: int, source: int) -> Alignment:
+def sample(target: int, source: int) -> AlignmentHeatMap:
     weights = np.random.default_rng(7).dirichlet(np.ones(source), size=target)
-    return Alignment(weights, ["a"] * (source - 1) + ["</s>"], ["b"] * target, "a title")
+    return AlignmentHeatMap(weights, ["a"] * (source - 1) + ["</s>"], ["b"] * target, "a title")
 
 
 def test_picture_grows_with_its_tokens(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_it_learns_what_belongs_together(tmp_path: Path, family: str) -> None:
     assert last["valid_score"] == pytest.approx(100 * found.mean), "what validation says is what the vectors do"
     assert found.mean > 0.25, "chance is 0.02"
     assert (model.task.kind, model.task.max_length) == ("embed", 7)
-    assert [layer.kind for layer in model.spec.head.layers] == ["pool", "unit"]
+    assert [layer.kind for layer in model.spec.head.layers] == ["pool", "l2_normalize"]
     assert model.spec.head.layers[0].by == ("mean" if family == "encoder" else "last")
 
 

@@ -15,7 +15,7 @@ AnyNode = TypeVar("AnyNode", bound=spec.Node)
 Wanted = TypeVar("Wanted", bound=spec.Node)
 
 
-def redirected(node: AnyNode, rename: Callable[[str], str], path: str = "") -> AnyNode:
+def redirect_references(node: AnyNode, rename: Callable[[str], str], path: str = "") -> AnyNode:
     """Return a tree whose references name other paths."""
 
     def change(_: str, part: spec.Node) -> spec.Node:
@@ -23,7 +23,7 @@ def redirected(node: AnyNode, rename: Callable[[str], str], path: str = "") -> A
             return part.model_copy(update={"path": rename(part.path)})
         return part
 
-    return spec.rebuilt(node, change, path)
+    return spec.map_nodes(node, change, path)
 
 
 def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, spec.Stack]:
@@ -56,12 +56,12 @@ def with_stacks(model: spec.Model, stacks: Mapping[str, spec.Stack | None]) -> s
     return model.model_copy(update=dict(stacks))
 
 
-def functions(model: spec.Model, kind: type[Wanted]) -> dict[str, Wanted]:
+def branch_functions(model: spec.Model, kind: type[Wanted]) -> dict[str, Wanted]:
     """Return the functions of branches that are of a kind, by address."""
     return {path: node for path, node in spec.walk(model) if path.endswith(".function") and isinstance(node, kind)}
 
 
-def chosen(
+def match_addresses(
     model: spec.Model, given: Mapping[str, Collection[int]], found: Mapping[str, spec.Node], what: str
 ) -> dict[str, set[int]]:
     """Return which numbers are meant at which address.

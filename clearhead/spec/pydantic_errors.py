@@ -9,11 +9,11 @@ from pydantic import BaseModel, ValidationError
 
 from clearhead.errors import nearest
 
-WORD = "word"
+PLAIN_NAME = "word"
 """The tag of a plain name where a name or a node may stand."""
 
 
-def sentences(error: ValidationError, root: type[BaseModel]) -> list[str]:
+def error_messages(error: ValidationError, root: type[BaseModel]) -> list[str]:
     """Say each fault that pydantic found while it parsed `root`."""
     base = root.__mro__[-1 - len(BaseModel.__mro__)]  # the class that all nodes share
     faults = [dict(fault) for fault in error.errors(include_url=False)]
@@ -60,7 +60,7 @@ def _address(
         if current is not None and part in current.model_fields:
             found = set(_nodes_in(current.model_fields[part].annotation))
             current = found.pop() if len(found) == 1 else None
-        elif part in tagged or part == WORD:
+        elif part in tagged or part == PLAIN_NAME:
             current = tagged.get(part)
             last = current or last
             continue

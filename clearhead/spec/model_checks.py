@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from clearhead.errors import nearest
 from clearhead.spec.base import Node, Reference
-from clearhead.spec.node_rules import node_faults
+from clearhead.spec.node_checks import node_faults
 from clearhead.spec.nodes import Attention, FeedForward, Linear, MixtureOfExperts, Stack, Table
 from clearhead.spec.positions import Disentangled, DistanceTable, RelativeBuckets, TableHeads
-from clearhead.spec.trees import walk
+from clearhead.spec.traversal import walk
 
 if TYPE_CHECKING:
     from clearhead.spec.model import Model

@@ -27,7 +27,7 @@ def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
         waiting.extend(reversed(below))
 
 
-def rebuilt(node: Tree, change: Callable[[str, Node], Node], path: str = "") -> Tree:
+def map_nodes(node: Tree, change: Callable[[str, Node], Node], path: str = "") -> Tree:
     """Return a tree in which every node below is what `change` makes of it, children before their parents.
 
     Args:
@@ -47,4 +47,4 @@ def rebuilt(node: Tree, change: Callable[[str, Node], Node], path: str = "") -> 
 
 
 def _changed(node: Node, change: Callable[[str, Node], Node], path: str) -> Node:
-    return change(path, rebuilt(node, change, path))
+    return change(path, map_nodes(node, change, path))
