@@ -8,9 +8,9 @@ from .core.model import Transformer as Transformer
 from .core.model import build as build
 from .errors import InputError as InputError
 from .errors import RunFailure as RunFailure
-from .generate.hypothesis import Generation as Generation
-from .generate.hypothesis import Hypothesis as Hypothesis
-from .generate.scoring import PairScore as PairScore
+from .generate.results import Generation as Generation
+from .generate.results import Hypothesis as Hypothesis
+from .generate.scoring.targets import PairScore as PairScore
 from .model.facade import Model as Model
 from .model.loading import load as load
 from .predict.answer import Answer as Answer

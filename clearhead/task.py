@@ -10,6 +10,8 @@ from clearhead.errors import InputError
 
 TaskKind = Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise", "answer"]
 
+LabelKind = Literal["single_label", "multi_label", "regression"]
+
 Repeats = Literal["start", "last"]
 
 
@@ -52,7 +54,7 @@ class TaskRecord(BaseModel):
 
     kind: TaskKind
     labels: tuple[str, ...] = ()
-    label_kind: Literal["one", "several", "number"] | None = None
+    label_kind: LabelKind | None = None
     max_length: int | None = None
     is_paired: bool | None = False
     number_mean: float = 0.0

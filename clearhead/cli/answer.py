@@ -62,7 +62,7 @@ def answer(
     prepare_machine(threads, seed)
     text = _text(context, context_file)
     model = clearhead.load(ref, device=device, precision=precision)
-    answers = model.answer(question, text, top_k=top_k, may_lack=no_answer, batch_size=batch_size)
+    answers = model.answer(question, text, top_k=top_k, allow_no_answer=no_answer, batch_size=batch_size)
     if as_json:
         print_json({"question": question, "answers": [asdict(one) for one in answers]})
         return

@@ -26,8 +26,8 @@ from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead import Model
-    from clearhead.generate.hypothesis import Generation
     from clearhead.generate.options import GenerateOptions
+    from clearhead.generate.results import Generation
 
 SEPARATOR = "---"
 # The parameters of the command that are options of the same name.

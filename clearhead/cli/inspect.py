@@ -115,7 +115,7 @@ def _purpose_lines(spec: Model, record: TaskRecord | None) -> Iterator[str]:
         paired = ", on pairs of texts" if record.is_paired else ""
         yield f"task        {record.kind}{paired}{longest}"
         if record.labels or record.label_kind is not None:
-            kinds = {"one": "one of", "several": "several of", "number": "a number", None: "one of"}
+            kinds = {"single_label": "one of", "multi_label": "several of", "regression": "a number", None: "one of"}
             shown = ", ".join(record.labels[:MOST_LABELS]) + (", ..." if len(record.labels) > MOST_LABELS else "")
             yield f"labels      {kinds[record.label_kind]} {f'{len(record.labels)}: {shown}' if shown else ''}".rstrip()
     if spec.head is not None:

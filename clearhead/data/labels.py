@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -16,8 +15,8 @@ from numpy import ndarray
 from clearhead.data.sources.labelled import LabelledTexts
 from clearhead.data.sources.records import shown
 from clearhead.errors import InputError, nearest
+from clearhead.task import LabelKind
 
-LabelKind = Literal["one", "several", "number"]
 _MOST_SHOWN = 12
 # From here on, labels that are all different are taken for a wrong column.
 _SUSPICIOUS = 20
@@ -42,7 +41,7 @@ class LabelSet:
     @property
     def num_outputs(self) -> int:
         """Outputs of a head for these labels."""
-        return 1 if self.kind == "number" else len(self.names)
+        return 1 if self.kind == "regression" else len(self.names)
 
     def encode(self, data: LabelledTexts) -> Int64[ndarray, " texts"] | Float[ndarray, "texts ..."]:
         """Return the labels as a model learns them.
@@ -56,11 +55,11 @@ class LabelSet:
         Raises:
             InputError: a label is missing, unknown, or no number.
         """
-        if self.kind == "number":
+        if self.kind == "regression":
             values = [_number(label, data.place(index)) for index, label in enumerate(data.labels)]
             return (np.array(values, dtype=np.float64) - self.mean) / self.scale
         index_of = {name: index for index, name in enumerate(self.names)}
-        if self.kind == "one":
+        if self.kind == "single_label":
             found = [self._index(_one(data, row), index_of, data, row) for row in range(len(data))]
             return np.array(found, dtype=np.int64)
         sets = np.zeros((len(data), len(self.names)), dtype=np.float32)
@@ -79,7 +78,7 @@ class LabelSet:
 
     def describe(self, data: LabelledTexts) -> str:
         """Return how often each label stands in some data, or how its numbers spread."""
-        if self.kind == "number":
+        if self.kind == "regression":
             values = [_number(label, data.place(index)) for index, label in enumerate(data.labels)]
             return f"numbers from {min(values):g} to {max(values):g}"
         counts = _counts(data, self.kind)
@@ -98,7 +97,7 @@ def learn_labels(data: LabelledTexts, kind: LabelKind) -> LabelSet:
         InputError: a label is missing or no number, there is nothing to tell apart, or every label is another one.
     """
     place = data.place(0)
-    if kind == "number":
+    if kind == "regression":
         values = np.array([_number(label, data.place(index)) for index, label in enumerate(data.labels)])
         if np.all(values == values[0]):
             raise InputError(
@@ -106,17 +105,17 @@ def learn_labels(data: LabelledTexts, kind: LabelKind) -> LabelSet:
             )
         return LabelSet(kind, mean=float(values.mean()), scale=float(values.std()))
     names = _counts(data, kind)
-    if kind == "several" and not names:
+    if kind == "multi_label" and not names:
         raise InputError(f"{place}: none of the {len(data)} texts from here on has a label; check the column of labels")
-    if kind == "one" and len(names) == 1:
+    if kind == "single_label" and len(names) == 1:
         raise InputError(
             f"{place}: all {len(data)} texts from here on have the label {shown(next(iter(names)))}; "
             "a classifier needs at least two classes"
         )
-    if kind == "one" and len(names) == len(data) >= _SUSPICIOUS:
+    if kind == "single_label" and len(names) == len(data) >= _SUSPICIOUS:
         raise InputError(
             f"{place}: each of the {len(data)} texts from here on has a label of its own ({_listed(sorted(names))}); "
-            'check the column of labels, or set labels = "number" under [task]'
+            'check the column of labels, or set labels = "regression" under [task]'
         )
     return LabelSet(kind, names=tuple(sorted(names, key=_order)))
 
@@ -135,13 +134,13 @@ def _listed(names: Sequence[str]) -> str:
 def _counts(data: LabelledTexts, kind: LabelKind) -> Counter[str]:
     """Count how often each class stands in some data."""
     rows = range(len(data))
-    if kind == "one":
+    if kind == "single_label":
         return Counter(_one(data, row) for row in rows)
     return Counter(name for row in rows for name in _several(data, row))
 
 
 def _one(data: LabelledTexts, row: int) -> str:
-    name = _name(data.labels[row], data.place(row), 'several labels need labels = "several" under [task]')
+    name = _name(data.labels[row], data.place(row), 'several labels need labels = "multi_label" under [task]')
     if not name:
         raise InputError(f"{data.place(row)}: the label is missing; expected the name of a class")
     return name
@@ -169,7 +168,7 @@ def _name(value: object, place: str, hint: str) -> str:
             raise InputError(f"{place}: the label {shown(name)} holds a lone surrogate, which is not Unicode text")
         return name
     if isinstance(value, float):
-        hint = 'numbers need labels = "number" under [task]'
+        hint = 'numbers need labels = "regression" under [task]'
     raise InputError(f"{place}: the label is {shown(value)}; expected the name of a class ({hint})")
 
 
@@ -181,6 +180,6 @@ def _number(value: object, place: str) -> float:
     if not math.isfinite(number):
         raise InputError(
             f"{place}: the label is {shown(value)}; expected a finite number (for classes set "
-            'labels = "one" or "several" under [task])'
+            'labels = "single_label" or "multi_label" under [task])'
         )
     return number

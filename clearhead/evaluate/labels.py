@@ -151,9 +151,9 @@ def label_loss_of(logits_NL: Float[Tensor, "texts labels"], store: LabelStore) -
         store: the labels.
     """
     values = torch.from_numpy(np.array(store.values))
-    if store.labels.kind == "one":
+    if store.labels.kind == "single_label":
         return float(F.cross_entropy(logits_NL, values))
-    if store.labels.kind == "several":
+    if store.labels.kind == "multi_label":
         return float(F.binary_cross_entropy_with_logits(logits_NL, values))
     return float(F.mse_loss(logits_NL[:, 0].double(), values))
 
@@ -166,11 +166,11 @@ def score_labels(logits_NL: Float[Tensor, "texts labels"], store: LabelStore) ->
         store: the labels.
     """
     labels = store.labels
-    if labels.kind == "one":
+    if labels.kind == "single_label":
         predicted_N, expected_N = logits_NL.argmax(1).numpy(), np.array(store.values)
         confusion_LL = confusion_matrix(predicted_N, expected_N, num_labels=labels.num_outputs)
         return ClassScores(accuracy(predicted_N, expected_N), macro_f1(confusion_LL), confusion_LL)
-    if labels.kind == "several":
+    if labels.kind == "multi_label":
         return several_scores((logits_NL >= 0).numpy(), np.array(store.values) > 0)
     return _score_numbers(logits_NL, store, labels)
 

@@ -153,7 +153,7 @@ def running_text(model: Model, request: Request) -> Report:
 
 
 def _next_tokens(model: Model, corpus: Corpus, request: Request) -> Report:
-    from clearhead.generate.text_scores import text_loss
+    from clearhead.generate.scoring.texts import text_loss
 
     found = text_loss(
         model.module,
@@ -240,7 +240,7 @@ def classes(model: Model, request: Request) -> Report:
     from clearhead.predict.classify import evaluate_labelled
 
     assert request.text is not None and request.labels is not None, "the options were checked"
-    if request.plot is not None and model.task.label_kind != "one":
+    if request.plot is not None and model.task.label_kind != "single_label":
         raise InputError("--plot draws which class is taken for which, and this model gives no single class")
     table = labelled_table(request.text, request.labels, text_column=request.text_column, pair=request.pair)
     source = parse_labelled_source(table)

@@ -12,7 +12,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
-from clearhead.generate.scoring import score_framed
+from clearhead.generate.scoring.targets import score_framed
 
 # sacreBLEU's other tokenisations need packages or downloads of their own.
 TOKENIZATIONS = ("13a", "none", "intl", "zh", "char")

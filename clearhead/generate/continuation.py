@@ -16,22 +16,22 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode
-from clearhead.generate.beam import continue_beams
-from clearhead.generate.contrastive import ContrastiveSearch
-from clearhead.generate.generation_config import GenerationRules
-from clearhead.generate.hypothesis import Candidate, Continuation, StopReason, length_normalised
+from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import check_model, read_prompts, token_limits
-from clearhead.generate.processor_chain import processors, warpers
-from clearhead.generate.sampling import Choice, Sampling, Streams, seed_of
-from clearhead.generate.streaming_decoder import Decode, GrowingText
+from clearhead.generate.processors import build_logits_processors, build_logits_warpers
+from clearhead.generate.results import Candidate, Continuation, StopReason, length_normalised
+from clearhead.generate.search.beam import continue_beams
+from clearhead.generate.search.contrastive import ContrastiveSearch
+from clearhead.generate.search.sampling import RandomStreams, Sampling, TokenChooser, sequence_seed
+from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
 
 # Most tokens, prompts and limits together, that the cache of one batch holds.
 BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerateRequest:
     """What to generate.
 
     Args:
@@ -44,7 +44,7 @@ class Request:
         decode: ids to text; needed for stop texts and for streaming.
         contexts: for each prompt, the ids that the text continues, on which the space in front of it can depend;
             None: the prompts.
-        rules: what the files of a checkpoint say besides; its end tokens end a sequence as `eos_id` does.
+        config: what the files of a checkpoint say besides; its end tokens end a sequence as `eos_id` does.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -55,12 +55,12 @@ class Request:
     sources: Sequence[Sequence[int]] | None = None
     decode: Decode | None = None
     contexts: Sequence[Sequence[int]] | None = None
-    rules: GenerationRules = field(default_factory=GenerationRules)
+    config: GenerationConfig = field(default_factory=GenerationConfig)
 
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Every id that ends a sequence, the first of them the one that search forces."""
-        return (self.eos_id, *(index for index in self.rules.ends if index != self.eos_id))
+        return (self.eos_id, *(index for index in self.config.eos_ids if index != self.eos_id))
 
     def context(self, prompt: int) -> Sequence[int]:
         """Return the ids that the text behind a prompt continues."""
@@ -68,7 +68,7 @@ class Request:
 
 
 def generate_ids(
-    module: Transformer, request: Request, *, on_token: Callable[[int, int, int], None] | None = None
+    module: Transformer, request: GenerateRequest, *, on_token: Callable[[int, int, int], None] | None = None
 ) -> list[list[Continuation]]:
     """Continue each prompt, in the order given.
 
@@ -104,7 +104,7 @@ def generate_ids(
     return results
 
 
-def stream_ids(module: Transformer, request: Request) -> Generator[str, None, Continuation]:
+def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, None, Continuation]:
     """Continue one prompt and yield its text as it becomes certain; the pieces together are the text.
 
     Args:
@@ -124,7 +124,7 @@ def stream_ids(module: Transformer, request: Request) -> Generator[str, None, Co
     return _stream(module, request, _checked_limits(module, request))
 
 
-def _stream(module: Transformer, request: Request, limits: list[int]) -> Generator[str, None, Continuation]:
+def _stream(module: Transformer, request: GenerateRequest, limits: list[int]) -> Generator[str, None, Continuation]:
     """Yield the text of one prompt; what is asked for has been checked when the generator was made."""
     with evaluation_mode(module):
         (row,) = rows = _rows(request, [0], limits, with_text=True)
@@ -141,7 +141,7 @@ class _Row:
     number: int
     limit: int
     end_ids: tuple[int, ...]
-    growing: GrowingText | None
+    growing: StreamingDecoder | None
     ids: list[int] = field(default_factory=list)
     log_probability: float = 0.0
     pieces: list[str] = field(default_factory=list)
@@ -173,18 +173,18 @@ class _Row:
         return Continuation(tuple(self.ids), score, self.log_probability, self.stop_reason, text)
 
 
-def _checked_limits(module: Transformer, request: Request) -> list[int]:
+def _checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
     """Return how many tokens may follow each prompt, after a look at everything that is asked for."""
     check_model(module, with_sources=request.sources is not None)
     assert request.decode is not None or not request.options.stops, "stop texts need a way to decode"
-    limits = token_limits(module, request.prompts, request.options, most=request.rules.max_length)
+    limits = token_limits(module, request.prompts, request.options, most=request.config.max_length)
     if request.sources is not None:
         assert len(request.sources) == len(request.prompts)
         check_lengths(request.sources, module.max_positions, what="source")
     return limits
 
 
-def _batches(request: Request, limits: list[int]) -> Iterator[list[int]]:
+def _batches(request: GenerateRequest, limits: list[int]) -> Iterator[list[int]]:
     """Yield the numbers of prompts that run together."""
     options = request.options
     rows = options.beam_size * options.num_return_sequences if options.method != "beam" else options.beam_size
@@ -194,7 +194,7 @@ def _batches(request: Request, limits: list[int]) -> Iterator[list[int]]:
     if request.sources is not None:
         costs = [cost + rows * len(source) for cost, source in zip(costs, request.sources, strict=True)]
     for batch in batches_by_cost(costs, budget=BATCH_TOKENS, most_rows=options.batch_size):
-        if request.rules.last is None:
+        if request.config.forced_eos_id is None:
             yield batch
             continue
         # What is forced at the end comes at one length, so those that run together end together.
@@ -202,7 +202,7 @@ def _batches(request: Request, limits: list[int]) -> Iterator[list[int]]:
             yield [prompt for prompt in batch if limits[prompt] == limit]
 
 
-def _rows(request: Request, batch: list[int], limits: list[int], *, with_text: bool) -> list[_Row]:
+def _rows(request: GenerateRequest, batch: list[int], limits: list[int], *, with_text: bool) -> list[_Row]:
     """Return the sequences of a batch, those of a prompt side by side."""
     rows = []
     for prompt in batch:
@@ -210,13 +210,13 @@ def _rows(request: Request, batch: list[int], limits: list[int], *, with_text: b
             growing = None
             if with_text:
                 assert request.decode is not None
-                growing = GrowingText(request.decode, request.options.stops, request.context(prompt))
+                growing = StreamingDecoder(request.decode, request.options.stops, request.context(prompt))
             rows.append(_Row(prompt, number, limits[prompt], request.end_ids, growing))
     return rows
 
 
 def _steps(
-    module: Transformer, request: Request, batch: list[int], rows: list[_Row]
+    module: Transformer, request: GenerateRequest, batch: list[int], rows: list[_Row]
 ) -> Iterator[list[tuple[_Row, str]]]:
     """Generate a token for every row that is not finished, again and again; yield the rows and their new text."""
     # Between two steps the caller's code runs, and it must not run in inference mode.
@@ -235,7 +235,9 @@ def _steps(
         rows = [rows[place] for place in kept]
 
 
-def _begin(module: Transformer, request: Request, batch: list[int], rows: list[_Row]) -> Sampling | ContrastiveSearch:
+def _begin(
+    module: Transformer, request: GenerateRequest, batch: list[int], rows: list[_Row]
+) -> Sampling | ContrastiveSearch:
     """Read the prompts of a batch and prepare the method for its rows."""
     options = request.options
     limits = {row.prompt: row.limit for row in rows}
@@ -243,18 +245,24 @@ def _begin(module: Transformer, request: Request, batch: list[int], rows: list[_
         module, *_of_batch(request, batch), pad_id=request.pad_id, limits=[limits[prompt] for prompt in batch]
     )
     start = start.repeated(options.num_return_sequences)
-    chain = processors(options, request.end_ids, start.ids.shape[1], _banned(request, start.logits), start.read)
-    chain += request.rules.processors(start.ids.shape[1], rows[0].limit)
+    chain = build_logits_processors(
+        options, request.end_ids, start.ids.shape[1], _banned(request, start.logits), start.read
+    )
+    chain += request.config.processors(start.ids.shape[1], rows[0].limit)
     if options.method == "contrastive":
         return ContrastiveSearch(module, start, chain, count=options.top_k, alpha=options.penalty_alpha)
     if options.method == "greedy":
-        return Sampling(module, start, Choice(chain, None))
+        return Sampling(module, start, TokenChooser(chain, None))
     sources = request.sources or [()] * len(request.prompts)
-    seeds = [seed_of(options.seed, row.number, [*request.prompts[row.prompt], *sources[row.prompt]]) for row in rows]
-    return Sampling(module, start, Choice([*chain, *warpers(options)], Streams(seeds, start.ids.device)))
+    seeds = [
+        sequence_seed(options.seed, row.number, [*request.prompts[row.prompt], *sources[row.prompt]]) for row in rows
+    ]
+    return Sampling(
+        module, start, TokenChooser([*chain, *build_logits_warpers(options)], RandomStreams(seeds, start.ids.device))
+    )
 
 
-def _beams(module: Transformer, request: Request, batch: list[int], limits: list[int]) -> list[list[Candidate]]:
+def _beams(module: Transformer, request: GenerateRequest, batch: list[int], limits: list[int]) -> list[list[Candidate]]:
     """Search with beams behind the prompts of a batch."""
     options = request.options
     with torch.inference_mode():
@@ -267,12 +275,12 @@ def _beams(module: Transformer, request: Request, batch: list[int], limits: list
             limits=[limits[prompt] for prompt in batch],
             end_ids=request.end_ids,
             banned_X=_banned(request, start.logits),
-            chain=request.rules.processors(start.ids.shape[1], limits[batch[0]]),
+            chain=request.config.processors(start.ids.shape[1], limits[batch[0]]),
             options=SearchOptions(
                 beam_size=options.beam_size,
                 length_penalty=float(options.length_penalty),
                 n_best=options.num_return_sequences,
-                stops_early=request.rules.stops_early,
+                early_stopping=request.config.early_stopping,
                 repetition_penalty=options.repetition_penalty,
                 no_repeat_ngram_size=options.no_repeat_ngram_size,
                 encoder_no_repeat_ngram_size=options.encoder_no_repeat_ngram_size,
@@ -282,13 +290,13 @@ def _beams(module: Transformer, request: Request, batch: list[int], limits: list
         )
 
 
-def _of_batch(request: Request, batch: list[int]) -> tuple[list[Sequence[int]], list[Sequence[int]] | None]:
+def _of_batch(request: GenerateRequest, batch: list[int]) -> tuple[list[Sequence[int]], list[Sequence[int]] | None]:
     """Return the prompts and the sources of a batch."""
     sources = request.sources
     return [request.prompts[i] for i in batch], None if sources is None else [sources[i] for i in batch]
 
 
-def _banned(request: Request, logits: Tensor) -> Int[Tensor, " banned"]:
+def _banned(request: GenerateRequest, logits: Tensor) -> Int[Tensor, " banned"]:
     """Return the banned ids that the model has outputs for, the end token never among them."""
     ids = sorted(index for index in set(request.banned) - {*request.end_ids} if index < logits.shape[1])
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)

@@ -1,7 +1,4 @@
-"""What a checkpoint's own files say about generation: where it starts and ends, what is forced, banned and chosen.
-
-Shapes: R rows, T tokens so far, V vocabulary.
-"""
+"""What a checkpoint's own files say about generation: where it starts and ends, what is forced, banned and chosen."""
 
 from __future__ import annotations
 
@@ -9,12 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-
 from clearhead.errors import InputError
-from clearhead.generate.processors import Processor
+from clearhead.generate.processors import BannedAt, BannedSequences, ForcedAt, Processor
 
 # Keys of these files that choose how tokens are found, and the option that means the same.
 _OPTIONS: Mapping[str, str] = {
@@ -34,7 +27,7 @@ _OPTIONS: Mapping[str, str] = {
 }
 _OF_CHANCE = ("temperature", "top_k", "top_p", "min_p")
 # Keys that change what is generated and are not followed here, with the value that means nothing.
-_UNFOLLOWED: Mapping[str, tuple[object, ...]] = {
+_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (1.0,),
     "diversity_penalty": (0.0,),
     "num_beam_groups": (1,),
@@ -59,45 +52,45 @@ _UNFOLLOWED: Mapping[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True)
-class GenerationRules:
+class GenerationConfig:
     """What the files of a checkpoint say.
 
     Args:
-        start: id that a decoder behind an encoder begins with.
-        opening: id that a text without a prompt begins with.
-        ends: ids that end a sequence, each of them.
-        pad: id that fills batches.
-        first: id that is always generated first.
-        last: id that a sequence at its greatest length ends with.
-        banned: ids that are never generated.
-        banned_first: ids that are not generated first.
+        decoder_start_id: id that a decoder behind an encoder begins with.
+        bos_id: id that a text without a prompt begins with.
+        eos_ids: ids that end a sequence, each of them.
+        pad_id: id that fills batches.
+        forced_bos_id: id that is always generated first.
+        forced_eos_id: id that a sequence at its greatest length ends with.
+        banned_ids: ids that are never generated.
+        banned_first_ids: ids that are not generated first.
         banned_sequences: sequences of several ids that are never generated.
         options: values of options that a caller may leave out, by their names here.
         max_length, min_length: bounds of what the decoder reads, the prompt included.
-        unfollowed: what the files ask for and is not done here.
-        stops_early: a search with beams ends once as many sequences have finished; else only where no unfinished one
+        unsupported: what the files ask for and is not done here.
+        early_stopping: a search with beams ends once as many sequences have finished; else only where no unfinished one
             can become better, which finds at least as good ones as a rule of thumb would.
-        prefixes: what the files put in front of a text, by the task it is for.
+        task_prefixes: what the files put in front of a text, by the task it is for.
     """
 
-    start: int | None = None
-    opening: int | None = None
-    ends: tuple[int, ...] = ()
-    pad: int | None = None
-    first: int | None = None
-    last: int | None = None
-    banned: tuple[int, ...] = ()
-    banned_first: tuple[int, ...] = ()
+    decoder_start_id: int | None = None
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    pad_id: int | None = None
+    forced_bos_id: int | None = None
+    forced_eos_id: int | None = None
+    banned_ids: tuple[int, ...] = ()
+    banned_first_ids: tuple[int, ...] = ()
     banned_sequences: tuple[tuple[int, ...], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     max_length: int | None = None
     min_length: int = 0
-    unfollowed: tuple[str, ...] = ()
-    stops_early: bool = False
-    prefixes: Mapping[str, str] = field(default_factory=dict)
+    unsupported: tuple[str, ...] = ()
+    early_stopping: bool = False
+    task_prefixes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], *, source: str) -> GenerationRules:
+    def from_settings(cls, settings: Mapping[str, Any], *, source: str) -> GenerationConfig:
         """Read the content of `generation_config.json`, or of a config.json in its place.
 
         Args:
@@ -111,30 +104,30 @@ class GenerationRules:
         words = _sequences(settings, "bad_words_ids", faults)
         ends = _ids(settings, "eos_token_id", faults)
         lasts = _ids(settings, "forced_eos_token_id", faults)
-        rules = cls(
-            start=_id(settings, "decoder_start_token_id", faults),
-            opening=_id(settings, "bos_token_id", faults),
-            ends=ends,
-            pad=_id(settings, "pad_token_id", faults),
-            first=_id(settings, "forced_bos_token_id", faults),
-            last=lasts[0] if lasts else None,
+        config = cls(
+            decoder_start_id=_id(settings, "decoder_start_token_id", faults),
+            bos_id=_id(settings, "bos_token_id", faults),
+            eos_ids=ends,
+            pad_id=_id(settings, "pad_token_id", faults),
+            forced_bos_id=_id(settings, "forced_bos_token_id", faults),
+            forced_eos_id=lasts[0] if lasts else None,
             # A banned word of one token is a banned token, but the end may always come.
-            banned=tuple(
+            banned_ids=tuple(
                 sorted({*_ids(settings, "suppress_tokens", faults), *(w[0] for w in words if len(w) == 1)} - {*ends})
             ),
-            banned_first=_ids(settings, "begin_suppress_tokens", faults),
+            banned_first_ids=_ids(settings, "begin_suppress_tokens", faults),
             banned_sequences=tuple(word for word in words if len(word) > 1),
             options=_options(settings),
             max_length=_id(settings, "max_length", faults),
             min_length=_id(settings, "min_length", faults) or 0,
-            unfollowed=_unfollowed(settings, lasts),
-            stops_early=settings.get("early_stopping") is True,
+            unsupported=_unfollowed(settings, lasts),
+            early_stopping=settings.get("early_stopping") is True,
         )
         if settings.get("early_stopping") not in (None, True, False, "never"):
             faults.append(f"early_stopping must be true, false or 'never', not {settings['early_stopping']!r}")
         if faults:
             raise InputError.from_faults([f"{source}: {fault}" for fault in faults], subject=source)
-        return rules
+        return config
 
     def options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call: what is given wins, and settings that its method has no use for are left out.
@@ -164,99 +157,32 @@ class GenerationRules:
         chain: list[Processor] = []
         if self.banned_sequences:
             chain.append(BannedSequences(self.banned_sequences))
-        if self.banned_first:
-            chain.append(BannedAt(self.banned_first, prompt_length))
-        if self.first is not None:
-            chain.append(ForcedAt(self.first, prompt_length))
-        if self.last is not None and limit is not None:
-            chain.append(ForcedAt(self.last, prompt_length + limit - 1))
+        if self.banned_first_ids:
+            chain.append(BannedAt(self.banned_first_ids, prompt_length))
+        if self.forced_bos_id is not None:
+            chain.append(ForcedAt(self.forced_bos_id, prompt_length))
+        if self.forced_eos_id is not None and limit is not None:
+            chain.append(ForcedAt(self.forced_eos_id, prompt_length + limit - 1))
         return chain
 
     def lines(self) -> list[str]:
         """Return what they say, one short line each, for a person."""
         named = {
-            "starts with": self.start,
-            "ends with": self.ends or None,
-            "always first": self.first,
-            "last at the greatest length": self.last,
-            "never": self.banned or None,
-            "never first": self.banned_first or None,
+            "starts with": self.decoder_start_id,
+            "ends with": self.eos_ids or None,
+            "always first": self.forced_bos_id,
+            "last at the greatest length": self.forced_eos_id,
+            "never": self.banned_ids or None,
+            "never first": self.banned_first_ids or None,
             "never in a row": self.banned_sequences or None,
             "longest": self.max_length,
             "shortest": self.min_length or None,
         }
         shown = [f"{name} {_shown(value)}" for name, value in named.items() if value is not None]
         shown += [f"{name} {value}" for name, value in self.options.items()]
-        shown += ["stops a search with beams early"] if self.stops_early else []
-        shown += [f"task {name}: {prefix}" for name, prefix in self.prefixes.items()]
-        return [*shown, *(f"not followed: {key}" for key in self.unfollowed)]
-
-
-@dataclass(frozen=True)
-class ForcedAt:
-    """Leaves one id at some length, with the probability 1.
-
-    Args:
-        index: the id.
-        length: ids so far, prompt and padding included, at which it comes.
-    """
-
-    index: int
-    length: int
-
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
-        """Return the changed logits."""
-        if ids_RT.shape[1] != self.length:
-            return logits_RV
-        forced_RV = torch.full_like(logits_RV, -torch.inf)
-        forced_RV[:, self.index] = 0.0
-        return forced_RV
-
-
-@dataclass(frozen=True)
-class BannedAt:
-    """Bans ids at some length.
-
-    Args:
-        ids: the ids.
-        length: ids so far, prompt and padding included, at which they may not come.
-    """
-
-    ids: tuple[int, ...]
-    length: int
-
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
-        """Return the changed logits."""
-        if ids_RT.shape[1] != self.length:
-            return logits_RV
-        return logits_RV.index_fill(1, torch.tensor(self.ids, device=logits_RV.device), -torch.inf)
-
-
-@dataclass(frozen=True)
-class BannedSequences:
-    """Bans the last id of sequences whose other ids have just come.
-
-    Args:
-        sequences: each of at least two ids.
-    """
-
-    sequences: tuple[tuple[int, ...], ...]
-
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
-        """Return the changed logits."""
-        banned_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
-        for sequence in self.sequences:
-            size = len(sequence) - 1
-            if size <= ids_RT.shape[1]:
-                before_X = torch.tensor(sequence[:-1], device=ids_RT.device)
-                banned_RV[:, sequence[-1]] |= (ids_RT[:, ids_RT.shape[1] - size :] == before_X).all(1)
-        return logits_RV.masked_fill(banned_RV, -torch.inf)
+        shown += ["stops a search with beams early"] if self.early_stopping else []
+        shown += [f"task {name}: {prefix}" for name, prefix in self.task_prefixes.items()]
+        return [*shown, *(f"not followed: {key}" for key in self.unsupported)]
 
 
 def _is_id(value: object) -> bool:
@@ -308,7 +234,7 @@ def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unfollowed(settings: Mapping[str, Any], lasts: tuple[int, ...]) -> tuple[str, ...]:
-    faults = [key for key, idle in _UNFOLLOWED.items() if settings.get(key) not in (None, *idle, [], {})]
+    faults = [key for key, idle in _UNSUPPORTED.items() if settings.get(key) not in (None, *idle, [], {})]
     if settings.get("do_sample") is True and (settings.get("num_beams") or 1) > 1:
         faults.append("do_sample together with num_beams")
     if len(lasts) > 1:

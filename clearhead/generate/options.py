@@ -28,8 +28,8 @@ class SearchOptions:
         min_length: shortest hypothesis, from 0 to `max_length`; the end token is banned before it.
         batch_size: most sentences decoded together, at least 1; None: only `batch_tokens` limits them.
         batch_tokens: most padded source tokens decoded together, each counted once for every beam; at least 1.
-        stops_early: a sentence is done once `beam_size` hypotheses of it have finished, though a live one could still
-            become better.
+        early_stopping: a sentence is done once `beam_size` of its hypotheses have finished, even if a live one could
+            still beat them.
         repetition_penalty, no_repeat_ngram_size, encoder_no_repeat_ngram_size: as in `GenerateOptions`.
 
     Raises:
@@ -43,7 +43,7 @@ class SearchOptions:
     min_length: int = 0
     batch_size: int | None = None
     batch_tokens: int = 8192
-    stops_early: bool = False
+    early_stopping: bool = False
     repetition_penalty: float | int = 1.0
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0

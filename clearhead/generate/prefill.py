@@ -25,7 +25,7 @@ from clearhead.generate.processors import NO_ID
 
 
 @dataclass(frozen=True)
-class Start:
+class Prefill:
     """Prompts that have been read.
 
     Args:
@@ -42,7 +42,7 @@ class Start:
     hidden: Float[Tensor, "rows tokens width"]
     logits: Float[Tensor, "rows vocab"]
 
-    def repeated(self, count: int) -> Start:
+    def repeated(self, count: int) -> Prefill:
         """Return every prompt several times, side by side, each with a memory of its own."""
         if count == 1:
             return self
@@ -59,7 +59,7 @@ def read_prompts(
     *,
     pad_id: int,
     limits: Sequence[int] | None = None,
-) -> Start:
+) -> Prefill:
     """Run the model over prompts; where its masks are of the prefix kind, the prompt is the prefix.
 
     Args:
@@ -88,7 +88,7 @@ def read_prompts(
     # Logits of the last token alone: those of a long prompt would cost more than its states.
     hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), memory, memory_mask, cache)
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
-    return Start(cache, prompt_RT, read_RS, hidden_RTD, logits_RV)
+    return Prefill(cache, prompt_RT, read_RS, hidden_RTD, logits_RV)
 
 
 def pad_left(

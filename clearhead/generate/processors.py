@@ -17,6 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from clearhead.generate.options import GenerateOptions, SearchOptions
+
 NO_ID = -1
 """Fills the ids of rows that are shorter than others; it is no token and repeats nothing."""
 
@@ -258,6 +260,122 @@ class MinP:
         """Return the changed logits."""
         probs_RV = logits_RV.softmax(1)
         return without(logits_RV, probs_RV < self.share * probs_RV.amax(1, keepdim=True))
+
+
+@dataclass(frozen=True)
+class ForcedAt:
+    """Leaves one id at some length, with the probability 1.
+
+    Args:
+        index: the id.
+        length: ids so far, prompt and padding included, at which it comes.
+    """
+
+    index: int
+    length: int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        if ids_RT.shape[1] != self.length:
+            return logits_RV
+        forced_RV = torch.full_like(logits_RV, -torch.inf)
+        forced_RV[:, self.index] = 0.0
+        return forced_RV
+
+
+@dataclass(frozen=True)
+class BannedAt:
+    """Bans ids at some length.
+
+    Args:
+        ids: the ids.
+        length: ids so far, prompt and padding included, at which they may not come.
+    """
+
+    ids: tuple[int, ...]
+    length: int
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        if ids_RT.shape[1] != self.length:
+            return logits_RV
+        return logits_RV.index_fill(1, torch.tensor(self.ids, device=logits_RV.device), -torch.inf)
+
+
+@dataclass(frozen=True)
+class BannedSequences:
+    """Bans the last id of sequences whose other ids have just come.
+
+    Args:
+        sequences: each of at least two ids.
+    """
+
+    sequences: tuple[tuple[int, ...], ...]
+
+    def __call__(
+        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the changed logits."""
+        banned_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
+        for sequence in self.sequences:
+            size = len(sequence) - 1
+            if size <= ids_RT.shape[1]:
+                before_X = torch.tensor(sequence[:-1], device=ids_RT.device)
+                banned_RV[:, sequence[-1]] |= (ids_RT[:, ids_RT.shape[1] - size :] == before_X).all(1)
+        return logits_RV.masked_fill(banned_RV, -torch.inf)
+
+
+def repetition_processors(
+    options: GenerateOptions | SearchOptions, read_RS: Int[Tensor, "rows source"]
+) -> list[Processor]:
+    """Return what keeps text from repeating itself, or what was read, in order.
+
+    Args:
+        options: what is asked for.
+        read_RS: what was read for each row: the source, or the prompt of a decoder alone; `NO_ID` where it is shorter.
+    """
+    chain: list[Processor] = []
+    if options.repetition_penalty != 1:
+        chain.append(RepetitionPenalty(options.repetition_penalty))
+    if options.no_repeat_ngram_size > 0:
+        chain.append(NoRepeatNGram(options.no_repeat_ngram_size))
+    if options.encoder_no_repeat_ngram_size > 0:
+        chain.append(NoSourceNGram(options.encoder_no_repeat_ngram_size, read_RS))
+    return chain
+
+
+def build_logits_processors(
+    options: GenerateOptions,
+    end_ids: tuple[int, ...],
+    prompt_length: int,
+    banned_X: Int[Tensor, " banned"],
+    read_RS: Int[Tensor, "rows source"],
+) -> list[Processor]:
+    """Return what changes the logits before a method looks at them, in order."""
+    chain = repetition_processors(options, read_RS)
+    if options.min_new_tokens > 0:
+        chain.append(MinimumLength(options.min_new_tokens, end_ids, prompt_length))
+    if len(banned_X):
+        chain.append(BannedIds(banned_X))
+    return chain
+
+
+def build_logits_warpers(options: GenerateOptions) -> list[Processor]:
+    """Return what shapes the distribution that sampling draws from, in order; it comes after the processors."""
+    chain: list[Processor] = []
+    if options.divisor != 1:
+        chain.append(Temperature(options.divisor))
+    if options.top_k > 0:
+        chain.append(TopK(options.top_k))
+    if options.top_p < 1:
+        chain.append(TopP(options.top_p))
+    if options.min_p > 0:
+        chain.append(MinP(options.min_p))
+    return chain
 
 
 def _without_completed(

@@ -12,29 +12,29 @@ from dataclasses import dataclass
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.continuation import Request, generate_ids, stream_ids
-from clearhead.generate.generation_config import GenerationRules
-from clearhead.generate.hypothesis import Continuation, Generation
+from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
+from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prefill import check_model
-from clearhead.generate.scoring import PairScore
+from clearhead.generate.results import Continuation, Generation
+from clearhead.generate.scoring.targets import PairScore
+from clearhead.generate.scoring.texts import TextLoss, score_sequences, text_loss
 from clearhead.generate.streaming_decoder import text_behind
-from clearhead.generate.text_scores import TextLoss, score_sequences, text_loss
 from clearhead.text.chat import ChatTemplate
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Reading:
+class PromptFormat:
     """How a checkpoint reads prompts, beside what stands around its texts.
 
     Args:
-        rules: what its files say about generation.
+        config: what its files say about generation.
         chat: how it reads a prompt as a message to it; None: a prompt is a text.
     """
 
-    rules: GenerationRules
+    config: GenerationConfig
     chat: ChatTemplate | None = None
 
 
@@ -45,7 +45,7 @@ def generate_texts(
     options: GenerateOptions,
     *,
     continues: bool = True,
-    reading: Reading | None = None,
+    reading: PromptFormat | None = None,
     on_token: Callable[[int, int, int], None] | None = None,
 ) -> list[list[Generation]]:
     """Continue each prompt.
@@ -84,7 +84,7 @@ def stream_text(
     options: GenerateOptions,
     *,
     continues: bool = True,
-    reading: Reading | None = None,
+    reading: PromptFormat | None = None,
 ) -> Generator[str, None, Generation]:
     """Continue one prompt and yield its text as it becomes certain; the pieces together are the text.
 
@@ -182,8 +182,8 @@ def _request(
     prompts: Sequence[str],
     options: GenerateOptions,
     continues: bool,
-    reading: Reading | None,
-) -> Request:
+    reading: PromptFormat | None,
+) -> GenerateRequest:
     """Return prompts in the form in which the stacks read them."""
     source, target = tokenizers.source, tokenizers.target
     has_encoder = module.encoder is not None
@@ -193,7 +193,7 @@ def _request(
     encoded = (source if has_encoder else target).encode_batch(list(prompts))
     starts = [[target.bos_id] for _ in encoded]
     framed = [[target.bos_id, *ids] for ids in encoded]
-    return Request(
+    return GenerateRequest(
         prompts=starts if has_encoder else framed,
         options=options,
         eos_id=target.eos_id,
@@ -211,50 +211,52 @@ def _published_request(
     prompts: Sequence[str],
     options: GenerateOptions,
     continues: bool,
-    reading: Reading,
-) -> Request:
+    reading: PromptFormat,
+) -> GenerateRequest:
     """Return prompts as a checkpoint reads them: with its own template around them, and its own rules behind them."""
-    source, target, rules = tokenizers.source, tokenizers.target, reading.rules
+    source, target, config = tokenizers.source, tokenizers.target, reading.config
     has_encoder = module.encoder is not None
-    check_rules(rules, needs_start=has_encoder)
-    framed = [read_as_published(source if has_encoder else target, prompt, reading.chat) for prompt in prompts]
+    check_generation_config(config, needs_start=has_encoder)
+    framed = [encode_prompt(source if has_encoder else target, prompt, reading.chat) for prompt in prompts]
     starts = framed
     if has_encoder:
-        assert rules.start is not None
-        starts = [[rules.start] for _ in framed]
-    elif rules.opening is not None:
-        starts = framed = [ids or [rules.opening] for ids in framed]
-    return Request(
+        assert config.decoder_start_id is not None
+        starts = [[config.decoder_start_id] for _ in framed]
+    elif config.bos_id is not None:
+        starts = framed = [ids or [config.bos_id] for ids in framed]
+    return GenerateRequest(
         prompts=starts,
         options=options,
-        eos_id=rules.ends[0] if rules.ends else target.eos_id,
-        pad_id=target.pad_id if rules.pad is None else rules.pad,
-        banned=[*rules.banned, *wordless(module, target)],
+        eos_id=config.eos_ids[0] if config.eos_ids else target.eos_id,
+        pad_id=target.pad_id if config.pad_id is None else config.pad_id,
+        banned=[*config.banned_ids, *wordless(module, target)],
         sources=framed if has_encoder else None,
         decode=target.decode,
         contexts=framed if continues or not has_encoder else starts,
-        rules=rules,
+        config=config,
     )
 
 
-def check_rules(rules: GenerationRules, *, needs_start: bool) -> None:
+def check_generation_config(config: GenerationConfig, *, needs_start: bool) -> None:
     """Refuse to generate where the result would not be what a checkpoint's files ask for.
 
     Args:
-        rules: what they say.
+        config: what they say.
         needs_start: a decoder behind an encoder must begin somewhere.
 
     Raises:
         InputError: they ask for what is not done here, or do not say where a decoder begins.
     """
-    faults = [f"the checkpoint's generation settings ask for {key}, which is not supported" for key in rules.unfollowed]
-    if needs_start and rules.start is None:
+    faults = [
+        f"the checkpoint's generation settings ask for {key}, which is not supported" for key in config.unsupported
+    ]
+    if needs_start and config.decoder_start_id is None:
         faults.append("the checkpoint names no decoder_start_token_id, so that its decoder has no beginning")
     if faults:
         raise InputError.from_faults(faults, subject="the checkpoint's generation settings")
 
 
-def read_as_published(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
     """Return the ids that a checkpoint reads for a text, or for a chat of one message where a template is given.
 
     Args:

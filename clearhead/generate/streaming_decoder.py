@@ -12,7 +12,7 @@ _LONGEST_WINDOW = 24
 _KEPT_OF_WINDOW = 8
 
 
-class GrowingText:
+class StreamingDecoder:
     """Decodes ids as they come, each step at the cost of a few of them.
 
     The pieces that `add` and `finish` return, put together, are the text of the ids behind that of their context, up to

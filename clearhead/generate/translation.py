@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.generation_config import GenerationRules
-from clearhead.generate.hypothesis import Hypothesis
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
+from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.prompts import check_rules, wordless
-from clearhead.generate.scoring import PairScore, score_framed
-from clearhead.generate.search import translate_ids
+from clearhead.generate.prompts import check_generation_config, wordless
+from clearhead.generate.results import Candidate, Hypothesis
+from clearhead.generate.scoring.targets import PairScore, score_framed
+from clearhead.generate.search.beam import beam_search
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import Frame
 
@@ -23,7 +24,7 @@ def translate_texts(
     texts: Sequence[str],
     options: SearchOptions,
     frame: Frame,
-    rules: GenerationRules | None,
+    config: GenerationConfig | None,
 ) -> list[list[Hypothesis]]:
     """Search for translations; an empty text gives one empty hypothesis.
 
@@ -33,7 +34,7 @@ def translate_texts(
         texts: one sentence each.
         options: how to search.
         frame: what stands around a source, and around what is written.
-        rules: what the files of a checkpoint say besides; None: a model that was trained here.
+        config: what the files of a checkpoint say besides; None: a model that was trained here.
 
     Raises:
         InputError: a single stack, a text longer than the model's positions, or files that say nothing about where a
@@ -43,9 +44,9 @@ def translate_texts(
         raise InputError("translate() takes a list of texts; put the single text into a list")
     check_two_stacks(module)
     target, said = tokenizers.target, frame.said
-    if rules is not None:
-        check_rules(rules, needs_start=True)
-        rules = replace(rules, banned=(*rules.banned, *wordless(module, target)))
+    if config is not None:
+        check_generation_config(config, needs_start=True)
+        config = replace(config, banned_ids=(*config.banned_ids, *wordless(module, target)))
     filled = [text for text in texts if text.strip()]
     found = iter(
         translate_ids(
@@ -53,9 +54,9 @@ def translate_texts(
             [frame.read(ids) for ids in tokenizers.source.encode_batch(filled)],
             bos_id=said.front[0],
             eos_id=said.behind[-1],
-            pad_id=tokenizers.source.pad_id if rules is None or rules.pad is None else rules.pad,
+            pad_id=tokenizers.source.pad_id if config is None or config.pad_id is None else config.pad_id,
             options=options,
-            rules=rules,
+            config=config,
         )
     )
     nothing = Hypothesis("", [], 0.0, 0.0)
@@ -70,20 +71,67 @@ def translate_texts(
     ]
 
 
+def translate_ids(
+    module: Transformer,
+    sources: Sequence[Sequence[int]],
+    *,
+    bos_id: int,
+    eos_id: int,
+    pad_id: int,
+    options: SearchOptions,
+    config: GenerationConfig | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> list[list[Candidate]]:
+    """Return the best translations of each source, best first, in the order of the sources.
+
+    A result does not depend on which sentences share a batch, up to the last bits of the arithmetic.
+
+    Args:
+        module: an encoder-decoder model; searched in evaluation mode, its own mode is restored.
+        sources: ids as the encoder reads them (end token included where the model was trained with one), none empty.
+        bos_id: id the decoder starts from.
+        eos_id: id that ends a hypothesis.
+        pad_id: padding id, for sources and hypotheses.
+        options: beam size, length penalty, limits and batch budget.
+        config: what the files of a checkpoint say besides.
+        on_batch: called with the number of sentences done, after each batch.
+
+    Raises:
+        InputError: an empty source, one beyond the model's positions, or a length beyond the decoder's.
+    """
+    check_lengths(sources, module.max_positions, what="source")
+    device = device_of(module)
+    results: list[list[Candidate]] = [[] for _ in sources]
+    costs = [len(source) * options.beam_size for source in sources]
+    num_done = 0
+    with evaluation_mode(module):
+        for batch in batches_by_cost(costs, budget=options.batch_tokens, most_rows=options.batch_size):
+            ids_NS, mask_NS = pad_ids([sources[i] for i in batch], pad_id, device)
+            found = beam_search(
+                module, ids_NS, mask_NS, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, options=options, config=config
+            )
+            for i, candidates in zip(batch, found, strict=True):
+                results[i] = candidates
+            num_done += len(batch)
+            if on_batch is not None:
+                on_batch(num_done)
+    return results
+
+
 def score_translations(
     module: Transformer,
     tokenizers: TokenizerPair,
     sources: Sequence[str],
     targets: Sequence[str],
     frame: Frame,
-    rules: GenerationRules | None,
+    config: GenerationConfig | None,
     *,
     length_penalty: float,
 ) -> list[PairScore]:
     """Return how probable a model finds each target given its source: the score that search reports.
 
     Args:
-        module, tokenizers, frame, rules: as for `translate_texts`.
+        module, tokenizers, frame, config: as for `translate_texts`.
         sources, targets: as many of one as of the other.
         length_penalty: exponent alpha of the score.
 
@@ -97,7 +145,7 @@ def score_translations(
         [frame.said(ids) for ids in tokenizers.target.encode_batch(list(targets))],
         pad_id=tokenizers.source.pad_id,
         # What a checkpoint forces, its search finds certain.
-        forced=0 if rules is None or rules.first is None else 1,
+        forced=0 if config is None or config.forced_bos_id is None else 1,
         length_penalty=length_penalty,
     )
 

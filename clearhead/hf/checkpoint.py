@@ -14,8 +14,8 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
 from clearhead.files import read_json_object
-from clearhead.generate.generation_config import GenerationRules
-from clearhead.generate.prompts import Reading
+from clearhead.generate.generation_config import GenerationConfig
+from clearhead.generate.prompts import PromptFormat
 from clearhead.hf import config as configs
 from clearhead.hf import registry
 from clearhead.hf.folder import TensorFiles
@@ -56,7 +56,7 @@ class Published:
 
     folder: Path
     text: PublishedText
-    rules: GenerationRules
+    rules: GenerationConfig
     config: Mapping[str, Any]
     pretrained: Pretrained | None
 
@@ -114,7 +114,7 @@ class Published:
         """Return what the files say about a search for translations, by the names of its options."""
         rules, own = self.rules, self.rules.options
         said: dict[str, Any] = {name: own[name] for name in _SEARCHED if name in own}
-        said["stops_early"] = rules.stops_early
+        said["early_stopping"] = rules.early_stopping
         # Bounds of the whole length count the start token, those of what is new none but an end that counts here.
         longest = own.get("max_new_tokens", (rules.max_length or 1) - 1)
         shortest = own["min_new_tokens"] + 1 if own.get("min_new_tokens") else rules.min_length
@@ -133,7 +133,7 @@ class Published:
         Raises:
             InputError: the files list no such task.
         """
-        prefixes = self.rules.prefixes
+        prefixes = self.rules.task_prefixes
         known = "; ".join(f"{name} ('{prefix.strip()}')" for name, prefix in prefixes.items())
         if not prefixes:
             raise InputError("the checkpoint lists no tasks: write the prefix into the prompt, and leave the task out")
@@ -142,7 +142,7 @@ class Published:
             raise InputError(f"the checkpoint lists no task '{task}'{nearest(task, prefixes)}; it lists: {known}")
         return replace(self, rules=read_rules(self.folder, name)), prefixes[name]
 
-    def reading(self, *, chat: bool, asked: int | None) -> Reading:
+    def reading(self, *, chat: bool, asked: int | None) -> PromptFormat:
         """Return how prompts are read.
 
         Args:
@@ -156,9 +156,9 @@ class Published:
             raise InputError("the checkpoint has no chat template: leave chat out")
         own = asked is None and "max_new_tokens" not in self.rules.options
         rules = self.rules if own else replace(self.rules, max_length=None)
-        return Reading(rules, self.text.chat if chat else None)
+        return PromptFormat(rules, self.text.chat if chat else None)
 
-    def between(self, source: str | None, target: str | None) -> tuple[Frame, GenerationRules]:
+    def between(self, source: str | None, target: str | None) -> tuple[Frame, GenerationConfig]:
         """Return what stands around a source and what its decoder writes, and the rules for that, for two languages.
 
         Args:
@@ -178,14 +178,22 @@ class Published:
             raise InputError(f"the model reads several languages: say which one the text is in; it has: {known}")
         # A run that trained between two languages has the second in what its decoder writes.
         own = said.written if said.written is not None and not ids.isdisjoint(said.written.front) else None
-        if target is None and self.rules.first is None and own is None:
+        if target is None and self.rules.forced_bos_id is None and own is None:
             raise InputError(f"the model writes several languages: say which one you want; it has: {known}")
         rules = self.rules
         if target is not None:
             index = text.language_id(target)
-            rules = replace(rules, start=index) if text.language_is_start else replace(rules, first=index)
+            rules = (
+                replace(rules, decoder_start_id=index)
+                if text.language_is_start
+                else replace(rules, forced_bos_id=index)
+            )
         elif own is not None:
-            rules = replace(rules, start=own.front[0], first=own.front[1] if len(own.front) > 1 else rules.first)
+            rules = replace(
+                rules,
+                decoder_start_id=own.front[0],
+                forced_bos_id=own.front[1] if len(own.front) > 1 else rules.forced_bos_id,
+            )
         frame = read if source is None else text.frame_for(source)
         return replace(frame, written=_written_behind_encoder(rules, (), text.tokenizers.target.eos_id)), rules
 
@@ -205,7 +213,7 @@ class Published:
         return replace(self, text=replace(self.text, tokenizers=tokenizers))
 
 
-def framed_text(text: PublishedText, rules: GenerationRules, module: Transformer) -> PublishedText:
+def framed_text(text: PublishedText, rules: GenerationConfig, module: Transformer) -> PublishedText:
     """Return the text side of a checkpoint with what its decoder writes around texts.
 
     Args:
@@ -218,8 +226,8 @@ def framed_text(text: PublishedText, rules: GenerationRules, module: Transformer
     if module.decoder is None:
         return text
     if module.encoder is None:
-        opening = pair.target.bos_id if rules.opening is None else rules.opening
-        end = rules.ends[0] if rules.ends else pair.target.eos_id
+        opening = pair.target.bos_id if rules.bos_id is None else rules.bos_id
+        end = rules.eos_ids[0] if rules.eos_ids else pair.target.eos_id
         # A text begins where another one could have ended, if its tokenizer puts nothing in front of it.
         written: Around | None = Around(frame.start or (opening,), (end,))
     else:
@@ -232,14 +240,14 @@ def framed_text(text: PublishedText, rules: GenerationRules, module: Transformer
     return replace(text, tokenizers=TokenizerPair(target if pair.joint else pair.source, target, pair.joint))
 
 
-def _written_behind_encoder(rules: GenerationRules, prefix: tuple[int, ...], eos: int) -> Around | None:
+def _written_behind_encoder(rules: GenerationConfig, prefix: tuple[int, ...], eos: int) -> Around | None:
     """Return what a decoder behind an encoder writes around a text; None where the files do not say."""
-    if rules.start is None:
+    if rules.decoder_start_id is None:
         return None
-    front = prefix if rules.first is None else (rules.first,)
+    front = prefix if rules.forced_bos_id is None else (rules.forced_bos_id,)
     # Some tokenizers put in front of a text what is the decoder's start already.
-    front = front[1:] if front[:1] == (rules.start,) else front
-    return Around((rules.start, *front), (rules.ends[0] if rules.ends else eos,))
+    front = front[1:] if front[:1] == (rules.decoder_start_id,) else front
+    return Around((rules.decoder_start_id, *front), (rules.eos_ids[0] if rules.eos_ids else eos,))
 
 
 def family_of(
@@ -279,11 +287,12 @@ def labels_in_config(task: TaskRecord) -> dict[str, Any]:
     if task.kind not in ("classify", "tag"):
         return {}
     names = task.labels or ("LABEL_0",)
-    kinds = {"one": "single_label_classification", "several": "multi_label_classification", "number": "regression"}
+    kind = task.label_kind
+    problem = kind if kind is None or kind == "regression" else f"{kind}_classification"
     return {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
-        **({"problem_type": kinds[task.label_kind]} if task.label_kind is not None else {}),
+        **({"problem_type": problem} if problem is not None else {}),
     }
 
 
@@ -319,7 +328,7 @@ def kind_of(folder: Path) -> TaskKind:
     return registry.variant(registry.find(config), config, frozenset(TensorFiles(folder))).task
 
 
-def read_rules(folder: Path, task: str | None = None) -> GenerationRules:
+def read_rules(folder: Path, task: str | None = None) -> GenerationConfig:
     """Read what a checkpoint's files say about generation: generation_config.json, else the same keys of config.json.
 
     Args:
@@ -337,10 +346,12 @@ def read_rules(folder: Path, task: str | None = None) -> GenerationRules:
     own = {} if task is None else listed[task]
     path = folder / SETTINGS
     if not path.is_file():
-        rules = GenerationRules.of({**config, **own}, source=str(folder / "config.json"))
-        return replace(rules, prefixes=prefixes)
+        rules = GenerationConfig.from_settings({**config, **own}, source=str(folder / "config.json"))
+        return replace(rules, task_prefixes=prefixes)
     settings = read_json_object(path, what="a generation_config.json")
     # Ids of special tokens that the settings leave out are those of the model.
     ids = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
     inherited = {key: config[key] for key in ids if key in config and settings.get(key) is None}
-    return replace(GenerationRules.of({**settings, **inherited, **own}, source=str(path)), prefixes=prefixes)
+    return replace(
+        GenerationConfig.from_settings({**settings, **inherited, **own}, source=str(path)), task_prefixes=prefixes
+    )

@@ -162,7 +162,7 @@ def _in_units(module: Transformer, task: TaskRecord) -> Transformer:
     Raises:
         InputError: the last map has no bias that could hold the mean.
     """
-    if task.label_kind != "number" or (task.number_mean, task.number_scale) == (0.0, 1.0):
+    if task.label_kind != "regression" or (task.number_mean, task.number_scale) == (0.0, 1.0):
         return module
     assert module.spec.head is not None, "a model that gives numbers has a head"
     last = f"head.layers.{len(module.spec.head.layers) - 1}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from clearhead.hf.pooling import Pooling, has_pooling, read_pooling, with_head
 from clearhead.hf.quantised import quantised_as
 from clearhead.hf.record import Record, Values, Variant
 from clearhead.hf.tensor_rules import Bound, bind
-from clearhead.task import TaskRecord
+from clearhead.task import LabelKind, TaskRecord
 
 MOST_FAULTS = 20
 MOST_LAYERS, LARGEST_SIZE = 2**10, 2**26
@@ -293,11 +293,11 @@ def _task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord
         return TaskRecord(kind=variant.task, repeats=variant.repeats)
     names = config.get("id2label") or {}
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
-    kind: Literal["one", "several", "number"] = "number" if count == 1 else "one"
+    kind: LabelKind = "regression" if count == 1 else "single_label"
     said = config.get("problem_type")
     if said == "multi_label_classification":
-        kind = "several"
-    names_kept = () if kind == "number" else labels
+        kind = "multi_label"
+    names_kept = () if kind == "regression" else labels
     return TaskRecord(kind=variant.task, labels=names_kept, label_kind=kind, is_paired=None, repeats=variant.repeats)
 
 

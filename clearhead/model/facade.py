@@ -11,11 +11,11 @@ from numpy import ndarray
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.generation_config import GenerationRules
-from clearhead.generate.hypothesis import Generation, Hypothesis
+from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.prompts import Reading, generate_texts, score_texts, stream_text
-from clearhead.generate.scoring import PairScore
+from clearhead.generate.prompts import PromptFormat, generate_texts, score_texts, stream_text
+from clearhead.generate.results import Generation, Hypothesis
+from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.hf.checkpoint import Published
 from clearhead.hf.export import save_origin, save_published
@@ -225,7 +225,7 @@ class Model:
         return found[0] if isinstance(prompt, str) else found
 
     def _generate(
-        self, prompts: list[str], given: Mapping[str, Any], reading: Reading | None
+        self, prompts: list[str], given: Mapping[str, Any], reading: PromptFormat | None
     ) -> list[list[Generation]]:
         options = self._options(given)
         return generate_texts(
@@ -348,19 +348,25 @@ class Model:
         return embed(self.module, self.tokenizer, texts, max_length=longest)
 
     def answer(
-        self, question: str, context: str, *, top_k: int = 1, may_lack: bool = False, batch_size: int | None = None
+        self,
+        question: str,
+        context: str,
+        *,
+        top_k: int = 1,
+        allow_no_answer: bool = False,
+        batch_size: int | None = None,
     ) -> list[Answer]:
         """Return where in a text a question is answered, the best of so many answers first.
 
         Args:
             question, context: neither empty; a long context is read in windows that overlap.
             top_k, batch_size: how many answers; most windows read together, None: as many as a token budget allows.
-            may_lack: "no answer" is an answer too: one with an empty text.
+            allow_no_answer: "no answer" is an answer too: one with an empty text.
 
         Raises:
             InputError: the model was not trained to answer, or a text or a number is out of range.
         """
-        options: dict[str, Any] = {"top_k": top_k, "may_lack": may_lack, "batch_size": batch_size}
+        options: dict[str, Any] = {"top_k": top_k, "allow_no_answer": allow_no_answer, "batch_size": batch_size}
         return answer(self.module, self.tokenizer, self.task, question, context, **options)
 
     @overload
@@ -389,9 +395,9 @@ class Model:
             scored = score_texts(self.module, self.tokenizer, sources, length_penalty=length_penalty)
         else:
             targets = [target] if isinstance(target, str) else target
-            frame, rules = self._between(None, None)
+            frame, config = self._between(None, None)
             scored = score_translations(
-                self.module, self.tokenizers, sources, targets, frame, rules, length_penalty=length_penalty
+                self.module, self.tokenizers, sources, targets, frame, config, length_penalty=length_penalty
             )
         return scored[0] if isinstance(source, str) else scored
 
@@ -449,7 +455,7 @@ class Model:
         chosen = {name: value for name, value in given.items() if value is not None and value != ()}
         return GenerateOptions(**(chosen if self.published is None else self.published.options(chosen, self.module)))
 
-    def _reading(self, chat: bool, asked: int | None) -> Reading | None:
+    def _reading(self, chat: bool, asked: int | None) -> PromptFormat | None:
         """Return how the checkpoint reads prompts; a length that was asked for takes the place of its own."""
         if self.published is not None:
             return self.published.reading(chat=chat, asked=asked)
@@ -477,8 +483,8 @@ class Model:
         from_language: str | None = None,
         to_language: str | None = None,
     ) -> list[list[Hypothesis]]:
-        frame, rules = self._between(from_language, to_language)
-        return translate_texts(self.module, self.tokenizers, texts, options, frame, rules)
+        frame, config = self._between(from_language, to_language)
+        return translate_texts(self.module, self.tokenizers, texts, options, frame, config)
 
     @property
     def frame(self) -> Frame:
@@ -489,7 +495,7 @@ class Model:
         """
         return self._between(None, None)[0]
 
-    def _between(self, source: str | None, target: str | None) -> tuple[Frame, GenerationRules | None]:
+    def _between(self, source: str | None, target: str | None) -> tuple[Frame, GenerationConfig | None]:
         """Return what stands around sources and targets of two languages, and the rules for what is written."""
         if self.published is not None:
             return self.published.between(source, target)

@@ -60,7 +60,7 @@ def answer(
     context: str,
     *,
     top_k: int = 1,
-    may_lack: bool = False,
+    allow_no_answer: bool = False,
     max_tokens: int = LONGEST,
     batch_size: int | None = None,
 ) -> list[Answer]:
@@ -75,7 +75,7 @@ def answer(
         record: what it was trained for.
         question, context: neither empty.
         top_k: how many answers; a text of few tokens has fewer.
-        may_lack: "no answer" is an answer too.
+        allow_no_answer: "no answer" is an answer too.
         max_tokens: of an answer.
         batch_size: most windows of one batch; None: only the tokens count.
 
@@ -96,7 +96,7 @@ def answer(
             raise InputError(f"the {name} is empty; there is nothing to {'ask' if name == 'question' else 'read'}")
     windows = _windows(len(asked), len(ids), framing, max_length_of(module, record))
     has_front = not isinstance(framing.frame.template(paired=True)[0][0], str)
-    if may_lack and not has_front:
+    if allow_no_answer and not has_front:
         raise InputError("this tokenizer puts no token in front of a text, where a model could say 'no answer'")
     found: dict[Span, float] = {}
     missing = 1.0
@@ -106,7 +106,7 @@ def answer(
             span = spans[window.first + first][0], spans[window.first + last][1]
             found[span] = max(score, found.get(span, 0.0))
     answers = [Answer(context[start:end], score, start, end) for (start, end), score in found.items()]
-    if may_lack:
+    if allow_no_answer:
         answers.append(Answer("", missing, 0, 0))
     return sorted(answers, key=lambda one: (-one.score, one.start, one.end))[:top_k]
 

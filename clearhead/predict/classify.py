@@ -216,10 +216,10 @@ def _batches(
 
 def _answers(logits_NL: Float[Tensor, "texts labels"], labels: LabelSet) -> list[Classification]:
     logits_NL = logits_NL.double()
-    if labels.kind == "number":
+    if labels.kind == "regression":
         values = (logits_NL[:, 0] * labels.scale + labels.mean).tolist()
         return [Classification(f"{value:.6g}", None, {}, value=value) for value in values]
-    if labels.kind == "one":
+    if labels.kind == "single_label":
         rows = logits_NL.softmax(1).tolist()
         return [_one(dict(zip(labels.names, row, strict=True))) for row in rows]
     return [_several(dict(zip(labels.names, row, strict=True))) for row in logits_NL.sigmoid().tolist()]

@@ -15,8 +15,8 @@ from clearhead.recipes.survey import Survey, fitting_sizes, fitting_text_sizes, 
 from clearhead.recipes.write import Plan, Value, labelled_file, text_file, translation_file
 
 if TYPE_CHECKING:
-    from clearhead.data.labels import LabelKind
     from clearhead.data.sources.labelled import LabelledTexts
+    from clearhead.task import LabelKind
 
 MOST_HELD_OUT = 1_000
 LEAST_EXAMPLES = 20
@@ -293,12 +293,12 @@ def _columns(data: LabelledTexts) -> list[tuple[str, ...]]:
 def _label_kind(data: LabelledTexts) -> LabelKind:
     """Tell lists of labels, and numbers that are no classes, from names."""
     if any(isinstance(label, list | tuple) for label in data.labels):
-        return "several"
+        return "multi_label"
     try:
         numbers = [float(label) for label in data.labels if isinstance(label, str | int | float)]
     except ValueError:
-        return "one"
-    return "number" if len(numbers) == len(data) and any(number % 1 for number in numbers) else "one"
+        return "single_label"
+    return "regression" if len(numbers) == len(data) and any(number % 1 for number in numbers) else "single_label"
 
 
 def _labelled_record(data: LabelledTexts, row: int) -> dict[str, object]:

@@ -127,7 +127,7 @@ class Kind:
     batch: str = "padded tokens in one batch: less if memory is short"
 
 
-LABELS = Key("labels", "one", "one | several | number")
+LABELS = Key("labels", "single_label", "single_label | multi_label | regression")
 KINDS: Mapping[str, Kind] = {
     "generate": Kind(
         "decoder", "decoder | encoder-decoder", (), "loss", "a block; longer documents are cut into blocks"
@@ -199,7 +199,7 @@ def text_file(plan: Plan, kind: str, data: TextSurvey, sizes: TextSizes) -> str:
     )
 
 
-def labelled_file(plan: Plan, kind: str, data: Survey, sizes: Sizes, *, labels: str = "one") -> str:
+def labelled_file(plan: Plan, kind: str, data: Survey, sizes: Sizes, *, labels: str = "single_label") -> str:
     """Return a commented run file for a task on texts with labels, or on pairs that belong together.
 
     Args:

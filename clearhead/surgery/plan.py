@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.errors import InputError
 from clearhead.model.facade import Model
 from clearhead.surgery.report import AnyModel, EditedModel, SurgeryReport
-from clearhead.task import TaskKind, TaskRecord
+from clearhead.task import LabelKind, TaskKind, TaskRecord
 
 # What is made of the old tensor, beside a newly drawn one of the shape that is needed.
 Change = Callable[[Tensor, Tensor], Tensor]
@@ -123,7 +123,7 @@ def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
     if not is_labelled:
         return TaskRecord(kind=kinds[0], max_length=old.max_length)
     labels = tuple(f"LABEL_{index}" for index in range(count)) if count > 1 else ()
-    kind: Literal["one", "number"] = "one" if labels else "number"
+    kind: LabelKind = "single_label" if labels else "regression"
     return TaskRecord(kind=kinds[0], labels=labels, label_kind=kind, max_length=old.max_length, repeats=old.repeats)
 
 

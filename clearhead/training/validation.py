@@ -14,7 +14,7 @@ from clearhead.data.batches.pairs import epoch_batches
 from clearhead.data.stores.pairs import PairStore
 from clearhead.evaluate.translations import bleu_chrf
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.search import translate_ids
+from clearhead.generate.translation import translate_ids
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.losses.cross_entropy import token_loss
 from clearhead.training.settings import Validation

@@ -92,7 +92,7 @@ def test_given_validation_is_used_and_nothing_is_copied(kind: str, folder: Path)
     assert not list(folder.glob("*-data"))
 
 
-@pytest.mark.parametrize(("column", "expected"), [("label", "one"), ("number", "number")])
+@pytest.mark.parametrize(("column", "expected"), [("label", "single_label"), ("number", "regression")])
 def test_what_a_label_is_follows_from_the_column(column: str, expected: str, folder: Path) -> None:
     write_labelled(folder, "train", SENTENCES)
     assert main(["new", "classify", "--text", "train.tsv", "--labels", column]) == 0
@@ -102,7 +102,7 @@ def test_what_a_label_is_follows_from_the_column(column: str, expected: str, fol
 def test_lists_are_several_labels(folder: Path) -> None:
     write_sets(folder, "train", SENTENCES)
     assert main(["new", "classify", "--text", "train.jsonl", "--labels", "label"]) == 0
-    assert load_run_file(folder / "run.toml").task.labels == "several"
+    assert load_run_file(folder / "run.toml").task.labels == "multi_label"
 
 
 def test_columns_by_number_and_labels_in_a_file(folder: Path) -> None:

@@ -66,7 +66,7 @@ def task_tables(folder: Path, kind: str) -> tuple[str, str]:
     write = write_sets if kind == "several" else write_labelled
     files = [write(folder, name, part) for name, part in (("train", train), ("valid", valid))]
     rest = f'labels = "{columns[kind]}"' + (', pair = "other"' if kind == "pair" else "")
-    labels = {"number": '\nlabels = "number"', "several": '\nlabels = "several"'}.get(kind, "")
+    labels = {"number": '\nlabels = "regression"', "several": '\nlabels = "multi_label"'}.get(kind, "")
     data = f'train = {{ text = "{files[0]}", {rest} }}\nvalid = {{ text = "{files[1]}", {rest} }}\n'
     return f'kind = "classify"{labels}', data
 

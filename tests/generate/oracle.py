@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.core import Cache, Output, Transformer
-from clearhead.generate.hypothesis import Candidate
 from clearhead.generate.options import SearchOptions
+from clearhead.generate.results import Candidate
 
 PAD, BOS, EOS = 0, 1, 2
 NextLogits = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[float]]
@@ -139,7 +139,7 @@ def every_sequence(problem: Problem) -> list[Candidate]:
 
 
 def plain_beam_search(problem: Problem) -> list[Candidate]:
-    """The rules of `clearhead.generate.beam` in their plainest form, always run on to the limit."""
+    """The rules of `clearhead.generate.search.beam` in their plainest form, always run on to the limit."""
     beams = problem.options.beam_size
     finished: list[Candidate] = []
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate import beam
-from clearhead.generate.beam import best_extensions, top_log_probabilities
-from clearhead.generate.hypothesis import Candidate
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.search import translate_ids
+from clearhead.generate.results import Candidate
+from clearhead.generate.search import beam
+from clearhead.generate.search.beam import best_extensions, top_log_probabilities
+from clearhead.generate.translation import translate_ids
 from tests.generate.oracle import (
     BOS,
     EOS,

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from clearhead import core as ch
-from clearhead.generate.beam import continue_beams
-from clearhead.generate.continuation import Request, generate_ids
-from clearhead.generate.hypothesis import Candidate, Continuation
+from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import read_prompts
-from clearhead.generate.processor_chain import repetition_processors
-from clearhead.generate.processors import apply
+from clearhead.generate.processors import apply, repetition_processors
+from clearhead.generate.results import Candidate, Continuation
+from clearhead.generate.search.beam import continue_beams
 from tests.generate.tiny import BOS, EOS, PAD, next_logits, some_prompts, some_sources, tiny_decoder, tiny_model
 
 KINDS = ("original", "modern")
@@ -21,7 +20,7 @@ KINDS = ("original", "modern")
 def generate(
     module: ch.Transformer, prompts: list[list[int]], options: GenerateOptions, sources: list[list[int]] | None = None
 ) -> list[list[Continuation]]:
-    return generate_ids(module, Request(prompts, options, EOS, PAD, (PAD, BOS), sources))
+    return generate_ids(module, GenerateRequest(prompts, options, EOS, PAD, (PAD, BOS), sources))
 
 
 def every_continuation(

@@ -11,13 +11,12 @@ import torch
 from clearhead import core as ch
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate import continuation
-from clearhead.generate.continuation import Request, generate_ids, stream_ids
-from clearhead.generate.hypothesis import Continuation
+from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prefill import pad_left, read_prompts
-from clearhead.generate.processor_chain import processors, warpers
-from clearhead.generate.processors import apply
-from clearhead.generate.sampling import Streams, draw, seed_of
+from clearhead.generate.processors import apply, build_logits_processors, build_logits_warpers
+from clearhead.generate.results import Continuation
+from clearhead.generate.search.sampling import RandomStreams, draw, sequence_seed
 from tests.generate.tiny import BOS, EOS, PAD, next_logits, some_prompts, some_sources, tiny_decoder, tiny_model
 
 KINDS = ("original", "modern")
@@ -32,9 +31,9 @@ def letters(ids: list[int]) -> str:
     return "".join(chr(ord("a") + index) for index in ids if index > EOS)
 
 
-def request(prompts: list[list[int]], options: GenerateOptions, **changes: object) -> Request:
+def request(prompts: list[list[int]], options: GenerateOptions, **changes: object) -> GenerateRequest:
     return dataclasses.replace(
-        Request(prompts, options, eos_id=EOS, pad_id=PAD, banned=(PAD, BOS, EOS), decode=letters), **changes
+        GenerateRequest(prompts, options, eos_id=EOS, pad_id=PAD, banned=(PAD, BOS, EOS), decode=letters), **changes
     )
 
 
@@ -53,12 +52,14 @@ def plain_loop(
     prefix: bool = False,
 ) -> tuple[tuple[int, ...], float]:
     """The definition: one pass over everything for each token, of one sequence without padding."""
-    stream = Streams([seed_of(options.seed, number, [*prompt, *(source or [])])], torch.device("cpu"))
-    chain = processors(options, (EOS,), len(prompt), torch.tensor([PAD, BOS]), torch.tensor([source or prompt]))
+    stream = RandomStreams([sequence_seed(options.seed, number, [*prompt, *(source or [])])], torch.device("cpu"))
+    chain = build_logits_processors(
+        options, (EOS,), len(prompt), torch.tensor([PAD, BOS]), torch.tensor([source or prompt])
+    )
     ids, total = list(prompt), 0.0
     while len(ids) - len(prompt) < options.max_new_tokens:
         logits_1V = next_logits(module, ids, source, len(prompt) if prefix else 0)[None].float()
-        changed_1V = apply([*chain, *warpers(options)], logits_1V, torch.tensor([ids]))
+        changed_1V = apply([*chain, *build_logits_warpers(options)], logits_1V, torch.tensor([ids]))
         sampled = options.method == "sample"
         token = int(draw(changed_1V.softmax(1), stream.next())) if sampled else int(changed_1V.argmax())
         total += float(logits_1V.double().log_softmax(1)[0, token])
@@ -145,10 +146,10 @@ def test_tokens_are_drawn_with_their_probabilities() -> None:
 
 def test_streams_are_those_of_their_rows() -> None:
     """Rows that leave, and blocks that are used up, change nothing for those that stay."""
-    seeds = [seed_of(3, number, [1, 7]) for number in range(3)]
-    alone = Streams(seeds[2:], torch.device("cpu"))
+    seeds = [sequence_seed(3, number, [1, 7]) for number in range(3)]
+    alone = RandomStreams(seeds[2:], torch.device("cpu"))
     expected = [float(alone.next()) for _ in range(150)]
-    streams = Streams(seeds, torch.device("cpu"))
+    streams = RandomStreams(seeds, torch.device("cpu"))
     found = [float(streams.next()[2]) for _ in range(70)]
     streams.keep([0, 2])
     found += [float(streams.next()[1]) for _ in range(80)]

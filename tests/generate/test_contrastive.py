@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from clearhead import core as ch
-from clearhead.generate.continuation import Request, generate_ids
+from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, some_sources, tiny_decoder, tiny_model
 
@@ -49,7 +49,7 @@ def test_it_is_the_definition(kind: str, alpha: float, count: int) -> None:
     module = tiny_decoder(kind, seed=1, end_bonus=2.0)
     prompts = some_prompts(4, longest=7)
     options = GenerateOptions(max_new_tokens=7, penalty_alpha=alpha, top_k=count)
-    found = generate_ids(module, Request(prompts, options, EOS, PAD, (PAD, BOS)))
+    found = generate_ids(module, GenerateRequest(prompts, options, EOS, PAD, (PAD, BOS)))
     assert [list(one.ids) for (one,) in found] == [plain_contrastive_search(module, p, options) for p in prompts]
     for prompt, (one,) in zip(prompts, found, strict=True):
         ids = [*prompt, *one.ids]
@@ -63,7 +63,7 @@ def test_it_runs_over_two_stacks() -> None:
     module = tiny_model("modern", seed=1, target_vocab=13, end_bonus=2.0)
     sources = some_sources(3, longest=7)
     options = GenerateOptions(max_new_tokens=5, penalty_alpha=0.6, top_k=3)
-    found = generate_ids(module, Request([[BOS]] * 3, options, EOS, PAD, (PAD, BOS), sources=sources))
+    found = generate_ids(module, GenerateRequest([[BOS]] * 3, options, EOS, PAD, (PAD, BOS), sources=sources))
     expected = [plain_contrastive_search(module, [BOS], options, source) for source in sources]
     assert [list(one.ids) for (one,) in found] == expected
 
@@ -73,7 +73,7 @@ def test_the_penalty_changes_what_is_chosen() -> None:
     module = tiny_decoder("modern", seed=1)
     prompts = some_prompts(4, longest=7)
     greedy, contrastive = (
-        generate_ids(module, Request(prompts, options, EOS, PAD, (PAD, BOS)))
+        generate_ids(module, GenerateRequest(prompts, options, EOS, PAD, (PAD, BOS)))
         for options in (
             GenerateOptions(max_new_tokens=7),
             GenerateOptions(max_new_tokens=7, penalty_alpha=0.6, top_k=4),
@@ -86,14 +86,14 @@ def test_more_candidates_than_tokens_are_all_tokens_and_banned_ones_stay_banned(
     module = tiny_decoder("modern", seed=1)
     few = tuple({*range(13)} - {5, 7, EOS})
     options = GenerateOptions(max_new_tokens=7, penalty_alpha=0.9, top_k=50)
-    ((one,),) = generate_ids(module, Request([[BOS, 5]], options, EOS, PAD, few))
+    ((one,),) = generate_ids(module, GenerateRequest([[BOS, 5]], options, EOS, PAD, few))
     assert set(one.ids) <= {5, 7, EOS}
 
 
 def test_a_candidate_needs_a_position() -> None:
     module = tiny_decoder("original", seed=1, positions=11, end_bonus=-99.0)
     options = GenerateOptions(penalty_alpha=0.6, top_k=3)
-    ((one,),) = generate_ids(module, Request([[BOS, 3, 4]], options, EOS, PAD))
+    ((one,),) = generate_ids(module, GenerateRequest([[BOS, 3, 4]], options, EOS, PAD))
     assert len(one.ids) == 8 and one.stop_reason == "length"
     with pytest.raises(ValueError, match="contrastive search needs one more: shorten it"):
-        generate_ids(module, Request([[BOS] * 11], options, EOS, PAD))
+        generate_ids(module, GenerateRequest([[BOS] * 11], options, EOS, PAD))

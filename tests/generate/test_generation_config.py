@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from clearhead.errors import InputError
-from clearhead.generate.continuation import Request, generate_ids
-from clearhead.generate.generation_config import GenerationRules
+from clearhead.generate.continuation import GenerateRequest, generate_ids
+from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, tiny_decoder
 
@@ -16,8 +16,8 @@ peer = pytest.importorskip("transformers.generation.logits_process", reason="tra
 PROMPT = 5
 
 
-def rules(**settings: object) -> GenerationRules:
-    return GenerationRules.of(settings, source="g.json")
+def rules(**settings: object) -> GenerationConfig:
+    return GenerationConfig.from_settings(settings, source="g.json")
 
 
 def test_files_are_read_whole() -> None:
@@ -39,10 +39,11 @@ def test_files_are_read_whole() -> None:
         temperature=0.7,
         transformers_version="5.23.0",
     )
-    assert (found.start, found.opening, found.ends, found.pad, found.first, found.last) == (2, 0, (2, 7), 1, 0, 2)
-    assert (found.banned, found.banned_sequences, found.banned_first) == ((3, 5), ((8, 9),), (4,))
+    assert (found.decoder_start_id, found.bos_id, found.eos_ids, found.pad_id) == (2, 0, (2, 7), 1)
+    assert (found.forced_bos_id, found.forced_eos_id) == (0, 2)
+    assert (found.banned_ids, found.banned_sequences, found.banned_first_ids) == ((3, 5), ((8, 9),), (4,))
     assert found.options == {"beam_size": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 3}
-    assert (found.max_length, found.min_length, found.unfollowed) == (62, 11, ())
+    assert (found.max_length, found.min_length, found.unsupported) == (62, 11, ())
     assert "ends with 2, 7" in found.lines() and "beam_size 4" in found.lines()
 
 
@@ -57,8 +58,8 @@ def test_chance_counts_only_where_it_is_asked_for() -> None:
 
 
 def test_what_is_not_done_is_told_and_what_is_wrong_is_named() -> None:
-    assert rules(encoder_repetition_penalty=1.3, typical_p=1.0).unfollowed == ("encoder_repetition_penalty",)
-    assert rules(do_sample=True, num_beams=3).unfollowed == ("do_sample together with num_beams",)
+    assert rules(encoder_repetition_penalty=1.3, typical_p=1.0).unsupported == ("encoder_repetition_penalty",)
+    assert rules(do_sample=True, num_beams=3).unsupported == ("do_sample together with num_beams",)
     with pytest.raises(InputError, match=r"(?s)bad_words_ids must be a list.*eos_token_id must be an id or a list"):
         rules(eos_token_id="</s>", bad_words_ids=[[]])
 
@@ -85,21 +86,21 @@ def test_logits_change_as_they_do_elsewhere(length: int) -> None:
 def test_every_end_token_ends_and_what_is_forced_comes(beam_size: int) -> None:
     module = tiny_decoder("modern", 3)
     prompts = some_prompts(4, 6)
-    said = GenerationRules(ends=(EOS, 5, 7), first=11, last=9, banned_first=(3,))
-    request = Request(
-        prompts, GenerateOptions(max_new_tokens=7, beam_size=beam_size), EOS, PAD, banned=[BOS], rules=said
+    said = GenerationConfig(eos_ids=(EOS, 5, 7), forced_bos_id=11, forced_eos_id=9, banned_first_ids=(3,))
+    request = GenerateRequest(
+        prompts, GenerateOptions(max_new_tokens=7, beam_size=beam_size), EOS, PAD, banned=[BOS], config=said
     )
     for (found,) in generate_ids(module, request):
         assert found.ids[0] == 11
-        assert all(index not in said.ends for index in found.ids[:-1])
-        assert found.ids[-1] in said.ends if found.stop_reason == "end" else found.ids[-1] == 9
-        assert (found.stop_reason == "length") == (len(found.ids) == 7 and found.ids[-1] not in said.ends)
+        assert all(index not in said.eos_ids for index in found.ids[:-1])
+        assert found.ids[-1] in said.eos_ids if found.stop_reason == "end" else found.ids[-1] == 9
+        assert (found.stop_reason == "length") == (len(found.ids) == 7 and found.ids[-1] not in said.eos_ids)
 
 
 def test_a_greatest_length_counts_the_prompt() -> None:
     module = tiny_decoder("modern", 3)
-    request = Request([[BOS, 3, 4], [BOS]], GenerateOptions(), 12, PAD, rules=GenerationRules(max_length=6))
+    request = GenerateRequest([[BOS, 3, 4], [BOS]], GenerateOptions(), 12, PAD, config=GenerationConfig(max_length=6))
     assert [len(found.ids) for (found,) in generate_ids(module, request) if found.stop_reason == "length"] == [3, 5]
     with pytest.raises(InputError, match="prompt 1 has 3 tokens, but the checkpoint's max_length is 3"):
-        short = GenerationRules(max_length=3)
-        generate_ids(module, Request([[BOS, 3, 4]], GenerateOptions(), 12, PAD, rules=short))
+        short = GenerationConfig(max_length=3)
+        generate_ids(module, GenerateRequest([[BOS, 3, 4]], GenerateOptions(), 12, PAD, config=short))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.processor_chain import processors, warpers
 from clearhead.generate.processors import (
     NO_ID,
     BannedIds,
@@ -24,6 +23,8 @@ from clearhead.generate.processors import (
     TopK,
     TopP,
     apply,
+    build_logits_processors,
+    build_logits_warpers,
 )
 
 peer = pytest.importorskip("transformers.generation.logits_process", reason="transformers is not installed")
@@ -116,7 +117,10 @@ def test_the_order_is_that_of_transformers() -> None:
     theirs = utils.GenerationMixin._get_logits_processor(
         model, config, input_ids_seq_length=PROMPT, encoder_input_ids=read, device="cpu"
     )
-    ours = [*processors(options, (EOS,), PROMPT, torch.tensor([0, 1]), read), *warpers(options)]
+    ours = [
+        *build_logits_processors(options, (EOS,), PROMPT, torch.tensor([0, 1]), read),
+        *build_logits_warpers(options),
+    ]
     same = {
         "RepetitionPenalty": "RepetitionPenaltyLogitsProcessor", "NoRepeatNGram": "NoRepeatNGramLogitsProcessor",
         "NoSourceNGram": "EncoderNoRepeatNGramLogitsProcessor",

@@ -10,10 +10,10 @@ import torch
 from clearhead import core as ch
 from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, pad_ids
-from clearhead.generate.beam import beam_search
-from clearhead.generate.hypothesis import Candidate
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.search import translate_ids
+from clearhead.generate.results import Candidate
+from clearhead.generate.search.beam import beam_search
+from clearhead.generate.translation import translate_ids
 from tests.generate.tiny import BOS, EOS, PAD, some_sources, tiny_model
 
 KINDS = ("original", "modern")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.generate.streaming_decoder import GrowingText, text_behind
+from clearhead.generate.streaming_decoder import StreamingDecoder, text_behind
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer
 
@@ -23,7 +23,7 @@ def decode_bytes(ids: list[int]) -> str:
     return bytes(ids).decode("utf-8", errors="replace")
 
 
-def grow(growing: GrowingText, ids: list[int]) -> list[str]:
+def grow(growing: StreamingDecoder, ids: list[int]) -> list[str]:
     """Add ids until the text stops, and finish."""
     pieces = []
     for token in ids:
@@ -56,23 +56,23 @@ def test_stop_texts_are_exact_whatever_the_tokens_are(text: str, stops: list[str
         size = draw.randint(1, 5)
         runs.append(content[:size])
         content = content[size:]
-    growing = GrowingText(lambda ids: b"".join(runs[i] for i in ids).decode("utf-8", errors="replace"), stops)
+    growing = StreamingDecoder(lambda ids: b"".join(runs[i] for i in ids).decode("utf-8", errors="replace"), stops)
     shown = grow(growing, list(range(len(runs))))
     assert "".join(shown) == cut(text, stops)
     assert growing.is_stopped == any(stop in text for stop in stops)
 
 
 def test_nothing_is_shown_that_may_begin_a_stop_text() -> None:
-    growing = GrowingText(decode_bytes, ["\n\nQ", "END"])
+    growing = StreamingDecoder(decode_bytes, ["\n\nQ", "END"])
     assert [growing.add(token) for token in b"a\n\nbEN"] == ["a", "", "", "\n\nb", "", ""]
     assert growing.finish() == "EN"
-    growing = GrowingText(decode_bytes, ["\n\nQ", "END"])
+    growing = StreamingDecoder(decode_bytes, ["\n\nQ", "END"])
     assert [growing.add(token) for token in b"ENEND"] == ["", "", "EN", "", ""]
     assert growing.is_stopped and growing.finish() == ""
 
 
 def test_characters_are_shown_whole() -> None:
-    growing = GrowingText(decode_bytes)
+    growing = StreamingDecoder(decode_bytes)
     assert [growing.add(token) for token in "aß😀".encode()] == ["a", "", "ß", "", "", "", "😀"]
     assert [growing.add(token) for token in b"\xf0\x9f"] == ["", ""]
     assert growing.finish() == "\ufffd", "bytes that stay unfinished are shown at the end"
@@ -89,7 +89,7 @@ def test_pieces_are_the_decoded_text_for_every_tokenizer(kind: str) -> None:
         whole = tokenizer.decode(ids)
         for split in (0, 1, len(ids) // 2):
             context = [tokenizer.bos_id, *ids[:split]]
-            behind = "".join(grow(GrowingText(tokenizer.decode, (), context), ids[split:]))
+            behind = "".join(grow(StreamingDecoder(tokenizer.decode, (), context), ids[split:]))
             assert behind == text_behind(tokenizer.decode, ids[split:], context)
             if "\ufffd" not in tokenizer.decode(context):
                 assert tokenizer.decode(context) + behind == whole
@@ -103,6 +103,6 @@ def test_each_step_decodes_a_few_ids_only() -> None:
         longest = max(longest, len(ids))
         return decode_bytes(ids)
 
-    growing = GrowingText(decode, ["\n"], context=list(b"context " * 40))
+    growing = StreamingDecoder(decode, ["\n"], context=list(b"context " * 40))
     assert "".join(growing.add(token) for token in b"some words " * 40) == "some words " * 40
     assert longest < 40

@@ -83,7 +83,9 @@ def test_transformers_computes_the_same(name: str, tmp_path: Path) -> None:
     model, kind, cls = CASES[name]
     module = built(model)
     labels = LABELS if kind in ("classify", "tag") else ()
-    save_pretrained(module, tmp_path, task=TaskRecord(kind=kind, labels=labels, label_kind="one" if labels else None))
+    save_pretrained(
+        module, tmp_path, task=TaskRecord(kind=kind, labels=labels, label_kind="single_label" if labels else None)
+    )
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == [cls]
     with no_complaints():

@@ -72,7 +72,7 @@ def ours(folder: Path, context: str, **options: object) -> list[Answer]:
     return answer(model.module, model.tokenizer, model.task, QUESTION, context, **options)
 
 
-def plain(folder: Path, context: str, top_k: int, may_lack: bool, longest: int = 15) -> list[Answer]:
+def plain(folder: Path, context: str, top_k: int, allow_no_answer: bool, longest: int = 15) -> list[Answer]:
     """The recipe with loops: windows as their tokenizer cuts them, every span of every window, best first."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder, attn_implementation="eager").eval()
@@ -98,7 +98,7 @@ def plain(folder: Path, context: str, top_k: int, may_lack: bool, longest: int =
                 span = places[first][0], places[last][1]
                 found[span] = max(found.get(span, 0.0), begins[first] * ends[last])
     answers = [Answer(context[start:end], score, start, end) for (start, end), score in found.items()]
-    answers += [Answer("", nowhere, 0, 0)] if may_lack else []
+    answers += [Answer("", nowhere, 0, 0)] if allow_no_answer else []
     return sorted(answers, key=lambda one: -one.score)[:top_k]
 
 
@@ -107,11 +107,11 @@ def overlap(tokenizer: transformers.PreTrainedTokenizerBase) -> int:
     return min(128, POSITIONS // 2, room // 2)
 
 
-@pytest.mark.parametrize("may_lack", [False, True])
+@pytest.mark.parametrize("allow_no_answer", [False, True])
 @pytest.mark.parametrize("context", [SHORT, LONG])
-def test_answers_are_those_of_the_recipe(folder: Path, context: str, may_lack: bool) -> None:
-    expected = plain(folder, context, 5, may_lack)
-    found = ours(folder, context, top_k=5, may_lack=may_lack)
+def test_answers_are_those_of_the_recipe(folder: Path, context: str, allow_no_answer: bool) -> None:
+    expected = plain(folder, context, 5, allow_no_answer)
+    found = ours(folder, context, top_k=5, allow_no_answer=allow_no_answer)
     assert [(one.start, one.end) for one in found] == [(one.start, one.end) for one in expected]
     assert np.allclose([one.score for one in found], [one.score for one in expected], rtol=1e-4, atol=0)
     assert all(one.text == context[one.start : one.end] for one in found)

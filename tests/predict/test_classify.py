@@ -36,7 +36,9 @@ def tokenizer() -> Tokenizer:
 
 
 def record(**changes: Any) -> TaskRecord:
-    return TaskRecord(**{"kind": "classify", "labels": LABELS, "label_kind": "one", "max_length": 31, **changes})
+    return TaskRecord(
+        **{"kind": "classify", "labels": LABELS, "label_kind": "single_label", "max_length": 31, **changes}
+    )
 
 
 def said_alone(module: Transformer, tokenizer: Tokenizer, *texts: str) -> Tensor:
@@ -104,7 +106,7 @@ def test_a_long_text_is_read_as_its_front(tokenizer: Tokenizer) -> None:
 def test_several_labels_are_decided_one_by_one(tokenizer: Tokenizer) -> None:
     module = model("encoder", tokenizer, count=3, pool="mean")
     texts = random_texts(23)
-    answers = classify(module, tokenizer, record(label_kind="several"), texts)
+    answers = classify(module, tokenizer, record(label_kind="multi_label"), texts)
     for text, answer in zip(texts, answers, strict=True):
         expected = said_alone(module, tokenizer, text).sigmoid().tolist()
         assert list(answer.probabilities.values()) == pytest.approx(expected, abs=1e-5)
@@ -117,7 +119,7 @@ def test_several_labels_are_decided_one_by_one(tokenizer: Tokenizer) -> None:
 
 def test_a_number_is_in_the_unit_of_the_training_data(tokenizer: Tokenizer) -> None:
     module = model("encoder", tokenizer, count=1, pool="mean")
-    numbers = record(labels=(), label_kind="number", number_mean=50.0, number_scale=20.0)
+    numbers = record(labels=(), label_kind="regression", number_mean=50.0, number_scale=20.0)
     (answer,) = classify(module, tokenizer, numbers, ["abc"])
     value = float(said_alone(module, tokenizer, "abc")[0]) * 20 + 50
     assert answer.value == pytest.approx(value, rel=1e-5)
@@ -199,7 +201,7 @@ def test_an_evaluation_of_several_labels(tmp_path: Path, tokenizer: Tokenizer) -
     module = model("encoder", tokenizer, count=3, pool="mean")
     texts = random_texts(13)
     labels = [[label for number, label in enumerate(LABELS) if row >> number & 1] for row in range(13)]
-    several = record(label_kind="several")
+    several = record(label_kind="multi_label")
     judged, _ = evaluate_labelled(module, tokenizer, several, write_jsonl(tmp_path, texts, labels))
     answers = classify(module, tokenizer, several, texts)
     assert isinstance(judged.scores, SeveralScores)
@@ -216,7 +218,7 @@ def test_an_evaluation_of_several_labels(tmp_path: Path, tokenizer: Tokenizer) -
 def test_an_evaluation_of_numbers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     module = model("decoder", tokenizer, count=1, pool="last")
     texts = random_texts(19)
-    numbers = record(labels=(), label_kind="number", number_mean=3.0, number_scale=2.0)
+    numbers = record(labels=(), label_kind="regression", number_mean=3.0, number_scale=2.0)
     values = [float(answer.value or 0) for answer in classify(module, tokenizer, numbers, texts)]
     source = write_jsonl(tmp_path, texts, [value**3 + 1 for value in values])
     judged, _ = evaluate_labelled(module, tokenizer, numbers, source)

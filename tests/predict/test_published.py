@@ -50,7 +50,7 @@ def test_numbers_are_written_in_their_own_unit(tmp_path: Path) -> None:
     """A model learns numbers in units of its training data, of which a published layout knows nothing."""
     folder = made.encoder(tmp_path / "model", "BertForSequenceClassification", num_labels=1)
     model = ch.load(folder, device="cpu", precision="fp32")
-    record = TaskRecord(kind="classify", label_kind="number", number_mean=3.0, number_scale=7.0)
+    record = TaskRecord(kind="classify", label_kind="regression", number_mean=3.0, number_scale=7.0)
     trained = model.replaced(model.module, task=record)
     trained.save(tmp_path / "out", format="hf")
     again = ch.load(tmp_path / "out", device="cpu", precision="fp32")

@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from clearhead.data.batches.pairs import Batch, EpochBatches, TokenBatches
 from clearhead.data.inputs import Framing, cut_pair
-from clearhead.data.labels import LabelKind, LabelSet, learn_labels
+from clearhead.data.labels import LabelSet, learn_labels
 from clearhead.data.sources.labelled import (
     LabelledSource,
     LabelledTexts,
@@ -29,6 +29,7 @@ from clearhead.data.sources.texts import WHOLE, Share
 from clearhead.data.stores.pairs import Ids, Indices, Rows, Side, discard, join, pack, read_arrays, write_arrays
 from clearhead.data.stores.prepared import Progress, cache_folder
 from clearhead.errors import InputError
+from clearhead.task import LabelKind
 from clearhead.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -250,7 +251,7 @@ def collate_labelled(store: LabelStore, rows: Indices, framing: Framing) -> Batc
     seconds = [pair[1] for pair in texts] if store.is_paired else None
     rectangle = framing.batch([pair[0] for pair in texts], seconds)
     values: Int64[ndarray, " batch"] | Float[ndarray, "batch ..."] = store.values[rows]
-    labels = torch.from_numpy(values.astype(np.int64 if store.labels.kind == "one" else np.float32))
+    labels = torch.from_numpy(values.astype(np.int64 if store.labels.kind == "single_label" else np.float32))
     return Batch(
         ids=rectangle.ids,
         mask=rectangle.mask,

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from clearhead.core import Transformer
 from clearhead.data.batches.pairs import Batch
-from clearhead.data.labels import LabelKind
 from clearhead.evaluate.labels import label_outputs
+from clearhead.task import LabelKind
 
 
 def label_loss(
@@ -35,12 +35,12 @@ def label_loss(
     assert isinstance(module, Transformer), "labels need the module that was built for them"
     logits_BL = label_outputs(module, batch).float()
     match kind:
-        case "one":
+        case "single_label":
             loss = F.cross_entropy(logits_BL, batch.labels, reduction="sum", label_smoothing=label_smoothing)
-        case "several":
+        case "multi_label":
             targets_BL = batch.labels * (1.0 - label_smoothing) + label_smoothing / 2
             loss = F.binary_cross_entropy_with_logits(logits_BL, targets_BL, reduction="sum")
-        case "number":
+        case "regression":
             assert not label_smoothing, "numbers have no share to spread"
             loss = torch.square(logits_BL[:, 0] - batch.labels).sum()
         case _:

@@ -255,7 +255,7 @@ def _task_defaults(run: RunFile) -> dict[str, Any]:
         "generate": {"objective": "prefix" if family_of(run) == "encoder-decoder" else "causal"},
         "fill": {"mask_share": 0.15, "whole_words": False},
         "denoise": {"noise": "spans", "noise_share": 0.3 if infill else 0.15, "mean_span": 3.0},
-        "classify": {"labels": "one", **pool},
+        "classify": {"labels": "single_label", **pool},
         "embed": {"temperature": 0.05, **pool},
     }
     return by_kind.get(run.task.kind, {})

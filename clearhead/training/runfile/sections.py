@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from clearhead.task import LabelKind
+
 TASK_KINDS = ("translate", "generate", "fill", "classify", "tag", "embed", "denoise")
 TRAINED_VOCABULARIES = ("bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "split")
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
@@ -40,7 +42,7 @@ class Task(Section):
     mean_span: Annotated[float, Field(ge=1.0)] | None = None
     mask_share: Share | None = None
     whole_words: bool | None = None
-    labels: Literal["one", "several", "number"] | None = None
+    labels: LabelKind | None = None
     pool: Literal["first", "mean", "last"] | None = None
     temperature: Positive | None = None
 

@@ -20,14 +20,14 @@ from clearhead.data.batches.labelled import (
 )
 from clearhead.data.batches.pairs import Batch
 from clearhead.data.inputs import Framing
-from clearhead.data.labels import LabelKind, LabelSet
+from clearhead.data.labels import LabelSet
 from clearhead.data.stores.pairs import Indices, Rows
 from clearhead.data.stores.prepared import cached_tokenizer
 from clearhead.errors import InputError
 from clearhead.evaluate.labels import judge_labelled, main_score
 from clearhead.presets.task_heads import label_head, token_head, with_head
 from clearhead.spec import Model
-from clearhead.task import TaskRecord
+from clearhead.task import LabelKind, TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.labels import label_loss
 from clearhead.training.preflight import TokenSide
@@ -37,7 +37,9 @@ from clearhead.training.tasks.base import TaskParts, TaskSetup, part_of
 from clearhead.training.tasks.text import one_sided
 from clearhead.training.tasks.translate import vocabulary_size
 
-SCORES: Mapping[LabelKind, str] = MappingProxyType({"one": "accuracy", "several": "micro F1", "number": "Spearman"})
+SCORES: Mapping[LabelKind, str] = MappingProxyType(
+    {"single_label": "accuracy", "multi_label": "micro F1", "regression": "Spearman"}
+)
 
 
 def parts(setup: TaskSetup) -> TaskParts[Batch]:
@@ -49,7 +51,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     run_file, train = setup.run_file, setup.run_file.train
     kind = run_file.task.labels
     assert kind is not None, "the run file fills its defaults"
-    if kind == "number" and train.label_smoothing:
+    if kind == "regression" and train.label_smoothing:
         raise InputError("[train] label_smoothing has no effect where labels are numbers; remove it")
     tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
     stores = _prepare(setup, tokenizer, kind)
@@ -161,8 +163,8 @@ def _labels_of_start(setup: TaskSetup, found: LabelSet) -> LabelSet:
     if setup.start is None or setup.start.record.kind != "classify" or setup.start.record.label_kind != found.kind:
         return found
     record = setup.start.record
-    if found.kind == "number":
-        return LabelSet("number", (), record.number_mean, record.number_scale)
+    if found.kind == "regression":
+        return LabelSet("regression", (), record.number_mean, record.number_scale)
     names = setup.start.labels_like("classify", found.names)
     return found if names is None else LabelSet(found.kind, names)
 

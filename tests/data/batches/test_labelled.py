@@ -109,7 +109,7 @@ def test_a_text_with_line_ends_keeps_the_places_right(tmp_path: Path) -> None:
     assert list(data.texts) == ["a\nb\n", "c", "d"]
     assert [data.place(row) for row in range(3)] == [f"{path}:{line}" for line in (2, 6, 7)]
     with pytest.raises(InputError, match=re.escape(f"{path}:7: the label is missing")):
-        learn_labels(data, "one")
+        learn_labels(data, "single_label")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
@@ -155,7 +155,7 @@ def store_of(
     folder: Path,
     rows: list[tuple[str, ...]],
     *,
-    kind: Any = "one",
+    kind: Any = "single_label",
     labels: LabelSet | None = None,
     max_length: int = 50,
     name: str = "t",
@@ -169,13 +169,13 @@ def store_of(
 
 def test_classes_are_in_order_of_number_then_name(tmp_path: Path) -> None:
     store = store_of(tmp_path, [("a", "10"), ("b", "9"), ("c", "x"), ("d", "-1"), ("e", " 9 ")])
-    assert store.labels == LabelSet("one", ("-1", "9", "10", "x"))
+    assert store.labels == LabelSet("single_label", ("-1", "9", "10", "x"))
     assert store.values.tolist() == [2, 1, 3, 0, 1]
     assert str(store.report) == "5 labelled texts read, 5 kept; 4 labels: -1 1, 9 2, 10 1, x 1"
 
 
 def test_several_classes_or_none(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [("a", "x, y"), ("b", ""), ("c", "z,x,x,")], kind="several")
+    store = store_of(tmp_path, [("a", "x, y"), ("b", ""), ("c", "z,x,x,")], kind="multi_label")
     assert store.labels.names == ("x", "y", "z")
     assert store.values.tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 1]]
     batch = collate_labelled(store, np.array([2, 0, 1]), FRAMING)
@@ -184,11 +184,11 @@ def test_several_classes_or_none(tmp_path: Path) -> None:
 
 
 def test_numbers_are_learned_in_units_of_the_training_data(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [("a", "1"), ("b", " 3.5 "), ("c", "-1e1")], kind="number")
+    store = store_of(tmp_path, [("a", "1"), ("b", " 3.5 "), ("c", "-1e1")], kind="regression")
     values = np.array([1, 3.5, -10])
     assert store.values * store.labels.scale + store.labels.mean == pytest.approx(values)
     assert (store.values.mean(), store.values.std()) == (pytest.approx(0), pytest.approx(1))
-    held_out = store_of(tmp_path, [("a", "7"), ("b", "7")], kind="number", labels=store.labels, name="valid")
+    held_out = store_of(tmp_path, [("a", "7"), ("b", "7")], kind="regression", labels=store.labels, name="valid")
     assert held_out.labels == store.labels
     assert held_out.values.tolist() == [(7 - store.labels.mean) / store.labels.scale] * 2
 
@@ -311,21 +311,21 @@ ONE = [("a", "x"), ("b", "y")]
     [
         (
             [("a", "x"), ("b", "x")],
-            "one",
+            "single_label",
             r"t.tsv:1: all 2 texts from here on have the label \"x\"; a classifier needs",
         ),
-        ([("a", "x"), ("b", " ")], "one", "t.tsv:2: the label is missing; expected the name of a class"),
+        ([("a", "x"), ("b", " ")], "single_label", "t.tsv:2: the label is missing; expected the name of a class"),
         (
             [(str(n), f"l{n}") for n in range(20)],
-            "one",
+            "single_label",
             "t.tsv:1: each of the 20 texts from here on has a label of its",
         ),
-        ([("a", ""), ("b", "")], "several", "t.tsv:1: none of the 2 texts from here on has a label"),
-        ([("a", "1"), ("b", "two")], "number", r"t.tsv:2: the label is \"two\"; expected a finite number"),
-        ([("a", "1"), ("b", "inf")], "number", r"t.tsv:2: the label is \"inf\"; expected a finite number"),
-        ([("a", "3"), ("b", "3.0")], "number", "t.tsv:1: all 2 labels from here on are the number 3"),
-        ([("", "x"), (" ", "y")], "one", "t.tsv:1: all 2 texts from here on are empty"),
-        ([("a", "x"), ("b",)], "one", "t.tsv:2: expected at least 2 columns separated by tabs, received 1"),
+        ([("a", ""), ("b", "")], "multi_label", "t.tsv:1: none of the 2 texts from here on has a label"),
+        ([("a", "1"), ("b", "two")], "regression", r"t.tsv:2: the label is \"two\"; expected a finite number"),
+        ([("a", "1"), ("b", "inf")], "regression", r"t.tsv:2: the label is \"inf\"; expected a finite number"),
+        ([("a", "3"), ("b", "3.0")], "regression", "t.tsv:1: all 2 labels from here on are the number 3"),
+        ([("", "x"), (" ", "y")], "single_label", "t.tsv:1: all 2 texts from here on are empty"),
+        ([("a", "x"), ("b",)], "single_label", "t.tsv:2: expected at least 2 columns separated by tabs, received 1"),
     ],
 )
 def test_labels_that_cannot_be_learned(tmp_path: Path, rows: list[Any], kind: str, message: str) -> None:
@@ -353,16 +353,20 @@ def test_a_label_that_training_did_not_see(tmp_path: Path) -> None:
     [
         (
             {"text": "a", "lable": "x"},
-            "one",
+            "single_label",
             r"there is no field 'label'; the fields are 'text', 'lable' \(did you mean",
         ),
-        ({"text": 5, "label": "x"}, "one", "field 'text' is 5; expected a text"),
-        ({"text": "a", "label": 1.5}, "one", r"the label is 1.5; expected the name of a class \(numbers need"),
-        ({"text": "a", "label": ["x"]}, "one", r"the label is \[\"x\"\]; expected the name of a class \(several"),
-        ({"text": "a", "label": None}, "one", "the label is missing"),
-        ({"text": "a", "label": "\ud800"}, "one", "lone surrogate"),
-        ({"text": "a", "label": [{}]}, "several", r"the label is \{\}; expected the name of a class"),
-        ({"text": "a", "label": True}, "number", "the label is true; expected a finite number"),
+        ({"text": 5, "label": "x"}, "single_label", "field 'text' is 5; expected a text"),
+        ({"text": "a", "label": 1.5}, "single_label", r"the label is 1.5; expected the name of a class \(numbers need"),
+        (
+            {"text": "a", "label": ["x"]},
+            "single_label",
+            r"the label is \[\"x\"\]; expected the name of a class \(several",
+        ),
+        ({"text": "a", "label": None}, "single_label", "the label is missing"),
+        ({"text": "a", "label": "\ud800"}, "single_label", "lone surrogate"),
+        ({"text": "a", "label": [{}]}, "multi_label", r"the label is \{\}; expected the name of a class"),
+        ({"text": "a", "label": True}, "regression", "the label is true; expected a finite number"),
     ],
 )
 def test_faulty_records(tmp_path: Path, record: dict[str, Any], kind: Any, message: str) -> None:
@@ -375,7 +379,7 @@ def test_json_labels_of_other_types(tmp_path: Path) -> None:
     labels = [1, True, "x", 2]
     path = write(tmp_path / "a.jsonl", lines([json.dumps({"text": "a", "label": label}) for label in labels]))
     data = read_labelled(parse_labelled_source({"text": path, "labels": "label"}))
-    assert learn_labels(data, "one").names == ("1", "2", "true", "x")
+    assert learn_labels(data, "single_label").names == ("1", "2", "true", "x")
 
 
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:

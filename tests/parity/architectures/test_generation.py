@@ -14,10 +14,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from clearhead.generate import sampling
-from clearhead.generate.continuation import Request, generate_ids
-from clearhead.generate.hypothesis import Continuation
+from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions
+from clearhead.generate.results import Continuation
+from clearhead.generate.search import sampling
 from tests.parity.architectures.harness import Case, Pair, all_cases
 
 START, NEW = 2, 8
@@ -47,7 +47,7 @@ def ours(pair: Pair, texts: list[list[int]], end: int, **options: Any) -> list[C
     """All texts in one batch; what an encoder reads, or what a decoder goes on from."""
     prompts, sources = ([[START]] * len(texts), texts) if pair.has_memory else (texts, None)
     chosen = GenerateOptions(max_new_tokens=NEW, **options)
-    request = Request(prompts=prompts, options=chosen, eos_id=end, pad_id=pair.case.pad, sources=sources)
+    request = GenerateRequest(prompts=prompts, options=chosen, eos_id=end, pad_id=pair.case.pad, sources=sources)
     return [found[0] for found in generate_ids(pair.ours, request)]
 
 
@@ -96,7 +96,7 @@ def test_sampling_with_the_same_chance(pair: Pair, monkeypatch: pytest.MonkeyPat
     """The same stream of numbers for both: then what is drawn depends on the distributions alone."""
     stream = torch.rand(NEW, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
-    class Same(sampling.Streams):
+    class Same(sampling.RandomStreams):
         def __init__(self, seeds: list[Any], _device: torch.device) -> None:
             self.rows, self.used = len(seeds), 0
 
@@ -108,7 +108,7 @@ def test_sampling_with_the_same_chance(pair: Pair, monkeypatch: pytest.MonkeyPat
             self.rows = len(rows)
 
     texts = prompts_of(pair)
-    monkeypatch.setattr("clearhead.generate.continuation.Streams", Same)
+    monkeypatch.setattr("clearhead.generate.continuation.RandomStreams", Same)
     end = an_end(pair, texts)
     found = [list(one.ids) for one in ours(pair, texts, end, seed=1, **CHANCE)]
     for text, mine in zip(texts, found, strict=True):

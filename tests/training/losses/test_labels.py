@@ -50,7 +50,7 @@ def test_one_class(family: str, pool: str, smoothing: float) -> None:
     module = model(family, character_tokenizer(), count=3, pool=pool).eval()
     labels = [0, 2, 1, 2]
     batch = batch_for(module, labels)
-    loss, count = label_loss(module, batch, kind="one", label_smoothing=smoothing)
+    loss, count = label_loss(module, batch, kind="single_label", label_smoothing=smoothing)
     expected = sum(
         -(1 - smoothing) * logs[label] - smoothing * sum(logs) / 3
         for logs, label in zip(map(log_softmax, outputs(module, batch)), labels, strict=True)
@@ -63,7 +63,7 @@ def test_several_classes(smoothing: float) -> None:
     module = model("encoder", character_tokenizer(), count=3, pool="mean").eval()
     labels = [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]
     batch = batch_for(module, labels)
-    loss, count = label_loss(module, batch, kind="several", label_smoothing=smoothing)
+    loss, count = label_loss(module, batch, kind="multi_label", label_smoothing=smoothing)
     expected = 0.0
     for row, wanted in zip(outputs(module, batch), labels, strict=True):
         for value, yes in zip(row, wanted, strict=True):
@@ -76,7 +76,7 @@ def test_a_number() -> None:
     module = model("encoder", character_tokenizer(), count=1, pool="mean").eval()
     labels = [0.5, -1.0, 2.0, 0.0]
     batch = batch_for(module, labels)
-    loss, count = label_loss(module, batch, kind="number")
+    loss, count = label_loss(module, batch, kind="regression")
     expected = sum((row[0] - label) ** 2 for row, label in zip(outputs(module, batch), labels, strict=True))
     assert (float(loss.detach()), count) == (pytest.approx(expected, rel=1e-5), 4)
 
@@ -84,7 +84,7 @@ def test_a_number() -> None:
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
 def test_the_gradient_reaches_every_stack(family: str) -> None:
     module = model(family, character_tokenizer(), count=3, pool="mean" if family == "encoder" else "last")
-    loss, _ = label_loss(module, batch_for(module, [0, 2, 1, 2]), kind="one")
+    loss, _ = label_loss(module, batch_for(module, [0, 2, 1, 2]), kind="single_label")
     loss.backward()
     for name, parameter in module.named_parameters():
         # A decoder that reads one token has nothing to choose from; and a bias on keys never changes a softmax.
@@ -100,5 +100,5 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_texts() -> None:
     for row in range(4):
         alone = Framing.of(module.spec, character_tokenizer()).batch([TEXTS[row]])
         one = Batch(alone.ids, alone.mask, batch.labels[row : row + 1], 1, alone.num_tokens, np.array([row]))
-        parts += float(label_loss(module, one, kind="one")[0].detach())
-    assert float(label_loss(module, batch, kind="one")[0].detach()) == pytest.approx(parts, rel=1e-5)
+        parts += float(label_loss(module, one, kind="single_label")[0].detach())
+    assert float(label_loss(module, batch, kind="single_label")[0].detach()) == pytest.approx(parts, rel=1e-5)

@@ -70,7 +70,7 @@ def test_several_labels(tmp_path: Path) -> None:
         return " ".join(draw.sample([*noise(draw, 3), *signs], 3 + len(signs))), ",".join(SIGNS[s] for s in signs)
 
     write_columns(tmp_path, rows_of(several), ("text", "label"), train=240)
-    assert train(write_run_file(tmp_path, 'kind = "classify"\nlabels = "several"', "encoder")) > 90
+    assert train(write_run_file(tmp_path, 'kind = "classify"\nlabels = "multi_label"', "encoder")) > 90
     (none, two) = ch.load(tmp_path / "run", device="cpu").classify(["aa bb cc", "bad aa bb so"])
     assert (none.labels, two.labels) == ((), ("negative", "neutral"))
 
@@ -81,7 +81,7 @@ def test_numbers(tmp_path: Path) -> None:
         return " ".join(draw.sample(["good"] * count + noise(draw, 6 - count) + ["aa"], 7)), str(100 + 10 * count)
 
     write_columns(tmp_path, rows_of(number), ("text", "label"), train=240)
-    path = write_run_file(tmp_path, 'kind = "classify"\nlabels = "number"', "encoder", steps=100)
+    path = write_run_file(tmp_path, 'kind = "classify"\nlabels = "regression"', "encoder", steps=100)
     assert train(path) > 85
     low, high = ch.load(tmp_path / "run", device="cpu").classify(["aa bb cc dd aa ee ff", "good " * 6 + "aa"])
     assert low.value is not None and high.value is not None

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from clearhead.core import Transformer
-from clearhead.generate.prefill import Start
+from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import NO_ID, Processor, apply, select
-from clearhead.generate.sampling import fetch
+from clearhead.generate.search.sampling import fetch
 
 
 class ContrastiveSearch:
@@ -37,7 +37,7 @@ class ContrastiveSearch:
     """
 
     def __init__(
-        self, module: Transformer, start: Start, chain: Sequence[Processor], *, count: int, alpha: float
+        self, module: Transformer, start: Prefill, chain: Sequence[Processor], *, count: int, alpha: float
     ) -> None:
         self._module, self._chain, self._alpha, self._cache = module, chain, alpha, start.cache
         self._count = min(count, start.logits.shape[1])

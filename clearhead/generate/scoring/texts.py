@@ -23,9 +23,9 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode
-from clearhead.generate.hypothesis import length_normalised
 from clearhead.generate.prefill import check_model
-from clearhead.generate.scoring import MOST_LOGITS, PairScore
+from clearhead.generate.results import length_normalised
+from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
 
 Ids = Sequence[int] | Integer[ndarray, " _"]
 

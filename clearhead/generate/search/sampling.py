@@ -17,7 +17,7 @@ from numpy.random import PCG64, Generator, SeedSequence
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.generate.prefill import Start
+from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import Processor, apply, select
 
 # Numbers drawn at a time; what a stream gives does not depend on it.
@@ -45,7 +45,7 @@ def draw(probs_RV: Float[Tensor, "rows vocab"], uniform_R: Float[Tensor, " rows"
     return place_R1[:, 0].clamp_(max=probs_RV.shape[1] - 1)
 
 
-class Streams:
+class RandomStreams:
     """A stream of uniform random numbers for each row.
 
     Args:
@@ -74,7 +74,7 @@ class Streams:
             self._drawn_RN = self._drawn_RN[list(rows)]
 
 
-def seed_of(seed: int | None, number: int, ids: Sequence[int]) -> SeedSequence:
+def sequence_seed(seed: int | None, number: int, ids: Sequence[int]) -> SeedSequence:
     """Return the seed of one sequence: it follows from the user's seed, the prompt, and its number at that prompt.
 
     Args:
@@ -86,7 +86,7 @@ def seed_of(seed: int | None, number: int, ids: Sequence[int]) -> SeedSequence:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TokenChooser:
     """The logits of a step on their way to a token.
 
     Args:
@@ -95,7 +95,7 @@ class Choice:
     """
 
     chain: Sequence[Processor]
-    streams: Streams | None
+    streams: RandomStreams | None
 
     def of(
         self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
@@ -115,11 +115,11 @@ class Choice:
         chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - logits_RV.logsumexp(1)
         return tokens_R, torch.where(best_R == -torch.inf, best_R, chosen_R)
 
-    def keep(self, rows_K: Int[Tensor, " kept"]) -> Choice:
+    def keep(self, rows_K: Int[Tensor, " kept"]) -> TokenChooser:
         """Return the choice that goes on with these rows only."""
         if self.streams is not None:
             self.streams.keep(rows_K.tolist())
-        return Choice(select(self.chain, rows_K), self.streams)
+        return TokenChooser(select(self.chain, rows_K), self.streams)
 
 
 class Sampling:
@@ -131,7 +131,7 @@ class Sampling:
         choice: how logits become a token.
     """
 
-    def __init__(self, module: Transformer, start: Start, choice: Choice) -> None:
+    def __init__(self, module: Transformer, start: Prefill, choice: TokenChooser) -> None:
         self._module, self._choice, self._cache = module, choice, start.cache
         self._ids_RT, self._logits_RV = start.ids, start.logits
         self._newest_R: Int[Tensor, " rows"] | None = None

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import InputError
-from clearhead.generate import text_scores
-from clearhead.generate.text_scores import score_sequences, text_loss, windows
+from clearhead.generate.scoring import texts as scoring_texts
+from clearhead.generate.scoring.texts import score_sequences, text_loss, windows
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, tiny_decoder, tiny_model
 
 
@@ -46,7 +46,7 @@ def test_a_window_that_holds_the_text_is_one_plain_pass(
 ) -> None:
     """Sequences of all lengths share batches, and the logits are made in parts."""
     module = tiny_decoder(kind, seed=3)
-    monkeypatch.setattr(text_scores, "MOST_LOGITS", 13 * 71)
+    monkeypatch.setattr(scoring_texts, "MOST_LOGITS", 13 * 71)
     for ids, found in zip(
         sequences(), score_sequences(module, sequences(), pad_id=PAD, window=window, length_penalty=0.6), strict=True
     ):

@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
-from clearhead.generate.hypothesis import length_normalised
+from clearhead.generate.results import length_normalised
 
 # fp32 logits of one batch: 64 MiB, however large the vocabulary is.
 MOST_LOGITS = 2**24

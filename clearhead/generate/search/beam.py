@@ -37,12 +37,11 @@ from torch.nn import functional
 
 from clearhead.core import Cache, Output, Transformer
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.generation_config import GenerationRules
-from clearhead.generate.hypothesis import Candidate, length_normalised
+from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.prefill import Start
-from clearhead.generate.processor_chain import repetition_processors
-from clearhead.generate.processors import NO_ID, Processor, apply, select
+from clearhead.generate.prefill import Prefill
+from clearhead.generate.processors import NO_ID, Processor, apply, repetition_processors, select
+from clearhead.generate.results import Candidate, length_normalised
 
 
 def beam_search(
@@ -54,7 +53,7 @@ def beam_search(
     eos_id: int,
     pad_id: int,
     options: SearchOptions,
-    rules: GenerationRules | None = None,
+    config: GenerationConfig | None = None,
 ) -> list[list[Candidate]]:
     """Return the best translations of each row, best first, by the rules at the top of this file.
 
@@ -66,7 +65,7 @@ def beam_search(
         eos_id: id that ends a hypothesis.
         pad_id: padding id; never generated, unless it is also the end token.
         options: beam size, length penalty and limits.
-        rules: what the files of a checkpoint say besides: its bans take the place of those of start and padding.
+        config: what the files of a checkpoint say besides: its bans take the place of those of start and padding.
 
     Returns:
         One list for each row with up to `n_best` different candidates; fewer only where fewer were found.
@@ -76,12 +75,12 @@ def beam_search(
         RunFailure: the model's output is not a number.
     """
     limits = target_limits(module, mask_NS.sum(1).tolist(), options)
-    ends = (eos_id, *(index for index in rules.ends if index != eos_id)) if rules else (eos_id,)
-    banned = sorted({bos_id, pad_id} - {eos_id}) if rules is None else list(rules.banned)
+    ends = (eos_id, *(index for index in config.eos_ids if index != eos_id)) if config else (eos_id,)
+    banned = sorted({bos_id, pad_id} - {eos_id}) if config is None else list(config.banned_ids)
     with torch.inference_mode():
         start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
         chain = repetition_processors(options, ids_NS.masked_fill(~mask_NS, NO_ID))
-        chain += rules.processors(1, None) if rules else []
+        chain += config.processors(1, None) if config else []
         search = _Search(limits, ends, options, start_N1, ids_NS.new_tensor(banned), chain=chain)
         # What a decoder has read in the end: the start token and all but the last that is generated.
         cache = Cache(declared_length=ids_NS.new_tensor(limits))
@@ -92,7 +91,7 @@ def beam_search(
 
 def continue_beams(
     module: Transformer,
-    start: Start,
+    start: Prefill,
     *,
     limits: list[int],
     end_ids: tuple[int, ...],
@@ -345,7 +344,7 @@ class _Search:
         """Say whether a sentence is done whatever its live hypotheses may become."""
         if self.options.beam_size == 1:
             return finished.count > 0
-        return self.options.stops_early and finished.count >= self.options.beam_size
+        return self.options.early_stopping and finished.count >= self.options.beam_size
 
     def _cut_off(self, place: int, end_log_probs_R: Float[Tensor, " rows"]) -> None:
         """Force the end token onto the hypotheses that this step was to extend."""
