@@ -9,23 +9,13 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import (
-    BatchSize,
-    Device,
-    Json,
-    Precision,
-    Ref,
-    Seed,
-    Threads,
-    is_standard_input,
-    prepare_machine,
-    print_json,
-    print_result,
-)
+from clearhead.cli.console import is_standard_input, print_json, print_result
 from clearhead.cli.lines import one_line
+from clearhead.cli.options import ComputeOptions, Json, Ref, takes_compute_options
 from clearhead.errors import InputError
 
 
+@takes_compute_options
 def answer(
     ref: Ref,
     question: Annotated[str, typer.Option("--question", metavar="TEXT", help="What is asked.")],
@@ -40,11 +30,8 @@ def answer(
         bool, typer.Option("--no-answer", help="The text may hold none; an empty answer says so.")
     ] = False,
     as_json: Json = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
+    *,
+    compute: ComputeOptions,
 ) -> None:
     """Find the answer to a question in a text.
 
@@ -57,12 +44,9 @@ def answer(
     overlap. --json writes {"question", "answers"}; an answer is {"text", "score", "start", "end"}, and start and end
     count the characters of the text.
     """
-    import clearhead
-
-    prepare_machine(threads, seed)
     text = _text(context, context_file)
-    model = clearhead.load(ref, device=device, precision=precision)
-    answers = model.answer(question, text, top_k=top_k, allow_no_answer=no_answer, batch_size=batch_size)
+    model = compute.load_model(ref)
+    answers = model.answer(question, text, top_k=top_k, allow_no_answer=no_answer, batch_size=compute.batch_size)
     if as_json:
         print_json({"question": question, "answers": [asdict(one) for one in answers]})
         return

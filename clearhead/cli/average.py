@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import Json, print_json, print_message, print_result
+from clearhead.cli.console import print_json, print_message, print_result
+from clearhead.cli.options import Json
 
 
 def average(

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import Json, print_json, print_message, print_result
+from clearhead.cli.console import print_json, print_message, print_result
+from clearhead.cli.options import Json
 from clearhead.errors import InputError
 
 Against = Annotated[

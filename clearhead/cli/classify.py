@@ -5,36 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead.cli.console import (
-    BatchSize,
-    Device,
-    JsonLines,
-    LineFile,
-    Precision,
-    Ref,
-    Seed,
-    Threads,
-    prepare_machine,
-    print_json,
-    print_result,
-)
-from clearhead.cli.lines import Line, Paired, answered_lines, answered_pairs, one_line
+from clearhead.cli.console import print_json, print_result
+from clearhead.cli.lines import Line, answered_lines, answered_pairs, one_line
+from clearhead.cli.options import ComputeOptions, JsonLines, LineFile, Paired, Ref, takes_compute_options
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead.predict.classify import Classification
 
 
+@takes_compute_options
 def classify(
     ref: Ref,
     file: LineFile = Path("-"),
     pair: Paired = False,
     as_json: JsonLines = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
+    *,
+    compute: ComputeOptions,
 ) -> None:
     """Classify texts, one line in, one line out.
 
@@ -49,17 +36,14 @@ def classify(
     that number. An empty line is answered by an empty line. --json writes {"index", "text", "label", "labels",
     "probability", "probabilities", "is_cut"}, or "value" instead of labels; is_cut says that only the front was read.
     """
-    import clearhead
-
-    prepare_machine(threads, seed)
-    model = clearhead.load(ref, device=device, precision=precision)
+    model = compute.load_model(ref)
     if model.task.is_paired and not pair:
         raise InputError("this model was trained on pairs: add --pair, and put a tab between the two texts of a line")
     if pair:
-        for both, answer in answered_pairs(file, model.classify, batch_size=batch_size):
+        for both, answer in answered_pairs(file, model.classify, batch_size=compute.batch_size):
             _show(both, answer, as_json)
     else:
-        for line, answer in answered_lines(file, model.classify, batch_size=batch_size):
+        for line, answer in answered_lines(file, model.classify, batch_size=compute.batch_size):
             _show(line, answer, as_json)
 
 

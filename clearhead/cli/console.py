@@ -1,4 +1,4 @@
-"""What every command shares: its common options, where its words go, and how a line of text comes in."""
+"""What every command reads and writes: results on stdout, messages on stderr, lines of text."""
 
 from __future__ import annotations
 
@@ -6,34 +6,11 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-import typer
+from typing import Any, TypeVar
 
 from clearhead.errors import InputError
 
 Item = TypeVar("Item")
-Ref = Annotated[
-    str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
-]
-LineFile = Annotated[Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
-Precision = Annotated[str, typer.Option("--precision", help="auto, fp32 or bf16.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sentences computed together.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of every random choice.")]
-Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")]
-BeamSize = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy; by default 5.")]
-FromLanguage = Annotated[
-    str | None, typer.Option("--from", metavar="L", help="The language of the text, for a model of several.")
-]
-ToLanguage = Annotated[
-    str | None, typer.Option("--to", metavar="L", help="The language to translate into, for a model of several.")
-]
-LengthPenalty = Annotated[
-    float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
-]
 
 
 def print_message(message: str) -> None:
@@ -54,21 +31,6 @@ def print_text(piece: str) -> None:
 def print_json(record: Mapping[str, Any]) -> None:
     """Write one JSON object as one line of the result."""
     print_result(json.dumps(record, ensure_ascii=False, allow_nan=False))
-
-
-def prepare_machine(threads: int | None, seed: int | None) -> None:
-    """Set the number of CPU threads and the seeds of every random generator, where given."""
-    import random
-
-    import numpy as np
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if seed is not None:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
 
 
 def read_lines(source: Path) -> Iterator[str]:

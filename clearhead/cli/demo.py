@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import BatchSize, Device, Json, Precision, Seed, Threads, prepare_machine, print_json
+from clearhead.cli.console import print_json
+from clearhead.cli.options import ComputeOptions, Json, set_threads_and_seed, takes_compute_options
 from clearhead.demo.classify import run_classify
 from clearhead.demo.common import DemoOutcome, DemoPlan, free_folder, results_console
 from clearhead.demo.fill import run_fill
@@ -21,6 +22,7 @@ from clearhead.errors import InputError, nearest
 KINDS = ("translate", "generate", "classify", "fill")
 
 
+@takes_compute_options
 def demo(
     kind: Annotated[str, typer.Argument(metavar="[KIND]", help=f"Which demo: {', '.join(KINDS)}.")] = KINDS[0],
     out: Annotated[
@@ -28,11 +30,8 @@ def demo(
         typer.Option("--out", help="The run directory, new; by default runs/demo or runs/demo-KIND, or the next free."),
     ] = None,
     as_json: Json = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
+    *,
+    compute: ComputeOptions,
 ) -> None:
     """Make real data here, train on it in a minute or two, and show what was learned. Nothing is downloaded.
 
@@ -53,18 +52,18 @@ def demo(
     if kind not in KINDS:
         raise InputError(f"there is no demo '{kind}'{nearest(kind, KINDS)}; there are: {', '.join(KINDS)}")
     began = time.monotonic()
-    options = {"device": device, "precision": precision, "threads": threads}
+    options = {"device": compute.device, "precision": compute.precision, "threads": compute.threads}
     overrides = [f"train.{key}={value}" for key, value in options.items() if value not in (None, "auto")]
     first = Path("runs/demo" if kind == KINDS[0] else f"runs/demo-{kind}")
     plan = DemoPlan(
         run=free_folder(out, first),
-        seed=1 if seed is None else seed,
-        device=device,
-        precision=precision,
-        batch_size=batch_size,
+        seed=1 if compute.seed is None else compute.seed,
+        device=compute.device,
+        precision=compute.precision,
+        batch_size=compute.batch_size,
         overrides=overrides,
     )
-    prepare_machine(threads, seed=None)
+    set_threads_and_seed(compute.threads, seed=None)
     outcome = _runner(kind)(plan)
     seconds = round(time.monotonic() - began, 1)
     _close(plan, outcome, seconds)

@@ -9,20 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.console import (
-    BatchSize,
-    Device,
-    LineFile,
-    Precision,
-    Ref,
-    Seed,
-    Threads,
-    prepare_machine,
-    print_json,
-    print_message,
-    print_result,
-)
-from clearhead.cli.lines import Line, Paired, answered_lines, answered_pairs, name_of
+from clearhead.cli.console import print_json, print_message, print_result
+from clearhead.cli.lines import Line, answered_lines, answered_pairs, name_of
+from clearhead.cli.options import ComputeOptions, LineFile, Paired, Ref, takes_compute_options
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,6 +24,7 @@ if TYPE_CHECKING:
 ARRAY = ".npy"
 
 
+@takes_compute_options
 def embed(
     ref: Ref,
     file: LineFile = Path("-"),
@@ -48,11 +38,8 @@ def embed(
     as_json: Annotated[
         bool, typer.Option("--json", help="Write one JSON object for each line of input; with -o one in all.")
     ] = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
+    *,
+    compute: ComputeOptions,
 ) -> None:
     """Make a vector of each text, one line in, one line out.
 
@@ -69,18 +56,15 @@ def embed(
     with {"file", "texts", "width"}.
     """
     _check_output(output, pair, similarity)
-    import clearhead
-
-    prepare_machine(threads, seed)
-    model = clearhead.load(ref, device=device, precision=precision)
+    model = compute.load_model(ref)
     if similarity:
-        _show_similarities(model, file, batch_size, as_json)
+        _show_similarities(model, file, compute.batch_size, as_json)
         return
     answered: Answered
     if pair:
-        answered = answered_pairs(file, lambda pairs: list(model.embed(pairs)), batch_size=batch_size)
+        answered = answered_pairs(file, lambda pairs: list(model.embed(pairs)), batch_size=compute.batch_size)
     else:
-        answered = answered_lines(file, lambda texts: list(model.embed(texts)), batch_size=batch_size)
+        answered = answered_lines(file, lambda texts: list(model.embed(texts)), batch_size=compute.batch_size)
     if output is not None:
         _save(output, file, answered, as_json)
         return

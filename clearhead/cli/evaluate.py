@@ -9,21 +9,16 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import (
-    BatchSize,
+from clearhead.cli.console import print_json, print_result
+from clearhead.cli.options import (
     BeamSize,
-    Device,
+    ComputeOptions,
     FromLanguage,
     Json,
     LengthPenalty,
-    Precision,
     Ref,
-    Seed,
-    Threads,
     ToLanguage,
-    prepare_machine,
-    print_json,
-    print_result,
+    takes_compute_options,
 )
 from clearhead.errors import InputError
 
@@ -126,6 +121,7 @@ class Request:
         return ["--" + name.removesuffix("_language").replace("_", "-") for name in given]
 
 
+@takes_compute_options
 def evaluate(
     ref: Ref,
     source: Source = None,
@@ -146,11 +142,8 @@ def evaluate(
     to_language: ToLanguage = None,
     output: Output = None,
     as_json: Json = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
+    *,
+    compute: ComputeOptions,
 ) -> None:
     """Measure a model on text with known answers, by what it was trained for.
 
@@ -171,14 +164,12 @@ def evaluate(
     """
     request = Request(
         source, target, text, labels, text_column, pair, document, plot, window, stride, tokenize, lowercase,
-        beam_size, length_penalty, from_language, to_language, output, batch_size,
+        beam_size, length_penalty, from_language, to_language, output, compute.batch_size,
     )  # fmt: skip
     check_request(ref, request)
-    import clearhead
     from clearhead.evaluate.tasks import measure
 
-    prepare_machine(threads, seed)
-    record, lines = measure(clearhead.load(ref, device=device, precision=precision), request)
+    record, lines = measure(compute.load_model(ref), request)
     if as_json:
         print_json(record)
         return

@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.console import (
-    BatchSize,
-    Device,
-    JsonLines,
-    Precision,
-    Ref,
-    Seed,
-    Threads,
-    prepare_machine,
-    print_json,
-    print_result,
-)
+from clearhead.cli.console import print_json, print_result
 from clearhead.cli.lines import Line, answered_lines, one_line
+from clearhead.cli.options import ComputeOptions, JsonLines, Ref, takes_compute_options
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,6 +20,7 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 
 
+@takes_compute_options
 def fill(
     ref: Ref,
     text: Annotated[
@@ -41,11 +32,8 @@ def fill(
     ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Candidates for each blank.")] = 5,
     as_json: JsonLines = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
+    *,
+    compute: ComputeOptions,
 ) -> None:
     """Fill the blanks of a text with the most probable words, one line in, one line out.
 
@@ -59,15 +47,12 @@ def fill(
     --json writes {"index", "text", "filled", "blanks"}; a blank is a list of {"text", "token", "probability", "start",
     "end", "filled"}, best first, and start and end count the characters of the given text.
     """
-    _check_source(text, file, batch_size)
-    import clearhead
-
-    prepare_machine(threads, seed)
-    model = clearhead.load(ref, device=device, precision=precision)
+    _check_source(text, file, compute.batch_size)
+    model = compute.load_model(ref)
     source = Path(STANDARD_INPUT) if file is None else file
     given = None if text == STANDARD_INPUT else text
     for line, blanks in answered_lines(
-        source, lambda texts: model.fill(texts, top_k=top_k), batch_size=batch_size, given=given
+        source, lambda texts: model.fill(texts, top_k=top_k), batch_size=compute.batch_size, given=given
     ):
         _show(line, blanks or [], as_json)
 

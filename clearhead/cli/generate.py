@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import (
-    BatchSize,
-    Device,
-    LengthPenalty,
-    Precision,
-    Ref,
-    Threads,
-    prepare_machine,
-    print_json,
-    print_result,
-    print_text,
-    read_lines,
-)
+from clearhead.cli.console import print_json, print_result, print_text, read_lines
+from clearhead.cli.options import BatchSize, Device, LengthPenalty, Precision, Ref, Threads, set_threads_and_seed
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -130,7 +119,7 @@ def generate(
     streams = _check(options, prompts) and not as_json
     import clearhead
 
-    prepare_machine(threads, seed)
+    set_threads_and_seed(threads, seed)
     model = clearhead.load(ref, device=device, precision=precision)
     model, prompts = _for_task(model, task, prompts)
     if streams and _is_one_growing_text(model, options):

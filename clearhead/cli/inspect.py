@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import Json, human_bytes, human_count, print_json, print_result
+from clearhead.cli.console import human_bytes, human_count, print_json, print_result
+from clearhead.cli.options import Json
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:

@@ -6,9 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
-
-import typer
+from typing import Generic, TypeVar
 
 from clearhead.cli.console import chunks, is_interactive, is_standard_input, read_lines
 from clearhead.errors import InputError
@@ -16,7 +14,6 @@ from clearhead.errors import InputError
 CHUNK = 1024
 TextT = TypeVar("TextT", str, tuple[str, str])
 AnswerT = TypeVar("AnswerT")
-Paired = Annotated[bool, typer.Option("--pair", help="A line holds two texts, with a tab between them.")]
 
 _NUMBERED = re.compile(r"\btext (\d+)\b(:?)")
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import Json, print_json, print_message, print_result, write_lines
+from clearhead.cli.console import print_json, print_message, print_result, write_lines
+from clearhead.cli.options import Json
 from clearhead.errors import InputError, nearest
 from clearhead.recipes.data import Draft, Wanted, draft
 

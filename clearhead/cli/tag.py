@@ -7,34 +7,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead.cli.console import (
-    BatchSize,
-    Device,
-    JsonLines,
-    LineFile,
-    Precision,
-    Ref,
-    Seed,
-    Threads,
-    prepare_machine,
-    print_json,
-    print_result,
-)
+from clearhead.cli.console import print_json, print_result
 from clearhead.cli.lines import Line, answered_lines, one_line
+from clearhead.cli.options import ComputeOptions, JsonLines, LineFile, Ref, takes_compute_options
 
 if TYPE_CHECKING:
     from clearhead.predict.tag import Entity
 
 
+@takes_compute_options
 def tag(
     ref: Ref,
     file: LineFile = Path("-"),
     as_json: JsonLines = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
+    *,
+    compute: ComputeOptions,
 ) -> None:
     """Tag texts, one line in, one line out.
 
@@ -48,11 +35,8 @@ def tag(
     answered by an empty line. --json writes {"index", "text", "entities"}; an entity is {"label", "text", "start",
     "end", "probability"}.
     """
-    import clearhead
-
-    prepare_machine(threads, seed)
-    model = clearhead.load(ref, device=device, precision=precision)
-    for line, entities in answered_lines(file, model.tag, batch_size=batch_size):
+    model = compute.load_model(ref)
+    for line, entities in answered_lines(file, model.tag, batch_size=compute.batch_size):
         _show(line, entities or [], as_json)
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import Json, Seed, Threads, print_json, print_result
+from clearhead.cli.console import print_json, print_result
+from clearhead.cli.options import Json, Seed, Threads
 from clearhead.errors import InputError
 
 

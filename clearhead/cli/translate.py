@@ -9,25 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.console import (
-    BatchSize,
+from clearhead.cli.console import chunks, is_interactive, is_standard_input, print_json, print_result, read_lines
+from clearhead.cli.options import (
     BeamSize,
-    Device,
+    ComputeOptions,
     FromLanguage,
     JsonLines,
     LengthPenalty,
-    Precision,
     Ref,
-    Seed,
-    Threads,
     ToLanguage,
-    chunks,
-    is_interactive,
-    is_standard_input,
-    prepare_machine,
-    print_json,
-    print_result,
-    read_lines,
+    takes_compute_options,
 )
 from clearhead.errors import InputError
 
@@ -37,6 +28,7 @@ if TYPE_CHECKING:
 CHUNK = 1024
 
 
+@takes_compute_options
 def translate(
     ref: Ref,
     file: Annotated[
@@ -50,11 +42,8 @@ def translate(
     from_language: FromLanguage = None,
     to_language: ToLanguage = None,
     as_json: JsonLines = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
+    *,
+    compute: ComputeOptions,
 ) -> None:
     """Translate text, one line in, one line out.
 
@@ -73,11 +62,8 @@ def translate(
     Search is deterministic: --seed changes nothing unless the computation itself is random.
     """
     _check_options(beam_size, n_best, length_penalty, as_json)
-    import clearhead
-
     lines = read_lines(file)
-    prepare_machine(threads, seed)
-    model = clearhead.load(ref, device=device, precision=precision)
+    model = compute.load_model(ref)
     number = 1
     for chunk in _checked_chunks(model, file, lines):
         found = model.translate_n_best(
@@ -85,7 +71,7 @@ def translate(
             n=n_best,
             beam_size=beam_size,
             length_penalty=length_penalty,
-            batch_size=batch_size,
+            batch_size=compute.batch_size,
             from_language=from_language,
             to_language=to_language,
         )

@@ -1,0 +1,86 @@
+"""Options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from clearhead import Model
+
+Ref = Annotated[
+    str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
+]
+LineFile = Annotated[Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")]
+Paired = Annotated[bool, typer.Option("--pair", help="A line holds two texts, with a tab between them.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+Precision = Annotated[str, typer.Option("--precision", help="auto, fp32 or bf16.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sentences computed together.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of every random choice.")]
+Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")]
+BeamSize = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy; by default 5.")]
+FromLanguage = Annotated[
+    str | None, typer.Option("--from", metavar="L", help="The language of the text, for a multilingual model.")
+]
+ToLanguage = Annotated[
+    str | None, typer.Option("--to", metavar="L", help="The language to translate into, for a multilingual model.")
+]
+LengthPenalty = Annotated[
+    float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
+]
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """How a command runs a model: the options that all such commands share."""
+
+    device: Device = "auto"
+    precision: Precision = "auto"
+    threads: Threads = None
+    batch_size: BatchSize = None
+    seed: Seed = None
+
+    def load_model(self, ref: str) -> Model:
+        """Set threads and seeds, then load a model."""
+        import clearhead
+
+        set_threads_and_seed(self.threads, self.seed)
+        return clearhead.load(ref, device=self.device, precision=self.precision)
+
+
+def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `ComputeOptions` behind its own; it receives them as the parameter `compute`."""
+    shared = inspect.signature(ComputeOptions, eval_str=True).parameters
+    signature = inspect.signature(command, eval_str=True)
+    own = {name: parameter for name, parameter in signature.parameters.items() if name != "compute"}
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        compute = ComputeOptions(**{name: values[name] for name in shared})
+        command(**{name: values[name] for name in own}, compute=compute)
+
+    run.__signature__ = signature.replace(parameters=[*own.values(), *shared.values()])  # type: ignore[attr-defined]
+    return run
+
+
+def set_threads_and_seed(threads: int | None, seed: int | None) -> None:
+    """Set the number of CPU threads and seed all random generators, where given."""
+    import random
+
+    import numpy as np
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if seed is not None:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
