@@ -25,10 +25,12 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead.core.position import sinusoidal_table
-from clearhead.data.batches.pairs import Batch, pair_batches
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.pairs import pair_batches
 from clearhead.data.sources.pairs import parse_pair_source
-from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.data.stores.pairs import prepare_pairs
+from clearhead.data.stores.tokenizers import cached_tokenizers
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.losses.cross_entropy import token_loss
 from clearhead.training.optim.optimizers import build_optimizer
 
@@ -111,8 +113,10 @@ def main() -> None:
         itertools.islice(pair_batches(store, batch_tokens=args.batch_tokens, seed=1), args.steps * args.blocks)
     )
     vocab = tokenizers.source.vocab_size
-    recipe = Recipe(layers=LAYERS, width=WIDTH, heads=HEADS, feedforward=INNER, dropout=DROPOUT, final_norm=True)
-    ours = ch.build(resolve(recipe, source_vocab=vocab, target_vocab=vocab)).train()
+    hparams = Hyperparameters(
+        layers=LAYERS, width=WIDTH, heads=HEADS, feedforward=INNER, dropout=DROPOUT, final_norm=True
+    )
+    ours = ch.build(build_spec(hparams, source_vocab=vocab, target_vocab=vocab)).train()
     peer = TorchPeer(vocab).train()
     sides = {"clearhead": stepper(ours, our_loss, args.optimizer), "torch": stepper(peer, peer_loss, args.optimizer)}
     for step in sides.values():

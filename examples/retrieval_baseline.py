@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 import clearhead as ch
-from clearhead.data.batches.contrastive import collate_contrast, contrast_plan, same_meaning, store_groups
-from clearhead.data.inputs import Framing
+from clearhead.data.batches.contrastive import collate_contrastive, contrastive_plan, positive_groups, store_groups
+from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.lines import read_lines
 from clearhead.data.sources.pairs import FilePair, PairSource, parse_pair_source
-from clearhead.data.stores.pairs import PairStore, Side
-from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.data.stores.arrays import Ragged
+from clearhead.data.stores.pairs import PairStore, prepare_pairs
+from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.evaluate.retrieval import Recall, recall_at
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.losses.contrastive import contrastive_loss
@@ -49,7 +50,7 @@ class AveragedEmbeddings(nn.EmbeddingBag):
         vectors: Tensor = self(ids_BT[mask_BT], lengths_B.cumsum(0) - lengths_B)
         return vectors
 
-    def of_side(self, side: Side) -> np.ndarray:
+    def of_side(self, side: Ragged) -> np.ndarray:
         """Return the vectors of all texts of one side of a store, of length 1."""
         ids = torch.from_numpy(side.ids.astype(np.int64))
         with torch.inference_mode():
@@ -98,12 +99,12 @@ def train_baseline(run_file: RunFile, tokenizers: TokenizerPair, width: int, epo
     torch.manual_seed(train.seed)
     module = AveragedEmbeddings(tokenizers.source.vocab_size, width)
     optimizer = torch.optim.Adam(module.parameters(), lr=LEARNING_RATE)
-    framing = Framing(tokenizers.source.frame, tokenizers.source.pad_id)
-    plan = contrast_plan(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
+    collator = InputCollator(tokenizers.source.frame, tokenizers.source.pad_id)
+    plan = contrastive_plan(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
     best, best_recall = dict(module.state_dict()), -1.0
     for epoch in range(epochs):
         for rows in plan.epoch(epoch):
-            batch = collate_contrast(store, rows, groups, framing)
+            batch = collate_contrastive(store, rows, groups, collator)
             first_BD, second_BD = (
                 module.of_batch(batch.ids, batch.mask),
                 module.of_batch(batch.other_ids, batch.other_mask),
@@ -134,7 +135,7 @@ def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Rec
     """Return recall@1 on two files of lines: by chance, of the baselines, and of the run."""
     run_file, model = load_run_file(run / "run.toml"), ch.load(run)
     texts = read_lines(source), read_lines(target)
-    groups = same_meaning(zip(*texts, strict=True))
+    groups = positive_groups(zip(*texts, strict=True))
     vectors = model.embed(texts[0]), model.embed(texts[1])
     width = vectors[0].shape[1]
     words = cached_tokenizers(table(run_file.data.train), kind="word", vocab_size=WORDS, joint=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 
-from clearhead.data.batches.tagged import parse_tagged_source, read_tagged
-from clearhead.data.tags import TaggedTexts
+from clearhead.data.sources.tagged import TaggedTexts, parse_tagged_source, read_tagged
 from clearhead.evaluate.metrics import EntityScores, entity_f1
 
 

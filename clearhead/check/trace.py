@@ -21,7 +21,7 @@ from clearhead.core.head import Linear
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.core.position import LearnedPosition
 from clearhead.core.stack import Stack
-from clearhead.data.shift_right import repeated
+from clearhead.data.batches.inputs import shift_right
 from clearhead.errors import InputError
 from clearhead.hf.loading import Pretrained, rules_at
 from clearhead.hf.tensor_rules import Bound, Turned
@@ -161,7 +161,7 @@ class ModelPair:
             "decoder_start_token_id", getattr(self.theirs.config, "decoder_start_token_id", None)
         )
         mask = torch.ones_like(reading.ids, dtype=torch.bool) if reading.mask is None else reading.mask
-        return repeated(reading.ids, mask, start=start if self.pretrained.task.repeats == "start" else None), mask
+        return shift_right(reading.ids, mask, start=start if self.pretrained.task.repeats == "start" else None), mask
 
     def _arguments(self, reading: ModelInputs) -> dict[str, Any]:
         arguments: dict[str, Any] = {"input_ids": reading.ids, "output_hidden_states": True, "return_dict": True}

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core import Transformer
-from clearhead.data.batches.labelled import LabelStore, labelled_epoch
-from clearhead.data.batches.pairs import Batch
-from clearhead.data.inputs import Framing
-from clearhead.data.labels import LabelSet
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.batches.labelled import labelled_epoch
+from clearhead.data.stores.label_set import LabelSet
+from clearhead.data.stores.labelled import LabelStore
 from clearhead.evaluate.metrics import (
     SeveralScores,
     accuracy,
@@ -103,8 +104,8 @@ def judge_labelled(
     Raises:
         InputError: a text is longer than the budget, or than the model's positions.
     """
-    framing = Framing.of(module.spec, tokenizer, repeats)
-    logits_NL = label_logits(module, labelled_epoch(store, framing, batch_tokens=batch_tokens), len(store))
+    collator = InputCollator.of(module.spec, tokenizer, repeats)
+    logits_NL = label_logits(module, labelled_epoch(store, collator, batch_tokens=batch_tokens), len(store))
     return Judged(logits_NL, label_loss_of(logits_NL, store), score_labels(logits_NL, store))
 
 

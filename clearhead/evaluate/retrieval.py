@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from clearhead.core import Transformer
-from clearhead.data.batches.contrastive import same_meaning
+from clearhead.data.batches.contrastive import positive_groups
 from clearhead.errors import InputError
 from clearhead.predict.embed import embed
 from clearhead.text.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def evaluate_retrieval(
         InputError: the counts differ, there are no pairs, or as `embed`.
     """
     check_pairs(firsts, seconds)
-    groups = same_meaning(zip(firsts, seconds, strict=True))
+    groups = positive_groups(zip(firsts, seconds, strict=True))
     first_ND, second_ND = (embed(module, tokenizer, texts, batch_tokens=batch_tokens) for texts in (firsts, seconds))
     return {k: recall_at(first_ND, second_ND, k, groups=groups) for k in ks}
 

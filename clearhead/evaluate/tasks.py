@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from numpy import ndarray
 
     from clearhead import Model
-    from clearhead.data.objectives.infilling import Infill
-    from clearhead.data.objectives.masking import Masked
+    from clearhead.data.objectives.infilling import TextInfilling
+    from clearhead.data.objectives.masking import MaskedLM
     from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
-    from clearhead.data.objectives.spans import Spans
+    from clearhead.data.objectives.spans import SpanCorruption
     from clearhead.data.stores.corpus import Corpus
     from clearhead.evaluate.labels import ClassScores
     from clearhead.evaluate.metrics import EntityScores
@@ -180,9 +180,9 @@ def _next_tokens(model: Model, corpus: Corpus, request: Request) -> Report:
     ]
 
 
-def _noise(model: Model) -> Masked | Spans | Infill | PrefixSplit | PrefixLM | None:
+def _noise(model: Model) -> MaskedLM | SpanCorruption | TextInfilling | PrefixSplit | PrefixLM | None:
     """Return what a model was trained to see through; None where it was trained to say next tokens."""
-    from clearhead.data.objectives.build import build_noise
+    from clearhead.data.objectives.build import build_objective
     from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
     from clearhead.generate.prefill import has_prefix_mask
 
@@ -190,7 +190,7 @@ def _noise(model: Model) -> Masked | Spans | Infill | PrefixSplit | PrefixLM | N
     if model.task.kind in ("fill", "denoise"):
         if model.task.noise is None and model.published is None:
             raise InputError("the record of this model does not say how the text was damaged that it learned to mend")
-        return build_noise(model.task.noise or _usual_noise(model), tokenizer)
+        return build_objective(model.task.noise or _usual_noise(model), tokenizer)
     if model.spec.encoder is not None:
         return PrefixSplit(tokenizer)
     return PrefixLM(tokenizer) if has_prefix_mask(model.module) else None
@@ -206,16 +206,18 @@ def _usual_noise(model: Model) -> Noise:
     return Noise(kind=kind, share=0.15 if kind == "spans" else 0.3, mean_span=3.0)
 
 
-def _hidden_tokens(model: Model, corpus: Corpus, noise: Masked | Spans | Infill | PrefixSplit | PrefixLM) -> Report:
+def _hidden_tokens(
+    model: Model, corpus: Corpus, noise: MaskedLM | SpanCorruption | TextInfilling | PrefixSplit | PrefixLM
+) -> Report:
     """Measure the loss of what the noise hides; the same is hidden every time."""
-    from clearhead.data.batches.text import piece_epoch
+    from clearhead.data.batches.text import window_epoch
     from clearhead.evaluate.token_accuracy import score_tokens
     from clearhead.generate.batching import device_of
 
     length = model.task.max_length or model.module.max_positions
     if length is None:
         raise InputError("the record of this model does not say how long the texts were that it was trained on")
-    batches = piece_epoch(corpus, noise, length=length, batch_tokens=max(BATCH_TOKENS, length))
+    batches = window_epoch(corpus, noise, length=length, batch_tokens=max(BATCH_TOKENS, length))
     import torch
 
     with torch.inference_mode():
@@ -374,11 +376,11 @@ def vectors(model: Model, request: Request) -> Report:
             raise InputError(f"{request.source}:{number}: one side of the pair is empty; every pair needs both texts")
     if request.labels is not None:
         return _similarities(model, firsts, seconds, request)
-    from clearhead.data.batches.contrastive import same_meaning
+    from clearhead.data.batches.contrastive import positive_groups
     from clearhead.evaluate.retrieval import recall_at
 
     # Pairs that share a text are right answers to each other, as in training.
-    groups = same_meaning(zip(firsts, seconds, strict=True))
+    groups = positive_groups(zip(firsts, seconds, strict=True))
     found = recall_at(_embedded(model, firsts, request), _embedded(model, seconds, request), groups=groups)
     record = {"recall_at_1": found.mean, "forward": found.forward, "backward": found.backward, "pairs": len(firsts)}
     return record, [

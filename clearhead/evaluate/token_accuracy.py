@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.core import Transformer
-from clearhead.data.batches.pairs import NO_LABEL, Batch
+from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.training.losses.cross_entropy import projected_cross_entropy, select_rows
 from clearhead.training.settings import Validation
 

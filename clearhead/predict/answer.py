@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.data.inputs import Framing
+from clearhead.data.batches.inputs import InputCollator
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, read_tokens
 from clearhead.predict.classify import max_length_of
@@ -85,7 +85,7 @@ def answer(
 
     Source: arXiv 1810.04805, section 4.2 and 4.3.
     """
-    framing = _framing(module, tokenizer, record)
+    collator = _collator(module, tokenizer, record)
     for name, count in (("top_k", top_k), ("max_tokens", max_tokens)):
         if count < 1:
             raise InputError(f"{name} must be at least 1, got {count}")
@@ -94,13 +94,13 @@ def answer(
     for name, tokens in (("question", asked), ("context", ids)):
         if not tokens:
             raise InputError(f"the {name} is empty; there is nothing to {'ask' if name == 'question' else 'read'}")
-    windows = _windows(len(asked), len(ids), framing, max_length_of(module, record))
-    has_front = not isinstance(framing.frame.template(paired=True)[0][0], str)
+    windows = _windows(len(asked), len(ids), collator, max_length_of(module, record))
+    has_front = not isinstance(collator.frame.template(paired=True)[0][0], str)
     if allow_no_answer and not has_front:
         raise InputError("this tokenizer puts no token in front of a text, where a model could say 'no answer'")
     found: dict[Span, float] = {}
     missing = 1.0
-    for window, begins, ends in _scored(module, framing, asked, ids, windows, has_front, batch_size):
+    for window, begins, ends in _scored(module, collator, asked, ids, windows, has_front, batch_size):
         missing = min(missing, float(begins[0] * ends[0]))
         for first, last, score in _best(begins[1:], ends[1:], top_k, max_tokens):
             span = spans[window.first + first][0], spans[window.first + last][1]
@@ -111,7 +111,7 @@ def answer(
     return sorted(answers, key=lambda one: (-one.score, one.start, one.end))[:top_k]
 
 
-def _framing(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> Framing:
+def _collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> InputCollator:
     """Return how a model reads a question with its text.
 
     Raises:
@@ -123,19 +123,19 @@ def _framing(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> F
             f"this model was trained to '{record.kind}', so it cannot find answers in a text: load a checkpoint whose "
             "class ends in ForQuestionAnswering"
         )
-    framing = Framing.of(module.spec, tokenizer, record.repeats)
-    framing.frame.template(paired=True)
-    return framing
+    collator = InputCollator.of(module.spec, tokenizer, record.repeats)
+    collator.frame.template(paired=True)
+    return collator
 
 
-def _windows(num_asked: int, num_ids: int, framing: Framing, max_length: int | None) -> list[_Window]:
+def _windows(num_asked: int, num_ids: int, collator: InputCollator, max_length: int | None) -> list[_Window]:
     """Cut a text so that each window fits beside the question.
 
     Raises:
         InputError: the question leaves no room.
     """
     longest = WINDOW if max_length is None else min(WINDOW, max_length)
-    room = longest - num_asked - framing.frame.extra(paired=True)
+    room = longest - num_asked - collator.frame.extra(paired=True)
     # A question that fills most of a window shortens the overlap, and one that fills nearly all of it is refused.
     overlap = min(OVERLAP, longest // 2, room // 2)
     if room < 2:
@@ -149,7 +149,7 @@ def _windows(num_asked: int, num_ids: int, framing: Framing, max_length: int | N
 
 def _scored(
     module: Transformer,
-    framing: Framing,
+    collator: InputCollator,
     asked: list[int],
     ids: list[int],
     windows: Sequence[_Window],
@@ -157,14 +157,14 @@ def _scored(
     batch_size: int | None,
 ) -> Iterator[tuple[_Window, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]:
     """Yield each window with probabilities: that an answer begins, and ends, at "nowhere" and at each of its tokens."""
-    template = framing.frame.template(paired=True)
+    template = collator.frame.template(paired=True)
     front = sum(len(asked) if part == "A" else 1 for part, _ in template[: [p for p, _ in template].index("B")])
-    lengths = [len(asked) + window.count + framing.frame.extra(paired=True) for window in windows]
+    lengths = [len(asked) + window.count + collator.frame.extra(paired=True) for window in windows]
     device = device_of(module)
     with evaluation_mode(module), torch.inference_mode():
         for rows in batches_by_cost(lengths, budget=read_tokens(module), most_rows=batch_size):
             texts = [ids[windows[row].first : windows[row].first + windows[row].count] for row in rows]
-            batch = framing.batch([asked] * len(rows), texts).to(device)
+            batch = collator.collate([asked] * len(rows), texts).to(device)
             out = module(
                 batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask, segments=batch.segments
             )

@@ -14,11 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.data.batches.labelled import prepare_labelled
-from clearhead.data.batches.pairs import Batch
-from clearhead.data.inputs import Framing, cut_pair
-from clearhead.data.labels import LabelSet
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.labelled import LabelledSource
+from clearhead.data.stores.label_set import LabelSet
+from clearhead.data.stores.labelled import prepare_labelled, truncate_pair
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.labels import Judged, judge_labelled, label_logits
 from clearhead.generate.batching import batches_by_cost, read_tokens
@@ -79,10 +79,10 @@ def classify(
         empty = next((number for number, ids in enumerate(side, start=1) if not len(ids)), None)
         if empty is not None:
             raise InputError(f"text {empty} is empty; there is nothing to classify")
-    framing = Framing.of(module.spec, tokenizer, record.repeats)
-    kept, is_cut = _cut(sides, max_length_of(module, record), framing)
+    collator = InputCollator.of(module.spec, tokenizer, record.repeats)
+    kept, is_cut = _cut(sides, max_length_of(module, record), collator)
     budget = batch_tokens or read_tokens(module)
-    batches = _batches(kept, framing, batch_size=batch_size, batch_tokens=budget)
+    batches = _batches(kept, collator, batch_size=batch_size, batch_tokens=budget)
     logits_NL = label_logits(module, batches, len(kept[0]))
     if not bool(torch.isfinite(logits_NL).all()):
         raise RunFailure("the model's outputs are not finite: its weights are damaged, or training diverged")
@@ -178,14 +178,14 @@ def _unpaired(is_paired: bool) -> str:
 
 
 def _cut(
-    sides: list[list[np.ndarray]], max_length: int | None, framing: Framing
+    sides: list[list[np.ndarray]], max_length: int | None, collator: InputCollator
 ) -> tuple[list[list[np.ndarray]], list[bool]]:
     """Keep the front of texts that are too long, as in training."""
     if max_length is None:
         return sides, [False] * len(sides[0])
-    room = max_length - framing.frame.extra(paired=len(sides) == 2)
+    room = max_length - collator.frame.extra(paired=len(sides) == 2)
     lengths = [np.array([len(ids) for ids in side]) for side in sides]
-    kept = [np.minimum(lengths[0], room)] if len(sides) == 1 else list(cut_pair(lengths[0], lengths[1], room))
+    kept = [np.minimum(lengths[0], room)] if len(sides) == 1 else list(truncate_pair(lengths[0], lengths[1], room))
     is_cut = np.any([now < before for now, before in zip(kept, lengths, strict=True)], axis=0)
     fronts = [
         [ids[:count] for ids, count in zip(side, now, strict=True)] for side, now in zip(sides, kept, strict=True)
@@ -194,13 +194,13 @@ def _cut(
 
 
 def _batches(
-    sides: list[list[np.ndarray]], framing: Framing, *, batch_size: int | None, batch_tokens: int
+    sides: list[list[np.ndarray]], collator: InputCollator, *, batch_size: int | None, batch_tokens: int
 ) -> Iterator[Batch]:
-    extra = framing.frame.extra(paired=len(sides) == 2)
+    extra = collator.frame.extra(paired=len(sides) == 2)
     lengths = [sum(map(len, texts)) + extra for texts in zip(*sides, strict=True)]
     for rows in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
         chosen = [[side[row] for row in rows] for side in sides]
-        rectangle = framing.batch(chosen[0], chosen[1] if len(chosen) == 2 else None)
+        rectangle = collator.collate(chosen[0], chosen[1] if len(chosen) == 2 else None)
         yield Batch(
             ids=rectangle.ids,
             mask=rectangle.mask,

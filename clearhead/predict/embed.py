@@ -14,7 +14,8 @@ from numpy import ndarray
 
 from clearhead import spec
 from clearhead.core import Transformer
-from clearhead.data.inputs import Framing, cut_pair
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.stores.labelled import truncate_pair
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, read_tokens
 from clearhead.task import TaskRecord
@@ -46,8 +47,8 @@ def embed(
     """
     width = vector_width(module)
     firsts, seconds = _encoded(tokenizer, texts)
-    framing, device = Framing.of(module.spec, tokenizer), device_of(module)
-    extra = framing.frame.extra(paired=seconds is not None)
+    collator, device = InputCollator.of(module.spec, tokenizer), device_of(module)
+    extra = collator.frame.extra(paired=seconds is not None)
     if max_length is not None:
         firsts, seconds = _cut(firsts, seconds, max_length - extra)
     lengths = [len(ids) + extra for ids in firsts]
@@ -57,7 +58,7 @@ def embed(
     vectors_ND = np.zeros((len(firsts), width), dtype=np.float32)
     with evaluation_mode(module), torch.inference_mode():
         for rows in batches_by_cost(lengths, budget=batch_tokens or read_tokens(module), most_rows=None):
-            batch = framing.batch(
+            batch = collator.collate(
                 [firsts[row] for row in rows], None if seconds is None else [seconds[row] for row in rows]
             ).to(device)
             found = module(batch.ids, batch.target_ids, mask=batch.mask, segments=batch.segments).logits
@@ -106,7 +107,7 @@ def _cut(
     if seconds is None:
         return [ids[:room] for ids in firsts], None
     counts = [np.array([len(ids) for ids in side]) for side in (firsts, seconds)]
-    kept = cut_pair(counts[0], counts[1], room)
+    kept = truncate_pair(counts[0], counts[1], room)
     first, second = (
         [ids[:count] for ids, count in zip(*side, strict=True)] for side in zip((firsts, seconds), kept, strict=True)
     )

@@ -17,13 +17,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core import Transformer
-from clearhead.data.batches.pairs import NO_LABEL, Batch
-from clearhead.data.batches.tagged import TagStore, prepare_tagged, tagged_epoch
-from clearhead.data.inputs import Framing
+from clearhead.data.batches.base import NO_LABEL, Batch
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.batches.tagged import tagged_epoch
 from clearhead.data.sources.tagged import TaggedSource
-from clearhead.data.split_words import WordSplitter
-from clearhead.data.tags import TagSet
-from clearhead.data.word_chunks import NO_WORD, stretches
+from clearhead.data.stores.tag_set import TagSet
+from clearhead.data.stores.tagged import TagStore, prepare_tagged
+from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
+from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.metrics import EntityScores, entity_f1, entity_spans
 from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, read_tokens
@@ -145,19 +146,19 @@ def tag_words(
     Raises:
         RunFailure: the model's outputs are not finite.
     """
-    framing = Framing.of(module.spec, tokenizer)
-    extra = framing.frame.extra()
+    collator = InputCollator.of(module.spec, tokenizer)
+    extra = collator.frame.extra()
     ids: list[list[int]] = []
     words: list[list[int]] = []
     first_word = 0
     for sentence in sentences:
-        for stretch in stretches(sentence, tokenizer, room=max_length - extra)[0] if sentence else []:
+        for stretch in chunk_words(sentence, tokenizer, room=max_length - extra)[0] if sentence else []:
             ids.append(stretch.ids)
             words.append([word if word == NO_WORD else word + first_word for word in stretch.words])
         first_word += len(sentence)
     costs, budget = [len(part) + extra for part in ids], batch_tokens or read_tokens(module)
     batches = (
-        _batch(framing, ids, words, rows) for rows in batches_by_cost(costs, budget=budget, most_rows=batch_size)
+        _batch(collator, ids, words, rows) for rows in batches_by_cost(costs, budget=budget, most_rows=batch_size)
     )
     tags_W = np.full(first_word, fallback, dtype=np.int64)
     probabilities_W = np.zeros(first_word)
@@ -181,8 +182,10 @@ def judge_tagged(module: Transformer, tokenizer: Tokenizer, store: TagStore, *, 
         InputError: a stretch is longer than the budget, or than the model's positions.
         RunFailure: the model's outputs are not finite.
     """
-    framing = Framing.of(module.spec, tokenizer)
-    batches = (_with_words(batch, store, framing) for batch in tagged_epoch(store, framing, batch_tokens=batch_tokens))
+    collator = InputCollator.of(module.spec, tokenizer)
+    batches = (
+        _with_words(batch, store, collator) for batch in tagged_epoch(store, collator, batch_tokens=batch_tokens)
+    )
     expected_W = np.array(store.word_tags, dtype=np.int64)
     predicted_W = np.full_like(expected_W, store.tags.fallback)
     total, count = 0.0, 0
@@ -271,13 +274,13 @@ def _entities(whole: str, spans: Sequence[tuple[int, int]], found: Tagged, tags:
 
 
 def _batch(
-    framing: Framing, ids: Sequence[Sequence[int]], words: Sequence[Sequence[int]], rows: Sequence[int]
+    collator: InputCollator, ids: Sequence[Sequence[int]], words: Sequence[Sequence[int]], rows: Sequence[int]
 ) -> tuple[Batch, Int64[Tensor, "batch tokens"]]:
     """Return some stretches as a batch, and the word that each of its tokens stands for."""
-    rectangle = framing.batch([ids[row] for row in rows])
+    rectangle = collator.collate([ids[row] for row in rows])
     words_BT = torch.full(rectangle.ids.shape, NO_WORD)
     for index, row in enumerate(rows):
-        words_BT[index, framing.front : framing.front + len(words[row])] = torch.tensor(words[row])
+        words_BT[index, collator.front : collator.front + len(words[row])] = torch.tensor(words[row])
     batch = Batch(
         ids=rectangle.ids,
         mask=rectangle.mask,
@@ -290,12 +293,12 @@ def _batch(
     return batch, words_BT
 
 
-def _with_words(batch: Batch, store: TagStore, framing: Framing) -> tuple[Batch, Int64[Tensor, "batch tokens"]]:
+def _with_words(batch: Batch, store: TagStore, collator: InputCollator) -> tuple[Batch, Int64[Tensor, "batch tokens"]]:
     """Return a batch of a store with the word that each of its tokens stands for."""
     words_BT = torch.full(batch.ids.shape, NO_WORD)
     for index, row in enumerate(batch.rows):
         start, end = store.side.offsets[row : row + 2]
-        words_BT[index, framing.front : framing.front + end - start] = torch.from_numpy(
+        words_BT[index, collator.front : collator.front + end - start] = torch.from_numpy(
             np.array(store.words[start:end])
         )
     return batch, words_BT

@@ -1,4 +1,4 @@
-"""From a few sizes to a whole spec: the regular models, in which all layers are alike."""
+"""Hyperparameters of a regular model, in which all layers are alike, and the spec they expand to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from clearhead.errors import InputError
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The sizes and choices from which a regular model follows.
+class Hyperparameters:
+    """The sizes and choices that define a regular model.
 
     Args:
         family: which stacks there are.
@@ -74,11 +74,13 @@ class Recipe:
     initialization: Literal["xavier", "normal"] = "xavier"
 
 
-def resolve(recipe: Recipe, *, source_vocab: int, target_vocab: int, head: spec.Head | None = None) -> spec.Model:
-    """Write out the spec of a recipe.
+def build_spec(
+    hparams: Hyperparameters, *, source_vocab: int, target_vocab: int, head: spec.Head | None = None
+) -> spec.Model:
+    """Expand hyperparameters to the spec of a model.
 
     Args:
-        recipe: sizes and choices.
+        hparams: sizes and choices.
         source_vocab: rows of the table of the first stack.
         target_vocab: rows of the table of the decoder; the same as source_vocab where tables are tied.
         head: what turns states into outputs; None: scores of the vocabulary.
@@ -86,37 +88,39 @@ def resolve(recipe: Recipe, *, source_vocab: int, target_vocab: int, head: spec.
     Raises:
         InputError: sizes that do not fit together, every fault in one report.
     """
-    faults = _faults(recipe, source_vocab, target_vocab)
+    faults = _faults(hparams, source_vocab, target_vocab)
     if faults:
         raise InputError.from_faults(faults, subject="the model")
     encoder = decoder = None
-    if recipe.family != "decoder":
-        encoder = _stack(recipe, "encoder", spec.Table(rows=source_vocab))
-    if recipe.family != "encoder":
-        shared = encoder is not None and recipe.tie == "all"
+    if hparams.family != "decoder":
+        encoder = _stack(hparams, "encoder", spec.Table(rows=source_vocab))
+    if hparams.family != "encoder":
+        shared = encoder is not None and hparams.tie == "all"
         table = spec.Reference(path="encoder.embedding.table") if shared else spec.Table(rows=target_vocab)
-        decoder = _stack(recipe, "decoder", table)
+        decoder = _stack(hparams, "decoder", table)
     owner = "decoder" if decoder and isinstance(decoder.embedding.table, spec.Table) else "encoder"
     model = spec.Model(
         encoder=encoder,
         decoder=decoder,
-        head=head or _vocabulary_head(recipe, target_vocab if decoder else source_vocab, f"{owner}.embedding.table"),
-        initialization=spec.Normal() if recipe.initialization == "normal" else spec.Xavier(),
+        head=head or _vocabulary_head(hparams, target_vocab if decoder else source_vocab, f"{owner}.embedding.table"),
+        initialization=spec.Normal() if hparams.initialization == "normal" else spec.Xavier(),
     )
     return spec.validate(model)
 
 
-def _faults(recipe: Recipe, source_vocab: int, target_vocab: int) -> list[str]:
+def _faults(hparams: Hyperparameters, source_vocab: int, target_vocab: int) -> list[str]:
     faults = []
-    if recipe.head_size is None and recipe.width % recipe.heads:
-        faults.append(f"width {recipe.width} is not a multiple of heads {recipe.heads}; change one, or give head_size")
-    if recipe.kv_heads is not None and recipe.heads % recipe.kv_heads:
-        faults.append(f"heads {recipe.heads} is not a multiple of kv_heads {recipe.kv_heads}")
-    if recipe.positions == "sinusoidal" and recipe.width % 2:
-        faults.append(f"sinusoidal positions need an even width, got {recipe.width}")
-    if recipe.prefix and (recipe.window is not None or recipe.family != "decoder"):
+    if hparams.head_size is None and hparams.width % hparams.heads:
+        faults.append(
+            f"width {hparams.width} is not a multiple of heads {hparams.heads}; change one, or give head_size"
+        )
+    if hparams.kv_heads is not None and hparams.heads % hparams.kv_heads:
+        faults.append(f"heads {hparams.heads} is not a multiple of kv_heads {hparams.kv_heads}")
+    if hparams.positions == "sinusoidal" and hparams.width % 2:
+        faults.append(f"sinusoidal positions need an even width, got {hparams.width}")
+    if hparams.prefix and (hparams.window is not None or hparams.family != "decoder"):
         faults.append("a prefix that all may attend to needs a model with only a decoder, and no window")
-    if recipe.family == "encoder-decoder" and recipe.tie == "all" and source_vocab != target_vocab:
+    if hparams.family == "encoder-decoder" and hparams.tie == "all" and source_vocab != target_vocab:
         faults.append(
             f"tie = 'all' needs one vocabulary, but the source has {source_vocab} entries and the target "
             f"{target_vocab}; use a joint tokenizer or tie = 'decoder'"
@@ -124,110 +128,114 @@ def _faults(recipe: Recipe, source_vocab: int, target_vocab: int) -> list[str]:
     return faults
 
 
-def _norm(recipe: Recipe) -> spec.LayerNorm | spec.RMSNorm:
-    if recipe.norm == "rms":
-        return spec.RMSNorm(eps=recipe.norm_eps or 1e-6)
-    return spec.LayerNorm(eps=recipe.norm_eps or 1e-5, bias=recipe.bias)
+def _norm(hparams: Hyperparameters) -> spec.LayerNorm | spec.RMSNorm:
+    if hparams.norm == "rms":
+        return spec.RMSNorm(eps=hparams.norm_eps or 1e-6)
+    return spec.LayerNorm(eps=hparams.norm_eps or 1e-5, bias=hparams.bias)
 
 
-def _stack(recipe: Recipe, side: Literal["encoder", "decoder"], table: spec.Table | spec.Reference) -> spec.Stack:
-    layers = (recipe.encoder_layers if side == "encoder" else recipe.decoder_layers) or recipe.layers
-    functions: list[spec.Attention | spec.FeedForward] = [_attention(recipe, side, "self")]
-    if side == "decoder" and recipe.family == "encoder-decoder":
-        functions.append(_attention(recipe, side, "memory"))
-    functions.append(_feed_forward(recipe))
-    steps = tuple(_step(recipe, function) for function in functions)
-    ends_in_norm = recipe.norm_place == "pre" if recipe.final_norm is None else recipe.final_norm
+def _stack(
+    hparams: Hyperparameters, side: Literal["encoder", "decoder"], table: spec.Table | spec.Reference
+) -> spec.Stack:
+    layers = (hparams.encoder_layers if side == "encoder" else hparams.decoder_layers) or hparams.layers
+    functions: list[spec.Attention | spec.FeedForward] = [_attention(hparams, side, "self")]
+    if side == "decoder" and hparams.family == "encoder-decoder":
+        functions.append(_attention(hparams, side, "memory"))
+    functions.append(_feed_forward(hparams))
+    steps = tuple(_step(hparams, function) for function in functions)
+    ends_in_norm = hparams.norm_place == "pre" if hparams.final_norm is None else hparams.final_norm
     return spec.Stack(
-        width=recipe.width,
-        embedding=_embedding(recipe, table),
+        width=hparams.width,
+        embedding=_embedding(hparams, table),
         layers=(spec.Layer(steps=steps),) * layers,
-        final_norm=_norm(recipe) if ends_in_norm else None,
-        score_table=_buckets(recipe, side) if recipe.positions == "buckets" else None,
+        final_norm=_norm(hparams) if ends_in_norm else None,
+        score_table=_buckets(hparams, side) if hparams.positions == "buckets" else None,
     )
 
 
-def _step(recipe: Recipe, function: spec.Attention | spec.FeedForward) -> spec.Step:
-    inside = _norm(recipe) if recipe.norm_place == "pre" else None
-    after = _norm(recipe) if recipe.norm_place == "post" else None
-    return spec.Step(branches=(spec.Branch(function=function, pre=inside, dropout=recipe.dropout),), out=after)
+def _step(hparams: Hyperparameters, function: spec.Attention | spec.FeedForward) -> spec.Step:
+    inside = _norm(hparams) if hparams.norm_place == "pre" else None
+    after = _norm(hparams) if hparams.norm_place == "post" else None
+    return spec.Step(branches=(spec.Branch(function=function, pre=inside, dropout=hparams.dropout),), out=after)
 
 
 def _attention(
-    recipe: Recipe, side: Literal["encoder", "decoder"], source: Literal["self", "memory"]
+    hparams: Hyperparameters, side: Literal["encoder", "decoder"], source: Literal["self", "memory"]
 ) -> spec.Attention:
     rotary = alibi = buckets = None
     if source == "self":
-        rotary = spec.Rotary() if recipe.positions == "rotary" else None
-        alibi = spec.Alibi() if recipe.positions == "alibi" else None
-        buckets = spec.Reference(path=f"{side}.score_table") if recipe.positions == "buckets" else None
-    bias = recipe.bias
+        rotary = spec.Rotary() if hparams.positions == "rotary" else None
+        alibi = spec.Alibi() if hparams.positions == "alibi" else None
+        buckets = spec.Reference(path=f"{side}.score_table") if hparams.positions == "buckets" else None
+    bias = hparams.bias
     return spec.Attention(
         source=source,
-        num_heads=recipe.heads,
-        num_kv_heads=recipe.kv_heads or recipe.heads,
-        head_size=recipe.head_size or recipe.width // recipe.heads,
-        mask=_mask(recipe, side) if source == "self" else spec.Full(),
+        num_heads=hparams.heads,
+        num_kv_heads=hparams.kv_heads or hparams.heads,
+        head_size=hparams.head_size or hparams.width // hparams.heads,
+        mask=_mask(hparams, side) if source == "self" else spec.Full(),
         position=rotary,
         score_bias=alibi or buckets,
-        scale=recipe.attention_scale,
+        scale=hparams.attention_scale,
         bias=spec.Biases(query=bias, key=bias, value=bias, out=bias),
-        query_key_norm=spec.QueryKeyNorm(norm=spec.RMSNorm()) if recipe.qk_norm else None,
-        dropout=recipe.attention_dropout,
+        query_key_norm=spec.QueryKeyNorm(norm=spec.RMSNorm()) if hparams.qk_norm else None,
+        dropout=hparams.attention_dropout,
     )
 
 
-def _mask(recipe: Recipe, side: Literal["encoder", "decoder"]) -> spec.Full | spec.Causal | spec.Window | spec.Prefix:
-    if recipe.window is not None:
-        return spec.Window(before=recipe.window, after=recipe.window if side == "encoder" else 0)
+def _mask(
+    hparams: Hyperparameters, side: Literal["encoder", "decoder"]
+) -> spec.Full | spec.Causal | spec.Window | spec.Prefix:
+    if hparams.window is not None:
+        return spec.Window(before=hparams.window, after=hparams.window if side == "encoder" else 0)
     if side == "encoder":
         return spec.Full()
-    return spec.Prefix() if recipe.prefix else spec.Causal()
+    return spec.Prefix() if hparams.prefix else spec.Causal()
 
 
-def _feed_forward(recipe: Recipe) -> spec.FeedForward:
+def _feed_forward(hparams: Hyperparameters) -> spec.FeedForward:
     return spec.FeedForward(
-        size=recipe.feedforward or 4 * recipe.width,
-        activation=recipe.activation,
-        gated=recipe.gated,
-        bias_in=recipe.bias,
-        bias_out=recipe.bias,
-        dropout=recipe.activation_dropout,
+        size=hparams.feedforward or 4 * hparams.width,
+        activation=hparams.activation,
+        gated=hparams.gated,
+        bias_in=hparams.bias,
+        bias_out=hparams.bias,
+        dropout=hparams.activation_dropout,
     )
 
 
-def _embedding(recipe: Recipe, table: spec.Table | spec.Reference) -> spec.Embedding:
+def _embedding(hparams: Hyperparameters, table: spec.Table | spec.Reference) -> spec.Embedding:
     position: spec.Sinusoidal | spec.Learned | None = None
-    if recipe.positions == "sinusoidal":
+    if hparams.positions == "sinusoidal":
         position = spec.Sinusoidal()
-    elif recipe.positions == "learned":
-        position = spec.Learned(rows=recipe.max_positions)
-    scale = recipe.embedding_scale
+    elif hparams.positions == "learned":
+        position = spec.Learned(rows=hparams.max_positions)
+    scale = hparams.embedding_scale
     if scale is None:
         # Xavier draws tables with deviation 1/sqrt(width), so that they serve as output weights; undone on the way in.
-        scale = recipe.width**0.5 if recipe.initialization == "xavier" else 1.0
+        scale = hparams.width**0.5 if hparams.initialization == "xavier" else 1.0
     return spec.Embedding(
         table=table,
         scale=scale,
-        num_segments=recipe.segments,
+        num_segments=hparams.segments,
         position=position,
-        norm=_norm(recipe) if recipe.embedding_norm else None,
-        dropout=recipe.dropout,
+        norm=_norm(hparams) if hparams.embedding_norm else None,
+        dropout=hparams.dropout,
     )
 
 
-def _buckets(recipe: Recipe, side: str) -> spec.RelativeBuckets:
-    return spec.RelativeBuckets(num_heads=recipe.heads, bidirectional=side == "encoder")
+def _buckets(hparams: Hyperparameters, side: str) -> spec.RelativeBuckets:
+    return spec.RelativeBuckets(num_heads=hparams.heads, bidirectional=side == "encoder")
 
 
-def _vocabulary_head(recipe: Recipe, outputs: int, table: str) -> spec.Head:
-    weight = None if recipe.tie == "none" else spec.Reference(path=table)
-    last = spec.Linear(size=outputs, bias=recipe.output_bias, weight=weight, scale=recipe.output_scale)
-    if not recipe.output_transform:
+def _vocabulary_head(hparams: Hyperparameters, outputs: int, table: str) -> spec.Head:
+    weight = None if hparams.tie == "none" else spec.Reference(path=table)
+    last = spec.Linear(size=outputs, bias=hparams.output_bias, weight=weight, scale=hparams.output_scale)
+    if not hparams.output_transform:
         return spec.Head(layers=(last,))
     inner = (
-        spec.Linear(size=recipe.width),
-        spec.Activation(function=recipe.activation),
-        _norm(recipe),
+        spec.Linear(size=hparams.width),
+        spec.Activation(function=hparams.activation),
+        _norm(hparams),
     )
     return spec.Head(layers=(*inner, last))

@@ -1,18 +1,18 @@
-"""Named models of the literature as recipes: data, no modules."""
+"""Presets: named models of the literature as hyperparameters."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from clearhead import spec
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
-RECIPES: dict[str, Recipe] = {
+PRESETS: dict[str, Hyperparameters] = {
     # arXiv 1706.03762, table 3, rows "base" and "big".
-    "transformer": Recipe(feedforward=2048, activation_dropout=0.0),
-    "transformer-big": Recipe(width=1024, heads=16, feedforward=4096, dropout=0.3),
+    "transformer": Hyperparameters(feedforward=2048, activation_dropout=0.0),
+    "transformer-big": Hyperparameters(width=1024, heads=16, feedforward=4096, dropout=0.3),
     # arXiv 1810.04805, section 3.
-    "bert": Recipe(
+    "bert": Hyperparameters(
         family="encoder",
         layers=12,
         width=768,
@@ -31,7 +31,7 @@ RECIPES: dict[str, Recipe] = {
         initialization="normal",
     ),
     # The GPT-2 report, table 2, first row.
-    "gpt2": Recipe(
+    "gpt2": Hyperparameters(
         family="decoder",
         layers=12,
         width=768,
@@ -46,7 +46,7 @@ RECIPES: dict[str, Recipe] = {
         initialization="normal",
     ),
     # arXiv 1910.10683, section 3.1.2 and the released "small" size.
-    "t5-small": Recipe(
+    "t5-small": Hyperparameters(
         width=512,
         heads=8,
         head_size=64,
@@ -63,7 +63,7 @@ RECIPES: dict[str, Recipe] = {
         initialization="normal",
     ),
     # arXiv 2302.13971, section 2.2, at the size of the 260K-parameter TinyStories model.
-    "llama-tiny": Recipe(
+    "llama-tiny": Hyperparameters(
         family="decoder",
         layers=5,
         width=64,
@@ -84,35 +84,35 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def _vocabulary(recipe: Recipe, vocab_size: int) -> spec.Model:
-    return resolve(recipe, source_vocab=vocab_size, target_vocab=vocab_size)
+def _vocabulary(hparams: Hyperparameters, vocab_size: int) -> spec.Model:
+    return build_spec(hparams, source_vocab=vocab_size, target_vocab=vocab_size)
 
 
 def transformer_base(vocab_size: int) -> spec.Model:
     """The original Transformer. Source: arXiv 1706.03762, table 3."""
-    return _vocabulary(RECIPES["transformer"], vocab_size)
+    return _vocabulary(PRESETS["transformer"], vocab_size)
 
 
 def transformer_big(vocab_size: int) -> spec.Model:
     """The large original Transformer. Source: arXiv 1706.03762, table 3."""
-    return _vocabulary(RECIPES["transformer-big"], vocab_size)
+    return _vocabulary(PRESETS["transformer-big"], vocab_size)
 
 
 def bert_base(vocab_size: int = 30522) -> spec.Model:
     """A bidirectional encoder with a masked-word head. Source: arXiv 1810.04805, section 3."""
-    return _vocabulary(RECIPES["bert"], vocab_size)
+    return _vocabulary(PRESETS["bert"], vocab_size)
 
 
 def gpt2(vocab_size: int = 50257) -> spec.Model:
     """A causal decoder with learned positions. Source: the GPT-2 report, section 2.3."""
-    return _vocabulary(RECIPES["gpt2"], vocab_size)
+    return _vocabulary(PRESETS["gpt2"], vocab_size)
 
 
 def t5_small(vocab_size: int = 32128) -> spec.Model:
     """An encoder-decoder with relative buckets. Source: arXiv 1910.10683, section 2.1."""
-    return _vocabulary(RECIPES["t5-small"], vocab_size)
+    return _vocabulary(PRESETS["t5-small"], vocab_size)
 
 
 def llama_tiny(vocab_size: int = 512, layers: int = 5) -> spec.Model:
     """A causal decoder with rotary positions and grouped heads. Source: arXiv 2302.13971, section 2.2."""
-    return _vocabulary(replace(RECIPES["llama-tiny"], layers=layers), vocab_size)
+    return _vocabulary(replace(PRESETS["llama-tiny"], layers=layers), vocab_size)

@@ -212,7 +212,7 @@ def _of_running_text(wanted: Wanted) -> Draft:
 
     assert wanted.text is not None, "the options were checked"
     source = parse_text_source({"text": str(wanted.text)})
-    found = survey_text(stretch.text for stretch in source.stretches())
+    found = survey_text(stretch.text for stretch in source.chunks())
     if found.num_characters < LEAST_CHARACTERS:
         raise InputError(
             f"{wanted.text} has {found.num_characters} characters; training needs at least {LEAST_CHARACTERS}"
@@ -252,8 +252,8 @@ def _run_name(text: Path, task: str) -> str:
 
 
 def _of_classes(wanted: Wanted) -> Draft:
-    from clearhead.data.labels import learn_labels
     from clearhead.data.sources.labelled import parse_labelled_source, read_labelled
+    from clearhead.data.stores.label_set import learn_labels
 
     assert wanted.text is not None and wanted.labels is not None, "the options were checked"
 
@@ -308,7 +308,7 @@ def _labelled_record(data: LabelledTexts, row: int) -> dict[str, object]:
 
 def _of_tags(wanted: Wanted) -> Draft:
     from clearhead.data.sources.tagged import parse_tagged_source, read_tagged
-    from clearhead.data.tags import TagSet, find_scheme
+    from clearhead.data.stores.tag_set import TagSet, find_scheme
 
     assert wanted.text is not None, "the options were checked"
     train: dict[str, Value] = {"text": str(wanted.text)}

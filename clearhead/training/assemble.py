@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from clearhead.core import Transformer, build
-from clearhead.data.batches.pairs import Batch
+from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
 from clearhead.files import read_text_file
 from clearhead.hf.export import save_origin

@@ -45,7 +45,7 @@ from clearhead.core.norm import LayerNorm
 from clearhead.core.position import sinusoidal_table
 from clearhead.data.batches.pairs import collate
 from clearhead.data.sources.pairs import FilePair
-from clearhead.data.stores.prepared import prepare_pairs
+from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.errors import InputError
 from clearhead.kernels.dropout import Dropout
 from clearhead.text.pair import TokenizerPair

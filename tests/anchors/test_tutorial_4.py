@@ -223,7 +223,7 @@ def test_padding_and_look_ahead_masks() -> None:
 
 
 def test_loss_goes_down() -> None:
-    """The tutorial's recipe: teacher forcing, cross-entropy without padding, Adam 1e-4, betas .9 and .98, eps 1e-9."""
+    """The tutorial's hparams: teacher forcing, cross-entropy without padding, Adam 1e-4, betas .9 and .98, eps 1e-9."""
     module = ch.build(builders.transformer(20, 2, inner=24, source_vocabulary=29, target_vocabulary=31))
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
     source, target = torch.randint(1, 29, (7, 11)), torch.randint(1, 31, (7, 6))

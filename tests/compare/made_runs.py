@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.runs.checkpoint import Checkpoint, save_checkpoint, write_best
 from clearhead.runs.metrics import Metrics, MetricsLog
 from clearhead.spec import Model
@@ -45,7 +45,7 @@ WORK = Work(
     outputs=400, sequences=50,
 )  # fmt: skip
 VOCABULARY = 37
-TINY = Recipe(layers=1, width=14, heads=2, feedforward=22)
+TINY = Hyperparameters(layers=1, width=14, heads=2, feedforward=22)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Made:
 
     Attributes:
         overrides: as on the command line of `clearhead train`.
-        recipe: the model.
+        hparams: the model.
         validations: (step, loss, score) of each.
         step_tokens: tokens of one step.
         step_seconds: seconds of one step.
@@ -65,7 +65,7 @@ class Made:
     """
 
     overrides: Sequence[str] = ()
-    recipe: Recipe = TINY
+    hparams: Hyperparameters = TINY
     validations: Sequence[tuple[int, float, float | None]] = (
         (10, 3.0, 1.5),
         (20, 2.0, 7.5),
@@ -97,7 +97,7 @@ class Made:
         return run
 
     def spec(self) -> Model:
-        return resolve(self.recipe, source_vocab=VOCABULARY, target_vocab=VOCABULARY)
+        return build_spec(self.hparams, source_vocab=VOCABULARY, target_vocab=VOCABULARY)
 
     def checkpoint(self, run: Path, seed: int) -> None:
         step = self.validations[-1][0]

@@ -12,7 +12,7 @@ from clearhead.compare.runs import count_parameters, read_run
 from clearhead.compare.table import Row, Spread, differences, read_rows
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.presets.hyperparameters import Recipe
+from clearhead.presets.hyperparameters import Hyperparameters
 from clearhead.spec.flops import training_flops
 from clearhead.training.token_counts import Work
 from tests.compare.made_runs import WORK, Made
@@ -98,16 +98,18 @@ def test_the_speed_leaves_out_the_time_of_validations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    "hparams",
     [
-        Recipe(layers=1, width=14, heads=2, feedforward=22),
-        Recipe(family="encoder", layers=1, width=14, heads=2, positions="learned", max_positions=19, segments=3),
-        Recipe(family="decoder", layers=1, width=14, heads=2, tie="none", embedding_norm=True),
-        Recipe(layers=1, width=14, heads=2, tie="decoder", positions="buckets"),
+        Hyperparameters(layers=1, width=14, heads=2, feedforward=22),
+        Hyperparameters(
+            family="encoder", layers=1, width=14, heads=2, positions="learned", max_positions=19, segments=3
+        ),
+        Hyperparameters(family="decoder", layers=1, width=14, heads=2, tie="none", embedding_norm=True),
+        Hyperparameters(layers=1, width=14, heads=2, tie="decoder", positions="buckets"),
     ],
 )
-def test_parameters_with_and_without_embeddings(recipe: Recipe) -> None:
-    spec = Made(recipe=recipe).spec()
+def test_parameters_with_and_without_embeddings(hparams: Hyperparameters) -> None:
+    spec = Made(hparams=hparams).spec()
     module = build(spec)
     tables = 0
     for stack in (spec.encoder, spec.decoder):

@@ -12,7 +12,7 @@ from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.position import rotary_angles, rotate
 from clearhead.errors import InputError
 from tests.laws.tiny import TARGET_VOCAB, difference, resolved, tiny
-from tests.laws.tiny import recipe as recipe_of
+from tests.laws.tiny import hparams as recipe_of
 
 
 def attentions(module: nn.Module) -> list[Attention]:

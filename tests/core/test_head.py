@@ -8,7 +8,7 @@ import torch
 from clearhead import spec
 from clearhead.core.head import Head
 from clearhead.errors import InputError
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, token_head, vector_head, with_head
 
 WIDTH = 7
@@ -56,7 +56,7 @@ def test_outputs_are_of_sequences_where_a_head_pools_and_of_tokens_where_not() -
 
 
 def test_a_head_that_does_not_fit_is_refused() -> None:
-    model = resolve(Recipe(family="encoder", layers=1, width=6, heads=2), source_vocab=29, target_vocab=29)
+    model = build_spec(Hyperparameters(family="encoder", layers=1, width=6, heads=2), source_vocab=29, target_vocab=29)
     assert with_head(model, vector_head(pool="first")).encoder == model.encoder
     twice = spec.Head(layers=(spec.Pool(by="mean"), spec.Pool(by="mean")))
     with pytest.raises(InputError, match="pooled once, got 2"):

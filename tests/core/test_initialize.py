@@ -11,13 +11,15 @@ from torch import nn
 
 from clearhead import spec
 from clearhead.core import MultiHeadAttention, build
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
-RECIPE = Recipe(encoder_layers=2, decoder_layers=3, width=62, heads=2, feedforward=101, segments=7, positions="buckets")
+HPARAMS = Hyperparameters(
+    encoder_layers=2, decoder_layers=3, width=62, heads=2, feedforward=101, segments=7, positions="buckets"
+)
 
 
 def built(initialization: str) -> nn.Module:
-    return build(resolve(replace(RECIPE, initialization=initialization), source_vocab=499, target_vocab=499))
+    return build(build_spec(replace(HPARAMS, initialization=initialization), source_vocab=499, target_vocab=499))
 
 
 def test_xavier_fills_its_bounds_and_tables_have_the_deviation_of_the_paper() -> None:
@@ -45,7 +47,7 @@ def test_normal_shrinks_the_ends_of_branches_by_their_number() -> None:
 
 
 def test_branches_can_stay_unscaled() -> None:
-    model = resolve(RECIPE, source_vocab=499, target_vocab=499)
+    model = build_spec(HPARAMS, source_vocab=499, target_vocab=499)
     model = model.model_copy(update={"initialization": spec.Normal(std=0.3, scale_branches=False)})
     weight = build(model).decoder.layers[0].steps[2].branches[0].function.down.weight
     assert weight.std().item() == pytest.approx(0.3, rel=0.05)
@@ -76,6 +78,6 @@ def test_attention_alone_draws_every_weight_it_has() -> None:
 
 def test_nothing_is_drawn_on_the_meta_device() -> None:
     before = torch.get_rng_state()
-    module = build(resolve(RECIPE, source_vocab=499, target_vocab=499), device="meta")
+    module = build(build_spec(HPARAMS, source_vocab=499, target_vocab=499), device="meta")
     assert all(parameter.device.type == "meta" for parameter in module.parameters())
     assert torch.equal(torch.get_rng_state(), before)

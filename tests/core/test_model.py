@@ -108,8 +108,8 @@ def test_a_single_stack_returns_no_memory(name: str) -> None:
 
 @torch.no_grad()
 def test_a_head_of_several_layers_prepares_all_but_the_last() -> None:
-    recipe = replace(SMALL, family="encoder", output_transform=True, output_scale=0.3, activation="gelu")
-    module = build(resolved(recipe)).eval()
+    hparams = replace(SMALL, family="encoder", output_transform=True, output_scale=0.3, activation="gelu")
+    module = build(resolved(hparams)).eval()
     hidden = torch.randn(3, 5, 14)
     inner, activation, norm, last = module.head.layers
     prepared = norm(activation(inner(hidden)))
@@ -128,8 +128,10 @@ def test_counts_come_from_the_spec() -> None:
 @torch.no_grad()
 def test_segments_embeddings_and_positions_reach_the_first_stack() -> None:
     """dropout(norm(table[ids] * scale + segments + positions)), each of which can be given from outside."""
-    recipe = replace(SMALL, family="encoder", segments=3, embedding_norm=True, embedding_scale=1.7, positions="learned")
-    module = build(resolved(recipe)).eval()
+    hparams = replace(
+        SMALL, family="encoder", segments=3, embedding_norm=True, embedding_scale=1.7, positions="learned"
+    )
+    module = build(resolved(hparams)).eval()
     ids, segments = torch.randint(VOCAB, (2, 7)), torch.randint(3, (2, 7))
     places = torch.randint(MAX_POSITIONS, (2, 7))
     part, seen = module.encoder.embedding, []

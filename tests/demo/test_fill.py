@@ -29,8 +29,8 @@ from clearhead.demo.fill import (
 from clearhead.errors import InputError
 from clearhead.model.facade import Model
 from clearhead.predict.fill import BLANK, Filled
-from clearhead.presets.hyperparameters import resolve
-from clearhead.presets.named import RECIPES
+from clearhead.presets.hyperparameters import build_spec
+from clearhead.presets.named import PRESETS
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -49,8 +49,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def model(texts: list[str]) -> Model:
     """A model that learned nothing yet."""
     tokenizer = train_tokenizer("byte-bpe", texts, vocab_size=307, mask=True)
-    recipe = replace(RECIPES["bert"], layers=1, width=6, heads=3, feedforward=7)
-    module = build(resolve(recipe, source_vocab=307, target_vocab=307))
+    hparams = replace(PRESETS["bert"], layers=1, width=6, heads=3, feedforward=7)
+    module = build(build_spec(hparams, source_vocab=307, target_vocab=307))
     pair = TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
     return Model(module, pair, TaskRecord(kind="fill", max_length=61))
 

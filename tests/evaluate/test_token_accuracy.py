@@ -10,30 +10,30 @@ import torch
 from torch.nn import functional as F
 
 from clearhead.core import build
-from clearhead.data.batches.pairs import NO_LABEL
-from clearhead.data.objectives.infilling import Infill
-from clearhead.data.objectives.masking import Masked
+from clearhead.data.batches.base import NO_LABEL
+from clearhead.data.objectives.infilling import TextInfilling
+from clearhead.data.objectives.masking import MaskedLM
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
-from clearhead.data.objectives.spans import Spans
+from clearhead.data.objectives.spans import SpanCorruption
 from clearhead.evaluate.token_accuracy import score_tokens
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.data.objectives.noisy import pieces, stream, tokenizer
 
 CASES = [
-    ("encoder", Masked(tokenizer("word"), 0.3)),
-    ("encoder-decoder", Spans(tokenizer("word"))),
-    ("encoder-decoder", Infill(tokenizer("word"))),
+    ("encoder", MaskedLM(tokenizer("word"), 0.3)),
+    ("encoder-decoder", SpanCorruption(tokenizer("word"))),
+    ("encoder-decoder", TextInfilling(tokenizer("word"))),
     ("encoder-decoder", PrefixSplit(tokenizer("word"))),
     ("decoder", PrefixLM(tokenizer("word"))),
 ]
 
 
 @pytest.mark.parametrize(("family", "objective"), CASES, ids=lambda case: getattr(type(case), "__name__", case))
-def test_scores_are_those_of_all_the_logits(family: str, objective: Masked | Spans | Infill) -> None:
+def test_scores_are_those_of_all_the_logits(family: str, objective: MaskedLM | SpanCorruption | TextInfilling) -> None:
     size = tokenizer("word").vocab_size
-    sizes = Recipe(family=family, layers=2, width=14, heads=2, feedforward=19, dropout=0.0, output_scale=1.7)
-    recipe = replace(sizes, prefix=family == "decoder")
-    module = build(resolve(recipe, source_vocab=size, target_vocab=size)).eval()
+    sizes = Hyperparameters(family=family, layers=2, width=14, heads=2, feedforward=19, dropout=0.0, output_scale=1.7)
+    hparams = replace(sizes, prefix=family == "decoder")
+    module = build(build_spec(hparams, source_vocab=size, target_vocab=size)).eval()
     generator = stream(3)
     batches = [objective(pieces("word", count), generator) for count in (5, 7)]
     losses, hits = [], []

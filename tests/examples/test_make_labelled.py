@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from clearhead.data.batches.tagged import parse_tagged_source, read_tagged
-from clearhead.data.tags import TaggedTexts, find_scheme
+from clearhead.data.sources.tagged import TaggedTexts, parse_tagged_source, read_tagged
+from clearhead.data.stores.tag_set import find_scheme
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

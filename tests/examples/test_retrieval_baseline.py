@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.data.stores.pairs import pack
+from clearhead.data.stores.arrays import pack
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.report import SilentProgress
 from clearhead.training.runfile.read import load_run_file

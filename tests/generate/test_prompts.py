@@ -1,4 +1,4 @@
-"""From text to text: framing, what a continuation begins with, and streams, with tokenizers of their own."""
+"""From text to text: collator, what a continuation begins with, and streams, with tokenizers of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clearhead import core as ch
 from clearhead.errors import InputError
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prompts import generate_texts, score_texts, stream_text, texts_loss
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -23,11 +23,11 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 def model_of(family: str, vocab: int, extra: int = 0) -> ch.Transformer:
     torch.manual_seed(11)
-    recipe = Recipe(
+    hparams = Hyperparameters(
         family=family, layers=1, width=14, heads=2, head_size=6, feedforward=19, dropout=0.0, positions="rotary",
         tie="none", initialization="normal", output_bias=True,
     )  # fmt: skip
-    module = ch.build(resolve(recipe, source_vocab=vocab + extra, target_vocab=vocab + extra)).eval()
+    module = ch.build(build_spec(hparams, source_vocab=vocab + extra, target_vocab=vocab + extra)).eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(20.0)  # a fresh model has no opinion

@@ -17,8 +17,8 @@ from clearhead.errors import InputError
 from clearhead.hf.equivalent_specs import equal_forms
 from clearhead.hf.loading import load_pretrained
 from clearhead.hf.save import save_pretrained
-from clearhead.presets.hyperparameters import Recipe, resolve
-from clearhead.presets.named import RECIPES
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import label_head, token_head, with_head
 from clearhead.task import TaskKind, TaskRecord
 from tests.laws.tiny import difference
@@ -28,9 +28,9 @@ VOCAB, TARGET_VOCAB = 29, 31
 SMALL = {"layers": 2, "width": 28, "heads": 2, "feedforward": 31, "head_size": None}
 
 
-def recipe(name: str, **changes: object) -> Recipe:
+def hparams(name: str, **changes: object) -> Hyperparameters:
     usual = {"kv_heads": 1} if name == "llama-tiny" else {"output_scale": 28**-0.5} if name == "t5-small" else {}
-    return replace(RECIPES[name], **SMALL, **usual, **changes)
+    return replace(PRESETS[name], **SMALL, **usual, **changes)
 
 
 def built(model: spec.Model) -> Transformer:
@@ -43,37 +43,37 @@ def built(model: spec.Model) -> Transformer:
     return module
 
 
-def made(chosen: Recipe, head: spec.Head | None = None) -> spec.Model:
+def made(chosen: Hyperparameters, head: spec.Head | None = None) -> spec.Model:
     apart = chosen.family == "encoder-decoder" and chosen.tie != "all"
-    model = resolve(chosen, source_vocab=VOCAB, target_vocab=TARGET_VOCAB if apart else VOCAB)
+    model = build_spec(chosen, source_vocab=VOCAB, target_vocab=TARGET_VOCAB if apart else VOCAB)
     return model if head is None else with_head(model, head)
 
 
 LABELS = tuple("abcde")
 # What `examples/tinyshakespeare-large.toml` asks for, small.
-EXAMPLE = recipe(
+EXAMPLE = hparams(
     "transformer", family="decoder", positions="rotary", norm="rms", norm_place="pre", qk_norm=True, bias=False,
     activation="silu", gated=True, dropout=0.2,
 )  # fmt: skip
 CASES: dict[str, tuple[spec.Model, TaskKind, str]] = {
-    "the original": (made(recipe("transformer")), "translate", "MarianMTModel"),
-    "the original, two vocabularies": (made(recipe("transformer", tie="decoder")), "translate", "MarianMTModel"),
-    "the original, untied": (made(recipe("transformer", tie="none")), "translate", "MarianMTModel"),
+    "the original": (made(hparams("transformer")), "translate", "MarianMTModel"),
+    "the original, two vocabularies": (made(hparams("transformer", tie="decoder")), "translate", "MarianMTModel"),
+    "the original, untied": (made(hparams("transformer", tie="none")), "translate", "MarianMTModel"),
     "the original, norms inside": (
-        made(recipe("transformer", norm_place="pre")), "translate", "PegasusForConditionalGeneration",
+        made(hparams("transformer", norm_place="pre")), "translate", "PegasusForConditionalGeneration",
     ),
-    "buckets": (made(recipe("t5-small")), "translate", "T5ForConditionalGeneration"),
-    "a decoder with learned positions": (made(recipe("gpt2")), "generate", "GPT2LMHeadModel"),
-    "a decoder with rotation": (made(recipe("llama-tiny")), "generate", "LlamaForCausalLM"),
+    "buckets": (made(hparams("t5-small")), "translate", "T5ForConditionalGeneration"),
+    "a decoder with learned positions": (made(hparams("gpt2")), "generate", "GPT2LMHeadModel"),
+    "a decoder with rotation": (made(hparams("llama-tiny")), "generate", "LlamaForCausalLM"),
     "a decoder with scaled words": (
-        made(recipe("llama-tiny", embedding_scale=5.0, dropout=0.1)), "generate", "GraniteForCausalLM",
+        made(hparams("llama-tiny", embedding_scale=5.0, dropout=0.1)), "generate", "GraniteForCausalLM",
     ),
     "a decoder as the examples train it": (made(EXAMPLE), "generate", "Qwen3ForCausalLM"),
-    "a tagging decoder": (made(recipe("llama-tiny"), token_head(5)), "tag", "LlamaForTokenClassification"),
-    "an encoder": (made(recipe("bert")), "fill", "BertForMaskedLM"),
-    "a tagger": (made(recipe("bert"), token_head(5)), "tag", "BertForTokenClassification"),
+    "a tagging decoder": (made(hparams("llama-tiny"), token_head(5)), "tag", "LlamaForTokenClassification"),
+    "an encoder": (made(hparams("bert")), "fill", "BertForMaskedLM"),
+    "a tagger": (made(hparams("bert"), token_head(5)), "tag", "BertForTokenClassification"),
     "a classifier": (
-        made(recipe("bert"), label_head(28, 5, pool="first")), "classify", "BertForSequenceClassification",
+        made(hparams("bert"), label_head(28, 5, pool="first")), "classify", "BertForSequenceClassification",
     ),
 }  # fmt: skip
 
@@ -109,7 +109,9 @@ def test_transformers_computes_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
 @pytest.mark.parametrize("transform", [False, True])
 def test_every_form_computes_the_same(family: str, style: dict[str, object], transform: bool) -> None:
-    chosen = Recipe(family=family, output_transform=transform, segments=2, **(SMALL | {"embedding_scale": 3.0} | style))
+    chosen = Hyperparameters(
+        family=family, output_transform=transform, segments=2, **(SMALL | {"embedding_scale": 3.0} | style)
+    )
     module = built(made(chosen))
     before = copy.deepcopy(module.state_dict())
     ids, targets = torch.randint(VOCAB, (3, 11)), torch.randint(VOCAB, (3, 7))
@@ -125,13 +127,15 @@ def test_every_form_computes_the_same(family: str, style: dict[str, object], tra
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
-        (recipe("bert", positions="sinusoidal"), "encoder.embedding.position.kind: this model has sinusoidal"),
-        (recipe("gpt2", norm="rms"), "gated: this model has false, the format can only say true"),
-        (recipe("gpt2", qk_norm=True), "query_key_norm"),
-        (recipe("transformer", activation_dropout=0.1, gated=True), "gated: this model has true"),
+        (hparams("bert", positions="sinusoidal"), "encoder.embedding.position.kind: this model has sinusoidal"),
+        (hparams("gpt2", norm="rms"), "gated: this model has false, the format can only say true"),
+        (hparams("gpt2", qk_norm=True), "query_key_norm"),
+        (hparams("transformer", activation_dropout=0.1, gated=True), "gated: this model has true"),
     ],
 )
-def test_what_no_family_can_say_is_named_for_the_nearest(chosen: Recipe, sentence: str, tmp_path: Path) -> None:
+def test_what_no_family_can_say_is_named_for_the_nearest(
+    chosen: Hyperparameters, sentence: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError) as error:
         save_pretrained(built(made(chosen)), tmp_path / "out")
     assert sentence in str(error.value)

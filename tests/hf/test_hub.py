@@ -19,7 +19,7 @@ import pytest
 
 from clearhead.core import build
 from clearhead.hf.save import save_pretrained
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.conftest import ROOT
 
 COMMITS = {"main": "1" * 40, "v2": "2" * 40}
@@ -82,11 +82,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def checkpoint(folder: Path, rows: int) -> dict[str, bytes]:
-    recipe = Recipe(
+    hparams = Hyperparameters(
         family="decoder", layers=1, width=14, heads=2, feedforward=19, positions="learned", max_positions=11,
         norm_place="pre", activation="gelu_tanh", embedding_scale=1.0, tie="decoder",
     )  # fmt: skip
-    save_pretrained(build(resolve(recipe, source_vocab=rows, target_vocab=rows)), folder, model_type="gpt2")
+    save_pretrained(build(build_spec(hparams, source_vocab=rows, target_vocab=rows)), folder, model_type="gpt2")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

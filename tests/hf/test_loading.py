@@ -16,9 +16,9 @@ from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.hf.loading import load_pretrained
 from clearhead.hf.save import save_pretrained
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
-SMALL = Recipe(
+SMALL = Hyperparameters(
     family="decoder", layers=2, width=14, heads=2, feedforward=19, positions="learned", max_positions=11,
     norm_place="pre", activation="gelu_tanh", dropout=0.1, attention_dropout=0.1, embedding_scale=1.0, tie="decoder",
     initialization="normal",
@@ -28,7 +28,7 @@ TENSORS, SETTINGS, INDEX = "model.safetensors", "config.json", "model.safetensor
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    module = build(resolve(SMALL, source_vocab=23, target_vocab=23))
+    module = build(build_spec(SMALL, source_vocab=23, target_vocab=23))
     save_pretrained(module, tmp_path / "checkpoint")
     return tmp_path / "checkpoint"
 
@@ -74,7 +74,9 @@ def test_a_model_made_here_is_saved_as_a_family_that_can_say_it_and_comes_back(f
 
 
 def test_a_model_that_no_family_can_say_names_what_is_in_the_way(tmp_path: Path) -> None:
-    module = build(resolve(Recipe(layers=1, width=14, heads=2, positions="alibi"), source_vocab=23, target_vocab=23))
+    module = build(
+        build_spec(Hyperparameters(layers=1, width=14, heads=2, positions="alibi"), source_vocab=23, target_vocab=23)
+    )
     with pytest.raises(InputError, match="the format can only say"):
         save_pretrained(module, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from clearhead.core import build
 from clearhead.hf.folder import BLOCK, TensorFiles
 from clearhead.hf.loading import load_pretrained
 from clearhead.hf.save import save_pretrained
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.conftest import ROOT
 
 TENSORS = "model.safetensors"
@@ -24,11 +24,11 @@ TENSORS = "model.safetensors"
 
 def saved(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A small decoder as GPT-2, whose matrices are stored turned."""
-    recipe = Recipe(
+    hparams = Hyperparameters(
         family="decoder", layers=2, width=14, heads=2, feedforward=19, positions="learned", max_positions=11,
         norm_place="pre", activation="gelu_tanh", embedding_scale=1.0, tie="decoder",
     )  # fmt: skip
-    save_pretrained(build(resolve(recipe, source_vocab=23, target_vocab=23)).to(dtype), folder, model_type="gpt2")
+    save_pretrained(build(build_spec(hparams, source_vocab=23, target_vocab=23)).to(dtype), folder, model_type="gpt2")
     return folder
 
 

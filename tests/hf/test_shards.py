@@ -16,7 +16,7 @@ from clearhead.core import build
 from clearhead.hf.folder import TensorFiles
 from clearhead.hf.loading import load_pretrained
 from clearhead.hf.save import save_pretrained
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.weights import files
 from clearhead.weights.files import save_shards
 from tests import published_models as made
@@ -25,11 +25,11 @@ INDEX = "model.safetensors.index.json"
 
 
 def module() -> ch.Transformer:
-    recipe = Recipe(
+    hparams = Hyperparameters(
         family="decoder", layers=2, width=14, heads=2, feedforward=19, positions="learned", max_positions=11,
         norm_place="pre", activation="gelu_tanh", embedding_scale=1.0, tie="decoder",
     )  # fmt: skip
-    return build(resolve(recipe, source_vocab=23, target_vocab=23)).eval()
+    return build(build_spec(hparams, source_vocab=23, target_vocab=23)).eval()
 
 
 def test_shards_hold_what_one_file_holds_and_both_libraries_read_them(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import torch
 
 from clearhead.core import build
 from clearhead.core.attention import SHORT_ON_CPU
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    recipe = Recipe(
+    hparams = Hyperparameters(
         layers=1,
         width=14,
         heads=4,
@@ -30,7 +30,7 @@ if __name__ == "__main__":
         activation="silu",
         positions="rotary",
     )
-    module = build(resolve(recipe, source_vocab=29, target_vocab=29)).train()
+    module = build(build_spec(hparams, source_vocab=29, target_vocab=29)).train()
     length = SHORT_ON_CPU + 3
     mask = torch.arange(length) < torch.tensor([length, 5, 3])[:, None]
     ids, target_ids = torch.randint(29, (3, length)), torch.randint(29, (3, 7))

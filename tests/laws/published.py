@@ -1,4 +1,4 @@
-"""Tiny models, each with one part that a published checkpoint needs and our own recipes have not.
+"""Tiny models, each with one part that a published checkpoint needs and our own presets have not.
 
 Sizes are distinct primes where heads need not divide the width.
 """
@@ -13,7 +13,7 @@ import torch
 
 from clearhead import spec
 from clearhead.core import Transformer, build
-from tests.laws.tiny import recipe, resolved
+from tests.laws.tiny import hparams, resolved
 
 LENGTH = 7
 """Up to here rotations that depend on the length are plain; the rows of the laws are shorter and longer."""
@@ -30,7 +30,7 @@ SCALINGS = {
 
 
 def base(name: str, **changes: Any) -> spec.Model:
-    return resolved(replace(recipe(name), **changes))
+    return resolved(replace(hparams(name), **changes))
 
 
 def changed(model: spec.Model, function: Callable[[Any], Any], stack: str | None = None, **fields: Any) -> spec.Model:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import MultiHeadAttention, Transformer, attention, build
-from tests.laws.tiny import MODELS, Reader, difference, padded, ragged, recipe, resolved, tiny, with_mask
+from tests.laws.tiny import MODELS, Reader, difference, hparams, padded, ragged, resolved, tiny, with_mask
 
 Results = tuple[Tensor, list[Tensor]]
 
@@ -131,6 +131,6 @@ def test_bfloat16_is_close_to_float32(name: str, body: str) -> None:
 
 
 def test_window_of_a_whole_model_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = with_mask(resolved(recipe("encoder/post/alibi")), spec.Window(before=2, after=1), "encoder")
+    model = with_mask(resolved(hparams("encoder/post/alibi")), spec.Window(before=2, after=1), "encoder")
     (logits, _), (fused, _) = both_bodies(build(model).eval(), monkeypatch, "left")
     assert difference(fused, logits) <= 1e-5

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Cache, Transformer, build
-from tests.laws.tiny import MODELS, Reader, difference, padded, recipe, resolved, tiny, with_mask
+from tests.laws.tiny import MODELS, Reader, difference, hparams, padded, resolved, tiny, with_mask
 
 DECODERS = [name for name in MODELS if not name.startswith("encoder/")]
 PROMPT, NEW = 5, 3
@@ -59,7 +59,7 @@ def test_cached_rows_of_a_padded_batch_are_the_rows_alone(name: str, side: str, 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_window_counts_real_tokens_through_a_cache(side: str, chunks: str) -> None:
     """Padding between a prompt and its continuation takes no place in the window."""
-    model = resolved(recipe("decoder/post/rotary"))
+    model = resolved(hparams("decoder/post/rotary"))
     check_rows(build(with_mask(model, spec.Window(before=3, after=0), "decoder")).eval(), side, CHUNKS[chunks])
 
 

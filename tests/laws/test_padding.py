@@ -17,9 +17,9 @@ from tests.laws.tiny import (
     VOCAB,
     Reader,
     difference,
+    hparams,
     padded,
     ragged,
-    recipe,
     resolved,
     tiny,
 )
@@ -172,7 +172,7 @@ def test_an_empty_memory_harms_nothing(place: str, body: str) -> None:
 @pytest.mark.parametrize("window", [spec.Window(before=3, after=0), spec.Window(before=1, after=2)])
 def test_a_window_counts_real_tokens(window: spec.Window, body: str) -> None:
     """Padding in the middle of a row is no distance."""
-    module = build(masked(resolved(recipe("encoder/post/alibi")), window, "encoder")).eval()
+    module = build(masked(resolved(hparams("encoder/post/alibi")), window, "encoder")).eval()
     row = torch.randint(VOCAB, (1, 7))
     real = torch.tensor([[True, True, False, False, True, True, False, True, True, True, False]])
     ids = torch.zeros(1, 11, dtype=torch.long)

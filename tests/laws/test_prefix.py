@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from clearhead.core import Cache, build
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
-RECIPE = Recipe(
+HPARAMS = Hyperparameters(
     family="decoder",
     layers=3,
     width=14,
@@ -24,8 +24,8 @@ RECIPE = Recipe(
 
 def models() -> tuple[torch.nn.Module, torch.nn.Module]:
     torch.manual_seed(5)
-    prefix = build(resolve(RECIPE, source_vocab=29, target_vocab=29)).eval()
-    causal = build(resolve(replace(RECIPE, prefix=False), source_vocab=29, target_vocab=29)).eval()
+    prefix = build(build_spec(HPARAMS, source_vocab=29, target_vocab=29)).eval()
+    causal = build(build_spec(replace(HPARAMS, prefix=False), source_vocab=29, target_vocab=29)).eval()
     causal.load_state_dict(prefix.state_dict())
     return prefix, causal
 

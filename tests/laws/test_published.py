@@ -1,4 +1,4 @@
-"""What published checkpoints need obeys the laws that our own recipes obey: padding, cache, bodies and gradients."""
+"""What published checkpoints need obeys the laws that our own presets obey: padding, cache, bodies and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved and loaded is the same: weights bit for bit, and the spec of any recipe through JSON."""
+"""Saved and loaded is the same: weights bit for bit, and the spec of any hyperparameters through JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead import spec
 from clearhead.core import build
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -44,8 +44,10 @@ def test_weights_come_back_bit_for_bit(name: str, tmp_path: Path) -> None:
 def test_a_whole_model_comes_back_bit_for_bit(joint: bool, tmp_path: Path) -> None:
     source = train_tokenizer("word", ["a b c d e f g h"], vocab_size=50)
     target = source if joint else train_tokenizer("word", ["u v w x y z"], vocab_size=50)
-    recipe = Recipe(layers=2, width=14, heads=2, positions="learned", max_positions=23, tie="all" if joint else "none")
-    module = build(resolve(recipe, source_vocab=source.vocab_size, target_vocab=target.vocab_size)).eval()
+    hparams = Hyperparameters(
+        layers=2, width=14, heads=2, positions="learned", max_positions=23, tie="all" if joint else "none"
+    )
+    module = build(build_spec(hparams, source_vocab=source.vocab_size, target_vocab=target.vocab_size)).eval()
     model = ch.Model(module, TokenizerPair(source, target, joint), TaskRecord(kind="translate"))
     model.save(tmp_path / "saved")
     again = ch.load(tmp_path / "saved")
@@ -63,11 +65,11 @@ def test_a_whole_model_comes_back_bit_for_bit(joint: bool, tmp_path: Path) -> No
 
 
 @st.composite
-def recipes(draw: st.DrawFn) -> Recipe:
+def hparams_strategy(draw: st.DrawFn) -> Hyperparameters:
     kv_heads = draw(st.sampled_from([1, 2, 3]))
     heads = kv_heads * draw(st.sampled_from([1, 2, 5]))
     rate = st.floats(0.0, 0.99)
-    return Recipe(
+    return Hyperparameters(
         family=draw(st.sampled_from(["encoder", "decoder", "encoder-decoder"])),
         encoder_layers=draw(st.sampled_from([None, 1, 3])),
         layers=draw(st.integers(1, 4)),
@@ -98,10 +100,10 @@ def recipes(draw: st.DrawFn) -> Recipe:
 
 
 @settings(max_examples=40, deadline=None, database=None, derandomize=True)
-@given(recipes())
-def test_any_recipe_survives_json_and_names_its_weights(recipe: Recipe) -> None:
+@given(hparams_strategy())
+def test_any_recipe_survives_json_and_names_its_weights(hparams: Hyperparameters) -> None:
     """Equal trees, equal text, one address: each path of the spec is a module, each weight lies below a path."""
-    model = resolve(recipe, source_vocab=11, target_vocab=11 if recipe.tie == "all" else 13)
+    model = build_spec(hparams, source_vocab=11, target_vocab=11 if hparams.tie == "all" else 13)
     again = spec.Model.from_json(model.to_json())
     assert again == model
     assert again.to_json() == model.to_json()
@@ -117,5 +119,5 @@ def test_any_recipe_survives_json_and_names_its_weights(recipe: Recipe) -> None:
 
 
 def test_recipes_differ_where_a_field_differs() -> None:
-    model = resolve(Recipe(), source_vocab=11, target_vocab=11)
-    assert resolve(replace(Recipe(), norm_place="pre"), source_vocab=11, target_vocab=11) != model
+    model = build_spec(Hyperparameters(), source_vocab=11, target_vocab=11)
+    assert build_spec(replace(Hyperparameters(), norm_place="pre"), source_vocab=11, target_vocab=11) != model

@@ -13,7 +13,7 @@ from clearhead.core import build
 from clearhead.kernels.dropout import Dropout
 from clearhead.training.losses.cross_entropy import token_loss
 from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, difference, resolved, tiny
-from tests.laws.tiny import recipe as recipe_of
+from tests.laws.tiny import hparams as hparams_of
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def test_one_rate_moves_its_own_places_only(place: str) -> None:
 
 @pytest.mark.parametrize("name", ["encoder/post/learned", "decoder/pre-grouped/rotary", "encoder-decoder/post/alibi"])
 def test_a_few_steps_lower_the_loss(name: str) -> None:
-    module = build(resolved(recipe_of(name))).train()
+    module = build(resolved(hparams_of(name))).train()
     ids = torch.randint(TARGET_VOCAB, (3, 7))
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
     losses = []

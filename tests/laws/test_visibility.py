@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import build
-from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, recipe, resolved, tiny, with_mask
+from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, hparams, resolved, tiny, with_mask
 
 T = 11
 
@@ -51,7 +51,7 @@ def test_stacks_see_what_their_family_may_see(name: str) -> None:
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (3, 0), (0, 2), (2, 1), (5, 3)])
 def test_windows_reach_as_far_as_they_say_in_each_layer(before: int, after: int, layers: int, body: str) -> None:
-    model = resolved(recipe("encoder/post/rotary"))
+    model = resolved(hparams("encoder/post/rotary"))
     tree = model.model_dump(mode="json")
     tree["encoder"]["layers"] = tree["encoder"]["layers"][:layers]
     model = with_mask(spec.Model.from_json(json.dumps(tree)), spec.Window(before=before, after=after), "encoder")

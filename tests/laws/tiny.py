@@ -14,12 +14,12 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Cache, Output, Transformer, build
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 VOCAB, TARGET_VOCAB, MAX_POSITIONS = 29, 23, 17
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "buckets")
 FAMILIES = ("encoder", "decoder", "encoder-decoder")
-SMALL = Recipe(
+SMALL = Hyperparameters(
     layers=2, encoder_layers=3, width=14, heads=6, head_size=10, feedforward=19, dropout=0.0, output_bias=True,
     max_positions=MAX_POSITIONS, tie="decoder",
 )  # fmt: skip
@@ -32,18 +32,18 @@ STYLES = {
 MODELS = [f"{family}/{style}/{place}" for family in FAMILIES for style in STYLES for place in POSITIONS]
 
 
-def recipe(name: str) -> Recipe:
+def hparams(name: str) -> Hyperparameters:
     family, style, place = name.split("/")
     return replace(STYLES[style], family=family, positions=place)
 
 
-def resolved(chosen: Recipe) -> spec.Model:
-    return resolve(chosen, source_vocab=VOCAB, target_vocab=VOCAB if chosen.tie == "all" else TARGET_VOCAB)
+def resolved(chosen: Hyperparameters) -> spec.Model:
+    return build_spec(chosen, source_vocab=VOCAB, target_vocab=VOCAB if chosen.tie == "all" else TARGET_VOCAB)
 
 
 def tiny(name: str, **changes: object) -> Transformer:
-    """Build the model of a name like "decoder/post/rotary", in evaluation mode; changes are fields of its recipe."""
-    return build(resolved(replace(recipe(name), **changes))).eval()
+    """Build the model of a name like "decoder/post/rotary", in evaluation mode; changes are fields of its hparams."""
+    return build(resolved(replace(hparams(name), **changes))).eval()
 
 
 def with_mask(model: spec.Model, mask: spec.Full | spec.Causal | spec.Window, stack: str) -> spec.Model:

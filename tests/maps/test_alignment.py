@@ -10,15 +10,17 @@ import clearhead as ch
 from clearhead.errors import InputError
 from clearhead.maps.alignment import alignment, memory_attention_paths
 from clearhead.maps.capture import capture, replace
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 SENTENCES, SOURCE, TARGET, LAYERS, HEADS, VOCABULARY = 3, 11, 5, 2, 7, 23
 
 
 def build(family: str = "encoder-decoder") -> ch.Transformer:
     torch.manual_seed(5)
-    recipe = Recipe(family=family, layers=LAYERS, width=14, heads=HEADS, feedforward=17, dropout=0.1, tie="none")
-    return ch.build(resolve(recipe, source_vocab=VOCABULARY, target_vocab=VOCABULARY))
+    hparams = Hyperparameters(
+        family=family, layers=LAYERS, width=14, heads=HEADS, feedforward=17, dropout=0.1, tie="none"
+    )
+    return ch.build(build_spec(hparams, source_vocab=VOCABULARY, target_vocab=VOCABULARY))
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 import clearhead as ch
 from clearhead.cli.main import main
 from clearhead.errors import InputError
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -170,8 +170,8 @@ def test_precision_and_device_are_chosen_at_the_door(saved: Path) -> None:
 
 def test_a_single_stack_does_not_translate() -> None:
     words = train_tokenizer("word", ["a b c"], vocab_size=9)
-    recipe = Recipe(family="decoder", layers=1, width=14, heads=2)
-    module = ch.build(resolve(recipe, source_vocab=9, target_vocab=9)).eval()
+    hparams = Hyperparameters(family="decoder", layers=1, width=14, heads=2)
+    module = ch.build(build_spec(hparams, source_vocab=9, target_vocab=9)).eval()
     model = ch.Model(module, TokenizerPair(words, words, True), TaskRecord(kind="generate"))
     with pytest.raises(InputError, match="needs a model with encoder and decoder; this one has a single stack"):
         model.translate(["a"])

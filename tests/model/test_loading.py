@@ -13,7 +13,7 @@ import transformers
 import clearhead as ch
 from clearhead.cli.main import main
 from clearhead.errors import InputError
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -159,12 +159,12 @@ def test_saved_in_our_own_layout_it_is_the_same_and_goes_back(folder: Path, tran
 
 def test_a_model_trained_here_is_read_by_others_as_it_is_here(tmp_path: Path) -> None:
     tokenizer = train_tokenizer("byte-bpe", SENTENCES, vocab_size=307)
-    recipe = Recipe(
+    hparams = Hyperparameters(
         family="decoder", layers=2, width=26, heads=2, feedforward=104, activation="gelu_tanh", norm_place="pre",
         positions="learned", max_positions=61, embedding_scale=1.0,
     )  # fmt: skip
     size = tokenizer.vocab_size
-    module = ch.build(resolve(recipe, source_vocab=size, target_vocab=size)).eval()
+    module = ch.build(build_spec(hparams, source_vocab=size, target_vocab=size)).eval()
     pair = TokenizerPair(tokenizer, tokenizer, joint=True)
     model = ch.Model(module, pair, TaskRecord(kind="generate"))
     model.save(tmp_path / "out", format="hf")

@@ -16,18 +16,18 @@ from clearhead import spec
 from clearhead.core import Attention, Transformer, attention, build
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.residual import Layer
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.laws.tiny import difference, with_mask
 
 B, S, T, D, V = 3, 11, 7, 26, 29
 
 
 def original(norm_place: str, window: spec.Window | None) -> Transformer:
-    recipe = Recipe(
+    hparams = Hyperparameters(
         encoder_layers=2, decoder_layers=3, width=D, heads=2, feedforward=37, dropout=0.0, norm_place=norm_place,
         final_norm=True,
     )  # fmt: skip
-    model = resolve(recipe, source_vocab=V, target_vocab=V)
+    model = build_spec(hparams, source_vocab=V, target_vocab=V)
     return build(model if window is None else with_mask(model, window, "encoder"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from clearhead.core import Transformer, build
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, token_head
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -25,10 +25,10 @@ def character_tokenizer() -> Tokenizer:
 def model(family: Any, tokenizer: Tokenizer, *, count: int, pool: Any = None, **changes: Any) -> Transformer:
     """Build a model; without a pool its head gives one output for each token."""
     torch.manual_seed(5)
-    recipe = Recipe(family=family, layers=2, width=WIDTH, heads=2, feedforward=19, dropout=0.3, **changes)
+    hparams = Hyperparameters(family=family, layers=2, width=WIDTH, heads=2, feedforward=19, dropout=0.3, **changes)
     head = token_head(count) if pool is None else label_head(WIDTH, count, pool=pool)
     size = tokenizer.vocab_size
-    module = build(resolve(recipe, source_vocab=size, target_vocab=size, head=head))
+    module = build(build_spec(hparams, source_vocab=size, target_vocab=size, head=head))
     # Fresh biases are zero and fresh norms one, which would hide mistakes; small outputs would all agree.
     for name, parameter in module.named_parameters():
         is_norm = parameter.ndim == 1 and name.endswith("weight")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.data.batches.labelled import parse_labelled_source
+from clearhead.data.sources.labelled import parse_labelled_source
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.labels import ClassScores, NumberScores, main_score
 from clearhead.evaluate.metrics import SeveralScores

@@ -11,7 +11,7 @@ from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.retrieval import Recall, evaluate_retrieval, recall_at
 from clearhead.predict.embed import embed, vector_width
 from clearhead.predict.similarity import similarity
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, vector_head, with_head
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -30,8 +30,8 @@ def model(
     tokenizer: Tokenizer, family: str = "encoder", pool: str = "mean", positions: str = "rotary", segments: int = 0
 ) -> Transformer:
     sizes = {"layers": 2, "width": WIDTH, "heads": 7, "feedforward": 11, "max_positions": 13}
-    recipe = Recipe(family=family, positions=positions, segments=segments, **sizes)  # type: ignore[arg-type]
-    base = resolve(recipe, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size)
+    hparams = Hyperparameters(family=family, positions=positions, segments=segments, **sizes)  # type: ignore[arg-type]
+    base = build_spec(hparams, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size)
     torch.manual_seed(3)
     return build(with_head(base, vector_head(pool=pool)))  # type: ignore[arg-type]
 
@@ -134,7 +134,9 @@ def test_the_width_is_that_of_the_last_map(tokenizer: Tokenizer) -> None:
 def test_what_cannot_be_embedded_is_said(tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match="put the single text into a list"):
         embed(model(tokenizer), tokenizer, "aa bb")
-    words = build(resolve(Recipe(family="encoder", layers=1, width=WIDTH, heads=7), source_vocab=17, target_vocab=17))
+    words = build(
+        build_spec(Hyperparameters(family="encoder", layers=1, width=WIDTH, heads=7), source_vocab=17, target_vocab=17)
+    )
     with pytest.raises(InputError, match=r'head pools .* train one with .task. kind = "embed"'):
         embed(words, tokenizer, TEXTS)
     with pytest.raises(InputError, match="text 2 has 14 tokens, but the model has 13 positions"):

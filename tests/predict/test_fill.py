@@ -13,13 +13,13 @@ import torch
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, RunFailure
 from clearhead.predict.fill import BLANK, fill
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.text.word_starts import Words, special_ids
 from tests.data.objectives.noisy import SIZES, lines, tokenizer
 
-SMALL = Recipe(
+SMALL = Hyperparameters(
     family="encoder", layers=2, width=14, heads=2, feedforward=19, dropout=0.0, positions="learned", max_positions=83
 )
 
@@ -28,7 +28,7 @@ SMALL = Recipe(
 def model(kind: str) -> Transformer:
     torch.manual_seed(11)
     size = tokenizer(kind).vocab_size
-    found = build(resolve(SMALL, source_vocab=size, target_vocab=size)).eval()
+    found = build(build_spec(SMALL, source_vocab=size, target_vocab=size)).eval()
     assert found.head is not None
     with torch.no_grad():  # fresh weights find all entries nearly alike
         for parameter in found.parameters():
@@ -172,8 +172,8 @@ def test_a_blank_that_the_tokenizer_cannot_tell_apart_is_refused() -> None:
 def test_models_and_tokenizers_that_cannot_fill_are_refused() -> None:
     found = tokenizer("bpe")
     size = found.vocab_size
-    recipe = {"source_vocab": size, "target_vocab": size}
-    decoder = build(resolve(Recipe(family="decoder", layers=1, width=8, heads=2, feedforward=8), **recipe))
+    hparams = {"source_vocab": size, "target_vocab": size}
+    decoder = build(build_spec(Hyperparameters(family="decoder", layers=1, width=8, heads=2, feedforward=8), **hparams))
     with pytest.raises(InputError, match="reads from left to right"):
         fill(decoder, found, ["ba ___"])
     spec = model("bpe").spec

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from clearhead.core import Transformer
-from clearhead.data.batches.tagged import parse_tagged_source
-from clearhead.data.split_words import WordSplitter
+from clearhead.data.sources.tagged import parse_tagged_source
+from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.metrics import entity_spans
 from clearhead.predict.tag import Entity, evaluate_tagged, tag, tag_words

@@ -1,4 +1,4 @@
-"""Recipes: each field reaches its places in the spec, and sizes that do not fit are all named."""
+"""Hyperparameters: each field reaches its places in the spec, and sizes that do not fit are all named."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pytest
 
 from clearhead import presets, spec
 from clearhead.errors import InputError
-from clearhead.presets.hyperparameters import Recipe, resolve
-from clearhead.presets.named import RECIPES
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.presets.named import PRESETS
 
-BASE = Recipe(layers=2, width=14, heads=2, head_size=6, feedforward=17, embedding_norm=True, output_transform=True)
+BASE = Hyperparameters(
+    layers=2, width=14, heads=2, head_size=6, feedforward=17, embedding_norm=True, output_transform=True
+)
 CHANGES = {
     "family": "encoder", "layers": 3, "encoder_layers": 5, "decoder_layers": 5, "width": 22, "heads": 4, "kv_heads": 1,
     "head_size": 10, "feedforward": 19, "activation": "silu", "gated": True, "norm": "rms", "norm_place": "pre",
@@ -22,11 +24,11 @@ CHANGES = {
 }  # fmt: skip
 
 
-def written(recipe: Recipe) -> spec.Model:
-    return resolve(recipe, source_vocab=29, target_vocab=29)
+def written(hparams: Hyperparameters) -> spec.Model:
+    return build_spec(hparams, source_vocab=29, target_vocab=29)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Recipe)])
+@pytest.mark.parametrize("name", [field.name for field in fields(Hyperparameters)])
 def test_no_field_is_without_effect(name: str) -> None:
     if name == "max_positions":
         learned = replace(BASE, positions="learned")
@@ -67,11 +69,11 @@ def test_norms_stand_where_the_recipe_puts_them(place: str, final: bool | None) 
     assert (model.encoder.final_norm is not None) == (model.decoder.final_norm is not None) == ends
 
 
-def test_tying_follows_the_recipe() -> None:
+def test_tying_follows_the_hyperparameters() -> None:
     table = "encoder.embedding.table"
     everything = written(BASE)
     assert everything.decoder.embedding.table == everything.head.layers[-1].weight == spec.Reference(path=table)
-    half = resolve(replace(BASE, tie="decoder"), source_vocab=29, target_vocab=31)
+    half = build_spec(replace(BASE, tie="decoder"), source_vocab=29, target_vocab=31)
     assert half.decoder.embedding.table == spec.Table(rows=31)
     assert half.head.layers[-1].weight == spec.Reference(path="decoder.embedding.table")
     assert written(replace(BASE, tie="none")).head.layers[-1].weight is None
@@ -79,16 +81,16 @@ def test_tying_follows_the_recipe() -> None:
 
 def test_all_faults_are_named_together() -> None:
     with pytest.raises(InputError) as caught:
-        resolve(Recipe(width=15, heads=4, kv_heads=3), source_vocab=7, target_vocab=11)
+        build_spec(Hyperparameters(width=15, heads=4, kv_heads=3), source_vocab=7, target_vocab=11)
     report = str(caught.value)
     assert report.startswith("4 faults in the model:")
     for words in ("15 is not a multiple of heads 4", "kv_heads 3", "even width, got 15", "7 entries and the target 11"):
         assert words in report
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_recipe_resolves_and_survives_json(name: str) -> None:
-    model = resolve(RECIPES[name], source_vocab=101, target_vocab=101)
+    model = build_spec(PRESETS[name], source_vocab=101, target_vocab=101)
     assert spec.Model.from_json(model.to_json()) == model
 
 

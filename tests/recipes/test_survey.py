@@ -75,7 +75,7 @@ def test_single_texts_are_counted_as_pairs_are() -> None:
 # --- running text ---
 
 
-def test_text_is_counted_whatever_its_stretches() -> None:
+def test_text_is_counted_whatever_its_chunks() -> None:
     lines = [f"Dogs {word} runs fast." for word in ("a", "ab", "abc")] * 11
     text = "".join(f"{line}\n" for line in lines)
     whole = survey_text([text])

@@ -11,13 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead import spec
 from clearhead.core import build
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.flops import forward_flops, training_flops
 from clearhead.training.token_counts import Work, batch_work
 
 VOCABULARY, ROWS, SOURCE, TARGET = 37, 3, 7, 5
-TINY = Recipe(layers=2, width=22, heads=6, head_size=2, feedforward=13, dropout=0.0)
-RECIPES = {
+TINY = Hyperparameters(layers=2, width=22, heads=6, head_size=2, feedforward=13, dropout=0.0)
+SPECS = {
     "encoder": replace(TINY, family="encoder"),
     "encoder with an inner head layer": replace(TINY, family="encoder", output_transform=True, output_bias=True),
     "decoder": replace(TINY, family="decoder", norm_place="pre"),
@@ -30,7 +30,9 @@ RECIPES = {
 
 
 def models() -> dict[str, spec.Model]:
-    made = {name: resolve(recipe, source_vocab=VOCABULARY, target_vocab=VOCABULARY) for name, recipe in RECIPES.items()}
+    made = {
+        name: build_spec(hparams, source_vocab=VOCABULARY, target_vocab=VOCABULARY) for name, hparams in SPECS.items()
+    }
     inner = (spec.Linear(size=17), spec.Activation(function="tanh"))
     pooled = spec.Head(layers=(*inner, spec.Pool(by="mean"), spec.Linear(size=11)))
     made |= {"experts": with_experts(made["decoder"]), "other widths": with_other_widths(made["encoder"])}

@@ -12,16 +12,16 @@ from pydantic import ValidationError
 from clearhead import spec
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.laws.published import PUBLISHED
 
-RECIPE = Recipe(
+HPARAMS = Hyperparameters(
     layers=3, encoder_layers=2, width=14, heads=2, head_size=6, feedforward=17, positions="buckets", segments=3
 )
 
 
 def model() -> spec.Model:
-    return resolve(RECIPE, source_vocab=29, target_vocab=29)
+    return build_spec(HPARAMS, source_vocab=29, target_vocab=29)
 
 
 def tree() -> dict[str, Any]:
@@ -328,7 +328,7 @@ def test_a_repeated_layer_is_written_once_and_read_back() -> None:
     written = tree()
     assert len(written["decoder"]["layers"]["distinct"]) == 1
     assert written["decoder"]["layers"]["order"] == [0, 0, 0]
-    other = resolve(replace(RECIPE, feedforward=19), source_vocab=29, target_vocab=29).decoder.layers[0]
+    other = build_spec(replace(HPARAMS, feedforward=19), source_vocab=29, target_vocab=29).decoder.layers[0]
     mixed = (*first.decoder.layers[:1], other, *first.decoder.layers[:1])
     changed_model = first.model_copy(update={"decoder": first.decoder.model_copy(update={"layers": mixed})})
     again = spec.Model.from_json(changed_model.to_json())

@@ -11,7 +11,7 @@ from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
 from clearhead.surgery import keep_layers
-from tests.laws.tiny import recipe, resolved, tiny
+from tests.laws.tiny import hparams, resolved, tiny
 from tests.surgery.models import BOTH, FAMILIES, family, made, same_run
 
 
@@ -67,7 +67,7 @@ def test_the_report_says_where_each_layer_came_from() -> None:
 
 def owned() -> Transformer:
     """A stack whose first layer owns the table of scores that the others read."""
-    model = resolved(recipe("decoder/post/buckets"))
+    model = resolved(hparams("decoder/post/buckets"))
     first, second = model.decoder.layers
     path = "decoder.layers.0.steps.0.branches.0.function.score_bias"
     table, tied = model.decoder.score_table, spec.Reference(path=path)

@@ -15,7 +15,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.hf.loading import load_pretrained
 from clearhead.hf.save import save_pretrained
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import token_head, vector_head
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -55,9 +55,11 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> clearhead.Model:
 def trained(kind: str) -> clearhead.Model:
     """A language model with a tokenizer that was trained here."""
     tokenizer = train_tokenizer(kind, made.SENTENCES, vocab_size=SIZES[kind])
-    recipe = Recipe(family="decoder", layers=2, width=12, heads=2, feedforward=19, dropout=0.0, positions="rotary")
+    hparams = Hyperparameters(
+        family="decoder", layers=2, width=12, heads=2, feedforward=19, dropout=0.0, positions="rotary"
+    )
     size = tokenizer.vocab_size
-    module = scrambled(clearhead.build(resolve(recipe, source_vocab=size, target_vocab=size)).eval())
+    module = scrambled(clearhead.build(build_spec(hparams, source_vocab=size, target_vocab=size)).eval())
     return clearhead.Model(module, TokenizerPair(tokenizer, tokenizer, joint=True), TaskRecord(kind="generate"))
 
 

@@ -42,10 +42,12 @@ def reversed_words(folder: Path) -> None:
 def real_trainer(run: Path) -> Trainer[Any]:
     """The parts of a translation run, with everything on that could be forgotten in a checkpoint."""
     from clearhead.core import build
-    from clearhead.data.batches.pairs import Batch, pair_batches
+    from clearhead.data.batches.base import Batch
+    from clearhead.data.batches.pairs import pair_batches
     from clearhead.data.sources.pairs import FilePair
-    from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
-    from clearhead.presets.hyperparameters import Recipe, resolve
+    from clearhead.data.stores.pairs import prepare_pairs
+    from clearhead.data.stores.tokenizers import cached_tokenizers
+    from clearhead.presets.hyperparameters import Hyperparameters, build_spec
     from clearhead.training.losses.cross_entropy import token_loss
     from clearhead.training.optim.optimizers import build_optimizer
     from clearhead.training.optim.schedules import build_schedule
@@ -55,9 +57,9 @@ def real_trainer(run: Path) -> Trainer[Any]:
     store = prepare_pairs(source, tokenizers, max_length=11, max_ratio=None, training=True)
     # Drawn before the trainer seeds anything: both a new and a resumed run must not depend on it
     torch.manual_seed(23)
-    recipe = Recipe(layers=1, width=14, heads=2, feedforward=19, dropout=0.2, attention_dropout=0.1)
+    hparams = Hyperparameters(layers=1, width=14, heads=2, feedforward=19, dropout=0.2, attention_dropout=0.1)
     module = build(
-        resolve(recipe, source_vocab=tokenizers.source.vocab_size, target_vocab=tokenizers.target.vocab_size)
+        build_spec(hparams, source_vocab=tokenizers.source.vocab_size, target_vocab=tokenizers.target.vocab_size)
     )
     valid = pair_batches(store, batch_tokens=66, seed=0, shuffle=False)
 

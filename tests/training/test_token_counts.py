@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.data.batches.contrastive import ContrastBatch
-from clearhead.data.batches.pairs import Batch
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.contrastive import ContrastiveBatch
 from clearhead.training.token_counts import Work, batch_work, measure_work
 
 
@@ -45,7 +45,7 @@ def test_two_stacks() -> None:
 
 def test_two_texts_of_one_stack() -> None:
     one, other = mask(5, 2, 3), mask(3, 1, 1)
-    pairs = ContrastBatch(
+    pairs = ContrastiveBatch(
         ids=torch.zeros(one.shape, dtype=torch.int64),
         mask=one,
         other_ids=torch.zeros(other.shape, dtype=torch.int64),

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import clearhead as ch
 from clearhead.errors import InputError
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.assemble import average_run, train_run
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.runfile.sections import Lora
@@ -20,13 +20,13 @@ from clearhead.weights.files import load_tensors
 from clearhead.weights.lora import adapt, merged
 from tests.training.tasks import fine_tuning as made
 
-RECIPE = Recipe(layers=2, width=22, heads=2, feedforward=31, activation="gelu", dropout=0.0)
+HPARAMS = Hyperparameters(layers=2, width=22, heads=2, feedforward=31, activation="gelu", dropout=0.0)
 SCALE = 5.0 / 3
 
 
 def built() -> ch.Transformer:
     torch.manual_seed(2)
-    return ch.build(resolve(RECIPE, source_vocab=53, target_vocab=53)).eval()
+    return ch.build(build_spec(HPARAMS, source_vocab=53, target_vocab=53)).eval()
 
 
 def adapted(module: ch.Transformer) -> tuple[ch.Transformer, list[str]]:

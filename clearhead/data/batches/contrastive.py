@@ -18,9 +18,10 @@ from jaxtyping import Bool, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from clearhead.data.batches.pairs import EpochBatches, lay_out
-from clearhead.data.inputs import Framing
-from clearhead.data.stores.pairs import Indices, PairStore, Rows
+from clearhead.data.batches.base import EpochBatches, pad_rows
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.stores.arrays import Indices, Rows
+from clearhead.data.stores.pairs import PairStore
 from clearhead.errors import InputError
 
 # Batches in a stretch. On Multi30k with a budget of 4,096: 1 batch wastes 38 % of the positions, 4 waste 20 %,
@@ -29,7 +30,7 @@ _STRETCH = 16
 
 
 @dataclass(frozen=True)
-class ContrastBatch:
+class ContrastiveBatch:
     """Some pairs as two rectangles of ids, each text between a start and an end token; masks are True at real tokens.
 
     Args:
@@ -52,7 +53,7 @@ class ContrastBatch:
     num_tokens: int
     rows: Int64[ndarray, " batch"]
 
-    def to(self, device: torch.device | str) -> ContrastBatch:
+    def to(self, device: torch.device | str) -> ContrastiveBatch:
         """Return the same batch with its tensors on a device."""
         return replace(
             self,
@@ -64,19 +65,19 @@ class ContrastBatch:
         )
 
 
-def collate_contrast(store: PairStore, rows: Indices, groups: Rows, framing: Framing) -> ContrastBatch:
+def collate_contrastive(store: PairStore, rows: Indices, groups: Rows, collator: InputCollator) -> ContrastiveBatch:
     """Make a batch of some pairs of a store.
 
     Args:
         store: the pairs, both sides in one vocabulary.
         rows: which pairs, in the order of the batch; at least one.
         groups: what `store_groups` says of the whole store.
-        framing: how the model reads single texts.
+        collator: how the model reads single texts.
     """
-    around, pad = framing.frame.alone, framing.pad
-    ids_BT, mask_BT, _ = lay_out(store.source_side, rows, around, fill=pad)
-    other_ids_BU, other_mask_BU, _ = lay_out(store.target_side, rows, around, fill=pad)
-    return ContrastBatch(
+    around, pad = collator.frame.alone, collator.pad
+    ids_BT, mask_BT, _ = pad_rows(store.source_side, rows, around, fill=pad)
+    other_ids_BU, other_mask_BU, _ = pad_rows(store.target_side, rows, around, fill=pad)
+    return ContrastiveBatch(
         ids=torch.from_numpy(ids_BT),
         mask=torch.from_numpy(mask_BT),
         other_ids=torch.from_numpy(other_ids_BU),
@@ -88,7 +89,7 @@ def collate_contrast(store: PairStore, rows: Indices, groups: Rows, framing: Fra
     )
 
 
-def same_meaning(pairs: Iterable[tuple[Hashable, Hashable]]) -> Rows:
+def positive_groups(pairs: Iterable[tuple[Hashable, Hashable]]) -> Rows:
     """Number pairs of texts so that pairs that must mean the same have one number.
 
     Two pairs mean the same when they share a text, on either side, and so do pairs that are joined by a chain of such.
@@ -114,7 +115,7 @@ def same_meaning(pairs: Iterable[tuple[Hashable, Hashable]]) -> Rows:
 
 def store_groups(store: PairStore) -> Rows:
     """Return what `same_meaning` says of the pairs of a store, both sides in one vocabulary."""
-    return same_meaning((store.source(row).tobytes(), store.target(row).tobytes()) for row in range(len(store)))
+    return positive_groups((store.source(row).tobytes(), store.target(row).tobytes()) for row in range(len(store)))
 
 
 def _root(group: list[int], row: int) -> int:
@@ -125,7 +126,7 @@ def _root(group: list[int], row: int) -> int:
     return row
 
 
-class ContrastPlan:
+class ContrastivePlan:
     """Which pairs go together: by chance but of similar lengths, rows times the longest side within the budget.
 
     Args:
@@ -203,31 +204,31 @@ class ContrastPlan:
         return 1 - self.num_tokens / positions
 
 
-def contrast_plan(store: PairStore, framing: Framing, *, batch_tokens: int, seed: int) -> ContrastPlan:
+def contrastive_plan(store: PairStore, collator: InputCollator, *, batch_tokens: int, seed: int) -> ContrastivePlan:
     """Plan the batches of a store.
 
     Args:
         store: the pairs.
-        framing: how the model reads single texts.
+        collator: how the model reads single texts.
         batch_tokens, seed: as in `ContrastPlan`.
 
     Raises:
         InputError: as `ContrastPlan`.
     """
-    extra = framing.frame.extra()
-    return ContrastPlan(
+    extra = collator.frame.extra()
+    return ContrastivePlan(
         store.source_lengths + extra, store.target_lengths + extra, batch_tokens=batch_tokens, seed=seed
     )
 
 
-def contrast_batches(
-    store: PairStore, framing: Framing, *, batch_tokens: int, seed: int
-) -> EpochBatches[ContrastBatch]:
+def contrastive_batches(
+    store: PairStore, collator: InputCollator, *, batch_tokens: int, seed: int
+) -> EpochBatches[ContrastiveBatch]:
     """Return endless training batches for contrastive training.
 
     Args:
         store: the pairs, both sides in one vocabulary.
-        framing: how the model reads single texts.
+        collator: how the model reads single texts.
         batch_tokens: the budget of `ContrastPlan`.
         seed: from 0; decides the order of every epoch.
 
@@ -237,23 +238,25 @@ def contrast_batches(
     groups = store_groups(store)
     identity = {"seed": seed, "batch_tokens": batch_tokens, "pairs": len(store), "data": store.identity}
     return EpochBatches(
-        contrast_plan(store, framing, batch_tokens=batch_tokens, seed=seed),
-        lambda rows, _epoch, _index: collate_contrast(store, rows, groups, framing),
+        contrastive_plan(store, collator, batch_tokens=batch_tokens, seed=seed),
+        lambda rows, _epoch, _index: collate_contrastive(store, rows, groups, collator),
         identity=identity,
     )
 
 
-def contrast_epoch(store: PairStore, groups: Rows, framing: Framing, *, batch_tokens: int) -> Iterator[ContrastBatch]:
+def contrastive_epoch(
+    store: PairStore, groups: Rows, collator: InputCollator, *, batch_tokens: int
+) -> Iterator[ContrastiveBatch]:
     """Go once through all pairs, in batches that are the same at every call: what a validation does.
 
     Args:
         store: the pairs, both sides in one vocabulary.
         groups: what `store_groups` says of the store.
-        framing: how the model reads single texts.
+        collator: how the model reads single texts.
         batch_tokens: the budget of `ContrastPlan`.
 
     Raises:
         InputError: there are not two pairs, or a pair is longer than the budget.
     """
-    plan = contrast_plan(store, framing, batch_tokens=batch_tokens, seed=0)
-    return (collate_contrast(store, rows, groups, framing) for rows in plan.epoch(0))
+    plan = contrastive_plan(store, collator, batch_tokens=batch_tokens, seed=0)
+    return (collate_contrastive(store, rows, groups, collator) for rows in plan.epoch(0))

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.data.stores.pairs import Indices
+from clearhead.data.stores.arrays import Indices
 
 
 def pack_pieces(lengths: Int64[ndarray, " pieces"], block: int) -> list[Indices]:

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Int64
 from numpy import ndarray
 
+from clearhead.data.batches.base import NO_LABEL, Batch, EpochBatches, LengthSortedPlan, random_stream
 from clearhead.data.batches.packing import pack_pieces
-from clearhead.data.batches.pairs import NO_LABEL, Batch, EpochBatches, TokenBatches, random_stream
+from clearhead.data.batches.windows import Windows, cut_windows
+from clearhead.data.stores.arrays import Indices
 from clearhead.data.stores.corpus import Corpus
-from clearhead.data.stores.pairs import Indices
-from clearhead.data.windows import Pieces, cut
 from clearhead.errors import InputError
 
 Piece = Int64[ndarray, " _"]
@@ -64,12 +64,12 @@ def causal_epoch(corpus: Corpus, *, block: int, batch_tokens: int) -> Iterator[B
         InputError: the block does not fit into a batch.
     """
     _check_budget(block, batch_tokens)
-    pieces = cut(corpus, block)
-    plan = TokenBatches(pieces.lengths, pieces.lengths, batch_tokens=batch_tokens, seed=0, shuffle=False)
+    pieces = cut_windows(corpus, block)
+    plan = LengthSortedPlan(pieces.lengths, pieces.lengths, batch_tokens=batch_tokens, seed=0, shuffle=False)
     return (_causal_batch(corpus, pieces, [np.array([row]) for row in rows], rows) for rows in plan.epoch(0))
 
 
-def piece_batches(
+def window_batches(
     corpus: Corpus, objective: Objective, *, length: int, batch_tokens: int, seed: int
 ) -> EpochBatches[Batch]:
     """Return endless training batches of framed pieces, of which an objective makes what the model reads and says.
@@ -95,7 +95,7 @@ def piece_batches(
     return EpochBatches(plan, make, identity={"kind": "pieces", "length": length, **plan.identity()})
 
 
-def piece_epoch(corpus: Corpus, objective: Objective, *, length: int, batch_tokens: int) -> Iterator[Batch]:
+def window_epoch(corpus: Corpus, objective: Objective, *, length: int, batch_tokens: int) -> Iterator[Batch]:
     """Go once through framed pieces in order of length, with the same chances every time: what a validation does.
 
     Args:
@@ -108,8 +108,8 @@ def piece_epoch(corpus: Corpus, objective: Objective, *, length: int, batch_toke
         InputError: a piece does not fit into a batch.
     """
     _check_budget(length, batch_tokens)
-    pieces = cut(corpus, length, framed=True)
-    plan = TokenBatches(pieces.lengths, pieces.lengths, batch_tokens=batch_tokens, seed=0, shuffle=False)
+    pieces = cut_windows(corpus, length, framed=True)
+    plan = LengthSortedPlan(pieces.lengths, pieces.lengths, batch_tokens=batch_tokens, seed=0, shuffle=False)
     return (
         _objective_batch(corpus, pieces, rows, objective, random_stream(0, 0, index))
         for index, rows in enumerate(plan.epoch(0))
@@ -120,7 +120,7 @@ def piece_epoch(corpus: Corpus, objective: Objective, *, length: int, batch_toke
 class _Layout:
     """The rows of an epoch: its pieces, and which of them each row holds; without blocks each row holds one."""
 
-    pieces: Pieces
+    pieces: Windows
     blocks: list[Indices] | None
 
     def row(self, number: int | np.int64) -> Indices:
@@ -168,7 +168,7 @@ class _Plan:
         bits = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, 0, _LAYOUT_STREAM]))
         room = self._length - (len(self._corpus.special.alone) if self._framed else 0)
         offset = int(bits.random_raw() % room)
-        pieces = cut(self._corpus, self._length, offset=offset, framed=self._framed)
+        pieces = cut_windows(self._corpus, self._length, offset=offset, framed=self._framed)
         if not self._pack:
             return _Layout(pieces, None)
         # Pieces of one length meet others in every epoch.
@@ -178,7 +178,7 @@ class _Plan:
     def epoch(self, number: int) -> list[Indices]:
         """Return the batches of an epoch, each the indices of its rows."""
         lengths = self.layout(number).lengths
-        batches = TokenBatches(lengths, lengths, batch_tokens=self._batch_tokens, seed=self._seed)
+        batches = LengthSortedPlan(lengths, lengths, batch_tokens=self._batch_tokens, seed=self._seed)
         return batches.epoch(number)
 
 
@@ -190,7 +190,7 @@ def _check_budget(length: int, batch_tokens: int) -> None:
         )
 
 
-def _causal_batch(corpus: Corpus, pieces: Pieces, blocks: Sequence[Indices], rows: Indices) -> Batch:
+def _causal_batch(corpus: Corpus, pieces: Windows, blocks: Sequence[Indices], rows: Indices) -> Batch:
     """Lay pieces out as rows; what follows the last piece of a row is padding."""
     rows_of_ids = [[pieces.ids(corpus, index) for index in block] for block in blocks]
     lengths_B = np.array([sum(map(len, row)) for row in rows_of_ids])
@@ -220,6 +220,6 @@ def _causal_batch(corpus: Corpus, pieces: Pieces, blocks: Sequence[Indices], row
 
 
 def _objective_batch(
-    corpus: Corpus, pieces: Pieces, rows: Indices, objective: Objective, chance: np.random.Generator
+    corpus: Corpus, pieces: Windows, rows: Indices, objective: Objective, chance: np.random.Generator
 ) -> Batch:
     return replace(objective([pieces.ids(corpus, row) for row in rows], chance), rows=rows)

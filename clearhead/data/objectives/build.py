@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from clearhead.data.objectives.infilling import Infill
-from clearhead.data.objectives.masking import Masked
-from clearhead.data.objectives.spans import Spans
+from clearhead.data.objectives.infilling import TextInfilling
+from clearhead.data.objectives.masking import MaskedLM
+from clearhead.data.objectives.spans import SpanCorruption
 from clearhead.task import Noise
 from clearhead.text.tokenizer import Tokenizer
 
 
-def build_noise(noise: Noise, tokenizer: Tokenizer) -> Masked | Spans | Infill:
+def build_objective(noise: Noise, tokenizer: Tokenizer) -> MaskedLM | SpanCorruption | TextInfilling:
     """Return the objective that a description means.
 
     Args:
@@ -20,6 +20,6 @@ def build_noise(noise: Noise, tokenizer: Tokenizer) -> Masked | Spans | Infill:
         InputError: the tokenizer lacks them, or a value is out of range.
     """
     if noise.kind == "mask":
-        return Masked(tokenizer, noise.share, noise.whole_words)
+        return MaskedLM(tokenizer, noise.share, noise.whole_words)
     assert noise.mean_span is not None, "spans have a mean length"
-    return (Spans if noise.kind == "spans" else Infill)(tokenizer, noise.share, noise.mean_span)
+    return (SpanCorruption if noise.kind == "spans" else TextInfilling)(tokenizer, noise.share, noise.mean_span)

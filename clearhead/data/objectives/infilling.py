@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
-from clearhead.data.batches.pairs import Batch
+from clearhead.data.batches.base import Batch
 from clearhead.data.objectives.rows import Piece, Ragged, check_share, need_mask_id, places, ranks, two_sided, unframed
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ from clearhead.text.word_starts import Words
 _LARGEST_MEAN = 100.0
 
 
-class Infill:
+class TextInfilling:
     """Shuffles the sentences of a piece and puts one mask token in the place of each of some spans.
 
     The lengths of spans follow a Poisson distribution; a span of length 0 puts a mask token where nothing is missing.

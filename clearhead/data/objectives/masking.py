@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
 
-from clearhead.data.batches.pairs import NO_LABEL, Batch
+from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.objectives.rows import Piece, Ragged, check_share, need_mask_id, places, ragged, rectangle, sums
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import Words
@@ -19,7 +19,7 @@ from clearhead.text.word_starts import Words
 _MASKED, _REPLACED = 0.8, 0.1
 
 
-class Masked:
+class MaskedLM:
     """Hides a share of the tokens of each piece; a label stands at every token that was chosen, hidden or not.
 
     Of the chosen tokens 80 % become the mask token, 10 % any ordinary token and 10 % stay. The choice is new in every

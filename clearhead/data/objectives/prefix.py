@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.data.batches.pairs import NO_LABEL, Batch
+from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.objectives.rows import Piece, Ragged, rectangle, two_sided, unframed
 from clearhead.text.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int64, Integer
 from numpy import ndarray
 from torch import Tensor
 
-from clearhead.data.batches.pairs import NO_LABEL, Batch
+from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.errors import InputError
 from clearhead.text.special_tokens import Around
 from clearhead.text.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class Ragged:
 
 
 @dataclass(frozen=True)
-class Rectangle:
+class PaddedRows:
     """Rows padded on the right: ids, and True where they are real."""
 
     ids: Int64[Tensor, "rows columns"]
@@ -77,7 +77,7 @@ def unframed(pieces: Sequence[Piece], tokenizer: Tokenizer) -> Ragged:
     return ragged([piece[len(around.front) : len(piece) - len(around.behind)] for piece in pieces])
 
 
-def rectangle(rows: Ragged, around: Around = _NOTHING, *, fill: int) -> Rectangle:
+def rectangle(rows: Ragged, around: Around = _NOTHING, *, fill: int) -> PaddedRows:
     """Lay rows out as a rectangle.
 
     Args:
@@ -93,7 +93,7 @@ def rectangle(rows: Ragged, around: Around = _NOTHING, *, fill: int) -> Rectangl
     ids_BT[:, :front] = around.front
     for place, index in enumerate(around.behind):
         ids_BT[np.arange(len(rows.counts)), rows.counts + front + place] = index
-    return Rectangle(torch.from_numpy(ids_BT), torch.from_numpy(column_T < lengths_B1))
+    return PaddedRows(torch.from_numpy(ids_BT), torch.from_numpy(column_T < lengths_B1))
 
 
 def two_sided(source: Ragged, target: Ragged, tokenizer: Tokenizer) -> Batch:

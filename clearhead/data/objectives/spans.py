@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
 
-from clearhead.data.batches.pairs import Batch
+from clearhead.data.batches.base import Batch
 from clearhead.data.objectives.rows import Piece, Ragged, check_share, ranks, sums, two_sided, unframed
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ from clearhead.text.tokenizer import Tokenizer
 Counts = Int64[ndarray, " rows"]
 
 
-class Spans:
+class SpanCorruption:
     """Replaces runs of tokens by sentinels; the target gives each sentinel and the run that it stands for.
 
     The source is what remains with a sentinel for each run, then the end token; the target is sentinel, run, sentinel,

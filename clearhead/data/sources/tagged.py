@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from clearhead.data.sources.lines import read_lines
 from clearhead.data.sources.records import Form, content, field_value, parse_form, parse_record, path_of, shown
 from clearhead.data.sources.texts import WHOLE, Share
-from clearhead.data.tags import TaggedTexts
 from clearhead.errors import InputError
 
 _TOKENS, _TAGS = "tokens", "tags"
@@ -155,3 +154,21 @@ def read_tagged(source: TaggedSource, share: Share = WHOLE) -> TaggedTexts:
 def tagged_texts(source: TaggedSource, share: Share = WHOLE) -> list[str]:
     """Return the sentences of a source as texts, a space between words: what a tokenizer is trained on."""
     return [" ".join(words) for words in read_tagged(source, share).words]
+
+
+@dataclass(frozen=True)
+class TaggedTexts:
+    """Sentences of words with a tag for each.
+
+    Args:
+        words: the words of each sentence.
+        tags: their tags.
+        where: says where word `word` of sentence `sentence` stands, both counted from 0.
+    """
+
+    words: Sequence[Sequence[str]]
+    tags: Sequence[Sequence[str]]
+    where: Callable[[int, int], str]
+
+    def __len__(self) -> int:
+        return len(self.words)

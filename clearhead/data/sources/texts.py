@@ -33,7 +33,7 @@ _DOCUMENT_KINDS = ("file", "line", "paragraph")
 _EVERY_FILE = "*"
 
 
-class Stretch(NamedTuple):
+class TextChunk(NamedTuple):
     """A part of a document.
 
     Args:
@@ -84,7 +84,7 @@ class TextFiles:
             raise InputError(f"{self.path}: no file in this folder matches '{self.pattern}'; {there}")
         return [self.path / path for path in sorted(found, key=PurePath.as_posix)]
 
-    def stretches(self) -> Iterator[Stretch]:
+    def chunks(self) -> Iterator[TextChunk]:
         """Go through the documents, stretch by stretch."""
         for path in self.files():
             texts = stream_text(path) if path == self.path else self._member(path)
@@ -103,7 +103,7 @@ class TextFiles:
 
     def place(self, index: int) -> str:
         """Return where document number `index`, counted from 0, starts."""
-        return _place(self.stretches(), index, str(self.path))
+        return _place(self.chunks(), index, str(self.path))
 
     def identity(self) -> list[str]:
         """Return what the documents depend on."""
@@ -124,7 +124,7 @@ class TextJsonLines:
     field: str = "text"
     document: DocumentKind = "file"
 
-    def stretches(self) -> Iterator[Stretch]:
+    def chunks(self) -> Iterator[TextChunk]:
         """Go through the documents, stretch by stretch."""
         number = 0
         for number, line in enumerate(stream_lines(self.path), start=1):
@@ -136,7 +136,7 @@ class TextJsonLines:
 
     def place(self, index: int) -> str:
         """Return where document number `index`, counted from 0, stands."""
-        return _place(self.stretches(), index, str(self.path))
+        return _place(self.chunks(), index, str(self.path))
 
     def identity(self) -> list[str]:
         """Return what the documents depend on."""
@@ -161,7 +161,7 @@ class TextDataset:
     config: str | None = None
     document: DocumentKind = "file"
 
-    def stretches(self) -> Iterator[Stretch]:
+    def chunks(self) -> Iterator[TextChunk]:
         """Go through the documents, stretch by stretch."""
         for row, record in enumerate(load_named(self.name, self.config, self.split)):
             place = f"{self.name}[{self.split}] row {row}"
@@ -170,7 +170,7 @@ class TextDataset:
 
     def place(self, index: int) -> str:
         """Return where document number `index`, counted from 0, stands."""
-        return _place(self.stretches(), index, f"{self.name}[{self.split}]")
+        return _place(self.chunks(), index, f"{self.name}[{self.split}]")
 
     def identity(self) -> list[str]:
         """Return what the documents depend on."""
@@ -201,7 +201,7 @@ def measure(source: TextSource) -> TextSize:
         InputError: the source is unusable, or there is nothing but white space in it.
     """
     documents = characters = 0
-    for stretch in source.stretches():
+    for stretch in source.chunks():
         documents += stretch.starts
         characters += len(stretch.text)
     if not documents:
@@ -209,7 +209,7 @@ def measure(source: TextSource) -> TextSize:
     return TextSize(documents, characters)
 
 
-def read_stretches(source: TextSource, share: Share, size: TextSize) -> Iterator[Stretch]:
+def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[TextChunk]:
     """Go through a share of the documents, stretch by stretch.
 
     Args:
@@ -233,7 +233,7 @@ def read_stretches(source: TextSource, share: Share, size: TextSize) -> Iterator
             f"{source.place(0)}: no whole {unit} is in the share {begin:g} to {end:g} of {total} {unit}s; "
             "give more text, or give the validation text by itself"
         )
-    yield from (_characters if by_characters else _numbered)(source.stretches(), first, last)
+    yield from (_characters if by_characters else _numbered)(source.chunks(), first, last)
 
 
 def read_documents(source: TextSource, share: Share = WHOLE) -> Iterator[str]:
@@ -248,7 +248,7 @@ def read_documents(source: TextSource, share: Share = WHOLE) -> Iterator[str]:
         InputError: the source is unusable, or the share is none or has nothing in it.
     """
     begun: list[str] = []
-    for stretch in read_stretches(source, share, measure(source)):
+    for stretch in read_chunks(source, share, measure(source)):
         if stretch.starts and begun:
             yield "".join(begun)
             begun = []
@@ -256,7 +256,7 @@ def read_documents(source: TextSource, share: Share = WHOLE) -> Iterator[str]:
     yield "".join(begun)
 
 
-def _numbered(stretches: Iterable[Stretch], first: int, last: int) -> Iterator[Stretch]:
+def _numbered(stretches: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
     """Leave out the documents before number `first`, and those from number `last` on."""
     number = -1
     for stretch in stretches:
@@ -267,7 +267,7 @@ def _numbered(stretches: Iterable[Stretch], first: int, last: int) -> Iterator[S
             yield stretch
 
 
-def _characters(stretches: Iterable[Stretch], first: int, last: int) -> Iterator[Stretch]:
+def _characters(stretches: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
     """Leave out the characters of one document before number `first`, and those from number `last` on."""
     place, starts = 0, True
     for stretch in stretches:
@@ -280,28 +280,28 @@ def _characters(stretches: Iterable[Stretch], first: int, last: int) -> Iterator
             return
 
 
-def _documents(texts: Iterable[str], document: DocumentKind, origin: str, *, first_line: int) -> Iterator[Stretch]:
+def _documents(texts: Iterable[str], document: DocumentKind, origin: str, *, first_line: int) -> Iterator[TextChunk]:
     """Cut the text of a file or a record into documents; white space alone is none."""
     if document == "file":
         return _one_document(texts, origin, first_line)
     lines = enumerate(split_lines(texts), start=1)
     if document == "line":
-        return (Stretch(line, True, origin, number * first_line) for number, line in lines if line.strip())
+        return (TextChunk(line, True, origin, number * first_line) for number, line in lines if line.strip())
     return _paragraphs(lines, origin, first_line)
 
 
-def _one_document(texts: Iterable[str], origin: str, first_line: int) -> Iterator[Stretch]:
+def _one_document(texts: Iterable[str], origin: str, first_line: int) -> Iterator[TextChunk]:
     blank: list[str] = []
     starts = True
     for text in texts:
         if starts and not text.strip():
             blank.append(text)
             continue
-        yield Stretch("".join(blank) + text if starts else text, starts, origin, first_line)
+        yield TextChunk("".join(blank) + text if starts else text, starts, origin, first_line)
         blank, starts = [], False
 
 
-def _paragraphs(lines: Iterable[tuple[int, str]], origin: str, first_line: int) -> Iterator[Stretch]:
+def _paragraphs(lines: Iterable[tuple[int, str]], origin: str, first_line: int) -> Iterator[TextChunk]:
     begun: list[str] = []
     first = 0
     for number, line in lines:
@@ -309,17 +309,17 @@ def _paragraphs(lines: Iterable[tuple[int, str]], origin: str, first_line: int) 
             first = first if begun else number
             begun.append(line)
         elif begun:
-            yield Stretch("\n".join(begun), True, origin, first * first_line)
+            yield TextChunk("\n".join(begun), True, origin, first * first_line)
             begun = []
     if begun:
-        yield Stretch("\n".join(begun), True, origin, first * first_line)
+        yield TextChunk("\n".join(begun), True, origin, first * first_line)
 
 
 def _plain_ends(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _place(stretches: Iterable[Stretch], index: int, default: str) -> str:
+def _place(stretches: Iterable[TextChunk], index: int, default: str) -> str:
     starting = (stretch for stretch in stretches if stretch.starts)
     return next((stretch.place for number, stretch in enumerate(starting) if number == index), default)
 

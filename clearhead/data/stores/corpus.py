@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.data.chunk_documents import parts_of_documents
-from clearhead.data.sources.texts import WHOLE, Share, Stretch, TextSize, TextSource, measure, read_stretches
-from clearhead.data.stores.pairs import Rows, Side, discard, publishing
-from clearhead.data.stores.prepared import Progress, cache_folder
+from clearhead.data.sources.texts import WHOLE, Share, TextChunk, TextSize, TextSource, measure, read_chunks
+from clearhead.data.stores.arrays import Ragged, Rows, atomic_folder, discard_folder
+from clearhead.data.stores.cache import Progress, cache_folder
+from clearhead.data.stores.document_chunks import chunk_documents
 from clearhead.errors import InputError
 from clearhead.text.special_tokens import Around, Frame
 from clearhead.text.tokenizer import Tokenizer
@@ -112,7 +112,7 @@ class Corpus:
             ) from None
         if not whole:
             raise InputError(f"{folder}: the parts of the store do not fit each other; prepare the data again")
-        self.documents = Side(ids, offsets)
+        self.documents = Ragged(ids, offsets)
 
     def __len__(self) -> int:
         return len(self.documents.offsets) - 1
@@ -168,12 +168,12 @@ def prepare_corpus(
         try:
             return Corpus(folder)
         except InputError:
-            discard(folder)
+            discard_folder(folder)
     size = measure(source)
-    with publishing(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         writer = _Writer(tokenizer, size, progress)
         with (temporary / _IDS).open("wb") as ids, (temporary / _OFFSETS).open("wb") as offsets:
-            writer.write(read_stretches(source, share, size), ids, offsets)
+            writer.write(read_chunks(source, share, size), ids, offsets)
         if not writer.tokens:
             raise InputError(f"{source.place(0)}: the tokenizer finds no token in the text from here on")
         (temporary / _RECORD).write_text(json.dumps(writer.record()), encoding="utf-8")
@@ -189,11 +189,11 @@ class _Writer:
         self.tokens = self.documents = self.characters = self.bytes = self.largest = 0
         self.hashes = (hashlib.sha256(), hashlib.sha256())
 
-    def write(self, stretches: Iterable[Stretch], ids: BinaryIO, offsets: BinaryIO) -> None:
+    def write(self, stretches: Iterable[TextChunk], ids: BinaryIO, offsets: BinaryIO) -> None:
         """Write all ids, and where each document starts; a document without any id is left out."""
         ends = [0]
         length = 0
-        for texts, starts in _batches(parts_of_documents(self._counted(stretches), self.tokenizer)):
+        for texts, starts in _batches(chunk_documents(self._counted(stretches), self.tokenizer)):
             rows = self.tokenizer.encode_batch(texts)
             for row, is_new in zip(rows, starts, strict=True):
                 if is_new and length:
@@ -213,7 +213,7 @@ class _Writer:
         self.documents += len(last) - 1
         self._append(offsets, 1, np.array(last, dtype=_OFFSET_TYPE))
 
-    def _counted(self, stretches: Iterable[Stretch]) -> Iterator[Stretch]:
+    def _counted(self, stretches: Iterable[TextChunk]) -> Iterator[TextChunk]:
         for stretch in stretches:
             self.characters += len(stretch.text)
             self.bytes += len(stretch.text.encode())

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import itertools
-import json
-import os
-import shutil
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64, Integer
+from jaxtyping import Bool
 from numpy import ndarray
 
-from clearhead.errors import InputError, RunFailure
+from clearhead.data.sources.pairs import Pair, PairSource, read_pairs
+from clearhead.data.stores.arrays import (
+    Ids,
+    Ragged,
+    Rows,
+    discard_folder,
+    join,
+    pack,
+    read_arrays,
+    select,
+    write_arrays,
+)
+from clearhead.data.stores.cache import Progress, cache_folder
+from clearhead.errors import InputError
+from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import Around
 
-Ids = Integer[ndarray, " tokens"]
-Rows = Int64[ndarray, " pairs"]
-Indices = Int64[ndarray, " _"]
-
 _ARRAYS = ("source_ids", "source_offsets", "target_ids", "target_offsets", "lines")
-_RECORD = "store.json"
-_STALE_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -101,27 +101,6 @@ class SpecialIds:
         return cls(**{**content, **frames})
 
 
-@dataclass(frozen=True)
-class Side:
-    """The ids of one side, one text behind the other.
-
-    Args:
-        ids: all ids, without special ones.
-        offsets: where each text starts, and behind the last one where it ends.
-    """
-
-    ids: Ids
-    offsets: Int64[ndarray, " boundaries"]
-
-    @property
-    def lengths(self) -> Rows:
-        """The number of ids of each text."""
-        return np.diff(self.offsets)
-
-    def __getitem__(self, index: int | np.int64) -> Ids:
-        return self.ids[self.offsets[index] : self.offsets[index + 1]]
-
-
 class PairStore:
     """Tokenised pairs in a folder, mapped into memory.
 
@@ -149,8 +128,8 @@ class PairStore:
             raise InputError(
                 f"{folder}: not a whole store of tokenised pairs ({error}); prepare the data again"
             ) from None
-        self._source = Side(arrays["source_ids"], np.array(arrays["source_offsets"]))
-        self._target = Side(arrays["target_ids"], np.array(arrays["target_offsets"]))
+        self._source = Ragged(arrays["source_ids"], np.array(arrays["source_offsets"]))
+        self._target = Ragged(arrays["target_ids"], np.array(arrays["target_offsets"]))
         self.lines: Rows = np.array(arrays["lines"])
         for side in (self._source, self._target):
             if len(side.offsets) != len(self) + 1 or side.offsets[-1] != len(side.ids):
@@ -160,12 +139,12 @@ class PairStore:
         return self.report.kept
 
     @property
-    def source_side(self) -> Side:
+    def source_side(self) -> Ragged:
         """The ids of all sources."""
         return self._source
 
     @property
-    def target_side(self) -> Side:
+    def target_side(self) -> Ragged:
         """The ids of all targets."""
         return self._target
 
@@ -226,34 +205,8 @@ def keep_pairs(
     return keep, FilterReport(*(int(group.sum()) for group in (keep, empty, too_long, mismatched)))
 
 
-def pack(texts: Sequence[Sequence[int]], *, vocab_size: int) -> Side:
-    """Put lists of ids behind each other, in the narrowest type that holds the vocabulary.
-
-    Args:
-        texts: the ids of each text.
-        vocab_size: one more than the largest id.
-    """
-    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
-    np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)), out=offsets[1:])
-    narrow = np.uint16 if vocab_size <= 1 << 16 else np.int32
-    ids = np.fromiter(itertools.chain.from_iterable(texts), dtype=narrow, count=int(offsets[-1]))
-    return Side(ids, offsets)
-
-
-def select(side: Side, keep: Bool[ndarray, " pairs"]) -> Side:
-    """Keep some texts of a side."""
-    lengths = side.lengths
-    return Side(side.ids[np.repeat(keep, lengths)], np.concatenate([[0], np.cumsum(lengths[keep])]))
-
-
-def join(parts: Sequence[Side]) -> Side:
-    """Put sides behind each other; at least one."""
-    lengths = np.concatenate([part.lengths for part in parts])
-    return Side(np.concatenate([part.ids for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
-
-
 def write_store(
-    folder: Path, *, source: Side, target: Side, lines: Rows, report: FilterReport, special: SpecialIds
+    folder: Path, *, source: Ragged, target: Ragged, lines: Rows, report: FilterReport, special: SpecialIds
 ) -> PairStore:
     """Write a store so that other processes see all of it or nothing, and open it.
 
@@ -275,87 +228,105 @@ def write_store(
     return PairStore(folder)
 
 
-def write_arrays(folder: Path, arrays: Mapping[str, ndarray], record: Mapping[str, Any]) -> None:
-    """Write arrays and a record, together with a hash of the arrays, so that others see all of it or nothing.
+_CHUNK_PAIRS = 20_000
+
+
+def prepare_pairs(
+    source: PairSource,
+    tokenizers: TokenizerPair,
+    *,
+    max_length: int,
+    max_ratio: float | None,
+    training: bool,
+    extra: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+) -> PairStore:
+    """Tokenise and filter the pairs of a source, or open what an earlier run made of the same content.
 
     Args:
-        folder: where they go; what another process put there meanwhile stays.
-        arrays: by name, in the order in which they are hashed.
-        record: JSON values; its key "identity" becomes the hash.
+        source: where the pairs come from.
+        tokenizers: what turns them into ids.
+        max_length: the longest side kept, in tokens with what stands around it.
+        max_ratio: how many times as long as the other a side may be, counted with the end tokens; None: any.
+        extra: how many ids stand around a source and around a target; None: as many as in a translation.
+        training: False keeps badly matched pairs, because a score on hand-picked pairs flatters.
+        progress: called with pairs done and pairs in all, as the work goes on.
+
+    Returns:
+        The pairs that were kept; `report` counts the others.
 
     Raises:
-        RunFailure: the folder cannot be written.
+        InputError: the source is unusable, the limits are, or no pair is left.
+        RunFailure: the cache cannot be written.
     """
-    with publishing(folder) as temporary:
-        identity = hashlib.sha256()
-        for name, array in arrays.items():
-            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
-            identity.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
-        (temporary / _RECORD).write_text(json.dumps({**record, "identity": identity.hexdigest()}), encoding="utf-8")
-
-
-def read_arrays(folder: Path, names: Sequence[str]) -> tuple[dict[str, ndarray], dict[str, Any]]:
-    """Map the arrays that `write_arrays` wrote into memory, and read their record.
-
-    Raises:
-        OSError, ValueError: a file is missing or damaged.
-    """
-    record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).view(ndarray) for name in names}
-    return arrays, record
-
-
-@contextlib.contextmanager
-def publishing(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder to fill, and put it in the place of `folder` when it is whole.
-
-    Two processes may do this for one folder at once: the first to finish wins, and the other's work is thrown away.
-
-    Raises:
-        RunFailure: the folder cannot be written, for want of space or of permission.
-    """
-    temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.tmp"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(folder.parent)
-        temporary.mkdir()
-        yield temporary
-        for file in temporary.iterdir():
-            _sync(file)
-        # A rename onto a folder that is not empty fails, which is how the loser of a race learns of it.
+    _check_limits(max_length, max_ratio)
+    ratio = max_ratio if training else None
+    counted = [] if extra is None else [list(extra)]
+    folder = cache_folder("pairs", source.identity(), tokenizers.fingerprint, max_length, ratio, *counted)
+    if folder.is_dir():
         try:
-            temporary.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    except OSError as error:
-        raise RunFailure(
-            f"{folder.parent}: prepared data cannot be written ({error.strerror or error}); "
-            "free some space, or set CLEARHEAD_CACHE to another folder"
-        ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            return PairStore(folder)
+        except InputError:
+            discard_folder(folder)
+    sources, targets = _encoded(source, tokenizers, progress)
+    special = _special(tokenizers)
+    keep, report = keep_pairs(
+        sources.lengths,
+        targets.lengths,
+        max_length=max_length,
+        max_ratio=ratio,
+        extra=(len(special.read), len(special.said) - 1) if extra is None else extra,
+    )
+    if not report.kept:
+        raise InputError(
+            f"{source.place(0)}: no pair is left to use of those from here on ({report}); "
+            f"max_length is {max_length} tokens, max_ratio is {'off' if ratio is None else ratio}"
+        )
+    return write_store(
+        folder,
+        source=select(sources, keep),
+        target=select(targets, keep),
+        lines=np.flatnonzero(keep),
+        report=report,
+        special=special,
+    )
 
 
-def discard(folder: Path) -> None:
-    """Remove a damaged folder; a reader in another process never sees half of it."""
-    aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.tmp"
-    with contextlib.suppress(FileNotFoundError):
-        folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+def _check_limits(max_length: int, max_ratio: float | None) -> None:
+    if max_length < 2:
+        raise InputError(f"max_length is {max_length}; expected at least 2, one token and the end token")
+    if max_ratio is not None and not max_ratio >= 1:
+        raise InputError(f"max_ratio is {max_ratio}; expected a number of at least 1")
 
 
-def _sync(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _encoded(source: PairSource, tokenizers: TokenizerPair, progress: Progress | None) -> tuple[Ragged, Ragged]:
+    """Return the ids of both sides of all pairs."""
+    pairs = read_pairs(source)
+    chunks = []
+    for start in range(0, len(pairs), _CHUNK_PAIRS):
+        chunk = pairs[start : start + _CHUNK_PAIRS]
+        chunks.append(_encode(chunk, tokenizers))
+        if progress is not None:
+            progress(start + len(chunk), len(pairs))
+    return join([chunk[0] for chunk in chunks]), join([chunk[1] for chunk in chunks])
 
 
-def _remove_stale(parent: Path) -> None:
-    """Clear what killed processes left behind."""
-    for left in parent.glob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(left)
+def _encode(pairs: Sequence[Pair], tokenizers: TokenizerPair) -> tuple[Ragged, Ragged]:
+    source, target = tokenizers.source, tokenizers.target
+    return (
+        pack(source.encode_batch([pair[0] for pair in pairs]), vocab_size=source.vocab_size),
+        pack(target.encode_batch([pair[1] for pair in pairs]), vocab_size=target.vocab_size),
+    )
+
+
+def _special(tokenizers: TokenizerPair) -> SpecialIds:
+    source, target = tokenizers.source, tokenizers.target
+    return SpecialIds(
+        source_pad=source.pad_id,
+        source_eos=source.eos_id,
+        target_pad=target.pad_id,
+        target_bos=target.bos_id,
+        target_eos=target.eos_id,
+        source_frame=source.frame.read if source.is_framed else None,
+        target_frame=target.frame.written if target.is_framed else None,
+    )

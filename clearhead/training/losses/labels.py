@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.core import Transformer
-from clearhead.data.batches.pairs import Batch
+from clearhead.data.batches.base import Batch
 from clearhead.evaluate.labels import label_outputs
 from clearhead.task import LabelKind
 

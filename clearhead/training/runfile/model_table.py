@@ -8,8 +8,8 @@ from typing import Any
 
 from clearhead.errors import InputError, nearest
 from clearhead.files import read_text_file
-from clearhead.presets.hyperparameters import Recipe, resolve
-from clearhead.presets.named import RECIPES
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import with_head
 from clearhead.spec import Attention, Branch, Embedding, FeedForward, Head, Model, Node
 from clearhead.training.runfile.sections import ModelSection
@@ -52,28 +52,28 @@ def resolve_spec(
         if model.head is None:
             raise InputError(f"{path}: the task '{kind}' needs a spec with a head")
         return model
-    recipe = _recipe(section, joint)
-    if prefix and recipe.family == "decoder":
-        recipe = replace(recipe, prefix=True)
-    return resolve(recipe, source_vocab=source_vocab, target_vocab=target_vocab, head=head)
+    hparams = _hparams(section, joint)
+    if prefix and hparams.family == "decoder":
+        hparams = replace(hparams, prefix=True)
+    return build_spec(hparams, source_vocab=source_vocab, target_vocab=target_vocab, head=head)
 
 
-def _recipe(section: ModelSection, joint: bool) -> Recipe:
+def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:
     """Put what the table gives over the preset's values."""
     preset = section.preset or DEFAULT_PRESET
-    if preset not in RECIPES:
-        raise InputError(f"there is no preset '{preset}'{nearest(preset, RECIPES)}; there are {', '.join(RECIPES)}")
-    recipe = RECIPES[preset]
+    if preset not in PRESETS:
+        raise InputError(f"there is no preset '{preset}'{nearest(preset, PRESETS)}; there are {', '.join(PRESETS)}")
+    hparams = PRESETS[preset]
     given = section.model_dump(exclude={"preset", "spec"}, exclude_none=True)
     if not joint:
         given = {"tie": "decoder", **given}
-    recipe = replace(recipe, **given)
-    if section.max_positions is not None and recipe.positions != "learned":
+    hparams = replace(hparams, **given)
+    if section.max_positions is not None and hparams.positions != "learned":
         raise InputError(
-            f"max_positions has no effect with {recipe.positions} positions, which have no limit; remove it, "
+            f"max_positions has no effect with {hparams.positions} positions, which have no limit; remove it, "
             "or set positions = 'learned'"
         )
-    return recipe
+    return hparams
 
 
 def with_dropout(model: Model, section: ModelSection) -> Model:

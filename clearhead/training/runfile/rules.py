@@ -94,11 +94,11 @@ def _parser_of(kind: str) -> Callable[[Mapping[str, Any]], object]:
 
         return parse_pair_source
     if kind == "classify":
-        from clearhead.data.batches.labelled import parse_labelled_source
+        from clearhead.data.sources.labelled import parse_labelled_source
 
         return parse_labelled_source
     if kind == "tag":
-        from clearhead.data.batches.tagged import parse_tagged_source
+        from clearhead.data.sources.tagged import parse_tagged_source
 
         return parse_tagged_source
     from clearhead.data.sources.texts import parse_text_source

@@ -10,19 +10,14 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from clearhead.core import Transformer
-from clearhead.data.batches.labelled import (
-    LabelStore,
-    collate_labelled,
-    labelled_batches,
-    labelled_texts,
-    parse_labelled_source,
-    prepare_labelled,
-)
-from clearhead.data.batches.pairs import Batch
-from clearhead.data.inputs import Framing
-from clearhead.data.labels import LabelSet
-from clearhead.data.stores.pairs import Indices, Rows
-from clearhead.data.stores.prepared import cached_tokenizer
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.batches.labelled import collate_labelled, labelled_batches
+from clearhead.data.sources.labelled import labelled_texts, parse_labelled_source
+from clearhead.data.stores.arrays import Indices, Rows
+from clearhead.data.stores.label_set import LabelSet
+from clearhead.data.stores.labelled import LabelStore, prepare_labelled
+from clearhead.data.stores.tokenizers import cached_tokenizer
 from clearhead.errors import InputError
 from clearhead.evaluate.labels import judge_labelled, main_score
 from clearhead.presets.task_heads import label_head, token_head, with_head
@@ -66,8 +61,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         number_scale=store.labels.scale,
     )
     spec, record = _spec(setup, tokenizer, record, store.labels)
-    framing = Framing.of(spec, tokenizer, record.repeats)
-    batches = labelled_batches(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
+    collator = InputCollator.of(spec, tokenizer, record.repeats)
+    batches = labelled_batches(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
     budget = max(train.batch_tokens, run_file.data.max_length)
 
     def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
@@ -85,7 +80,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         loss=loss,
         validate=validate,
         sides=lambda module: _sides(setup, tokenizer, stores, module),
-        widest=collate_labelled(store, widest_rows(batches.plan.epoch(0), store.lengths), framing),
+        widest=collate_labelled(store, widest_rows(batches.plan.epoch(0), store.lengths), collator),
         mean_tokens=int(store.lengths.sum()) / batches.batches_per_epoch,
         record=record,
         valid_data=stores.valid.identity,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from clearhead.data.batches.pairs import Batch
-from clearhead.data.batches.text import piece_batches, piece_epoch
-from clearhead.data.objectives.build import build_noise
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.text import window_batches, window_epoch
+from clearhead.data.objectives.build import build_objective
 from clearhead.data.objectives.spans import num_sentinels
 from clearhead.errors import InputError
 from clearhead.evaluate.token_accuracy import score_tokens
@@ -30,21 +30,21 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
     noise = _noise(run_file)
     _check_sentinels(run_file, tokenizer)
-    objective = build_noise(noise, tokenizer)
+    objective = build_objective(noise, tokenizer)
     spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size)
     if spec.encoder is None or spec.decoder is None:
         raise InputError("the task 'denoise' needs a model with encoder and decoder; this one has a single stack")
     corpora = prepare_corpora(setup, tokenizer)
     length = run_file.data.max_length
     budget = max(train.batch_tokens, length)
-    batches = piece_batches(corpora.train, objective, length=length, batch_tokens=budget, seed=train.seed)
+    batches = window_batches(corpora.train, objective, length=length, batch_tokens=budget, seed=train.seed)
     widest = batches.peek()
 
     def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         return token_loss(module, batch.to(setup.device), label_smoothing=train.label_smoothing)
 
     def validate(module: nn.Module) -> Validation:
-        held_out = piece_epoch(corpora.valid, objective, length=length, batch_tokens=budget)
+        held_out = window_epoch(corpora.valid, objective, length=length, batch_tokens=budget)
         return score_tokens(module, held_out, setup.device)
 
     return TaskParts(

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 
 from clearhead.core import Transformer
 from clearhead.data.batches.contrastive import (
-    ContrastBatch,
-    collate_contrast,
-    contrast_batches,
-    contrast_epoch,
-    contrast_plan,
+    ContrastiveBatch,
+    collate_contrastive,
+    contrastive_batches,
+    contrastive_epoch,
+    contrastive_plan,
     store_groups,
 )
-from clearhead.data.inputs import Framing
-from clearhead.data.stores.pairs import Indices, PairStore, Rows
-from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.stores.arrays import Indices, Rows
+from clearhead.data.stores.pairs import PairStore, prepare_pairs
+from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
 from clearhead.evaluate.retrieval import recall_at
 from clearhead.presets.task_heads import vector_head, with_head
@@ -44,7 +45,7 @@ from clearhead.training.validation import spread
 _MOST_CHOICES = 2_000
 
 
-def parts(setup: TaskSetup) -> TaskParts[ContrastBatch]:
+def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
     """Prepare pairs, tokenizer and model of a contrastive run.
 
     Raises:
@@ -59,16 +60,16 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastBatch]:
     stores = _prepare(run_file, tokenizer, setup.progress)
     store = stores["train"]
     model = _spec(setup, tokenizer)
-    framing = Framing.of(model, tokenizer)
-    plan = contrast_plan(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
-    batches = contrast_batches(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
+    collator = InputCollator.of(model, tokenizer)
+    plan = contrastive_plan(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
+    batches = contrastive_batches(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
     setup.progress.message(
         f"{len(store) / batches.batches_per_epoch:.0f} pairs in a batch, each to be told from all others; "
         f"padding: {100 * plan.padding_waste(0):.1f} % of the positions"
     )
 
-    def loss(module: nn.Module, batch: ContrastBatch) -> tuple[Tensor, int]:
-        return batch_loss(module, batch.to(setup.device), temperature=temperature, start=framing.start)[0]
+    def loss(module: nn.Module, batch: ContrastiveBatch) -> tuple[Tensor, int]:
+        return batch_loss(module, batch.to(setup.device), temperature=temperature, start=collator.start)[0]
 
     return TaskParts(
         tokenizers=TokenizerPair(source=tokenizer, target=tokenizer, joint=True),
@@ -80,11 +81,11 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastBatch]:
             groups=store_groups(stores["valid"]),
             batch_tokens=max(train.batch_tokens, 2 * run_file.data.max_length),
             temperature=temperature,
-            framing=framing,
+            collator=collator,
             device=setup.device,
         ),
         sides=lambda module: _sides(setup, stores, tokenizer, module),
-        widest=_widest(store, plan.epoch(0), framing),
+        widest=_widest(store, plan.epoch(0), collator),
         mean_tokens=plan.num_tokens / batches.batches_per_epoch,
         record=TaskRecord(kind="embed", max_length=run_file.data.max_length),
         valid_data=stores["valid"].identity,
@@ -111,7 +112,7 @@ class ValidateContrast:
         groups: what `store_groups` says of them.
         batch_tokens: padded tokens of one side of a batch; the batches are the same every time.
         temperature: what cosines are divided by.
-        framing: how the model reads single texts.
+        collator: how the model reads single texts.
         device: where the module is.
     """
 
@@ -119,16 +120,16 @@ class ValidateContrast:
     groups: Rows
     batch_tokens: int
     temperature: float
-    framing: Framing
+    collator: InputCollator
     device: torch.device
 
     def __call__(self, module: nn.Module) -> Validation:
         """Return the mean loss of a pair in nats, and recall@1 in percent, the mean of both directions."""
         total, count = 0.0, 0
         rows, firsts, seconds = [], [], []
-        for batch in contrast_epoch(self.store, self.groups, self.framing, batch_tokens=self.batch_tokens):
+        for batch in contrastive_epoch(self.store, self.groups, self.collator, batch_tokens=self.batch_tokens):
             (loss, labels), first_ND, second_ND = batch_loss(
-                module, batch.to(self.device), temperature=self.temperature, start=self.framing.start
+                module, batch.to(self.device), temperature=self.temperature, start=self.collator.start
             )
             total += float(loss)
             count += labels
@@ -142,7 +143,7 @@ class ValidateContrast:
 
 
 def batch_loss(
-    module: nn.Module, batch: ContrastBatch, *, temperature: float, start: int | None
+    module: nn.Module, batch: ContrastiveBatch, *, temperature: float, start: int | None
 ) -> tuple[tuple[Float[Tensor, ""], int], Float[Tensor, "pairs width"], Float[Tensor, "pairs width"]]:
     """Return the summed loss of a batch with the count of its pairs, and the vectors of both sides.
 
@@ -196,13 +197,13 @@ def _prepare(run_file: RunFile, tokenizer: Tokenizer, progress: Progress) -> dic
     return stores
 
 
-def _widest(store: PairStore, batches: list[Indices], framing: Framing) -> ContrastBatch:
+def _widest(store: PairStore, batches: list[Indices], collator: InputCollator) -> ContrastiveBatch:
     """Return the batch with the most positions, padding included."""
 
     def positions(rows: Indices) -> int:
         return len(rows) * int(store.source_lengths[rows].max() + store.target_lengths[rows].max())
 
-    return collate_contrast(store, max(batches, key=positions), store_groups(store), framing)
+    return collate_contrastive(store, max(batches, key=positions), store_groups(store), collator)
 
 
 def _sides(setup: TaskSetup, stores: dict[str, PairStore], tokenizer: Tokenizer, module: nn.Module) -> list[TokenSide]:

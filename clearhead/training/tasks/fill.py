@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from clearhead.data.batches.pairs import Batch
-from clearhead.data.batches.text import piece_batches, piece_epoch
-from clearhead.data.objectives.build import build_noise
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.text import window_batches, window_epoch
+from clearhead.data.objectives.build import build_objective
 from clearhead.errors import InputError
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.task import Noise, TaskRecord
@@ -27,20 +27,20 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     assert share is not None and whole_words is not None, "the run file fills its defaults"
     tokenizer = setup.find_tokenizer(lambda: train_text_tokenizer(run_file, mask=True))
     noise = Noise(kind="mask", share=share, whole_words=whole_words)
-    objective = build_noise(noise, tokenizer)
+    objective = build_objective(noise, tokenizer)
     spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size)
     if spec.encoder is None or spec.decoder is not None:
         raise InputError("the task 'fill' needs a model with an encoder alone, which sees what stands behind a blank")
     corpora = prepare_corpora(setup, tokenizer)
     length = run_file.data.max_length
     budget = max(train.batch_tokens, length)
-    batches = piece_batches(corpora.train, objective, length=length, batch_tokens=budget, seed=train.seed)
+    batches = window_batches(corpora.train, objective, length=length, batch_tokens=budget, seed=train.seed)
 
     def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         return token_loss(module, batch.to(setup.device), label_smoothing=train.label_smoothing)
 
     def validate(module: nn.Module) -> Validation:
-        held_out = piece_epoch(corpora.valid, objective, length=length, batch_tokens=budget)
+        held_out = window_epoch(corpora.valid, objective, length=length, batch_tokens=budget)
         return score_tokens(module, held_out, setup.device)
 
     return TaskParts(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from clearhead.data.batches.pairs import Batch, EpochBatches
-from clearhead.data.batches.text import causal_batches, causal_epoch, piece_batches, piece_epoch
+from clearhead.data.batches.base import Batch, EpochBatches
+from clearhead.data.batches.text import causal_batches, causal_epoch, window_batches, window_epoch
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.stores.corpus import Corpus
 from clearhead.errors import InputError
@@ -94,10 +94,10 @@ class _Views:
         """Return endless training batches."""
         if self.split is None:
             return causal_batches(corpus, block=self.block, batch_tokens=self.budget, pack=self.pack, seed=self.seed)
-        return piece_batches(corpus, self.split, length=self.block, batch_tokens=self.budget, seed=self.seed)
+        return window_batches(corpus, self.split, length=self.block, batch_tokens=self.budget, seed=self.seed)
 
     def held_out(self, corpus: Corpus) -> Iterator[Batch]:
         """Go once through all of the text, the same way every time."""
         if self.split is None:
             return causal_epoch(corpus, block=self.block, batch_tokens=self.budget)
-        return piece_epoch(corpus, self.split, length=self.block, batch_tokens=self.budget)
+        return window_epoch(corpus, self.split, length=self.block, batch_tokens=self.budget)

@@ -7,18 +7,13 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from clearhead.core import Transformer
-from clearhead.data.batches.pairs import Batch
-from clearhead.data.batches.tagged import (
-    TagStore,
-    collate_tagged,
-    parse_tagged_source,
-    prepare_tagged,
-    tagged_batches,
-    tagged_texts,
-)
-from clearhead.data.inputs import Framing
-from clearhead.data.stores.prepared import cached_tokenizer
-from clearhead.data.tags import TagSet
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.batches.tagged import collate_tagged, tagged_batches
+from clearhead.data.sources.tagged import parse_tagged_source, tagged_texts
+from clearhead.data.stores.tag_set import TagSet
+from clearhead.data.stores.tagged import TagStore, prepare_tagged
+from clearhead.data.stores.tokenizers import cached_tokenizer
 from clearhead.errors import InputError
 from clearhead.predict.tag import judge_tagged
 from clearhead.presets.task_heads import token_head
@@ -58,8 +53,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         raise InputError(
             "the task 'tag' needs a model with one stack; the decoder of this one would not read the words"
         )
-    framing = Framing.of(spec, tokenizer)
-    batches = tagged_batches(store, framing, batch_tokens=train.batch_tokens, seed=train.seed)
+    collator = InputCollator.of(spec, tokenizer)
+    batches = tagged_batches(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
     budget = max(train.batch_tokens, run_file.data.max_length)
 
     def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
@@ -77,7 +72,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         loss=loss,
         validate=validate,
         sides=lambda module: _sides(setup, tokenizer, stores, module),
-        widest=collate_tagged(store, widest_rows(batches.plan.epoch(0), store.lengths), framing),
+        widest=collate_tagged(store, widest_rows(batches.plan.epoch(0), store.lengths), collator),
         mean_tokens=int(store.lengths.sum()) / batches.batches_per_epoch,
         record=record,
         valid_data=stores.valid.identity,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from clearhead.data.batches.pairs import Batch
+from clearhead.data.batches.base import Batch
 from clearhead.data.sources.texts import parse_text_source
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
-from clearhead.data.stores.prepared import cached_text_tokenizer
+from clearhead.data.stores.tokenizers import cached_text_tokenizer
 from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.batches.pairs import Batch, collate, pair_batches, pair_plan
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.pairs import collate, pair_batches, pair_plan
 from clearhead.data.sources.pairs import PairSource, parse_pair_source, read_pairs
-from clearhead.data.stores.pairs import PairStore
-from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.data.stores.pairs import PairStore, prepare_pairs
+from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair

@@ -12,25 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.data.batches.contrastive import (
-    ContrastPlan,
-    collate_contrast,
-    contrast_batches,
-    contrast_epoch,
-    contrast_plan,
-    same_meaning,
+    ContrastivePlan,
+    collate_contrastive,
+    contrastive_batches,
+    contrastive_epoch,
+    contrastive_plan,
+    positive_groups,
     store_groups,
 )
-from clearhead.data.inputs import Framing
+from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.pairs import FilePair
-from clearhead.data.stores.pairs import PairStore
-from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.data.stores.pairs import PairStore, prepare_pairs
+from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import Frame
 from clearhead.text.tokenizer_training import train_tokenizer
 
 # The ids of every tokenizer that is trained here: padding 0, start 2, end 3.
-FRAMING = Framing(Frame.between(2, 3), pad=0)
+FRAMING = InputCollator(Frame.between(2, 3), pad=0)
 WORDS = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
 
 
@@ -61,7 +61,7 @@ def lengths(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 @given(count=st.integers(2, 1_009), budget=st.integers(106, 701), seed=st.integers(0, 2**64), epoch=st.integers(0, 5))
 def test_every_pair_once_and_inside_the_budget(count: int, budget: int, seed: int, epoch: int) -> None:
     source, target = lengths(count, seed % 1_009)
-    plan = ContrastPlan(source, target, batch_tokens=budget, seed=seed)
+    plan = ContrastivePlan(source, target, batch_tokens=budget, seed=seed)
     batches = plan.epoch(epoch)
     assert sorted(np.concatenate(batches).tolist()) == list(range(count))
     for rows in batches:
@@ -73,15 +73,15 @@ def test_no_batch_is_a_remainder() -> None:
     """A batch of one pair has no wrong answer at all: what is left over is shared with the batch before."""
     length = np.full(503, 10)
     for budget in (500, 510, 1_000, 4_000):
-        sizes = [len(rows) for rows in ContrastPlan(length, length, batch_tokens=budget, seed=1).epoch(0)]
+        sizes = [len(rows) for rows in ContrastivePlan(length, length, batch_tokens=budget, seed=1).epoch(0)]
         assert min(sizes) >= max(sizes) // 2 and max(sizes) <= budget // 10
 
 
 def test_an_epoch_is_a_function_of_seed_and_number() -> None:
     source, target = lengths(997, 5)
 
-    def plan(seed: int) -> ContrastPlan:
-        return ContrastPlan(source, target, batch_tokens=512, seed=seed)
+    def plan(seed: int) -> ContrastivePlan:
+        return ContrastivePlan(source, target, batch_tokens=512, seed=seed)
 
     def as_lists(batches: list[np.ndarray]) -> list[list[int]]:
         return [rows.tolist() for rows in batches]
@@ -96,13 +96,13 @@ def test_an_epoch_is_a_function_of_seed_and_number() -> None:
 def test_one_order_on_every_machine() -> None:
     """The order is part of exact resume: written down, so that a change of library or code shows here."""
     source = np.arange(1, 14)
-    plan = ContrastPlan(source, source[::-1].copy(), batch_tokens=40, seed=3)
+    plan = ContrastivePlan(source, source[::-1].copy(), batch_tokens=40, seed=3)
     assert [rows.tolist() for rows in plan.epoch(2)] == [[3, 9, 4, 8], [5, 7, 6], [0, 12, 1], [11, 2, 10]]
 
 
 def test_a_pair_meets_new_wrong_answers_in_every_epoch() -> None:
     source, target = lengths(997, 5)
-    plan = ContrastPlan(source, target, batch_tokens=1_024, seed=7)
+    plan = ContrastivePlan(source, target, batch_tokens=1_024, seed=7)
 
     def company(epoch: int) -> dict[int, set[int]]:
         return {int(row): set(rows.tolist()) for rows in plan.epoch(epoch) for row in rows}
@@ -117,11 +117,11 @@ def test_a_pair_meets_new_wrong_answers_in_every_epoch() -> None:
 def test_wrong_sizes_are_named() -> None:
     source = np.array([3, 17, 5])
     with pytest.raises(InputError, match=r"batch_tokens is 33, but the longest pair has 17 .* at least 34"):
-        ContrastPlan(source, source, batch_tokens=33, seed=1)
+        ContrastivePlan(source, source, batch_tokens=33, seed=1)
     with pytest.raises(InputError, match="seed is -1"):
-        ContrastPlan(source, source, batch_tokens=160, seed=-1)
+        ContrastivePlan(source, source, batch_tokens=160, seed=-1)
     with pytest.raises(InputError, match="there is 1 pair; contrastive training needs at least 2"):
-        ContrastPlan(source[:1], source[:1], batch_tokens=160, seed=1)
+        ContrastivePlan(source[:1], source[:1], batch_tokens=160, seed=1)
 
 
 def test_padding_on_multi30k_is_about_a_tenth(data_dir: Path) -> None:
@@ -129,7 +129,7 @@ def test_padding_on_multi30k_is_about_a_tenth(data_dir: Path) -> None:
     source = FilePair(folder / "train.de", folder / "train.en")
     tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
-    waste = contrast_plan(store, FRAMING, batch_tokens=4096, seed=1).padding_waste(0)
+    waste = contrastive_plan(store, FRAMING, batch_tokens=4096, seed=1).padding_waste(0)
     print(f"padding waste on Multi30k: {waste:.1%}")
     assert waste <= 0.12
 
@@ -138,7 +138,7 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
     store = random_store(tmp_path)
     rows = np.array([17, 3, 101, 5, 2])
     groups = store_groups(store)
-    batch = collate_contrast(store, rows, groups, FRAMING)
+    batch = collate_contrastive(store, rows, groups, FRAMING)
     special = store.special
     for place, row in enumerate(rows):
         for ids, mask, text in (
@@ -169,13 +169,13 @@ def test_pairs_that_share_a_text_mean_the_same(tmp_path: Path) -> None:
         ("g", "g"),  # 6: the same on both sides
         ("d", "q r"),  # 7: by way of 3
     ]
-    assert same_meaning(pairs).tolist() == [0, 1, 0, 0, 4, 1, 6, 0]
+    assert positive_groups(pairs).tolist() == [0, 1, 0, 0, 4, 1, 6, 0]
     assert store_groups(store_of(tmp_path, pairs)).tolist() == [0, 1, 0, 0, 4, 1, 6, 0]
 
 
 def test_groups_join_late_chains() -> None:
     """Two groups that grew apart become one when a later pair joins them."""
-    assert same_meaning([("a", "b"), ("c", "d"), ("d", "e"), ("b", "f"), ("f", "e")]).tolist() == [0] * 5
+    assert positive_groups([("a", "b"), ("c", "d"), ("d", "e"), ("b", "f"), ("f", "e")]).tolist() == [0] * 5
 
 
 @settings(deadline=None, max_examples=60)
@@ -184,32 +184,32 @@ def test_groups_are_the_connected_parts(pairs: list[tuple[int, int]]) -> None:
     label = list(range(len(pairs)))
     for _ in pairs:  # every pair takes the least number of those it shares a text with, until nothing can change
         label = [min(label[j] for j in range(len(pairs)) if {*pairs[i]} & {*pairs[j]}) for i in range(len(pairs))]
-    assert same_meaning(pairs).tolist() == label
+    assert positive_groups(pairs).tolist() == label
 
 
 def test_training_goes_round_and_validation_once(tmp_path: Path) -> None:
     store = random_store(tmp_path)
-    batches = contrast_batches(store, FRAMING, batch_tokens=128, seed=5)
+    batches = contrastive_batches(store, FRAMING, batch_tokens=128, seed=5)
     for epoch in range(3):
         assert batches.epoch == epoch
         seen = [next(batches).rows for _ in range(batches.batches_per_epoch)]
         assert sorted(np.concatenate(seen).tolist()) == list(range(len(store)))
     groups = store_groups(store)
     once, again = (
-        [list(batch.rows) for batch in contrast_epoch(store, groups, FRAMING, batch_tokens=128)] for _ in range(2)
+        [list(batch.rows) for batch in contrastive_epoch(store, groups, FRAMING, batch_tokens=128)] for _ in range(2)
     )
     assert once == again and sorted(row for rows in once for row in rows) == list(range(len(store)))
 
 
 def test_a_place_is_found_again(tmp_path: Path) -> None:
     store = random_store(tmp_path)
-    batches = contrast_batches(store, FRAMING, batch_tokens=128, seed=5)
+    batches = contrastive_batches(store, FRAMING, batch_tokens=128, seed=5)
     for _ in range(batches.batches_per_epoch + 3):
         next(batches)
     state = json.loads(json.dumps(batches.state()))
     expected = next(batches)
-    other = contrast_batches(store, FRAMING, batch_tokens=128, seed=5)
+    other = contrastive_batches(store, FRAMING, batch_tokens=128, seed=5)
     other.load_state(state)
     assert next(other).rows.tolist() == expected.rows.tolist()
     with pytest.raises(InputError, match="seed was 5, now 6"):
-        contrast_batches(store, FRAMING, batch_tokens=128, seed=6).load_state(state)
+        contrastive_batches(store, FRAMING, batch_tokens=128, seed=6).load_state(state)

@@ -17,25 +17,18 @@ import numpy as np
 import pytest
 
 from clearhead import presets
-from clearhead.data.batches.labelled import (
-    LabelStore,
-    collate_labelled,
-    labelled_batches,
-    labelled_epoch,
-    labelled_texts,
-    parse_labelled_source,
-    prepare_labelled,
-    read_labelled,
-)
-from clearhead.data.inputs import Framing, cut_pair
-from clearhead.data.labels import LabelSet, learn_labels
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.batches.labelled import collate_labelled, labelled_batches, labelled_epoch
+from clearhead.data.sources.labelled import labelled_texts, parse_labelled_source, read_labelled
+from clearhead.data.stores.label_set import LabelSet, learn_labels
+from clearhead.data.stores.labelled import LabelStore, prepare_labelled, truncate_pair
 from clearhead.errors import InputError
 from clearhead.text.special_tokens import Frame
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 
 EXAMPLES = [('a, "b"', "c", "yes"), ("d\u2028e", "", "no"), ("", "f g", "yes"), ("h", "i", "10"), ("j", "k", "9")]
-FRAMING = Framing(Frame.between(2, 3), pad=0, has_segments=True)
+FRAMING = InputCollator(Frame.between(2, 3), pad=0, has_segments=True)
 
 
 @pytest.fixture(autouse=True)
@@ -227,7 +220,7 @@ def test_of_a_pair_the_longer_text_is_cut_first() -> None:
     draw = np.random.default_rng(1)
     first, second = draw.integers(1, 30, 500), draw.integers(1, 30, 500)
     for room in (2, 7, 20):
-        kept = cut_pair(first, second, room)
+        kept = truncate_pair(first, second, room)
         assert list(zip(*map(np.ndarray.tolist, kept), strict=True)) == [
             cut_one_by_one(int(a), int(b), room) for a, b in zip(first, second, strict=True)
         ]
@@ -294,10 +287,10 @@ def test_a_second_run_opens_what_the_first_made(tmp_path: Path, monkeypatch: pyt
     ("make", "segments", "start"),
     [(presets.bert_base, True, False), (presets.gpt2, False, False), (presets.transformer_base, False, True)],
 )
-def test_framing_follows_the_model(make: Any, segments: bool, start: bool) -> None:
-    framing = Framing.of(make(vocab_size=97), tokenizer_of(["a"]))
-    assert (framing.has_segments, framing.start is not None) == (segments, start)
-    rectangle = framing.batch([[5], [6, 7]], [[8, 9], [10]])
+def test_the_collator_follows_the_model(make: Any, segments: bool, start: bool) -> None:
+    collator = InputCollator.of(make(vocab_size=97), tokenizer_of(["a"]))
+    assert (collator.has_segments, collator.start is not None) == (segments, start)
+    rectangle = collator.collate([[5], [6, 7]], [[8, 9], [10]])
     assert (rectangle.segments is not None, rectangle.target_ids is not None) == (segments, start)
     assert rectangle.num_tokens == 12 + 2 * start
     assert rectangle.mask is None

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data.batches.pairs import TokenBatches, collate, epoch_batches, pair_batches
+from clearhead.data.batches.base import LengthSortedPlan
+from clearhead.data.batches.pairs import collate, epoch_batches, pair_batches
 from clearhead.data.sources.pairs import FilePair
-from clearhead.data.stores.pairs import PairStore
-from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.data.stores.pairs import PairStore, prepare_pairs
+from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -52,7 +53,7 @@ def lengths(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 )
 def test_every_pair_once_and_inside_the_budget(count: int, budget: int, seed: int, shuffle: bool, epoch: int) -> None:
     source, target = lengths(count, seed % 1_009)
-    plan = TokenBatches(source, target, batch_tokens=budget, seed=seed, shuffle=shuffle)
+    plan = LengthSortedPlan(source, target, batch_tokens=budget, seed=seed, shuffle=shuffle)
     batches = plan.epoch(epoch)
     assert sorted(np.concatenate(batches).tolist()) == list(range(count))
     for rows in batches:
@@ -63,8 +64,8 @@ def test_every_pair_once_and_inside_the_budget(count: int, budget: int, seed: in
 def test_an_epoch_is_a_function_of_seed_and_number() -> None:
     source, target = lengths(997, 5)
 
-    def plan(seed: int) -> TokenBatches:
-        return TokenBatches(source, target, batch_tokens=512, seed=seed)
+    def plan(seed: int) -> LengthSortedPlan:
+        return LengthSortedPlan(source, target, batch_tokens=512, seed=seed)
 
     def as_lists(batches: list[np.ndarray]) -> list[list[int]]:
         return [rows.tolist() for rows in batches]
@@ -81,10 +82,10 @@ def test_an_epoch_is_a_function_of_seed_and_number() -> None:
 
 def test_shuffled_batches_do_not_come_in_order_of_length() -> None:
     source, target = lengths(997, 5)
-    plan = TokenBatches(source, target, batch_tokens=512, seed=7)
+    plan = LengthSortedPlan(source, target, batch_tokens=512, seed=7)
     widths = [int(np.maximum(source, target)[rows].max()) for rows in plan.epoch(0)]
     assert abs(np.corrcoef(widths, np.arange(len(widths)))[0, 1]) < 0.5
-    still = TokenBatches(source, target, batch_tokens=512, seed=7, shuffle=False)
+    still = LengthSortedPlan(source, target, batch_tokens=512, seed=7, shuffle=False)
     widths = [int(np.maximum(source, target)[rows].max()) for rows in still.epoch(0)]
     assert widths == sorted(widths)
 
@@ -92,23 +93,23 @@ def test_shuffled_batches_do_not_come_in_order_of_length() -> None:
 def test_one_order_on_every_machine() -> None:
     """The order is part of exact resume: written down, so that a change of library or code shows here."""
     source = np.arange(1, 14)
-    plan = TokenBatches(source, source[::-1].copy(), batch_tokens=40, seed=3)
+    plan = LengthSortedPlan(source, source[::-1].copy(), batch_tokens=40, seed=3)
     assert [rows.tolist() for rows in plan.epoch(2)] == [[3, 2, 10], [11, 1, 0], [12], [6, 7], [5, 4, 8, 9]]
 
 
 def test_few_pairs_that_fit_one_batch_stay_in_one() -> None:
-    plan = TokenBatches(np.array([2, 3, 5]), np.array([3, 3, 4]), batch_tokens=100, seed=1)
+    plan = LengthSortedPlan(np.array([2, 3, 5]), np.array([3, 3, 4]), batch_tokens=100, seed=1)
     assert all(len(plan.epoch(number)) == 1 for number in range(7))
 
 
 def test_wrong_sizes_are_named() -> None:
     source = np.array([3, 17, 5])
     with pytest.raises(InputError, match="batch_tokens is 16, but the longest pair has 17 tokens"):
-        TokenBatches(source, source, batch_tokens=16, seed=1)
+        LengthSortedPlan(source, source, batch_tokens=16, seed=1)
     with pytest.raises(InputError, match="seed is -1"):
-        TokenBatches(source, source, batch_tokens=160, seed=-1)
+        LengthSortedPlan(source, source, batch_tokens=160, seed=-1)
     with pytest.raises(InputError, match="no pairs"):
-        TokenBatches(source[:0], source[:0], batch_tokens=160, seed=1)
+        LengthSortedPlan(source[:0], source[:0], batch_tokens=160, seed=1)
 
 
 def test_padding_on_multi30k_is_at_most_a_tenth(data_dir: Path) -> None:
@@ -116,7 +117,7 @@ def test_padding_on_multi30k_is_at_most_a_tenth(data_dir: Path) -> None:
     source = FilePair(folder / "train.de", folder / "train.en")
     tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
-    plan = TokenBatches(store.source_lengths + 1, store.target_lengths + 1, batch_tokens=4096, seed=1)
+    plan = LengthSortedPlan(store.source_lengths + 1, store.target_lengths + 1, batch_tokens=4096, seed=1)
     waste = [plan.padding_waste(epoch) for epoch in range(3)]
     print(f"padding waste on Multi30k: {', '.join(f'{share:.1%}' for share in waste)}")
     assert max(waste) <= 0.10

@@ -12,26 +12,20 @@ from typing import Any
 
 import pytest
 
-from clearhead.data.batches.pairs import NO_LABEL
-from clearhead.data.batches.tagged import (
-    TagStore,
-    parse_tagged_source,
-    prepare_tagged,
-    read_tagged,
-    tagged_batches,
-    tagged_epoch,
-    tagged_texts,
-)
-from clearhead.data.inputs import Framing
-from clearhead.data.split_words import WordSplitter
-from clearhead.data.tags import TaggedTexts, TagSet, find_scheme, to_iob2
-from clearhead.data.word_chunks import NO_WORD, stretches
+from clearhead.data.batches.base import NO_LABEL
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.batches.tagged import tagged_batches, tagged_epoch
+from clearhead.data.sources.tagged import TaggedTexts, parse_tagged_source, read_tagged, tagged_texts
+from clearhead.data.stores.tag_set import TagSet, find_scheme, to_iob2
+from clearhead.data.stores.tagged import TagStore, prepare_tagged
+from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
+from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError
 from clearhead.text.special_tokens import Frame
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 
-FRAMING = Framing(Frame.between(2, 3), pad=0)
+FRAMING = InputCollator(Frame.between(2, 3), pad=0)
 SENTENCES = [
     (["Anna", "Maria", "visits", "New York", "."], ["B-PER", "I-PER", "O", "B-LOC", "O"]),
     (["héllo", "#"], ["O", "B-LOC"]),
@@ -163,7 +157,7 @@ def test_stretches_hold_every_id_and_every_word_once(tokenizer: Tokenizer) -> No
     draw = random.Random(3)
     for count, room in itertools.product((1, 5, 23), (8, 13, 400)):
         words = random_words(draw, count)
-        found, shortened = stretches(words, tokenizer, room=room)
+        found, shortened = chunk_words(words, tokenizer, room=room)
         ids = tokenizer.encode(" ".join(words))
         assert all(0 < len(stretch.ids) <= room for stretch in found)
         assert [word for stretch in found for word in stretch.words if word != NO_WORD] == list(range(count))
@@ -178,7 +172,7 @@ def test_stretches_hold_every_id_and_every_word_once(tokenizer: Tokenizer) -> No
 @pytest.mark.parametrize("tokenizer", tokenizers(), ids=lambda tokenizer: tokenizer.kind)
 def test_the_first_piece_of_a_word_begins_it(tokenizer: Tokenizer) -> None:
     words = ["abc", "é", "(", "ab", "ab", ")", "hgfedcba"]
-    (found,), _ = stretches(words, tokenizer, room=400)
+    (found,), _ = chunk_words(words, tokenizer, room=400)
     places = [place for place, word in enumerate(found.words) if word != NO_WORD]
     borders = [*places, len(found.ids)]
     for word, (start, end) in zip(words, itertools.pairwise(borders), strict=True):
@@ -188,13 +182,13 @@ def test_the_first_piece_of_a_word_begins_it(tokenizer: Tokenizer) -> None:
 
 def test_stretches_are_even() -> None:
     tokenizer = train_tokenizer("split", ["a b"], vocab_size=10)
-    found, _ = stretches(["a"] * 25, tokenizer, room=12)
+    found, _ = chunk_words(["a"] * 25, tokenizer, room=12)
     assert [len(stretch.ids) for stretch in found] == [9, 9, 7]
 
 
 def test_a_word_longer_than_a_stretch_keeps_its_front() -> None:
     tokenizer = train_tokenizer("character", ["abcdefgh "], vocab_size=20)
-    found, shortened = stretches(["ab", "abcdefgh", "c"], tokenizer, room=5)
+    found, shortened = chunk_words(["ab", "abcdefgh", "c"], tokenizer, room=5)
     assert [tokenizer.decode(stretch.ids) for stretch in found] == ["ab ", "abcde", "c"]
     assert shortened == 1
 
@@ -213,10 +207,10 @@ def deaf_to(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_word_without_a_piece_is_in_no_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = train_tokenizer("character", ["ab c"], vocab_size=20)
     deaf_to("c", monkeypatch)
-    (found,), _ = stretches(["c", "ab", "cc", "acb", "c"], tokenizer, room=30)
+    (found,), _ = chunk_words(["c", "ab", "cc", "acb", "c"], tokenizer, room=30)
     assert [word for word in found.words if word != NO_WORD] == [1, 3]
-    assert stretches(["c", "cc"], tokenizer, room=30) == ([], 0)
-    assert stretches(["c"], tokenizer, room=30) == ([], 0)
+    assert chunk_words(["c", "cc"], tokenizer, room=30) == ([], 0)
+    assert chunk_words(["c"], tokenizer, room=30) == ([], 0)
 
 
 def make_store(folder: Path, sentences: list[tuple[list[str], list[str]]], **options: Any) -> TagStore:

@@ -14,12 +14,12 @@ import torch
 from torch.nn import functional as F
 
 from clearhead.core import Transformer, build
-from clearhead.data.batches.pairs import Batch, EpochBatches
-from clearhead.data.batches.text import causal_batches, causal_epoch, piece_batches, piece_epoch
+from clearhead.data.batches.base import Batch, EpochBatches
+from clearhead.data.batches.text import causal_batches, causal_epoch, window_batches, window_epoch
 from clearhead.data.sources.texts import TextFiles
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.errors import InputError
-from clearhead.presets.hyperparameters import Recipe, resolve
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.text.corpus import make_corpus
 
@@ -137,8 +137,8 @@ def objective(pieces: list[np.ndarray], chance: np.random.Generator) -> Batch:
 
 def test_framed_pieces_reach_the_objective_once(corpus: Corpus) -> None:
     plain = sorted(index for ids in sequences(corpus) for index in ids[1:-1])
-    training = piece_batches(corpus, objective, length=31, batch_tokens=310, seed=5)
-    for batches in (epoch(training), list(piece_epoch(corpus, objective, length=31, batch_tokens=310))):
+    training = window_batches(corpus, objective, length=31, batch_tokens=310, seed=5)
+    for batches in (epoch(training), list(window_epoch(corpus, objective, length=31, batch_tokens=310))):
         held: list[int] = []
         for batch in batches:
             assert batch.ids.numel() <= 310 and batch.ids.shape[1] <= 31 and len(batch.rows) == len(batch.ids)
@@ -150,9 +150,9 @@ def test_framed_pieces_reach_the_objective_once(corpus: Corpus) -> None:
 
 
 def test_chance_belongs_to_the_batch(corpus: Corpus) -> None:
-    again = [list(piece_epoch(corpus, objective, length=31, batch_tokens=310)) for _ in range(2)]
+    again = [list(window_epoch(corpus, objective, length=31, batch_tokens=310)) for _ in range(2)]
     assert all(torch.equal(a.labels, b.labels) for a, b in zip(*again, strict=True))
-    batches = piece_batches(corpus, objective, length=31, batch_tokens=310, seed=5)
+    batches = window_batches(corpus, objective, length=31, batch_tokens=310, seed=5)
     draws = [batch.labels[0, :3].tolist() for batch in epoch(batches) + epoch(batches)]
     assert len({tuple(draw) for draw in draws}) == len(draws)
 
@@ -161,7 +161,7 @@ def every_kind(corpus: Corpus, seed: int) -> list[EpochBatches[Batch]]:
     return [
         causal_batches(corpus, block=31, batch_tokens=307, pack=True, seed=seed),
         causal_batches(corpus, block=31, batch_tokens=307, pack=False, seed=seed),
-        piece_batches(corpus, objective, length=31, batch_tokens=307, seed=seed),
+        window_batches(corpus, objective, length=31, batch_tokens=307, seed=seed),
     ]
 
 
@@ -215,9 +215,9 @@ def test_a_block_beyond_the_budget_is_named(corpus: Corpus) -> None:
     with pytest.raises(InputError, match=message):
         list(causal_epoch(corpus, block=31, batch_tokens=30))
     with pytest.raises(InputError, match=message):
-        piece_batches(corpus, objective, length=31, batch_tokens=30, seed=1)
+        window_batches(corpus, objective, length=31, batch_tokens=30, seed=1)
     with pytest.raises(InputError, match=message):
-        list(piece_epoch(corpus, objective, length=31, batch_tokens=30))
+        list(window_epoch(corpus, objective, length=31, batch_tokens=30))
 
 
 def test_a_text_shorter_than_a_block_is_one_short_row(tmp_path: Path) -> None:
@@ -228,11 +228,11 @@ def test_a_text_shorter_than_a_block_is_one_short_row(tmp_path: Path) -> None:
 
 
 def decoder(positions: str) -> Transformer:
-    recipe = Recipe(
+    hparams = Hyperparameters(
         family="decoder", layers=2, width=14, heads=3, head_size=10, feedforward=19, dropout=0.0, positions=positions,
         max_positions=101,
     )  # fmt: skip
-    return build(resolve(recipe, source_vocab=VOCAB, target_vocab=VOCAB)).eval()
+    return build(build_spec(hparams, source_vocab=VOCAB, target_vocab=VOCAB)).eval()
 
 
 def token_losses(module: Transformer, batch: Batch) -> torch.Tensor:

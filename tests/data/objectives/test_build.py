@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clearhead.data.objectives.build import build_noise
-from clearhead.data.objectives.infilling import Infill
-from clearhead.data.objectives.masking import Masked
-from clearhead.data.objectives.spans import Spans
+from clearhead.data.objectives.build import build_objective
+from clearhead.data.objectives.infilling import TextInfilling
+from clearhead.data.objectives.masking import MaskedLM
+from clearhead.data.objectives.spans import SpanCorruption
 from clearhead.errors import InputError
 from clearhead.task import Noise, TaskRecord
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.data.objectives.noisy import pieces, stream, tokenizer
 
 MADE = [
-    (Noise(kind="mask", share=0.4, whole_words=True), lambda found: Masked(found, 0.4, True)),
-    (Noise(kind="spans", share=0.31, mean_span=2.0), lambda found: Spans(found, 0.31, 2.0)),
-    (Noise(kind="infill", share=0.23, mean_span=5.0), lambda found: Infill(found, 0.23, 5.0)),
+    (Noise(kind="mask", share=0.4, whole_words=True), lambda found: MaskedLM(found, 0.4, True)),
+    (Noise(kind="spans", share=0.31, mean_span=2.0), lambda found: SpanCorruption(found, 0.31, 2.0)),
+    (Noise(kind="infill", share=0.23, mean_span=5.0), lambda found: TextInfilling(found, 0.23, 5.0)),
 ]
 
 
@@ -26,13 +26,13 @@ def test_a_description_read_back_from_a_record_makes_the_same_noise(noise: Noise
     found = tokenizer("bpe")
     record = TaskRecord.from_json(TaskRecord(kind="fill", noise=noise).to_json(), "task.json")
     assert record.noise == noise
-    batch, expected = (make(pieces("bpe"), stream(3)) for make in (build_noise(noise, found), same(found)))  # type: ignore[operator]
+    batch, expected = (make(pieces("bpe"), stream(3)) for make in (build_objective(noise, found), same(found)))  # type: ignore[operator]
     np.testing.assert_array_equal(batch.ids, expected.ids)
     np.testing.assert_array_equal(batch.labels, expected.labels)
 
 
 def test_what_the_noise_needs_is_checked() -> None:
     with pytest.raises(InputError, match="mask"):
-        build_noise(Noise(kind="mask", share=0.2), train_tokenizer("character", ["ab"], vocab_size=29))
+        build_objective(Noise(kind="mask", share=0.2), train_tokenizer("character", ["ab"], vocab_size=29))
     with pytest.raises(InputError, match="share"):
-        build_noise(Noise(kind="mask", share=1.5), tokenizer("bpe"))
+        build_objective(Noise(kind="mask", share=1.5), tokenizer("bpe"))

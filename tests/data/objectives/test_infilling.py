@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data.batches.pairs import NO_LABEL, Batch
-from clearhead.data.objectives.infilling import Infill
+from clearhead.data.batches.base import NO_LABEL, Batch
+from clearhead.data.objectives.infilling import TextInfilling
 from clearhead.errors import InputError
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.data.objectives.noisy import drawn, framed, lines, pieces, stream, tokenizer
@@ -43,7 +43,7 @@ def test_the_share_is_hidden_and_the_target_is_whole(
 ) -> None:
     found = tokenizer("character")
     given_pieces = [framed(drawn(found, length, seed), found) for length in lengths]
-    batch = Infill(found, share, mean_span, permute)(given_pieces, stream(seed))
+    batch = TextInfilling(found, share, mean_span, permute)(given_pieces, stream(seed))
     for piece, source, labels in zip(given_pieces, sources(batch), batch.labels, strict=True):
         text = piece[1:-1].tolist()
         assert labels[labels != NO_LABEL].tolist() == [*text, found.eos_id]
@@ -68,7 +68,7 @@ def test_the_lengths_of_spans_follow_the_distribution() -> None:
     size = 30_011
     # Ids that rise show how many are missing between two that stayed; the modulus keeps them in the vocabulary.
     rising = np.arange(size) % 211 + 60
-    batch = Infill(found, 0.3, 3.0, permute=False)([framed(rising, found)], stream(1))
+    batch = TextInfilling(found, 0.3, 3.0, permute=False)([framed(rising, found)], stream(1))
     source = np.array(sources(batch)[0][:-1])
     is_mask = source == found.mask_id
     assert (size - (~is_mask).sum()) / is_mask.sum() == pytest.approx(3.0, abs=0.1)
@@ -89,7 +89,7 @@ def test_sentences_change_places_and_stay_whole() -> None:
     ids = [number for sentence in sentences for number in found.encode(" ".join(sentence) + ".")]
     home = {found.encode(word)[0]: number for number, sentence in enumerate(sentences) for word in sentence}
     orders: Counter[tuple[int, ...]] = Counter()
-    batch = Infill(found, 0.01)([framed(ids, found)] * 1201, stream(3))
+    batch = TextInfilling(found, 0.01)([framed(ids, found)] * 1201, stream(3))
     for source in sources(batch):
         seen = [(home[number], number) for number in source if number in home]
         order = tuple(number for number, _ in itertools.groupby(seen, key=lambda item: item[0]))
@@ -102,7 +102,7 @@ def test_sentences_change_places_and_stay_whole() -> None:
 
 
 def test_damage_is_the_same_for_a_seed() -> None:
-    objective = Infill(tokenizer("bpe"))
+    objective = TextInfilling(tokenizer("bpe"))
     first, again, other = (objective(pieces("bpe", join=3), stream(seed)) for seed in (5, 5, 6))
     assert torch.equal(first.ids, again.ids) and torch.equal(first.labels, again.labels)
     assert first.ids.shape != other.ids.shape or not torch.equal(first.ids, other.ids)
@@ -111,9 +111,9 @@ def test_damage_is_the_same_for_a_seed() -> None:
 @pytest.mark.parametrize(("share", "mean_span"), [(0.0, 3.0), (1.0, 3.0), (0.3, 0.0), (0.3, 101.0)])
 def test_impossible_noise_is_refused(share: float, mean_span: float) -> None:
     with pytest.raises(InputError, match="expected"):
-        Infill(tokenizer("bpe"), share, mean_span)
+        TextInfilling(tokenizer("bpe"), share, mean_span)
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused() -> None:
     with pytest.raises(InputError, match="has none"):
-        Infill(train_tokenizer("character", ["ab"], vocab_size=29))
+        TextInfilling(train_tokenizer("character", ["ab"], vocab_size=29))

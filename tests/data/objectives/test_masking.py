@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data.batches.pairs import NO_LABEL, Batch
-from clearhead.data.objectives.masking import Masked
+from clearhead.data.batches.base import NO_LABEL, Batch
+from clearhead.data.objectives.masking import MaskedLM
 from clearhead.errors import InputError
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.text.word_starts import Words, special_ids
@@ -43,7 +43,7 @@ def test_labels_and_ids_hold_the_text_and_special_tokens_are_left_alone(
 ) -> None:
     found = tokenizer(kind)
     given_pieces = [framed(stream(seed).integers(0, found.vocab_size, length), found) for length in lengths]
-    batch = Masked(found, share, whole_words)(given_pieces, stream(seed))
+    batch = MaskedLM(found, share, whole_words)(given_pieces, stream(seed))
     assert restored(batch) == [piece.tolist() for piece in given_pieces]
     assert batch.num_tokens == sum(map(len, given_pieces))
     assert batch.num_labels == int((batch.labels != NO_LABEL).sum()) == sum(map(len, chosen(batch)))
@@ -64,7 +64,7 @@ def test_labels_and_ids_hold_the_text_and_special_tokens_are_left_alone(
 def test_the_published_proportions() -> None:
     found = tokenizer("character")
     piece = framed(drawn(found, 40_009, 1), found)
-    batch = Masked(found)([piece], stream(2))
+    batch = MaskedLM(found)([piece], stream(2))
     (places,) = chosen(batch)
     assert len(places) == pytest.approx(0.15 * 40_009, abs=1)
     before, after = piece[places], batch.ids[0].numpy()[places]
@@ -87,7 +87,7 @@ def test_the_share_is_exact_on_average_in_short_pieces() -> None:
     counts = []
     for whole_words in (False, True):
         given_pieces = [framed(found.encode("ba de fi go lu ba de fi go lu"), found)] * 4001
-        counts.append(Masked(found, 0.3, whole_words)(given_pieces, stream(3)).num_labels / 4001)
+        counts.append(MaskedLM(found, 0.3, whole_words)(given_pieces, stream(3)).num_labels / 4001)
     assert counts[0] == pytest.approx(0.3 * 29, abs=0.05)
     assert counts[1] == pytest.approx(0.3 * 29, abs=0.1)
 
@@ -98,7 +98,7 @@ def test_every_piece_with_an_ordinary_token_has_a_label() -> None:
     given_pieces = [framed(one, found), framed([], found), framed([found.unk_id], found), framed(one * 3, found)]
     for seed in range(31):
         for whole_words in (False, True):
-            batch = Masked(found, 0.01, whole_words)(given_pieces, stream(seed))
+            batch = MaskedLM(found, 0.01, whole_words)(given_pieces, stream(seed))
             assert [len(places) for places in chosen(batch)] == [1, 0, 0, 3 if whole_words and is_one_word(one) else 1]
 
 
@@ -107,7 +107,7 @@ def is_one_word(one: list[int]) -> bool:
 
 
 def test_choices_are_the_same_for_a_seed_and_new_in_every_call() -> None:
-    objective = Masked(tokenizer("bpe"))
+    objective = MaskedLM(tokenizer("bpe"))
     first, again = (objective(pieces("bpe"), stream(5)) for _ in range(2))
     assert torch.equal(first.ids, again.ids) and torch.equal(first.labels, again.labels)
     generator = stream(5)
@@ -118,7 +118,7 @@ def test_choices_are_the_same_for_a_seed_and_new_in_every_call() -> None:
 def test_pieces_are_left_as_they_were() -> None:
     given_pieces = pieces("bpe")
     before = [piece.copy() for piece in given_pieces]
-    Masked(tokenizer("bpe"))(given_pieces, stream())
+    MaskedLM(tokenizer("bpe"))(given_pieces, stream())
     assert all((left == right).all() for left, right in zip(before, given_pieces, strict=True))
 
 
@@ -137,7 +137,7 @@ def expected_words(kind: str, text: str) -> list[int]:
 def test_whole_words_are_never_split(kind: str) -> None:
     found = tokenizer(kind)
     texts = lines(kind)[:41]
-    batch = Masked(found, 0.3, whole_words=True)([framed(found.encode(text), found) for text in texts], stream(7))
+    batch = MaskedLM(found, 0.3, whole_words=True)([framed(found.encode(text), found) for text in texts], stream(7))
     long_words = 0
     for text, places in zip(texts, chosen(batch), strict=True):
         place = 1
@@ -152,7 +152,7 @@ def test_whole_words_are_never_split(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["wordpiece", "split", "word"])
 def test_whole_words_hold_together_what_the_entries_join(kind: str) -> None:
     found = tokenizer(kind)
-    batch = Masked(found, 0.3, whole_words=True)(pieces(kind, 41), stream(7))
+    batch = MaskedLM(found, 0.3, whole_words=True)(pieces(kind, 41), stream(7))
     joined = 0
     for piece, places in zip(pieces(kind, 41), chosen(batch), strict=True):
         entries = found.tokens(piece.tolist())
@@ -171,19 +171,19 @@ def test_a_word_with_an_unknown_sign_is_not_hidden() -> None:
     words = Words(found).word_ids(np.array(ids))
     unknown = {place + 1 for place, word in enumerate(words) if word == words[ids.index(found.unk_id)]}
     for seed in range(23):
-        batch = Masked(found, 0.8, whole_words=True)([framed(ids, found)], stream(seed))
+        batch = MaskedLM(found, 0.8, whole_words=True)([framed(ids, found)], stream(seed))
         assert unknown.isdisjoint(chosen(batch)[0].tolist())
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
 def test_impossible_shares_are_refused(share: float) -> None:
     with pytest.raises(InputError, match="expected a number above 0 and below 1"):
-        Masked(tokenizer("bpe"), share)
+        MaskedLM(tokenizer("bpe"), share)
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused() -> None:
     with pytest.raises(InputError, match="has none"):
-        Masked(train_tokenizer("character", ["ab"], vocab_size=29))
+        MaskedLM(train_tokenizer("character", ["ab"], vocab_size=29))
 
 
 def test_every_kind_is_listed() -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data.batches.pairs import NO_LABEL
+from clearhead.data.batches.base import NO_LABEL
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from tests.data.objectives.noisy import drawn, framed, stream, tokenizer
 

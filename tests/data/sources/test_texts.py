@@ -23,8 +23,8 @@ from clearhead.data.sources.texts import (
     TextSource,
     measure,
     parse_text_source,
+    read_chunks,
     read_documents,
-    read_stretches,
 )
 from clearhead.errors import InputError
 
@@ -136,7 +136,7 @@ def test_the_share_of_one_document_is_by_characters(tmp_path: Path) -> None:
     path = write(tmp_path / "one.txt", "äbcdefghijklm")
     assert documents(TextFiles(path), (0.0, 0.9)) == ["äbcdefghijk"]
     assert documents(TextFiles(path), (0.9, 1.0)) == ["lm"]
-    (only,) = read_stretches(TextFiles(path), (0.9, 1.0), measure(TextFiles(path)))
+    (only,) = read_chunks(TextFiles(path), (0.9, 1.0), measure(TextFiles(path)))
     assert only.starts
     with pytest.raises(InputError, match=r"one\.txt:1: no whole character is in the share 0\.01 to 0\.02 of 13 char"):
         documents(TextFiles(path), (0.01, 0.02))
@@ -199,7 +199,7 @@ def test_mistakes_have_a_place(tmp_path: Path) -> None:
 def test_a_stream_holds_one_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "_BLOCK_BYTES", 64)
     source = TextFiles(write(tmp_path / "long.txt", "some words in a line\n" * 997))
-    lengths = [len(stretch.text) for stretch in read_stretches(source, (0.0, 1.0), measure(source))]
+    lengths = [len(stretch.text) for stretch in read_chunks(source, (0.0, 1.0), measure(source))]
     assert max(lengths) <= 64 and sum(lengths) == 21 * 997
 
 

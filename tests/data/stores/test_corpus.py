@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import clearhead.data.chunk_documents as parting_module
 import clearhead.data.sources.lines as lines_module
 import clearhead.data.stores.corpus as corpus_module
-import clearhead.data.stores.prepared as prepare_module
-from clearhead.data.chunk_documents import parts_of_documents
-from clearhead.data.sources.texts import Stretch, TextFiles, TextJsonLines, read_documents
+import clearhead.data.stores.document_chunks as chunks_module
+import clearhead.data.stores.tokenizers as tokenizers_module
+from clearhead.data.sources.texts import TextChunk, TextFiles, TextJsonLines, read_documents
 from clearhead.data.stores.corpus import Corpus, bits_per_byte, prepare_corpus
-from clearhead.data.stores.prepared import cached_text_tokenizer, cached_tokenizer
+from clearhead.data.stores.document_chunks import chunk_documents
+from clearhead.data.stores.tokenizers import cached_text_tokenizer, cached_tokenizer
 from clearhead.errors import InputError, RunFailure
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer
@@ -69,15 +69,15 @@ def test_a_sequence_has_its_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["code", "lines", "single"])
 def test_parts_give_the_ids_of_the_whole(monkeypatch: pytest.MonkeyPatch, kind: str, name: str) -> None:
-    monkeypatch.setattr(parting_module, "_PART", 331)
-    monkeypatch.setattr(parting_module, "_WINDOW", 127)
-    monkeypatch.setattr(parting_module, "_CONTEXT", 61)
+    monkeypatch.setattr(chunks_module, "_PART", 331)
+    monkeypatch.setattr(chunks_module, "_WINDOW", 127)
+    monkeypatch.setattr(chunks_module, "_CONTEXT", 61)
     separator = {"code": "\n", "lines": "\n\n", "single": " "}[name]
     lines = make_corpus(101) if name != "code" else [CODE * 3] * 17
     text = separator.join(lines)
     tokenizer = trained(kind)
-    stretches = [Stretch(text[place : place + 89], place == 0, "a", 1) for place in range(0, len(text), 89)]
-    parts = list(parts_of_documents([*stretches, Stretch("another", True, "b", 1)], tokenizer))
+    stretches = [TextChunk(text[place : place + 89], place == 0, "a", 1) for place in range(0, len(text), 89)]
+    parts = list(chunk_documents([*stretches, TextChunk("another", True, "b", 1)], tokenizer))
     assert [starts for _, starts in parts] == [True, *[False] * (len(parts) - 3), False, True][: len(parts)]
     assert len(parts) > 5 and max(len(part) for part, _ in parts) < 5 * 331
     ids = [index for part in tokenizer.encode_batch([part for part, _ in parts[:-1]]) for index in part]
@@ -86,11 +86,11 @@ def test_parts_give_the_ids_of_the_whole(monkeypatch: pytest.MonkeyPatch, kind: 
 
 @pytest.mark.parametrize("kind", ["byte", "character"])
 def test_a_text_without_white_space_is_parted_too(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(parting_module, "_PART", 331)
-    monkeypatch.setattr(parting_module, "_WINDOW", 127)
+    monkeypatch.setattr(chunks_module, "_PART", 331)
+    monkeypatch.setattr(chunks_module, "_WINDOW", 127)
     text = "".join(random.Random(3).choices("acgt東", k=5_003))
     tokenizer = train_tokenizer(kind, [text], vocab_size=261)
-    parts = [part for part, _ in parts_of_documents([Stretch(text, True, "a", 1)], tokenizer)]
+    parts = [part for part, _ in chunk_documents([TextChunk(text, True, "a", 1)], tokenizer)]
     assert len(parts) > 5 and "".join(parts) == text
 
 
@@ -104,8 +104,8 @@ def test_work_in_pieces_gives_the_same_corpus(tmp_path: Path, monkeypatch: pytes
     whole = [prepare_corpus(source, tokenizer) for source in sources]
     monkeypatch.setenv("CLEARHEAD_CACHE", str(cache / "other"))
     monkeypatch.setattr(lines_module, "_BLOCK_BYTES", 41)
-    monkeypatch.setattr(parting_module, "_PART", 1_009)
-    monkeypatch.setattr(parting_module, "_WINDOW", 127)
+    monkeypatch.setattr(chunks_module, "_PART", 1_009)
+    monkeypatch.setattr(chunks_module, "_WINDOW", 127)
     monkeypatch.setattr(corpus_module, "_BATCH_CHARACTERS", 1_511)
     monkeypatch.setattr(corpus_module, "_BATCH_PARTS", 31)
     for source, expected in zip(sources, whole, strict=True):
@@ -190,19 +190,19 @@ def test_bits_per_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["bpe", "character"])
 def test_a_tokenizer_of_a_text_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     source = write(tmp_path, make_corpus())
-    monkeypatch.setattr(prepare_module, "_EXCERPT_CHARACTERS", 97)
+    monkeypatch.setattr(tokenizers_module, "_EXCERPT_CHARACTERS", 97)
     first = cached_text_tokenizer(source, kind=kind, vocab_size=97, share=(0.0, 0.5), mask=True, sentinels=2)
     expected = train_tokenizer(kind, list(read_documents(source, (0.0, 0.5))), vocab_size=97, mask=True, sentinels=2)
     assert first.fingerprint == expected.fingerprint
     other = cached_text_tokenizer(source, kind=kind, vocab_size=97, mask=True, sentinels=2)
     assert other.fingerprint != first.fingerprint
-    monkeypatch.setattr(prepare_module, "train_tokenizer", None)
+    monkeypatch.setattr(tokenizers_module, "train_tokenizer", None)
     again = cached_text_tokenizer(source, kind=kind, vocab_size=97, share=(0.0, 0.5), mask=True, sentinels=2)
     assert (again.fingerprint, again.mask_id, again.sentinel_ids) == (first.fingerprint, 4, (5, 6))
 
 
 def test_a_tokenizer_of_a_long_document_sees_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_module, "_EXCERPT_CHARACTERS", 97)
+    monkeypatch.setattr(tokenizers_module, "_EXCERPT_CHARACTERS", 97)
     monkeypatch.setattr(lines_module, "_BLOCK_BYTES", 61)
     lines = write(tmp_path, make_corpus())
     whole = cached_text_tokenizer(TextFiles(lines.path), kind="bpe", vocab_size=211)

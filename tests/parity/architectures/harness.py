@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clearhead.core import Output, Transformer
-from clearhead.data.shift_right import repeated
+from clearhead.data.batches.inputs import shift_right
 from clearhead.hf import registry
 from clearhead.hf.loading import Pretrained, load_pretrained, rules_at
 from clearhead.hf.record import Variant
@@ -166,7 +166,7 @@ class Pair:
             return {"target_ids": self.ids(rows=len(ids), length=U)}
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         start = self.theirs.config.decoder_start_token_id
-        again = {"target_ids": repeated(ids, real, start=None if self.repeats == "last" else start)}
+        again = {"target_ids": shift_right(ids, real, start=None if self.repeats == "last" else start)}
         return again if mask is None else again | {"target_mask": mask}
 
     def run_theirs(self, ids: Tensor, mask: Tensor | None = None, **more: Any) -> Any:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from clearhead.core import Transformer
-from clearhead.data.batches.pairs import Batch
-from clearhead.data.inputs import Framing
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.inputs import InputCollator
 from clearhead.training.losses.labels import label_loss
 from tests.predict.labelled_models import FAMILIES, character_tokenizer, model
 
@@ -19,7 +19,7 @@ TEXTS = [[5, 6, 7], [8, 5], [9, 9, 6, 5, 7], [10]]
 
 
 def batch_for(module: Transformer, labels: Any) -> Batch:
-    rectangle = Framing.of(module.spec, character_tokenizer()).batch(TEXTS)
+    rectangle = InputCollator.of(module.spec, character_tokenizer()).collate(TEXTS)
     return Batch(
         ids=rectangle.ids,
         mask=rectangle.mask,
@@ -98,7 +98,7 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_texts() -> None:
     batch = batch_for(module, [0, 2, 1, 2])
     parts = 0.0
     for row in range(4):
-        alone = Framing.of(module.spec, character_tokenizer()).batch([TEXTS[row]])
+        alone = InputCollator.of(module.spec, character_tokenizer()).collate([TEXTS[row]])
         one = Batch(alone.ids, alone.mask, batch.labels[row : row + 1], 1, alone.num_tokens, np.array([row]))
         parts += float(label_loss(module, one, kind="single_label")[0].detach())
     assert float(label_loss(module, batch, kind="single_label")[0].detach()) == pytest.approx(parts, rel=1e-5)

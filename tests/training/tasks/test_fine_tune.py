@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import clearhead as ch
-from clearhead.data.shift_right import repeated
+from clearhead.data.batches.inputs import shift_right
 from clearhead.hf.save import their_tensors
 from clearhead.training.assemble import train_run
 from clearhead.training.init_from import find_start, take_weights
@@ -67,7 +67,7 @@ def outputs(model: Any, module: ch.Transformer) -> tuple[torch.Tensor, torch.Ten
         if module.head is not None and module.head.is_pooled:
             # Its decoder reads the text again, which must end.
             ids[:, -1] = 2
-            shifted = repeated(ids, torch.ones_like(ids, dtype=torch.bool), start=2)
+            shifted = shift_right(ids, torch.ones_like(ids, dtype=torch.bool), start=2)
             return model(ids).logits, module(ids, shifted).logits
         other = torch.randint(5, 100, (3, 5), generator=draw)
         return model(ids, decoder_input_ids=other).logits, module(ids, other).logits

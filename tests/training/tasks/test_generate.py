@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead.core import build
-from clearhead.data.batches.pairs import NO_LABEL
+from clearhead.data.batches.base import NO_LABEL
 from clearhead.errors import InputError
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.report import SilentProgress

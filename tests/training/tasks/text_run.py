@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from clearhead.data.batches.pairs import Batch
+from clearhead.data.batches.base import Batch
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.progress.report import SilentProgress

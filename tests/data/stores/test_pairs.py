@@ -14,17 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import clearhead.data.stores.prepared as prepare_module
+import clearhead.data.stores.pairs as pairs_module
+import clearhead.data.stores.tokenizers as tokenizers_module
 from clearhead.data.batches.pairs import collate
 from clearhead.data.sources.pairs import FilePair, read_pairs
-from clearhead.data.stores.pairs import FilterReport
-from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs
+from clearhead.data.stores.pairs import FilterReport, prepare_pairs
+from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError, RunFailure
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import Around, Frame
 from clearhead.text.tokenizer_training import train_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WORDS = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
 
 
@@ -97,7 +98,7 @@ def test_work_in_pieces_gives_the_same_store(tmp_path: Path, monkeypatch: pytest
     source, tokenizers = write(tmp_path, pairs), tokenizers_of(pairs)
     whole = prepare_pairs(source, tokenizers, max_length=20, max_ratio=None, training=True).identity
     monkeypatch.setenv("CLEARHEAD_CACHE", str(cache / "other"))
-    monkeypatch.setattr(prepare_module, "_CHUNK_PAIRS", 17)
+    monkeypatch.setattr(pairs_module, "_CHUNK_PAIRS", 17)
     seen: list[tuple[int, int]] = []
     pieces = prepare_pairs(
         source,
@@ -152,7 +153,7 @@ def test_a_second_preparation_neither_reads_nor_tokenises(tmp_path: Path, monkey
     pairs = random_pairs(53)
     source, tokenizers = write(tmp_path, pairs), tokenizers_of(pairs)
     first = prepare_pairs(source, tokenizers, max_length=20, max_ratio=4.0, training=True)
-    monkeypatch.setattr(prepare_module, "read_pairs", None)
+    monkeypatch.setattr(pairs_module, "read_pairs", None)
     again = prepare_pairs(source, tokenizers, max_length=20, max_ratio=4.0, training=True)
     assert again.folder == first.folder
     assert again.report == first.report
@@ -198,7 +199,8 @@ def test_processes_at_once_agree_and_leave_nothing_behind(tmp_path: Path, cache:
         "import sys\n"
         "from pathlib import Path\n"
         "from clearhead.data.sources.pairs import FilePair\n"
-        "from clearhead.data.stores.prepared import cached_tokenizers, prepare_pairs\n"
+        "from clearhead.data.stores.pairs import prepare_pairs\n"
+        "from clearhead.data.stores.tokenizers import cached_tokenizers\n"
         f"source = FilePair(Path({str(tmp_path / 'a.de')!r}), Path({str(tmp_path / 'a.en')!r}))\n"
         "sys.stdin.readline()\n"
         "tokenizers = cached_tokenizers(source, kind='split', vocab_size=100, joint=True)\n"
@@ -254,7 +256,7 @@ def test_tokenizers_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     apart = cached_tokenizers(source, kind="word", vocab_size=9, joint=False)
     assert joint.source is joint.target
     assert apart.fingerprint != joint.fingerprint
-    monkeypatch.setattr(prepare_module, "train_tokenizer", None)
+    monkeypatch.setattr(tokenizers_module, "train_tokenizer", None)
     assert cached_tokenizers(source, kind="word", vocab_size=100, joint=True).fingerprint == joint.fingerprint
     again = cached_tokenizers(source, kind="word", vocab_size=9, joint=False)
     assert again.fingerprint == apart.fingerprint

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from clearhead.data.sources.texts import Stretch
+from clearhead.data.sources.texts import TextChunk
 from clearhead.text.tokenizer import Tokenizer
 
 # In characters: how much text a tokenizer gets at once, and how much of it on both sides shows what a cut changes.
@@ -24,7 +24,7 @@ _BETWEEN = re.compile(r"(?<=\S)\s{1,16}(?=\S)")
 _PATIENCE = 4
 
 
-def parts_of_documents(stretches: Iterable[Stretch], tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
+def chunk_documents(stretches: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
     """Put the stretches of each document together, and cut them where the tokenizer allows it.
 
     Args:

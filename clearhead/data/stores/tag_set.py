@@ -13,30 +13,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clearhead.data.sources.records import shown
+from clearhead.data.sources.tagged import TaggedTexts
 from clearhead.errors import InputError, nearest
 
 OUTSIDE = "O"
 Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]
 _PREFIXED = re.compile(r"([BIES])-(.+)")
 _ENDS = frozenset("ESO")
-
-
-@dataclass(frozen=True)
-class TaggedTexts:
-    """Sentences of words with a tag for each.
-
-    Args:
-        words: the words of each sentence.
-        tags: their tags.
-        where: says where word `word` of sentence `sentence` stands, both counted from 0.
-    """
-
-    words: Sequence[Sequence[str]]
-    tags: Sequence[Sequence[str]]
-    where: Callable[[int, int], str]
-
-    def __len__(self) -> int:
-        return len(self.words)
 
 
 def find_scheme(data: TaggedTexts) -> Scheme:

@@ -13,7 +13,7 @@ NO_WORD = -1
 
 
 @dataclass(frozen=True)
-class Stretch:
+class WordChunk:
     """A stretch of a sentence that a model reads at once.
 
     Args:
@@ -25,7 +25,7 @@ class Stretch:
     words: list[int]
 
 
-def stretches(words: Sequence[str], tokenizer: Tokenizer, *, room: int) -> tuple[list[Stretch], int]:
+def chunk_words(words: Sequence[str], tokenizer: Tokenizer, *, room: int) -> tuple[list[WordChunk], int]:
     """Cut a sentence between words, so that each stretch fits; none is much shorter than the others.
 
     Args:
@@ -45,7 +45,7 @@ def stretches(words: Sequence[str], tokenizer: Tokenizer, *, room: int) -> tuple
     found = []
     for group in _even_groups(lengths, room):
         places = [place for word in group for place in range(borders[word], borders[word] + lengths[word])]
-        found.append(Stretch([ids[place] for place in places], [owners[place] for place in places]))
+        found.append(WordChunk([ids[place] for place in places], [owners[place] for place in places]))
     return found, num_shortened
 
 

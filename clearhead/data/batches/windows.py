@@ -19,7 +19,7 @@ from clearhead.text.special_tokens import Around
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Windows:
     """Stretches of documents, in the order of the text.
 
     Args:
@@ -67,7 +67,9 @@ class Pieces:
         return corpus.sequence(int(self.document[index]), int(self.start[index]) + 1, int(self.stop[index]) + 1)
 
 
-def cut(corpus: Corpus, length: int, *, offset: int = 0, stride: int | None = None, framed: bool = False) -> Pieces:
+def cut_windows(
+    corpus: Corpus, length: int, *, offset: int = 0, stride: int | None = None, framed: bool = False
+) -> Windows:
     """Cut every document into pieces, so that each of its ids is in one; a document that fits stays whole.
 
     Args:
@@ -107,4 +109,4 @@ def cut(corpus: Corpus, length: int, *, offset: int = 0, stride: int | None = No
         stop = np.minimum(start + room, size)
     else:
         stop = np.where(is_long, np.minimum(second + number * step, size), size)
-    return Pieces(document, start, stop, frame)
+    return Windows(document, start, stop, frame)

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, Integer
+from jaxtyping import Bool, Int, Int64, Integer
 from numpy import ndarray
 from torch import Tensor
 
-from clearhead.data.shift_right import repeated
 from clearhead.spec import Model
 from clearhead.task import Repeats
 from clearhead.text.special_tokens import Frame, Part
@@ -25,7 +24,7 @@ Ids = Integer[ndarray, " _"] | Sequence[int]
 
 
 @dataclass(frozen=True)
-class Rectangle:
+class ModelInputs:
     """Framed texts as a rectangle of ids, and what else a model reads with them.
 
     Args:
@@ -45,7 +44,7 @@ class Rectangle:
     num_tokens: int
     target_mask: Bool[Tensor, "batch target"] | None = None
 
-    def to(self, device: torch.device | str) -> Rectangle:
+    def to(self, device: torch.device | str) -> ModelInputs:
         """Return the same rectangle on a device."""
         return replace(
             self,
@@ -58,7 +57,7 @@ class Rectangle:
 
 
 @dataclass(frozen=True)
-class Framing:
+class InputCollator:
     """A tokenizer's frame as one model reads it.
 
     Args:
@@ -78,7 +77,7 @@ class Framing:
     repeats: Repeats | None = None
 
     @classmethod
-    def of(cls, model: Model, tokenizer: Tokenizer, repeats: Repeats | None = None) -> Framing:
+    def of(cls, model: Model, tokenizer: Tokenizer, repeats: Repeats | None = None) -> InputCollator:
         """Return how a model with a tokenizer reads texts.
 
         Args:
@@ -105,7 +104,7 @@ class Framing:
         """How many ids stand in front of a single text."""
         return len(self.frame.start)
 
-    def batch(self, firsts: Sequence[Ids], seconds: Sequence[Ids] | None = None) -> Rectangle:
+    def collate(self, firsts: Sequence[Ids], seconds: Sequence[Ids] | None = None) -> ModelInputs:
         """Frame some texts.
 
         Args:
@@ -134,7 +133,7 @@ class Framing:
         ids, mask = torch.from_numpy(ids_BT), torch.from_numpy(mask_BT)
         target, target_mask = self._target(ids, mask, template)
         num_said = 0 if target is None else target.numel() if target_mask is None else int(target_mask.sum())
-        return Rectangle(
+        return ModelInputs(
             ids=ids,
             mask=None if mask_BT.all() else mask,
             segments=torch.from_numpy(segments_BT) if has_segments else None,
@@ -154,20 +153,27 @@ class Framing:
         behind = max(last - 1, 0)
         ends_B1 = mask_BT.sum(1, keepdim=True) - behind
         target_mask_BT = torch.arange(ids_BT.shape[1]) < ends_B1
-        return repeated(ids_BT, mask_BT, start=self.start), target_mask_BT
+        return shift_right(ids_BT, mask_BT, start=self.start), target_mask_BT
 
 
-def cut_pair(
-    first_N: Integer[ndarray, " texts"], second_N: Integer[ndarray, " texts"], room: int
-) -> tuple[Int64[ndarray, " texts"], Int64[ndarray, " texts"]]:
-    """Return how many ids of each text stay where a pair must fit into some room: the longer of the two is cut first.
+def shift_right(
+    ids_BT: Int[Tensor, "batch tokens"], mask_BT: Bool[Tensor, "batch tokens"], *, start: int | None
+) -> Int[Tensor, "batch tokens"]:
+    """Return the ids one place later: each real token stands where the next one was, and the last one is gone.
+
+    So what a decoder computes at a token's place knows all that is before the token, and the memory of the whole.
 
     Args:
-        first_N: ids of the first texts.
-        second_N: ids of the second texts.
-        room: ids of both together that fit.
+        ids_BT: what the encoder reads.
+        mask_BT: True = a real token; where the real tokens stand in a row does not matter, if nothing is between them.
+        start: the id in front; None: the last id of the text.
+
+    Source: arXiv 1910.13461, section 3.1 and 3.2.
     """
-    share = (room + 1) // 2
-    kept_first_N = np.minimum(first_N, np.maximum(share, room - second_N))
-    kept_second_N = np.minimum(second_N, room - kept_first_N)
-    return kept_first_N.astype(np.int64), kept_second_N.astype(np.int64)
+    places_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+    first_B = mask_BT.int().argmax(1)
+    last_B = torch.where(mask_BT, places_T, -1).argmax(1)
+    rows_B = torch.arange(len(ids_BT), device=ids_BT.device)
+    shifted_BT = ids_BT.roll(1, dims=1)
+    shifted_BT[rows_B, first_B] = ids_BT[rows_B, last_B] if start is None else start
+    return torch.where(mask_BT, shifted_BT, ids_BT)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.data.batches.packing import pack_pieces
+from clearhead.data.batches.windows import Windows, cut_windows
 from clearhead.data.sources.texts import TextFiles
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
-from clearhead.data.windows import Pieces, cut
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -40,7 +40,7 @@ def sequences(corpus: Corpus) -> list[list[int]]:
 @settings(deadline=None, max_examples=100)
 @given(length=st.integers(1, 61), offset=st.integers(0, 60))
 def test_causal_pieces_predict_every_id_once(corpus: Corpus, length: int, offset: int) -> None:
-    pieces = cut(corpus, length, offset=offset % length)
+    pieces = cut_windows(corpus, length, offset=offset % length)
     said: list[list[int]] = [[] for _ in SIZES]
     read: list[list[int]] = [[] for _ in SIZES]
     for index in range(len(pieces)):
@@ -61,7 +61,7 @@ def test_causal_pieces_predict_every_id_once(corpus: Corpus, length: int, offset
 @settings(deadline=None, max_examples=60)
 @given(length=st.integers(3, 61), offset=st.integers(0, 60))
 def test_framed_pieces_hold_every_id_once(corpus: Corpus, length: int, offset: int) -> None:
-    pieces = cut(corpus, length, offset=offset % (length - 2), framed=True)
+    pieces = cut_windows(corpus, length, offset=offset % (length - 2), framed=True)
     held: list[int] = []
     for index in range(len(pieces)):
         ids = pieces.ids(corpus, index).tolist()
@@ -75,7 +75,7 @@ def test_framed_pieces_hold_every_id_once(corpus: Corpus, length: int, offset: i
 @given(length=st.integers(1, 61), stride=st.integers(1, 61), offset=st.integers(0, 60))
 def test_windows_leave_no_id_out(corpus: Corpus, length: int, stride: int, offset: int) -> None:
     stride, offset = 1 + (stride - 1) % length, offset % length
-    pieces = cut(corpus, length, stride=stride, offset=offset)
+    pieces = cut_windows(corpus, length, stride=stride, offset=offset)
     for document, size in enumerate(SIZES):
         of = pieces.document == document
         starts, stops = pieces.start[of], pieces.stop[of]
@@ -93,30 +93,30 @@ def test_the_sliding_windows_of_the_tutorial(data_dir: Path, tmp_path: Path) -> 
     (tmp_path / "novel.txt").write_text(text, encoding="utf-8")
     corpus = prepare_corpus(TextFiles(tmp_path / "novel.txt"), tokenizer)
     ids = torch.tensor(tokenizer.encode(text), dtype=torch.int32)
-    framed = cut(corpus, 12, stride=1, framed=True)
+    framed = cut_windows(corpus, 12, stride=1, framed=True)
     assert len(framed) == len(ids) - 9
     windows = [framed.ids(corpus, index)[1:-1].tolist() for index in range(len(framed))]
     assert windows == ids.unfold(0, 10, 1).tolist()
     assert windows[0] == [14126, 352, 628, 198, 198, 1026, 373, 257, 6016, 4692]
-    causal = cut(corpus, 10, stride=1)
+    causal = cut_windows(corpus, 10, stride=1)
     assert causal.ids(corpus, 0).tolist() == [50256, 14126, 352, 628, 198, 198, 1026, 373, 257, 6016]
     assert causal.labels(corpus, 0).tolist() == windows[0]
 
 
 def test_sizes_out_of_range_are_named(corpus: Corpus) -> None:
     with pytest.raises(InputError, match="max_length is 2; expected at least 3"):
-        cut(corpus, 2, framed=True)
+        cut_windows(corpus, 2, framed=True)
     with pytest.raises(InputError, match="offset is 7; expected 0 to 6"):
-        cut(corpus, 7, offset=7)
+        cut_windows(corpus, 7, offset=7)
     with pytest.raises(InputError, match="stride is 8; expected 1 to 7"):
-        cut(corpus, 7, stride=8)
+        cut_windows(corpus, 7, stride=8)
     with pytest.raises(AssertionError, match="only causal pieces"):
-        cut(corpus, 7, framed=True).labels(corpus, 0)
+        cut_windows(corpus, 7, framed=True).labels(corpus, 0)
 
 
 def test_pieces_are_arrays(corpus: Corpus) -> None:
-    pieces = cut(corpus, 7, offset=3)
-    assert isinstance(pieces, Pieces) and pieces.document.dtype == pieces.start.dtype == np.int64
+    pieces = cut_windows(corpus, 7, offset=3)
+    assert isinstance(pieces, Windows) and pieces.document.dtype == pieces.start.dtype == np.int64
 
 
 @settings(deadline=None, max_examples=200)
