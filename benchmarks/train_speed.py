@@ -31,7 +31,7 @@ from clearhead.data.sources.pairs import parse_pair_source
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.training.losses.cross_entropy import token_loss
+from clearhead.training.losses.tokens import token_loss
 from clearhead.training.optim.optimizers import build_optimizer
 
 LAYERS, WIDTH, HEADS, INNER, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0

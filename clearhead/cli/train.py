@@ -58,7 +58,7 @@ def train(
     run_file = load_run_file(path, words)
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
     from clearhead.training.assemble import train_run
-    from clearhead.training.progress.report import progress_for
+    from clearhead.training.progress.console import progress_for
 
     result = train_run(run_file, resume=resume, progress=progress_for())
     if as_json:

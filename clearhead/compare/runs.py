@@ -17,7 +17,7 @@ from clearhead.runs.checkpoint import STATE, newest_sound
 from clearhead.runs.directory import RUN_FILE, split_reference
 from clearhead.runs.metrics import FILE_NAME, Metrics, read_metrics
 from clearhead.spec import Model
-from clearhead.training.token_counts import Work
+from clearhead.spec.token_counts import TokenCounts
 
 SPEC_FILE: Final = "spec.json"
 SCORE_NAME: Final = "score_name"
@@ -68,9 +68,9 @@ class Run:
         return self.state["choices"] if self.state is not None else {}
 
     @property
-    def work(self) -> Work | None:
+    def work(self) -> TokenCounts | None:
         """The work of all text seen, or None where the run does not remember how its text is shaped."""
-        sample = Work.from_choices(self.choices)
+        sample = TokenCounts.from_choices(self.choices)
         return None if sample is None else sample.scaled(self.metrics[-1].tokens)
 
     @property

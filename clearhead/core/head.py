@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,6 +13,7 @@ from clearhead import spec
 from clearhead.core.embedding import Table
 from clearhead.core.feedforward import activation
 from clearhead.core.norm import build_norm
+from clearhead.kernels.linear_cross_entropy import linear_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,33 @@ class Projection:
         scaled = x_D if self.scale == 1.0 else x_D * self.scale
         outputs = F.linear(scaled, self.weight_VD, self.bias_V)
         return outputs if self.soft_cap is None else self.soft_cap * torch.tanh(outputs / self.soft_cap)
+
+    def cross_entropy(
+        self,
+        states_ND: Float[Tensor, "rows width"],
+        labels_N: Int[Tensor, " rows"],
+        *,
+        label_smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """Return the summed cross-entropy of the outputs in nats; without a soft cap the logits are never built.
+
+        Args:
+            states_ND: inputs of the map.
+            labels_N: the correct output of each row.
+            label_smoothing: share of the target that is spread evenly over the outputs, from 0 up to but not 1.
+        """
+        if self.soft_cap is not None:
+            logits_NV = self.outputs(states_ND)
+            logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+            return F.cross_entropy(logits_NV, labels_N, reduction="sum", label_smoothing=label_smoothing)
+        return linear_cross_entropy(
+            states_ND,
+            self.weight_VD,
+            self.bias_V,
+            labels_N,
+            label_smoothing=label_smoothing,
+            scale=self.scale,
+        )
 
 
 class Linear(nn.Module):

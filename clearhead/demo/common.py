@@ -76,7 +76,7 @@ def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> Trai
         files: name -> the file or folder that takes its place.
     """
     from clearhead.training.assemble import train_run
-    from clearhead.training.progress.report import progress_for
+    from clearhead.training.progress.console import progress_for
     from clearhead.training.runfile.read import parse_run_file
 
     quoted = {name: json.dumps(str(path)) for name, path in {**files, "run": plan.run}.items()}

@@ -105,11 +105,10 @@ def _translation_scores(
     model: Model, found: Sequence[str], references: Sequence[str], request: Request
 ) -> TranslationScores:
     """Compare with the references, which a model of segmented text has in pieces."""
-    from clearhead.evaluate.translations import bleu_chrf
-    from clearhead.training.validation import joined
+    from clearhead.evaluate.translations import bleu_chrf, join_segments
 
     is_segmented = model.tokenizers.target.kind == "split"
-    words = [joined(line) for line in references] if is_segmented else list(references)
+    words = [join_segments(line) for line in references] if is_segmented else list(references)
     tokenize = request.tokenize or ("none" if is_segmented else "13a")
     return bleu_chrf(found, words, tokenize=tokenize, lowercase=request.lowercase)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +46,11 @@ class CorpusLoss:
     num_tokens: int
     seconds: float
     tokens_per_second: float
+
+
+def join_segments(text: str) -> str:
+    """Return segmented text as whole words: "@@ " marks the end of each segment that the next one continues."""
+    return re.sub(r"@@(?: |$)", "", text)
 
 
 def bleu_chrf(

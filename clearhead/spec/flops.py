@@ -32,17 +32,17 @@ from clearhead.spec import (
     Pool,
     Stack,
 )
-from clearhead.training.token_counts import Work
+from clearhead.spec.token_counts import TokenCounts
 
 FORWARD_AND_BACKWARD = 3
 
 
-def training_flops(model: Model, work: Work) -> int | float:
+def training_flops(model: Model, work: TokenCounts) -> int | float:
     """Return the FLOPs of training a model on some text, forward and backward."""
     return FORWARD_AND_BACKWARD * forward_flops(model, work)
 
 
-def forward_flops(model: Model, work: Work) -> int | float:
+def forward_flops(model: Model, work: TokenCounts) -> int | float:
     """Return the FLOPs of one forward pass over some text.
 
     Args:
@@ -99,7 +99,7 @@ def _feed_forward_flops(function: FeedForward, width: int) -> int:
     return 2 * width * function.size * (3 if function.gated else 2)
 
 
-def _memory_flops(attention: Attention, width: int, memory_width: int, work: Work) -> int | float:
+def _memory_flops(attention: Attention, width: int, memory_width: int, work: TokenCounts) -> int | float:
     inner, key_value = attention.num_heads * attention.head_size, attention.num_kv_heads * attention.head_size
     return (
         work.second_tokens * 4 * width * inner
@@ -108,7 +108,7 @@ def _memory_flops(attention: Attention, width: int, memory_width: int, work: Wor
     )
 
 
-def _head_flops(model: Model, work: Work) -> int | float:
+def _head_flops(model: Model, work: TokenCounts) -> int | float:
     """Return what the head takes: at the positions that have a label, or before a pool at all of them."""
     top = model.decoder or model.encoder
     if model.head is None or top is None:

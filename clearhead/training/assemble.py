@@ -19,19 +19,20 @@ from clearhead.runs.recent_weights import save_averaged
 from clearhead.spec import Model
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.init_from import Start, find_start, run_start, take_weights
+from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run, take_weights
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.optim.schedules import KINDS_WITH_AN_END, build_schedule
 from clearhead.training.optim.weight_averages import average_checkpoints
 from clearhead.training.preflight import preflight
-from clearhead.training.progress.report import Progress, SeveralProgress, TensorBoardProgress
+from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
 from clearhead.training.runfile.read import RunFile, to_toml
 from clearhead.training.settings import EarlyStop, TrainResult, TrainSettings, planned_steps
 from clearhead.training.tasks.base import TaskParts, TaskSetup
 from clearhead.training.tasks.registry import parts_of
-from clearhead.training.token_counts import measure_work
+from clearhead.training.token_counts import count_tokens
 from clearhead.weights.lora import adapt, describe, load_merged
 
 # What may change when a run goes on: how long it takes and what it keeps, never what its next step computes.
@@ -69,13 +70,13 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
     device = choose_device(run_file.train.device)
     with open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=MAY_DIFFER) as directory:
         if run_file.train.tensorboard:
-            progress = SeveralProgress([progress, TensorBoardProgress(run / "tensorboard")])
+            progress = TensorBoardProgress(run / "tensorboard", progress)
         choices = (saved_choices(run) or {}) if resume else {}
         task = run_file.task
         if resume:
-            start = run_start(run) if task.init else None
+            start = initial_model_of_run(run) if task.init else None
         else:
-            start = find_start(task.init, task.from_language, task.to_language)
+            start = find_initial_model(task.init, task.from_language, task.to_language)
         setup = TaskSetup(
             run_file=run_file,
             find_tokenizers=lambda train: _tokenizers(run_file, directory, choices, start, train),
@@ -96,7 +97,7 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         if start is not None and not resume:
             new = take_weights(module, start, parts.record, progress)
         if run_file.lora is not None:
-            progress.message(describe(module, adapt(module, run_file.lora, new=new)))
+            progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
             settings = replace(settings, choices={**settings.choices, NEW_TENSORS: " ".join(new)})
         trainer = _trainer(run_file, settings, module, parts, progress, directory)
         if resume:
@@ -149,7 +150,7 @@ def _tokenizers(
     run_file: RunFile,
     directory: RunDirectory,
     choices: Mapping[str, object],
-    start: Start | None,
+    start: InitialModel | None,
     train: Callable[[], TokenizerPair],
 ) -> TokenizerPair:
     """Train, load or find again the tokenizers, and refuse others than the checkpoint was trained with."""
@@ -215,7 +216,7 @@ def _settings(run_file: RunFile, precision: Literal["fp32", "bf16"], parts: Task
             "tokenizer": parts.tokenizers.fingerprint,
             "score_name": parts.score_name,
             "valid_data": parts.valid_data,
-            **measure_work(parts.batches).choices(),
+            **count_tokens(parts.batches).choices(),
         },
     )
 

@@ -23,14 +23,14 @@ from clearhead.runs.directory import SPEC_FILE, model_files, read_task
 from clearhead.spec import Head, Model, validate
 from clearhead.task import Repeats, TaskKind, TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.progress.report import Progress
+from clearhead.training.progress.reports import Progress
 from clearhead.weights.lora import load_merged
 
 HEAD = "head."
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialModel:
     """A trained model that a run goes on from.
 
     Attributes:
@@ -132,7 +132,7 @@ class Start:
         return found
 
 
-def find_start(reference: str, source: str | None, target: str | None) -> Start | None:
+def find_initial_model(reference: str, source: str | None, target: str | None) -> InitialModel | None:
     """Return the trained model that [task] init names; None where the run starts from scratch.
 
     Args:
@@ -152,7 +152,7 @@ def find_start(reference: str, source: str | None, target: str | None) -> Start 
         raise InputError(f"[task] init: {error}") from None
 
 
-def run_start(run: Path) -> Start:
+def initial_model_of_run(run: Path) -> InitialModel:
     """Return what a run that goes on is: what it began from may be gone, and is not needed.
 
     Raises:
@@ -161,13 +161,13 @@ def run_start(run: Path) -> Start:
     return _of_files(str(run), run, dict)
 
 
-def _of_checkpoint(reference: str, folder: Path) -> Start:
+def _of_checkpoint(reference: str, folder: Path) -> InitialModel:
     published = Published.load(folder, dtype=torch.float32)
     pretrained = published.pretrained
     assert pretrained is not None, "a checkpoint is of the family that it came in"
     tokenizers = published.text.tokenizers
     tokenizers.check_rows(pretrained.module.num_source_ids, pretrained.module.num_target_ids, reference)
-    return Start(
+    return InitialModel(
         name=reference,
         spec=pretrained.module.spec,
         tokenizers=tokenizers,
@@ -177,19 +177,19 @@ def _of_checkpoint(reference: str, folder: Path) -> Start:
     )
 
 
-def _of_run(reference: str) -> Start:
+def _of_run(reference: str) -> InitialModel:
     folder, weights = model_files(reference)
     return _of_files(str(weights), folder, lambda: load_merged(weights))
 
 
-def _of_files(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> Start:
+def _of_files(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:
     model = Model.from_json(read_text_file(folder / SPEC_FILE, "spec file"))
     tokenizers, record = TokenizerPair.load(folder), read_task(folder)
     published = load_origin(folder, build(model, device="meta"), record, tokenizers)
-    return Start(name, model, tokenizers, record, tensors, published)
+    return InitialModel(name, model, tokenizers, record, tensors, published)
 
 
-def _between(start: Start, source: str | None, target: str | None) -> Start:
+def _between(start: InitialModel, source: str | None, target: str | None) -> InitialModel:
     """Return a start that reads one language and writes another, where its checkpoint has several."""
     if start.published is None or not start.published.text.languages:
         if source is not None or target is not None:
@@ -201,7 +201,7 @@ def _between(start: Start, source: str | None, target: str | None) -> Start:
     return replace(start, tokenizers=published.text.tokenizers, published=published)
 
 
-def take_weights(module: Transformer, start: Start, record: TaskRecord, progress: Progress) -> list[str]:
+def take_weights(module: Transformer, start: InitialModel, record: TaskRecord, progress: Progress) -> list[str]:
     """Copy the weights of a start into a module, all but those of a head that the task does not share.
 
     Args:

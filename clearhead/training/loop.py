@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError, RunFailure
+from clearhead.evaluate.result import Validation
 from clearhead.runs import checkpoint as files
 from clearhead.runs.checkpoint import saved_choices
 from clearhead.runs.directory import AVERAGED, RunDirectory, held
@@ -37,7 +38,7 @@ from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.weight_averages import NUM_UPDATES, ExponentialAverage, average_checkpoints
 from clearhead.training.preflight import is_out_of_memory
 from clearhead.training.progress.plots import Plotter
-from clearhead.training.progress.report import Plan, Progress, StepReport, ValidationReport
+from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
 from clearhead.training.protocols import Batches, BatchT, Schedule, Tally
 from clearhead.training.random_state import (
     deterministic_algorithms,
@@ -49,7 +50,7 @@ from clearhead.training.random_state import (
     seed_everything,
     threads_put_back,
 )
-from clearhead.training.settings import EarlyStop, TrainResult, TrainSettings, Validation, planned_steps
+from clearhead.training.settings import EarlyStop, TrainResult, TrainSettings, planned_steps
 from clearhead.training.signals import Interrupted, StopRequested, StopSignals
 
 __all__ = [
@@ -227,7 +228,7 @@ class _Training(Generic[BatchT]):
             self._step()
 
     def _announce(self) -> None:
-        plan = Plan(
+        plan = RunPlan(
             run=self.run.name,
             first_step=self.tally.step,
             steps=self.end_step,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
-from clearhead.training.progress.report import duration
+from clearhead.training.progress.reports import duration
 from clearhead.training.protocols import BatchT
 from clearhead.training.random_state import deterministic_algorithms, preserved_random_state
 from clearhead.training.settings import TrainSettings, planned_steps

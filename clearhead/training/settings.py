@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
 
 Metric = Literal["loss", "score"]
 
@@ -24,19 +25,6 @@ class EarlyStop:
 
     metric: Metric
     patience: int
-
-
-@dataclass(frozen=True)
-class Validation:
-    """What a validation found.
-
-    Attributes:
-        loss: mean loss per label, in nats.
-        score: a number that is better the higher it is, or None.
-    """
-
-    loss: float
-    score: float | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from clearhead.errors import InputError, nearest
 from clearhead.kernels.dropout import Dropout
-from clearhead.training.runfile.sections import Lora
 from clearhead.weights.files import load_tensors
 
 DEFAULT_TARGETS = ("*.query", "*.key", "*.value", "*.function.out")
@@ -57,12 +56,23 @@ class AdaptedLinear(nn.Linear):
         return F.linear(x_I, self.weight, self.bias) + self.lora_scale * F.linear(narrow_R, self.lora_up)
 
 
-def adapt(module: nn.Module, section: Lora, *, new: Collection[str]) -> list[str]:
+def adapt(
+    module: nn.Module,
+    *,
+    rank: int,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    targets: Sequence[str] | None = None,
+    new: Collection[str] = (),
+) -> list[str]:
     """Put a narrow map beside chosen linear maps of a module, and let nothing else train but what is new.
 
     Args:
         module: changed in place.
-        section: rank, alpha, dropout and targets.
+        rank: of the low-rank matrices.
+        alpha: their product is scaled by alpha / rank; None: 2 * rank.
+        dropout: on the input of the low-rank path.
+        targets: address patterns of the linear maps; None: the projections of attention.
         new: addresses of tensors that the start did not bring; they train as they are.
 
     Returns:
@@ -72,15 +82,13 @@ def adapt(module: nn.Module, section: Lora, *, new: Collection[str]) -> list[str
         InputError: a target matches no linear map; the nearest addresses are named.
     """
     linears = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
-    chosen = _chosen(list(linears), section.targets or DEFAULT_TARGETS)
-    alpha = 2 * section.rank if section.alpha is None else section.alpha
+    chosen = _chosen(list(linears), targets or DEFAULT_TARGETS)
+    scale = 2.0 if alpha is None else alpha / rank
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in new)
     for address in chosen:
         parent, _, leaf = address.rpartition(".")
-        adapted = AdaptedLinear(
-            linears[address], rank=section.rank, scale=alpha / section.rank, dropout=section.dropout
-        )
+        adapted = AdaptedLinear(linears[address], rank=rank, scale=scale, dropout=dropout)
         setattr(module.get_submodule(parent), leaf, adapted)
     return chosen
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import clearhead as ch
-from clearhead.training.init_from import find_start, take_weights
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.init_from import find_initial_model, take_weights
+from clearhead.training.progress.reports import Progress
 from clearhead.weights.files import load_tensors, save_tensors
 
 
@@ -33,7 +33,7 @@ def test_a_start_without_some_of_its_weights_is_refused(runs: Callable[[str], Pa
     del tensors
     file.unlink()
     save_tensors(file, kept)
-    start = find_start(str(saved), None, None)
+    start = find_initial_model(str(saved), None, None)
     assert start is not None
     with pytest.raises(ch.InputError, match=f"lacks {gone}"):
-        take_weights(ch.build(model.spec), start, start.record, SilentProgress())
+        take_weights(ch.build(model.spec), start, start.record, Progress())

@@ -15,10 +15,10 @@ from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.runs.checkpoint import Checkpoint, save_checkpoint, write_best
 from clearhead.runs.metrics import Metrics, MetricsLog
 from clearhead.spec import Model
+from clearhead.spec.token_counts import TokenCounts
 from clearhead.training.protocols import Tally
 from clearhead.training.random_state import environment
 from clearhead.training.runfile.read import parse_run_file, to_toml
-from clearhead.training.token_counts import Work
 
 RUN_FILE = """\
 [task]
@@ -40,7 +40,7 @@ steps = 40
 validate_every = 10
 batch_tokens = 101
 """
-WORK = Work(
+WORK = TokenCounts(
     tokens=1000, first_tokens=600, first_pairs=7000, second_tokens=400, second_pairs=3000, memory_pairs=4500,
     outputs=400, sequences=50,
 )  # fmt: skip

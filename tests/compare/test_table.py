@@ -14,7 +14,7 @@ from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters
 from clearhead.spec.flops import training_flops
-from clearhead.training.token_counts import Work
+from clearhead.spec.token_counts import TokenCounts
 from tests.compare.made_runs import WORK, Made
 
 
@@ -84,7 +84,7 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
     assert run.tokens_per_second == pytest.approx(520)
     assert (run.best("loss"), run.best("score")) == (2.0, 7.5), "each by itself"
     assert run.score_name == "BLEU" and run.family == "encoder-decoder"
-    work = Work(*(value * 5.2 for value in vars(WORK).values()))
+    work = TokenCounts(*(value * 5.2 for value in vars(WORK).values()))
     assert row.flops is not None and row.flops.mean == pytest.approx(training_flops(run.spec, work))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from tests.examples.test_run_files import script
 from tests.training.tasks.text_run import run_file
@@ -40,7 +40,7 @@ def test_guesses_are_the_most_probable_words() -> None:
 
 def test_it_compares_a_run_with_both_baselines(tmp_path: Path) -> None:
     path = run_file(tmp_path, 'kind = "fill"', "encoder", steps=2)
-    train_run(load_run_file(path), resume=False, progress=SilentProgress())
+    train_run(load_run_file(path), resume=False, progress=Progress())
     module = script("masked_words_baseline")
     found = module.masked_words(str(tmp_path / "run"), tmp_path / "train.txt", tmp_path / "valid.txt", 31)
     assert found["words"] == sum(len(line.split()) for line in (tmp_path / "valid.txt").read_text().splitlines()[:31])

@@ -10,7 +10,7 @@ import torch
 
 from clearhead.data.stores.arrays import pack
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from tests.examples.test_run_files import script
 from tests.training.tasks.test_embed import run_file
@@ -30,7 +30,7 @@ def test_a_text_is_the_mean_of_its_words() -> None:
 
 
 def test_it_compares_a_run_with_both_baselines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train_run(load_run_file(run_file(tmp_path), ["train.steps=2"]), resume=False, progress=SilentProgress())
+    train_run(load_run_file(run_file(tmp_path), ["train.steps=2"]), resume=False, progress=Progress())
     found = script("retrieval_baseline").compare(tmp_path / "run", tmp_path / "valid.a", tmp_path / "valid.b", 3)
     baselines = ["averaged co-occurrence", "averaged words", "averaged tokens of the run"]
     assert list(found) == ["by chance", *baselines, str(tmp_path / "run")]

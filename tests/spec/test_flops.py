@@ -13,7 +13,8 @@ from clearhead import spec
 from clearhead.core import build
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.flops import forward_flops, training_flops
-from clearhead.training.token_counts import Work, batch_work
+from clearhead.spec.token_counts import TokenCounts
+from clearhead.training.token_counts import count_batch
 
 VOCABULARY, ROWS, SOURCE, TARGET = 37, 3, 7, 5
 TINY = Hyperparameters(layers=2, width=22, heads=6, head_size=2, feedforward=13, dropout=0.0)
@@ -60,7 +61,7 @@ def with_other_widths(model: spec.Model) -> spec.Model:
     return model.model_copy(update={"encoder": stack})
 
 
-def counted(model: spec.Model, *, backward: bool) -> tuple[int, Work]:
+def counted(model: spec.Model, *, backward: bool) -> tuple[int, TokenCounts]:
     """Return what torch counts for one batch without padding, and the work of that batch."""
     two = model.encoder is not None and model.decoder is not None
     ids, target_ids = torch.randint(VOCABULARY, (ROWS, SOURCE)), torch.randint(VOCABULARY, (ROWS, TARGET))
@@ -77,7 +78,7 @@ def counted(model: spec.Model, *, backward: bool) -> tuple[int, Work]:
         num_labels=ROWS * (TARGET if two else SOURCE),
         num_tokens=ROWS * (SOURCE + TARGET),
     )
-    return counter.get_total_flops(), batch_work(batch)
+    return counter.get_total_flops(), count_batch(batch)
 
 
 @pytest.mark.parametrize("name", models())
@@ -106,7 +107,7 @@ def test_distances_cost_a_product_with_each_row_of_their_table() -> None:
 
 def test_work_without_a_head_or_without_text() -> None:
     model = models()["encoder-decoder"]
-    assert training_flops(model, Work()) == 0
-    outputs = Work(tokens=1, outputs=1)
+    assert training_flops(model, TokenCounts()) == 0
+    outputs = TokenCounts(tokens=1, outputs=1)
     assert training_flops(model, outputs) == 3 * 2 * TINY.width * VOCABULARY
     assert training_flops(model.model_copy(update={"head": None}), outputs) == 0

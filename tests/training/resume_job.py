@@ -48,7 +48,7 @@ def real_trainer(run: Path) -> Trainer[Any]:
     from clearhead.data.stores.pairs import prepare_pairs
     from clearhead.data.stores.tokenizers import cached_tokenizers
     from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-    from clearhead.training.losses.cross_entropy import token_loss
+    from clearhead.training.losses.tokens import token_loss
     from clearhead.training.optim.optimizers import build_optimizer
     from clearhead.training.optim.schedules import build_schedule
 

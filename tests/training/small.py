@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.training.loop import Trainer, TrainSettings, Validation
-from clearhead.training.progress.report import Plan, StepReport, ValidationReport
+from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
 
 VOCABULARY, WIDTH = 13, 7
 
@@ -99,22 +99,20 @@ class Falling:
 
 
 @dataclass
-class Recorder:
-    """A progress sink that remembers everything."""
+class Recorder(Progress):
+    """Keeps every report."""
 
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[RunPlan] = field(default_factory=list)
     steps: list[StepReport] = field(default_factory=list)
     validations: list[ValidationReport] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     ended: int = 0
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: RunPlan) -> None:
         self.plans.append(plan)
 
     def step(self, report: StepReport) -> None:
         self.steps.append(report)
-
-    def validating(self, step: int) -> None: ...
 
     def validated(self, report: ValidationReport) -> None:
         self.validations.append(report)

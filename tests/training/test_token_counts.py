@@ -11,7 +11,8 @@ import torch
 
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.contrastive import ContrastiveBatch
-from clearhead.training.token_counts import Work, batch_work, measure_work
+from clearhead.spec.token_counts import TokenCounts
+from clearhead.training.token_counts import count_batch, count_tokens
 
 
 def mask(*lengths: int) -> torch.Tensor:
@@ -32,13 +33,13 @@ def batch(mask_BT: torch.Tensor | None = None, **changes: Any) -> Batch:
 
 
 def test_one_stack() -> None:
-    work = batch_work(batch())
-    assert work == Work(tokens=17, first_tokens=10, first_pairs=25 + 4 + 9, outputs=7, sequences=3)
+    work = count_batch(batch())
+    assert work == TokenCounts(tokens=17, first_tokens=10, first_pairs=25 + 4 + 9, outputs=7, sequences=3)
 
 
 def test_two_stacks() -> None:
     target_mask = mask(1, 7, 2)
-    work = batch_work(batch(target_ids=torch.zeros(3, 7, dtype=torch.int64), target_mask=target_mask))
+    work = count_batch(batch(target_ids=torch.zeros(3, 7, dtype=torch.int64), target_mask=target_mask))
     assert (work.second_tokens, work.second_pairs) == (10, 1 + 49 + 4)
     assert work.memory_pairs == 5 * 1 + 2 * 7 + 3 * 2
 
@@ -55,15 +56,15 @@ def test_two_texts_of_one_stack() -> None:
         num_tokens=15,
         rows=np.arange(3),
     )
-    expected = Work(tokens=15, first_tokens=10 + 5, first_pairs=38 + 9 + 1 + 1, outputs=3, sequences=6)
-    assert batch_work(pairs) == expected
+    expected = TokenCounts(tokens=15, first_tokens=10 + 5, first_pairs=38 + 9 + 1 + 1, outputs=3, sequences=6)
+    assert count_batch(pairs) == expected
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_packed_documents_do_not_see_each_other(padded: bool) -> None:
     documents = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
     mask_BT = mask(5, 3, 5) if padded else torch.ones(3, 5, dtype=torch.bool)
-    work = batch_work(batch(mask_BT, documents=documents))
+    work = count_batch(batch(mask_BT, documents=documents))
     visible = (documents[:, :, None] == documents[:, None]) & mask_BT[:, :, None] & mask_BT[:, None]
     assert work.first_pairs == int(visible.sum())
     assert work.first_tokens == int(mask_BT.sum())
@@ -71,9 +72,9 @@ def test_packed_documents_do_not_see_each_other(padded: bool) -> None:
 
 def test_no_mask_means_all_real() -> None:
     whole = torch.ones(3, 5, dtype=torch.bool)
-    assert batch_work(batch(whole, mask=None)) == batch_work(batch(whole))
+    assert count_batch(batch(whole, mask=None)) == count_batch(batch(whole))
     documents = torch.tensor([[0, 0, 1, 1, 1]] * 3)
-    assert batch_work(batch(whole, mask=None, documents=documents)) == batch_work(batch(whole, documents=documents))
+    assert count_batch(batch(whole, mask=None, documents=documents)) == count_batch(batch(whole, documents=documents))
 
 
 class Listed:
@@ -99,15 +100,15 @@ class Listed:
 @pytest.mark.parametrize(("most", "count"), [(2, 2), (100, 3)])
 def test_it_adds_up_and_stays_in_place(most: int, count: int) -> None:
     batches = Listed()
-    work = measure_work(batches, most)
-    assert work == sum((batch_work(one) for one in batches.all[:count]), Work())
+    work = count_tokens(batches, most)
+    assert work == sum((count_batch(one) for one in batches.all[:count]), TokenCounts())
     assert work.tokens == 17 + 13 + (10 if count == 3 else 0)
     assert batches.place == 0, "training begins with the batches that were looked at"
     assert work.scaled(3 * work.tokens) == work + work + work
 
 
 def test_choices_give_it_back() -> None:
-    work = batch_work(batch())
-    assert Work.from_choices({"tokenizer": "t", **work.choices()}) == work
-    assert Work.from_choices({"tokenizer": "t"}) is None
+    work = count_batch(batch())
+    assert TokenCounts.from_choices({"tokenizer": "t", **work.choices()}) == work
+    assert TokenCounts.from_choices({"tokenizer": "t"}) is None
     assert all(type(value) in (int, float) for value in work.choices().values())

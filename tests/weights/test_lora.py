@@ -15,7 +15,6 @@ from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.assemble import average_run, train_run
 from clearhead.training.runfile.read import load_run_file
-from clearhead.training.runfile.sections import Lora
 from clearhead.weights.files import load_tensors
 from clearhead.weights.lora import adapt, merged
 from tests.training.tasks import fine_tuning as made
@@ -31,7 +30,7 @@ def built() -> ch.Transformer:
 
 def adapted(module: ch.Transformer) -> tuple[ch.Transformer, list[str]]:
     other = copy.deepcopy(module)
-    chosen = adapt(other, Lora(rank=3, alpha=5.0), new=())
+    chosen = adapt(other, rank=3, alpha=5.0)
     for name, parameter in other.named_parameters():
         if name.endswith("lora_up"):
             torch.nn.init.normal_(parameter)
@@ -75,7 +74,7 @@ def test_gradients_are_those_of_the_formula() -> None:
 def test_by_default_it_stands_beside_every_attention_and_begins_with_nothing() -> None:
     module = built()
     other = copy.deepcopy(module)
-    chosen = adapt(other, Lora(rank=3), new=("head.layers.0.bias",))
+    chosen = adapt(other, rank=3, new=("head.layers.0.bias",))
     assert len(chosen) == 4 * (2 + 2 * 2) and all(".function." in name for name in chosen)
     with torch.no_grad():
         assert torch.equal(module(IDS, TARGET).logits, other(IDS, TARGET).logits)
@@ -90,7 +89,7 @@ def test_by_default_it_stands_beside_every_attention_and_begins_with_nothing() -
 )
 def test_a_target_that_is_none_is_refused(targets: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        adapt(built(), Lora(rank=3, targets=targets), new=())
+        adapt(built(), rank=3, targets=targets)
 
 
 def test_a_run_trains_the_narrow_maps_alone(tmp_path: Path) -> None:

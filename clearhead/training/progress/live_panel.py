@@ -16,12 +16,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.training.progress.report import Pace, Plan, StepReport, ValidationReport, duration, step_of
+from clearhead.training.progress.reports import Pace, Progress, RunPlan, StepReport, ValidationReport, duration, step_of
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A panel that lives on a terminal while the run goes on.
 
     Args:
@@ -36,7 +36,7 @@ class LiveProgress:
         self._live: Live | None = None
         self._last_drawn = -math.inf
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: RunPlan) -> None:
         """Open the panel."""
         self._panel = TrainingPanel(plan)
         # Redrawn from the training thread: a drawing thread of its own would take time from the steps
@@ -88,7 +88,7 @@ class TrainingPanel:
         plan: what the run is about to do.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
         self.activity = "training"
         self._pace = Pace(plan)

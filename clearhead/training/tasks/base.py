@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -12,21 +12,26 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.data.sources.texts import WHOLE, Share
+from clearhead.data.stores.pairs import Indices, Rows
 from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import PoolBy, with_head
 from clearhead.task import Repeats, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.init_from import Start
+from clearhead.training.init_from import InitialModel
 from clearhead.training.preflight import TokenSide
-from clearhead.training.progress.report import Progress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.protocols import Batches, BatchT
 from clearhead.training.runfile.model_table import resolve_spec, with_dropout
 from clearhead.training.runfile.read import RunFile
 from clearhead.training.runfile.sections import Section
-from clearhead.training.settings import Metric, Validation
+from clearhead.training.settings import Metric
 
 SourceT = TypeVar("SourceT")
+
+_NO_LIMIT = 2**31 - 8
+_BYTE_VOCABULARY = 260
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class TaskSetup:
 
     run_file: RunFile
     find_tokenizers: Callable[[Callable[[], TokenizerPair]], TokenizerPair]
-    start: Start | None
+    start: InitialModel | None
     progress: Progress
     device: torch.device
 
@@ -198,3 +203,39 @@ def part_of(run_file: RunFile, name: str, parse: Callable[[Mapping[str, Any]], S
         share, table = WHOLE, getattr(run_file.data, name)
     assert isinstance(table, Section), "a share of nothing was refused"
     return parse(table.model_dump(exclude_none=True)), share
+
+
+def vocabulary_size(run_file: RunFile) -> int:
+    """Return the largest size of the vocabulary to train."""
+    section = run_file.tokenizer
+    return section.vocab_size or (_BYTE_VOCABULARY if section.kind == "byte" else _NO_LIMIT)
+
+
+def evenly_spaced(length: int, count: int) -> list[int]:
+    """Return up to `count` indices below `length`, evenly spaced."""
+    count = min(count, length)
+    return [index * length // count for index in range(count)]
+
+
+@dataclass(frozen=True)
+class LazyTexts(Iterable[str]):
+    """Texts that are read anew on every iteration, and not before.
+
+    Args:
+        read: reads them.
+    """
+
+    read: Callable[[], Iterable[str]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.read())
+
+
+def widest_rows(batches: Iterable[Indices], lengths: Rows) -> Indices:
+    """Return the batch with the most positions, padding included.
+
+    Args:
+        batches: the rows of each.
+        lengths: of the sequences in these rows.
+    """
+    return max(batches, key=lambda rows: len(rows) * int(lengths[rows].max()))

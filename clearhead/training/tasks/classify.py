@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -14,12 +14,12 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.labelled import collate_labelled, labelled_batches
 from clearhead.data.sources.labelled import labelled_texts, parse_labelled_source
-from clearhead.data.stores.arrays import Indices, Rows
 from clearhead.data.stores.label_set import LabelSet
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled
 from clearhead.data.stores.tokenizers import cached_tokenizer
 from clearhead.errors import InputError
 from clearhead.evaluate.labels import judge_labelled, main_score
+from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import label_head, token_head, with_head
 from clearhead.spec import Model
 from clearhead.task import LabelKind, TaskRecord
@@ -27,10 +27,8 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.labels import label_loss
 from clearhead.training.preflight import TokenSide
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.settings import Validation
-from clearhead.training.tasks.base import TaskParts, TaskSetup, part_of
+from clearhead.training.tasks.base import LazyTexts, TaskParts, TaskSetup, part_of, vocabulary_size, widest_rows
 from clearhead.training.tasks.text import one_sided
-from clearhead.training.tasks.translate import vocabulary_size
 
 SCORES: Mapping[LabelKind, str] = MappingProxyType(
     {"single_label": "accuracy", "multi_label": "micro F1", "regression": "Spearman"}
@@ -93,30 +91,6 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 class _Stores:
     train: LabelStore
     valid: LabelStore
-
-
-@dataclass(frozen=True)
-class LazyTexts(Iterable[str]):
-    """Texts that are read only where someone wants them, and again where someone wants them again.
-
-    Args:
-        read: reads them.
-    """
-
-    read: Callable[[], Iterable[str]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.read())
-
-
-def widest_rows(batches: Iterable[Indices], lengths: Rows) -> Indices:
-    """Return the batch with the most positions, padding included.
-
-    Args:
-        batches: the rows of each.
-        lengths: of the sequences in these rows.
-    """
-    return max(batches, key=lambda rows: len(rows) * int(lengths[rows].max()))
 
 
 def _train_tokenizer(run_file: RunFile) -> Tokenizer:

@@ -9,13 +9,13 @@ from clearhead.data.batches.text import window_batches, window_epoch
 from clearhead.data.objectives.build import build_objective
 from clearhead.data.objectives.spans import num_sentinels
 from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.task import Noise, TaskRecord
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.losses.cross_entropy import token_loss
+from clearhead.training.losses.tokens import token_loss
 from clearhead.training.preflight import TokenSide
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.settings import Validation
 from clearhead.training.tasks.base import TaskParts, TaskSetup
 from clearhead.training.tasks.text import Corpora, one_sided, prepare_corpora, text_sides, train_text_tokenizer
 

@@ -26,6 +26,7 @@ from clearhead.data.stores.arrays import Indices, Rows
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
 from clearhead.evaluate.retrieval import recall_at
 from clearhead.presets.task_heads import vector_head, with_head
 from clearhead.spec import Model
@@ -34,12 +35,10 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.contrastive import contrastive_loss
 from clearhead.training.preflight import TokenSide
-from clearhead.training.progress.report import Progress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.settings import Validation
-from clearhead.training.tasks.base import TaskParts, TaskSetup
-from clearhead.training.tasks.translate import pair_source, vocabulary_size
-from clearhead.training.validation import spread
+from clearhead.training.tasks.base import TaskParts, TaskSetup, evenly_spaced, vocabulary_size
+from clearhead.training.tasks.translate import pair_source
 
 # Recall depends on how many texts there are to choose from, so the count is part of what the score means.
 _MOST_CHOICES = 2_000
@@ -136,7 +135,7 @@ class ValidateContrast:
             rows.append(batch.rows)
             firsts.append(first_ND.float().cpu().numpy())
             seconds.append(second_ND.float().cpu().numpy())
-        place = np.argsort(np.concatenate(rows))[spread(len(self.store), _MOST_CHOICES)]
+        place = np.argsort(np.concatenate(rows))[evenly_spaced(len(self.store), _MOST_CHOICES)]
         chosen = np.concatenate(rows)[place]
         found = recall_at(np.concatenate(firsts)[place], np.concatenate(seconds)[place], groups=self.groups[chosen])
         return Validation(loss=total / count, score=100 * found.mean)

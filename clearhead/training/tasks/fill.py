@@ -8,10 +8,10 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.text import window_batches, window_epoch
 from clearhead.data.objectives.build import build_objective
 from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.task import Noise, TaskRecord
-from clearhead.training.losses.cross_entropy import token_loss
-from clearhead.training.settings import Validation
+from clearhead.training.losses.tokens import token_loss
 from clearhead.training.tasks.base import TaskParts, TaskSetup
 from clearhead.training.tasks.text import one_sided, prepare_corpora, text_sides, train_text_tokenizer
 

@@ -11,16 +11,15 @@ from clearhead.data.batches.text import causal_batches, causal_epoch, window_bat
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.stores.corpus import Corpus
 from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
 from clearhead.spec import Model, Prefix, walk
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.losses.cross_entropy import token_loss
+from clearhead.training.losses.tokens import mean_token_loss, token_loss
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.settings import Validation
 from clearhead.training.tasks.base import TaskParts, TaskSetup
 from clearhead.training.tasks.text import (
     Corpora,
-    mean_token_loss,
     one_sided,
     prepare_corpora,
     text_sides,

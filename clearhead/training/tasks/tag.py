@@ -15,18 +15,16 @@ from clearhead.data.stores.tag_set import TagSet
 from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.data.stores.tokenizers import cached_tokenizer
 from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
 from clearhead.predict.tag import judge_tagged
 from clearhead.presets.task_heads import token_head
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.losses.cross_entropy import token_loss
+from clearhead.training.losses.tokens import token_loss
 from clearhead.training.preflight import TokenSide
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.settings import Validation
-from clearhead.training.tasks.base import TaskParts, TaskSetup, part_of
-from clearhead.training.tasks.classify import LazyTexts, widest_rows
+from clearhead.training.tasks.base import LazyTexts, TaskParts, TaskSetup, part_of, vocabulary_size, widest_rows
 from clearhead.training.tasks.text import one_sided
-from clearhead.training.tasks.translate import vocabulary_size
 
 
 def parts(setup: TaskSetup) -> TaskParts[Batch]:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
-from clearhead.data.batches.base import Batch
 from clearhead.data.sources.texts import parse_text_source
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.stores.tokenizers import cached_text_tokenizer
 from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.losses.cross_entropy import token_loss
 from clearhead.training.preflight import TokenSide
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.tasks.base import TaskSetup, part_of
-from clearhead.training.tasks.translate import vocabulary_size
+from clearhead.training.tasks.base import TaskSetup, part_of, vocabulary_size
 
 
 @dataclass(frozen=True)
@@ -78,13 +73,3 @@ def text_sides(
     """Describe the text as the module will see it."""
     largest = max(corpora.train.largest_id, corpora.valid.largest_id)
     return [setup.side("source", tokenizer, module, largest_id=largest, longest=longest)]
-
-
-def mean_token_loss(module: nn.Module, batches: Iterable[Batch], device: torch.device) -> float:
-    """Return the mean loss of a label in nats, without label smoothing."""
-    total, count = 0.0, 0
-    for batch in batches:
-        loss, labels = token_loss(module, batch.to(device), label_smoothing=0.0)
-        total += float(loss)
-        count += labels
-    return total / max(1, count)

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
+from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
-from clearhead.data.batches.pairs import collate, pair_batches, pair_plan
+from clearhead.data.batches.pairs import collate, epoch_batches, pair_batches, pair_plan
 from clearhead.data.sources.pairs import PairSource, parse_pair_source, read_pairs
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
+from clearhead.evaluate.translations import bleu_chrf, join_segments
+from clearhead.generate.options import SearchOptions
+from clearhead.generate.translation import translate_ids
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.losses.cross_entropy import token_loss
+from clearhead.training.losses.tokens import mean_token_loss, token_loss
 from clearhead.training.preflight import TokenSide
-from clearhead.training.progress.report import Progress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import RunFile
 from clearhead.training.runfile.sections import Section
-from clearhead.training.tasks.base import TaskParts, TaskSetup
-from clearhead.training.validation import ValidateTranslation, joined, spread
-
-# A vocabulary without a size of its own takes every entry of the text.
-EVERY_ENTRY = 2**31 - 8
-BYTE_ENTRIES = 260
-
-
-def vocabulary_size(run_file: RunFile) -> int:
-    """Return how many entries a trained vocabulary may have."""
-    section = run_file.tokenizer
-    return section.vocab_size or (BYTE_ENTRIES if section.kind == "byte" else EVERY_ENTRY)
+from clearhead.training.tasks.base import TaskParts, TaskSetup, evenly_spaced, vocabulary_size
 
 
 def parts(setup: TaskSetup) -> TaskParts[Batch]:
@@ -112,18 +109,61 @@ def _train_tokenizers(run_file: RunFile) -> TokenizerPair:
 def _validation(
     run_file: RunFile, tokenizers: TokenizerPair, valid: PairStore, device: torch.device
 ) -> ValidateTranslation:
-    scored = spread(len(valid), run_file.train.bleu_sentences or 0)
+    scored = evenly_spaced(len(valid), run_file.train.bleu_sentences or 0)
     assert isinstance(run_file.data.valid, Section), "the rules of the run file refuse a share of pairs"
     texts = [pair[1] for pair in read_pairs(pair_source(run_file.data.valid))] if scored else []
     references = [texts[valid.lines[row]] for row in scored]
     return ValidateTranslation(
         store=valid,
         tokenizers=tokenizers,
-        references=[joined(text) for text in references] if tokenizers.target.kind == "split" else references,
+        references=[join_segments(text) for text in references] if tokenizers.target.kind == "split" else references,
         scored=scored,
         batch_tokens=max(run_file.train.batch_tokens, run_file.data.max_length),
         device=device,
     )
+
+
+@dataclass(frozen=True)
+class ValidateTranslation:
+    """Measures a module on held-out pairs.
+
+    Args:
+        store: the held-out pairs as ids.
+        tokenizers: turn the translated ids back to text.
+        references: the target texts of the pairs in `scored`, as whole words.
+        scored: indices of the pairs whose translation is scored; empty: no score.
+        batch_tokens: padded tokens of one batch.
+        device: where the module is.
+    """
+
+    store: PairStore
+    tokenizers: TokenizerPair
+    references: Sequence[str]
+    scored: Sequence[int]
+    batch_tokens: int
+    device: torch.device
+
+    def __call__(self, module: nn.Module) -> Validation:
+        """Return the mean loss of a target token in nats, without label smoothing, and BLEU of the scored pairs."""
+        assert isinstance(module, Transformer), "translation needs the module that was built for it"
+        batches = epoch_batches(self.store, batch_tokens=self.batch_tokens)
+        loss = mean_token_loss(module, batches, self.device)
+        return Validation(loss=loss, score=self.bleu(module) if self.scored else None)
+
+    def bleu(self, module: Transformer) -> float:
+        """Return BLEU of greedy translations."""
+        source, target = self.tokenizers.source, self.tokenizers.target
+        said = target.frame.said
+        found = translate_ids(
+            module,
+            [source.frame.read(self.store.source(row).tolist()) for row in self.scored],
+            bos_id=said.front[0],
+            eos_id=said.behind[-1],
+            pad_id=target.pad_id,
+            options=SearchOptions(beam_size=1),
+        )
+        texts = [target.decode(candidates[0].ids) for candidates in found]
+        return bleu_chrf(texts, self.references, tokenize="none" if target.kind == "split" else "13a").bleu
 
 
 def _sides(

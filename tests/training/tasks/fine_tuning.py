@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.progress.reports import Progress
 from tests import published_models as checkpoints
 from tests.hf import tokenizer_folders as made
 
@@ -38,7 +38,7 @@ device = "cpu"
 """
 
 
-class Told(SilentProgress):
+class Told(Progress):
     """Keeps what a run says."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 import clearhead as ch
 from clearhead.errors import InputError
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from tests.training.tasks.labelled_run import noise, write_columns, write_run_file
 
@@ -32,7 +32,7 @@ def rows_of(make: Any, count: int = 301) -> list[tuple[str, ...]]:
 
 def train(path: Path) -> float:
     """Train and return the last validation score."""
-    train_run(load_run_file(path), resume=False, progress=SilentProgress())
+    train_run(load_run_file(path), resume=False, progress=Progress())
     lines = (path.parent / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return float(json.loads(lines[-1])["valid_score"])
 
@@ -88,7 +88,7 @@ def test_numbers(tmp_path: Path) -> None:
     assert 90 < low.value < 120 < 140 < high.value < 170
     smoothed = load_run_file(path, [f"train.run={tmp_path}/other", "train.label_smoothing=0.1"])
     with pytest.raises(InputError, match="label_smoothing has no effect where labels are numbers"):
-        train_run(smoothed, resume=False, progress=SilentProgress())
+        train_run(smoothed, resume=False, progress=Progress())
 
 
 def test_it_goes_on_from_a_masked_model(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_it_goes_on_from_a_masked_model(tmp_path: Path) -> None:
     head, rest = text.split("[tokenizer]")
     path = tmp_path / "tuned.toml"
     path.write_text(head + rest[rest.index("[train]") :].replace("/run", "/tuned"), encoding="utf-8")
-    train_run(load_run_file(path), resume=False, progress=SilentProgress())
+    train_run(load_run_file(path), resume=False, progress=Progress())
     tuned = ch.load(tmp_path / "tuned", device="cpu")
     assert tuned.tokenizer.fingerprint == untrained.tokenizer.fingerprint
     assert tuned.spec.encoder == untrained.spec.encoder

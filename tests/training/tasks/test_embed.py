@@ -13,7 +13,7 @@ from clearhead.data.sources.lines import read_lines
 from clearhead.errors import InputError
 from clearhead.evaluate.retrieval import evaluate_retrieval
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 
 RUN_FILE = """
@@ -64,7 +64,7 @@ def run_file(folder: Path, family: str = "encoder") -> Path:
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_it_learns_what_belongs_together(tmp_path: Path, family: str) -> None:
-    result = train_run(load_run_file(run_file(tmp_path, family=family)), resume=False, progress=SilentProgress())
+    result = train_run(load_run_file(run_file(tmp_path, family=family)), resume=False, progress=Progress())
     assert result.best == "step-20"
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     model = ch.load(tmp_path / "run", device="cpu")
@@ -88,4 +88,4 @@ def test_it_learns_what_belongs_together(tmp_path: Path, family: str) -> None:
 )
 def test_what_cannot_work_is_said(tmp_path: Path, change: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        train_run(load_run_file(run_file(tmp_path), [change]), resume=False, progress=SilentProgress())
+        train_run(load_run_file(run_file(tmp_path), [change]), resume=False, progress=Progress())

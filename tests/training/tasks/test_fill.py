@@ -17,7 +17,7 @@ from clearhead.errors import InputError
 from clearhead.predict.fill import BLANK, fill
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from tests.training.tasks.text_run import WORDS, parts_from, run_file
 
@@ -26,7 +26,7 @@ TASK = 'kind = "fill"\nmask_share = 0.2'
 
 def test_it_learns_to_fill_blanks(tmp_path: Path) -> None:
     path = run_file(tmp_path, TASK, "encoder", steps=100)
-    result = train_run(load_run_file(path), resume=False, progress=SilentProgress())
+    result = train_run(load_run_file(path), resume=False, progress=Progress())
     assert result.best == "step-100"
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert last["valid_score"] > 60, "chance is 4 %"

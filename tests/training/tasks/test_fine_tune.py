@@ -16,8 +16,8 @@ import clearhead as ch
 from clearhead.data.batches.inputs import shift_right
 from clearhead.hf.save import their_tensors
 from clearhead.training.assemble import train_run
-from clearhead.training.init_from import find_start, take_weights
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.init_from import find_initial_model, take_weights
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.tasks.base import TaskSetup
 from clearhead.training.tasks.registry import parts_of
@@ -102,14 +102,14 @@ def test_a_run_learns_is_whole_and_goes_back(case: str, tmp_path: Path) -> None:
 def first_step(path: Path, folder: Path) -> tuple[Any, Any, torch.Tensor, dict[str, torch.Tensor]]:
     """The first batch of a run, the model as the other library has it, and its mean loss and gradients."""
     run_file = load_run_file(path)
-    start = find_start(run_file.task.init, None, None)
+    start = find_initial_model(run_file.task.init, None, None)
     assert start is not None and start.published is not None
     tokenizers = start.tokenizers
-    setup = TaskSetup(run_file, lambda train: tokenizers, start, SilentProgress(), torch.device("cpu"))
+    setup = TaskSetup(run_file, lambda train: tokenizers, start, Progress(), torch.device("cpu"))
     parts = parts_of(setup)
     torch.manual_seed(5)
     module = ch.build(parts.spec).eval()
-    take_weights(module, start, parts.record, SilentProgress())
+    take_weights(module, start, parts.record, Progress())
     loss, count = parts.loss(module, parts.widest)
     (loss / count).backward()
     model = ch.Model(module, parts.tokenizers, parts.record, start.published.replaced(module, parts.record))

@@ -15,7 +15,7 @@ from clearhead.core import build
 from clearhead.data.batches.base import NO_LABEL
 from clearhead.errors import InputError
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from tests.training.tasks.text_run import WORDS, parts_from, run_file
 
@@ -25,7 +25,7 @@ TASK = 'kind = "generate"'
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
 def test_it_learns_to_go_on(family: str, tmp_path: Path) -> None:
     path = run_file(tmp_path, TASK, family, steps=100)
-    train_run(load_run_file(path), resume=False, progress=SilentProgress())
+    train_run(load_run_file(path), resume=False, progress=Progress())
     model = ch.load(tmp_path / "run", device="cpu")
     prompts = [" ".join(WORDS[start : start + 3]) for start in range(len(WORDS) - 4)]
     found = [written[0].text.split()[:1] for written in model.generate(prompts, max_new_tokens=2)]

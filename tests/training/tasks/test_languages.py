@@ -18,8 +18,8 @@ from clearhead.cli.main import main
 from clearhead.data.batches.pairs import collate
 from clearhead.errors import InputError
 from clearhead.training.assemble import train_run
-from clearhead.training.init_from import find_start
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.init_from import find_initial_model
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.tasks.translate import prepare_parallel
 from tests import published_models as checkpoints
@@ -84,9 +84,9 @@ def test_a_pair_is_read_as_its_own_library_reads_it(case: str, tmp_path: Path) -
     make, written, source, target = CASES[case]
     folder = make(tmp_path / "start")
     loaded = load_run_file(run_file(tmp_path, folder, source, target), [])
-    start = find_start(loaded.task.init, source, target)
+    start = find_initial_model(loaded.task.init, source, target)
     assert start is not None
-    store = prepare_parallel(loaded, start.tokenizers, SilentProgress())["valid"]
+    store = prepare_parallel(loaded, start.tokenizers, Progress())["valid"]
     rows = np.arange(5)
     batch = collate(store, rows)
     assert batch.mask is not None and batch.target_ids is not None and batch.target_mask is not None
@@ -112,7 +112,7 @@ def test_a_run_writes_the_language_it_learned(case: str, tmp_path: Path, capfd: 
     """Without naming one again; and as the family that it came from, whose users name them."""
     make, written, source, target = CASES[case]
     path = run_file(tmp_path, make(tmp_path / "start"), source, target)
-    train_run(load_run_file(path, ["train.validate_every=4"]), resume=False, progress=SilentProgress())
+    train_run(load_run_file(path, ["train.validate_every=4"]), resume=False, progress=Progress())
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     found = [row["loss"] for row in rows if row.get("loss") is not None]
     assert found[-1] < found[0]
@@ -188,8 +188,8 @@ def test_translations_between_named_languages_are_measured(
 def test_languages_are_asked_for(tmp_path: Path) -> None:
     folder = of_50(tmp_path / "start")
     with pytest.raises(InputError, match="say which one the text is in; it has: ar_AR"):
-        find_start(str(folder), None, WRITES)
+        find_initial_model(str(folder), None, WRITES)
     with pytest.raises(InputError, match="say which one you want"):
-        find_start(str(folder), READS, None)
+        find_initial_model(str(folder), READS, None)
     with pytest.raises(InputError, match=r"no language 'de' \(did you mean 'de_DE'\?\); it has: ar_AR"):
-        find_start(str(folder), READS, "de")
+        find_initial_model(str(folder), READS, "de")

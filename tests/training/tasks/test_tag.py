@@ -11,7 +11,7 @@ import pytest
 import clearhead as ch
 from clearhead.errors import InputError
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from tests.training.tasks.labelled_run import noise, write_run_file
 
@@ -38,7 +38,7 @@ def write_sentences(folder: Path, *, train: int = 240, count: int = 301) -> None
 def test_it_learns_to_find_names(tmp_path: Path, family: str) -> None:
     write_sentences(tmp_path)
     path = write_run_file(tmp_path, TASK, family, ending="conll", labels="")
-    train_run(load_run_file(path), resume=False, progress=SilentProgress())
+    train_run(load_run_file(path), resume=False, progress=Progress())
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert last["valid_score"] > 90
     model = ch.load(tmp_path / "run", device="cpu")
@@ -52,7 +52,7 @@ def test_it_learns_to_find_names(tmp_path: Path, family: str) -> None:
 def test_a_share_is_held_out(tmp_path: Path) -> None:
     write_sentences(tmp_path, train=301)
     path = write_run_file(tmp_path, TASK, "encoder", ending="conll", labels="", valid="0.25", steps=3)
-    train_run(load_run_file(path), resume=False, progress=SilentProgress())
+    train_run(load_run_file(path), resume=False, progress=Progress())
     assert (tmp_path / "run" / "task.json").is_file()
 
 
@@ -62,4 +62,4 @@ def test_a_held_out_tag_must_be_known(tmp_path: Path) -> None:
         file.write("\nzz\tB-ORG\n")
     with pytest.raises(InputError, match=r'^\[data\] valid: .*valid.conll:\d+: the tag "B-ORG" is not among the 5'):
         path = write_run_file(tmp_path, TASK, "encoder", ending="conll", labels="")
-        train_run(load_run_file(path), resume=False, progress=SilentProgress())
+        train_run(load_run_file(path), resume=False, progress=Progress())

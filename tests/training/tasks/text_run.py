@@ -10,7 +10,7 @@ import torch
 from clearhead.data.batches.base import Batch
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.progress.report import SilentProgress
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.tasks.base import TaskParts, TaskSetup
 from clearhead.training.tasks.registry import parts_of
@@ -71,7 +71,7 @@ def parts_from(path: Path, tokenizer: Tokenizer | None = None) -> TaskParts[Batc
         run_file=load_run_file(path),
         find_tokenizers=lambda train: pair or train(),
         start=None,
-        progress=SilentProgress(),
+        progress=Progress(),
         device=torch.device("cpu"),
     )
     return parts_of(setup)

@@ -1,19 +1,17 @@
 """Cross-entropy of a linear layer, chunk by chunk: logits never exist for more than a few rows at a time.
 
-Shape suffixes: N rows (tokens), D width, V vocabulary, C rows of one chunk, B batch, T length.
+Shape suffixes: N rows (tokens), D width, V vocabulary, C rows of one chunk.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
-from torch.nn import functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from clearhead.core.head import Projection
 from clearhead.errors import InputError
 
 NO_LABEL = -100
@@ -26,39 +24,6 @@ _CHUNK_BYTES_GPU = 256 << 20
 
 # exp of plus or minus this is a normal float32, and so is a sum of millions of them.
 _SAFE_EXPONENT = 60.0
-
-
-@runtime_checkable
-class LabelledBatch(Protocol):
-    """What a batch must carry so that the loss of its tokens can be computed."""
-
-    @property
-    def ids(self) -> Int[Tensor, "batch source"]:
-        """What the first stack reads."""
-
-    @property
-    def mask(self) -> Bool[Tensor, "batch source"] | None:
-        """True at the real tokens of ids; None: all are."""
-
-    @property
-    def target_ids(self) -> Int[Tensor, "batch target"] | None:
-        """What the decoder of a two-stack model reads, already shifted."""
-
-    @property
-    def labels(self) -> Int[Tensor, "batch length"]:
-        """What the stack that runs last must say; NO_LABEL where nothing is asked."""
-
-    @property
-    def segments(self) -> Int[Tensor, "batch source"] | None:
-        """The segment of each of ids."""
-
-    @property
-    def documents(self) -> Int[Tensor, "batch source"] | None:
-        """The document of each of ids."""
-
-    @property
-    def prefix(self) -> Bool[Tensor, "batch source"] | None:
-        """Where ids is part of a prefix that all may attend to."""
 
 
 def linear_cross_entropy(
@@ -104,70 +69,6 @@ def linear_cross_entropy(
         loss: Tensor = _LinearCrossEntropy.apply(*tensors, setting)  # type: ignore[no-untyped-call]
         return loss
     return _Sums(hidden_ND, weight_VD, bias_V, setting, (False, False, False)).run()
-
-
-def token_loss(module: nn.Module, batch: LabelledBatch, *, label_smoothing: float) -> tuple[Float[Tensor, ""], int]:
-    """Sum the cross-entropy of one batch over its labels, without building its logits.
-
-    Padding stands on the right of what a causal decoder reads, where no real token can look, so such a decoder needs
-    no mask and keeps its causal kernel.
-
-    Args:
-        module: a Transformer with a vocabulary head.
-        batch: ids and labels of one batch, and what its model reads beside them.
-        label_smoothing: share of the target that is spread evenly over the vocabulary, from 0 up to but not 1.
-
-    Returns:
-        the sum in nats and the number of labels it runs over.
-    """
-    model: Any = module
-    out = model.states(
-        batch.ids,
-        batch.target_ids,
-        mask=None if model.encoder is None else batch.mask,
-        segments=batch.segments,
-        documents=batch.documents,
-        prefix=batch.prefix,
-    )
-    labels_N = batch.labels.flatten()
-    rows = (labels_N != NO_LABEL).nonzero().squeeze(1)
-    hidden_ND = select_rows(out.hidden.flatten(0, 1), rows)
-    loss = projected_cross_entropy(
-        model.head.prepare(hidden_ND), model.head.projection(), labels_N[rows], label_smoothing=label_smoothing
-    )
-    return loss, rows.numel()
-
-
-def projected_cross_entropy(
-    states_ND: Float[Tensor, "rows width"],
-    projection: Projection,
-    labels_N: Int[Tensor, " rows"],
-    *,
-    label_smoothing: float = 0.0,
-) -> Float[Tensor, ""]:
-    """Sum the cross-entropy of the outputs that the last map of a head gives.
-
-    Args:
-        states_ND: what enters the map.
-        projection: the map. Outputs with a soft cap are built as a whole, for the cap stands between product and loss.
-        labels_N: the right output of each row.
-        label_smoothing: share of the target that is spread evenly over the outputs, from 0 up to but not 1.
-
-    Returns:
-        the sum in nats.
-    """
-    if projection.soft_cap is not None:
-        logits_NV = projection.outputs(states_ND)
-        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-        return F.cross_entropy(logits_NV, labels_N, reduction="sum", label_smoothing=label_smoothing)
-    return linear_cross_entropy(
-        states_ND,
-        projection.weight_VD,
-        projection.bias_V,
-        labels_N,
-        label_smoothing=label_smoothing,
-        scale=projection.scale,
-    )
 
 
 def select_rows(values_ND: Float[Tensor, "all_rows width"], rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows width"]:

@@ -11,26 +11,15 @@ import pytest
 from rich.console import Console
 
 from clearhead.errors import InputError
+from clearhead.training.progress.console import LineProgress, describe_plan, progress_for
 from clearhead.training.progress.live_panel import LiveProgress, LossHistory, TrainingPanel, sparkline
-from clearhead.training.progress.report import (
-    LineProgress,
-    Pace,
-    Plan,
-    Progress,
-    SeveralProgress,
-    SilentProgress,
-    StepReport,
-    TensorBoardProgress,
-    ValidationReport,
-    describe_plan,
-    duration,
-    progress_for,
-)
+from clearhead.training.progress.reports import Pace, Progress, RunPlan, StepReport, ValidationReport, duration
+from clearhead.training.progress.tensorboard import TensorBoardProgress
 from tests.training.small import Recorder
 
 
-def plan(*, steps: int | None = 200, seconds: float | None = None, first_step: int = 0) -> Plan:
-    return Plan("de-[en]", first_step, steps, seconds, 10.0 * first_step, 2_600_000, "BLEU")
+def plan(*, steps: int | None = 200, seconds: float | None = None, first_step: int = 0) -> RunPlan:
+    return RunPlan("de-[en]", first_step, steps, seconds, 10.0 * first_step, 2_600_000, "BLEU")
 
 
 def report(step: int, loss: float = 3.25) -> StepReport:
@@ -121,13 +110,9 @@ def test_the_stream_decides_what_is_shown() -> None:
     assert isinstance(progress_for(io.StringIO()), LineProgress)
 
 
-def test_every_sink_hears_everything() -> None:
-    sinks = [Recorder(), Recorder()]
-    run_through(SeveralProgress(sinks))
-    run_through(SilentProgress())
-    for sink in sinks:
-        assert len(sink.steps) == 20 and len(sink.validations) == 1 and sink.ended == 1
-        assert sink.messages == ["The disk is [nearly] full."] and sink.plans == [plan()]
+def test_progress_shows_nothing_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    run_through(Progress())
+    assert capsys.readouterr() == ("", "")
 
 
 def test_speed_counts_training_and_time_left_counts_everything() -> None:
@@ -161,10 +146,12 @@ def test_the_nearest_end_counts() -> None:
 def test_tensorboard_is_asked_for_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InputError, match="needs the tensorboard package: install it"):
-        TensorBoardProgress(tmp_path)
+        TensorBoardProgress(tmp_path, Progress())
 
 
-def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_gets_every_number_and_passes_every_report_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[tuple[str, float, int]] = []
 
     class Writer:
@@ -180,7 +167,10 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
     module = type(sys)("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    run_through(TensorBoardProgress(tmp_path))
+    shown = Recorder()
+    run_through(TensorBoardProgress(tmp_path, shown))
+    assert len(shown.steps) == 20 and len(shown.validations) == 1 and shown.ended == 1
+    assert shown.messages == ["The disk is [nearly] full."] and shown.plans == [plan()]
     assert written[:3] == [("loss/train", 3.25, 1), ("learning_rate", 5e-3, 1), ("tokens_per_second", 8000.0, 1)]
     assert written[-3:] == [("loss/valid", 2.5, 20), ("score/valid", 31.5, 20), ("closed", 0.0, 0)]
 

@@ -8,19 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core.head import Projection
 from clearhead.errors import InputError
-from clearhead.training.losses import cross_entropy as loss_file
-from clearhead.training.losses.cross_entropy import (
-    NO_LABEL,
-    linear_cross_entropy,
-    projected_cross_entropy,
-    select_rows,
-    token_loss,
-)
+from clearhead.kernels import linear_cross_entropy as loss_file
+from clearhead.kernels.linear_cross_entropy import NO_LABEL, linear_cross_entropy, select_rows
 
 ROWS, WIDTH, VOCABULARY = 29, 7, 53
 
@@ -240,99 +234,12 @@ def test_selected_rows_and_their_gradients() -> None:
     assert torch.autograd.gradcheck(lambda inputs: select_rows(inputs, rows).square(), (values,))
 
 
-class FakeHead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight_VD = nn.Parameter(torch.randn(VOCABULARY, WIDTH))
-        self.bias_V = nn.Parameter(torch.randn(VOCABULARY))
-        self.scale = 0.5
-        self.rows_seen = 0
-
-    def prepare(self, hidden: Tensor) -> Tensor:
-        self.rows_seen = hidden.shape[0]
-        return hidden.tanh()
-
-    def projection(self) -> Projection:
-        return Projection(self.weight_VD, self.bias_V, self.scale)
-
-
-@dataclass
-class States:
-    hidden: Tensor
-
-
-class FakeModel(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = FakeHead()
-        self.table = nn.Embedding(VOCABULARY, WIDTH)
-
-    encoder = "any"
-
-    def states(
-        self, ids: Tensor, target_ids: Tensor, *, mask: Tensor, segments: None, documents: None, prefix: None
-    ) -> States:
-        assert segments is documents is prefix is None
-        memory = (self.table(ids) * mask.unsqueeze(2)).sum(1, keepdim=True)
-        return States(self.table(target_ids) + memory)
-
-
-TENSORS = ("ids", "mask", "target_ids", "target_mask", "labels")
-
-
-@dataclass(frozen=True)
-class FakeBatch:
-    ids: Tensor
-    mask: Tensor
-    target_ids: Tensor
-    target_mask: Tensor
-    labels: Tensor
-    segments: None = None
-    documents: None = None
-    prefix: None = None
-
-
-def states_of(model: FakeModel, batch: FakeBatch) -> Tensor:
-    nothing = {"segments": None, "documents": None, "prefix": None}
-    return model.states(batch.ids, batch.target_ids, mask=batch.mask, **nothing).hidden
-
-
-def make_batch(rows: int = 3) -> FakeBatch:
-    torch.manual_seed(22)
-    lengths, target_lengths = torch.tensor([5, 2, 3])[:rows], torch.tensor([4, 7, 1])[:rows]
-    mask, target_mask = torch.arange(5) < lengths[:, None], torch.arange(7) < target_lengths[:, None]
-    draw = torch.randint(0, VOCABULARY, (3, 19))[:rows]
-    return FakeBatch(draw[:, :5], mask, draw[:, 5:12], target_mask, draw[:, 12:].masked_fill(~target_mask, NO_LABEL))
-
-
-def test_the_loss_of_a_batch_is_that_of_its_real_labels() -> None:
-    model, batch = FakeModel(), make_batch()
-    total, count = token_loss(model, batch, label_smoothing=0.1)
-    hidden = states_of(model, batch)
-    logits = F.linear(hidden.tanh() * 0.5, model.head.weight_VD, model.head.bias_V)
-    expected = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=0.1, reduction="sum")
-    assert far(total, expected) < 1e-6
-    assert count == model.head.rows_seen == 4 + 7 + 1
-    mine = torch.autograd.grad(total, list(model.parameters()))
-    for found, wanted in zip(mine, torch.autograd.grad(expected, list(model.parameters())), strict=True):
-        assert far(found, wanted) < 1e-5
-
-
-def test_sums_of_micro_batches_are_the_sum_of_the_batch() -> None:
-    model, whole = FakeModel(), make_batch()
-    parts = [FakeBatch(*(getattr(whole, name)[rows] for name in TENSORS)) for rows in ([0, 1], [2])]
-    total, count = token_loss(model, whole, label_smoothing=0.1)
-    sums = [token_loss(model, part, label_smoothing=0.1) for part in parts]
-    assert count == sum(number for _, number in sums)
-    assert far(sums[0][0] + sums[1][0], total) < 1e-6
-
-
 @pytest.mark.parametrize("cap", [None, 0.7])
 def test_the_loss_of_a_projection_is_that_of_its_outputs(cap: float | None) -> None:
     """With a soft cap too, which stands between the product and the loss."""
     case = make(missing=False)
     projection = Projection(case.weight, case.bias, 1.3, soft_cap=cap)
-    found = projected_cross_entropy(case.hidden, projection, case.labels, label_smoothing=0.1)
+    found = projection.cross_entropy(case.hidden, case.labels, label_smoothing=0.1)
     logits = F.linear(case.hidden * 1.3, case.weight, case.bias)
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
     expected = F.cross_entropy(logits, case.labels, reduction="sum", label_smoothing=0.1)

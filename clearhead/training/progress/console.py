@@ -1,0 +1,98 @@
+"""Training progress on the console: lines in a log, or a live panel on a terminal."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import IO
+
+from rich.console import Console
+
+from clearhead.training.progress.reports import (
+    Pace,
+    Progress,
+    RunPlan,
+    StepReport,
+    ValidationReport,
+    duration,
+    step_of,
+)
+
+
+class LineProgress(Progress):
+    """Plain lines for logs: one every so many seconds, and one per validation.
+
+    Args:
+        stream: where the lines go.
+        every_seconds: least time between two lines about steps.
+    """
+
+    def __init__(self, stream: IO[str], *, every_seconds: float = 10.0) -> None:
+        self.stream = stream
+        self.every_seconds = every_seconds
+        self._pace: Pace | None = None
+        self._last_line = -math.inf
+
+    def begin(self, plan: RunPlan) -> None:
+        """Say what is about to run."""
+        self._pace = Pace(plan)
+        self._write(f"training {plan.run}: {describe_plan(plan)}")
+
+    def step(self, report: StepReport) -> None:
+        """Write a line if the last one is old enough."""
+        assert self._pace is not None, "begin comes before step"
+        self._pace.add(report)
+        now = time.monotonic()
+        if now - self._last_line < self.every_seconds:
+            return
+        self._last_line = now
+        left = self._pace.seconds_left
+        self._write(
+            f"step {step_of(report.step, self._pace.plan.steps)}  loss {report.loss:.4f}"
+            f"  learning rate {report.learning_rate:.2e}  {self._pace.tokens_per_second:,.0f} tokens/s"
+            + (f"  {duration(left)} left" if left is not None else "")
+        )
+
+    def validated(self, report: ValidationReport) -> None:
+        """Write the result of a validation."""
+        assert self._pace is not None, "begin comes before validated"
+        name = self._pace.plan.score_name or "score"
+        score = f"  {name} {report.score:.2f}" if report.score is not None else ""
+        best = "  (best so far)" if report.is_best else ""
+        self._write(
+            f"step {report.step}  validation loss {report.loss:.4f}{score}{best}  in {duration(report.seconds)}"
+        )
+
+    def message(self, text: str) -> None:
+        """Write the message."""
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        self.stream.write(text + "\n")
+        self.stream.flush()
+
+
+def progress_for(stream: IO[str] | None = None) -> Progress:
+    """Return what fits a stream: a live panel on a terminal, plain lines elsewhere.
+
+    Args:
+        stream: where to show progress; standard error where None.
+    """
+    from clearhead.training.progress.live_panel import LiveProgress
+
+    stream = stream if stream is not None else sys.stderr
+    console = Console(file=stream)
+    return LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else LineProgress(stream)
+
+
+def describe_plan(plan: RunPlan) -> str:
+    """Return what a run is about to do, in a few words."""
+    parts = [f"{plan.parameters:,} parameters"]
+    if plan.steps is not None:
+        parts.append(f"{plan.steps:,} steps")
+    if plan.seconds is not None:
+        parts.append(f"at most {duration(plan.seconds)}")
+    if plan.first_step:
+        parts.append(f"continuing after step {plan.first_step:,}")
+    return ", ".join(parts)

@@ -1,0 +1,158 @@
+"""What a training loop reports, and the base class of everything that shows it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run is about to do.
+
+    Attributes:
+        run: name of the run, for the title.
+        first_step: steps taken already, by an earlier part of the same run.
+        steps: steps at which the run ends, or None where only time or patience ends it.
+        seconds: wall-clock seconds after which it ends, or None.
+        seconds_before: seconds that earlier parts of the run took.
+        parameters: trained numbers in the module.
+        score_name: what the validation score is called, or None where there is no score.
+    """
+
+    run: str
+    first_step: int
+    steps: int | None
+    seconds: float | None
+    seconds_before: float
+    parameters: int
+    score_name: str | None = None
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimizer step.
+
+    Attributes:
+        step: optimizer steps taken.
+        loss: mean training loss per label of this step, in nats.
+        learning_rate: the schedule's learning rate of this step.
+        tokens: source and target tokens of this step.
+        step_seconds: time this step took.
+        seconds: wall-clock time of the run so far.
+    """
+
+    step: int
+    loss: float
+    learning_rate: float
+    tokens: int
+    step_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """One validation.
+
+    Attributes:
+        step: optimizer steps taken.
+        loss: mean validation loss per label, in nats.
+        score: the validation score, or None where there is none.
+        is_best: whether this is the best validation so far.
+        seconds: time the validation took.
+    """
+
+    step: int
+    loss: float
+    score: float | None
+    is_best: bool
+    seconds: float
+
+
+class Progress:
+    """Receives the reports of a training loop and shows nothing; subclasses override what they show."""
+
+    def begin(self, plan: RunPlan) -> None:
+        """Training is about to start."""
+
+    def step(self, report: StepReport) -> None:
+        """One optimizer step was taken."""
+
+    def validating(self, step: int) -> None:
+        """A validation begins."""
+
+    def validated(self, report: ValidationReport) -> None:
+        """A validation is done."""
+
+    def message(self, text: str) -> None:
+        """A message for the user."""
+
+    def end(self) -> None:
+        """Training is over, for whatever reason."""
+
+
+class Pace:
+    """Recent speed and the time that is left, from the last steps.
+
+    Args:
+        plan: what the run is about to do.
+        window: how many steps count as recent.
+    """
+
+    def __init__(self, plan: RunPlan, *, window: int = 50) -> None:
+        self.plan = plan
+        self._recent: deque[StepReport] = deque(maxlen=window)
+        self._began = time.monotonic()
+
+    def add(self, report: StepReport) -> None:
+        """Take one step into account."""
+        self._recent.append(report)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Source and target tokens per second over the recent steps, training alone."""
+        spent = sum(report.step_seconds for report in self._recent)
+        return sum(report.tokens for report in self._recent) / spent if spent > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the run ends by its plan, validations and saves included; None where the plan does not say."""
+        if not self._recent:
+            return None
+        last = self._recent[-1]
+        ends = []
+        taken = last.step - self.plan.first_step
+        if self.plan.steps is not None and taken > 0:
+            per_step = (last.seconds - self.plan.seconds_before) / taken
+            ends.append(max(0, self.plan.steps - last.step) * per_step)
+        if self.plan.seconds is not None:
+            ends.append(max(0.0, self.plan.seconds - last.seconds))
+        return min(ends) if ends else None
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of the plan is done, from 0 to 1; None where the plan does not say."""
+        if not self._recent:
+            return None
+        last, plan = self._recent[-1], self.plan
+        parts = [last.step / plan.steps if plan.steps else 0.0, last.seconds / plan.seconds if plan.seconds else 0.0]
+        return min(1.0, max(parts)) if plan.steps or plan.seconds else None
+
+
+def step_of(step: int, steps: int | None) -> str:
+    """Return "12/400", or "12" where the end is not known."""
+    return f"{step:,}/{steps:,}" if steps is not None else f"{step:,}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person writes it: "0.4 s", "42 s", "3 min 05 s", "2 h 10 min"."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
