@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-from typing import IO
 
 from rich.console import Console
 
@@ -24,12 +22,12 @@ class LineProgress(Progress):
     """Plain lines for logs: one every so many seconds, and one per validation.
 
     Args:
-        stream: where the lines go.
+        console: where the lines go.
         every_seconds: least time between two lines about steps.
     """
 
-    def __init__(self, stream: IO[str], *, every_seconds: float = 10.0) -> None:
-        self.stream = stream
+    def __init__(self, console: Console, *, every_seconds: float = 10.0) -> None:
+        self.console = console
         self.every_seconds = every_seconds
         self._pace: Pace | None = None
         self._last_line = -math.inf
@@ -69,21 +67,20 @@ class LineProgress(Progress):
         self._write(text)
 
     def _write(self, text: str) -> None:
-        self.stream.write(text + "\n")
-        self.stream.flush()
+        self.console.file.write(text + "\n")
+        self.console.file.flush()
 
 
-def progress_for(stream: IO[str] | None = None) -> Progress:
-    """Return what fits a stream: a live panel on a terminal, plain lines elsewhere.
+def progress_for(console: Console | None = None) -> Progress:
+    """Return a live panel for a terminal and plain lines for anything else.
 
     Args:
-        stream: where to show progress; standard error where None.
+        console: where to show progress; None: standard error.
     """
     from clearhead.training.progress.live_panel import LiveProgress
 
-    stream = stream if stream is not None else sys.stderr
-    console = Console(file=stream)
-    return LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else LineProgress(stream)
+    console = console or Console(stderr=True)
+    return LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else LineProgress(console)
 
 
 def describe_plan(plan: RunPlan) -> str:

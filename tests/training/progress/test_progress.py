@@ -38,7 +38,7 @@ def run_through(progress: Progress) -> None:
 
 def test_a_log_gets_plain_lines() -> None:
     stream = io.StringIO()
-    run_through(LineProgress(stream, every_seconds=3600.0))
+    run_through(LineProgress(Console(file=stream), every_seconds=3600.0))
     assert stream.getvalue().splitlines() == [
         "training de-[en]: 2,600,000 parameters, 200 steps",
         "step 1/200  loss 3.2500  learning rate 5.00e-03  8,000 tokens/s  1 min 59 s left",
@@ -51,7 +51,7 @@ def test_a_log_gets_no_more_lines_than_asked_for() -> None:
     counts = []
     for every_seconds in (0.0, 3600.0):
         stream = io.StringIO()
-        run_through(LineProgress(stream, every_seconds=every_seconds))
+        run_through(LineProgress(Console(file=stream), every_seconds=every_seconds))
         counts.append(len(stream.getvalue().splitlines()))
     assert counts == [1 + 20 + 2, 1 + 1 + 2]
 
@@ -107,7 +107,7 @@ def test_the_best_validation_stays_on_the_panel() -> None:
 
 
 def test_the_stream_decides_what_is_shown() -> None:
-    assert isinstance(progress_for(io.StringIO()), LineProgress)
+    assert isinstance(progress_for(Console(file=io.StringIO())), LineProgress)
 
 
 def test_progress_shows_nothing_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
