@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.data.sources.texts import WHOLE, Share
-from clearhead.data.stores.pairs import Indices, Rows
+from clearhead.data.stores.arrays import Indices, Rows
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import PoolBy, with_head
