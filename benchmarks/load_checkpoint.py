@@ -77,17 +77,17 @@ CASES = {
 def make(case: Case, folder: Path) -> int:
     """Write a case; return how many bytes its weights take in memory as float32."""
     from clearhead.core import build
-    from clearhead.hf import config as configs
     from clearhead.hf import registry
-    from clearhead.hf.save import save_pretrained
+    from clearhead.hf.mapping import config as configs
+    from clearhead.hf.saving import save_module
 
     record = registry.find(case.config)
-    model = record.whole(configs.read(record, case.config).values, record.variants[0])
+    model = record.whole(configs.parse(record, case.config).values, record.variants[0])
     module = build(model, device="meta").to(case.dtype).to_empty(device="cpu")
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.uniform_(-0.05, 0.05)
-    save_pretrained(module, folder, model_type=record.model_type, max_shard_size=case.shard or 2**40)
+    save_module(module, folder, model_type=record.model_type, max_shard_size=case.shard or 2**40)
     return 4 * sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -109,11 +109,11 @@ def measure(side: str, case: Case, folder: Path) -> dict[str, float]:
     ids = torch.arange(TOKENS)[None]
     if side == "clearhead":
         from clearhead.hf import registry
-        from clearhead.hf.loading import load_pretrained
+        from clearhead.hf.loading import load_module
 
-        registry.records()
+        registry.all_families()
         before, start, used = mark(), time.perf_counter(), time.process_time()
-        module: Any = load_pretrained(folder).module
+        module: Any = load_module(folder).module
     else:
         import transformers
 

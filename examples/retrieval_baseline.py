@@ -99,7 +99,7 @@ def train_baseline(run_file: RunFile, tokenizers: TokenizerPair, width: int, epo
     torch.manual_seed(train.seed)
     module = AveragedEmbeddings(tokenizers.source.vocab_size, width)
     optimizer = torch.optim.Adam(module.parameters(), lr=LEARNING_RATE)
-    collator = InputCollator(tokenizers.source.frame, tokenizers.source.pad_id)
+    collator = InputCollator(tokenizers.source.special_tokens, tokenizers.source.pad_id)
     plan = contrastive_plan(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
     best, best_recall = dict(module.state_dict()), -1.0
     for epoch in range(epochs):

@@ -20,15 +20,15 @@ from clearhead.check.measure import Comparison, compare_traces, first_divergence
 from clearhead.check.trace import ModelInputs, ModelPair, Trace
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.hf.save import their_tensors
-from clearhead.hf.tensor_rules import Halves, Place
+from clearhead.hf.mapping.tensor_rules import Halves, Slots
+from clearhead.hf.saving import module_to_hf_tensors
 from clearhead.weights.fill import built
 
 MOST_CAUSES = 4
 _EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12)
 _THETAS = (1e4, 1e5, 5e5, 1e6)
 State = Mapping[str, Tensor]
-Way = Callable[[list[Tensor], Place], list[Tensor]]
+Way = Callable[[list[Tensor], Slots], list[Tensor]]
 Change = Callable[[spec.Node], spec.Node]
 Named = Iterator[tuple[str, Change]]
 
@@ -186,7 +186,7 @@ def _laid_out(module: Transformer, rotating: Mapping[str, spec.Attention], way: 
     for path, node in rotating.items():
         for name in (f"{path}.{part}.{leaf}" for part in ("query", "key") for leaf in ("weight", "bias")):
             if name in state:
-                (state[name],) = way([state[name]], Place((state[name].shape,), node))
+                (state[name],) = way([state[name]], Slots((state[name].shape,), node))
     return built(module.spec, state)
 
 
@@ -236,7 +236,7 @@ def _reordered(module: Transformer, places: Mapping[str, Mapping[str, list[int]]
 def _by_tensors(sides: ModelPair, module: Transformer) -> str:
     """Where nothing explains it: which tensors are others."""
     one = replace(sides.pretrained, module=module)
-    mine = their_tensors(module, one.record, one.variant, one.prefix, module.state_dict())
+    mine = module_to_hf_tensors(module, one.record, one.variant, one.prefix, module.state_dict())
     base, theirs = f"{getattr(sides.theirs, 'base_model_prefix', '')}.", sides.theirs.state_dict()
     other = {name.removeprefix(base): tensor for name, tensor in theirs.items()}
     found = []

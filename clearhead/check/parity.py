@@ -15,8 +15,8 @@ from clearhead.check.measure import Comparison, compare_traces, first_divergence
 from clearhead.check.texts import TokenizerParity, compare_tokenizers, text_inputs
 from clearhead.check.trace import ModelInputs, ModelPair, first_line, import_transformers, load_with_transformers
 from clearhead.errors import InputError
-from clearhead.hf.loading import load_pretrained
-from clearhead.hf.tokenizers import load_published
+from clearhead.hf.loading import load_module
+from clearhead.hf.tokenizers import load_tokenizers
 from clearhead.text.tokenizer_files import has_tokenizer
 
 TOKENS, TARGETS, LENGTHS = 13, 7, (13, 5, 8)
@@ -105,7 +105,7 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
     """
     version = import_transformers().__version__
     other = folder if reference is None else reference
-    pretrained = load_pretrained(folder, dtype=torch.float32)
+    pretrained = load_module(folder, dtype=torch.float32)
     sides = ModelPair(pretrained, load_with_transformers(other, pretrained))
     reading = _random(sides)
     try:
@@ -119,7 +119,7 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
         causes = tuple(find_causes(sides, reading, expected, tolerance))
     text, real = None, None
     if has_tokenizer(folder):
-        texts = load_published(folder)
+        texts = load_tokenizers(folder)
         text = compare_tokenizers(texts, other)
         readings = text_inputs(texts, _limit(sides), sides.ours.num_source_ids)
         real = max((_outputs(sides, _completed(sides, one)) for one in readings), default=None)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from clearhead.check.trace import ModelInputs, first_line, import_transformers
-from clearhead.hf.tokenizers import PublishedText
+from clearhead.hf.tokenizers import CheckpointTokenizers
 
 # What trips tokenizers up; none spells a special token out, which here is plain text and there is not.
 HARD = (
@@ -82,9 +82,9 @@ class TokenizerParity:
             yield f"likely cause      the tokenizer: {self.cause}"
 
 
-def compare_tokenizers(text: PublishedText, reference: Path) -> TokenizerParity:
+def compare_tokenizers(text: CheckpointTokenizers, reference: Path) -> TokenizerParity:
     """Compare a checkpoint's tokenizer with that of a folder in transformers, on hard strings."""
-    source = text.tokenizers.source
+    source = text.pair.source
     try:
         theirs: Any = import_transformers().AutoTokenizer.from_pretrained(reference, local_files_only=True)
         expected = {one: list(theirs(one)["input_ids"]) for one in HARD}
@@ -93,7 +93,7 @@ def compare_tokenizers(text: PublishedText, reference: Path) -> TokenizerParity:
         return TokenizerParity(source.fingerprint, 0, cause=f"transformers cannot load it: {first_line(error)}")
 
     def ids(one: str) -> list[int]:
-        return source.frame.around(source.encode(one))[0]
+        return source.special_tokens.add_to(source.encode(one))[0]
 
     differing = tuple(one for one in HARD if ids(one) != expected[one])
     cause = None
@@ -114,11 +114,11 @@ def _cause(ours: Callable[[str], list[int]], plain: dict[str, list[int]], differ
     return f"pieces differ, first those of {next(one for one in differing if ours(one) != plain[one])!r}"
 
 
-def text_inputs(text: PublishedText, limit: int, rows: int) -> Iterator[ModelInputs]:
+def text_inputs(text: CheckpointTokenizers, limit: int, rows: int) -> Iterator[ModelInputs]:
     """Yield texts as a checkpoint reads them, as far as they fit."""
-    source = text.tokenizers.source
+    source = text.pair.source
     for one in HARD:
-        ids, segments = source.frame.around(source.encode(one))
+        ids, segments = source.special_tokens.add_to(source.encode(one))
         if 0 < len(ids) <= limit and max(ids) < rows:
             kinds = torch.tensor([segments]) if any(segments) else None
             yield ModelInputs(torch.tensor([ids]), segments=kinds)

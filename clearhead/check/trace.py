@@ -23,8 +23,8 @@ from clearhead.core.position import LearnedPosition
 from clearhead.core.stack import Stack
 from clearhead.data.batches.inputs import shift_right
 from clearhead.errors import InputError
-from clearhead.hf.loading import Pretrained, rules_at
-from clearhead.hf.tensor_rules import Bound, Turned
+from clearhead.hf.loading import LoadedModule, bind_rules
+from clearhead.hf.mapping.tensor_rules import BoundRule, Transpose
 
 _KINDS = (nn.Linear, Linear, Table, LearnedPosition, LayerNorm, RMSNorm)
 
@@ -77,7 +77,7 @@ def import_transformers() -> Any:
     return found
 
 
-def load_with_transformers(folder: Path, pretrained: Pretrained) -> nn.Module:
+def load_with_transformers(folder: Path, pretrained: LoadedModule) -> nn.Module:
     """Load a folder with transformers, as the same class in float32, with attention written out.
 
     Raises:
@@ -106,7 +106,7 @@ def first_line(error: Exception) -> str:
 class ModelPair:
     """A checkpoint on both sides, and the pairs of parts that should give the same."""
 
-    def __init__(self, pretrained: Pretrained, theirs: Any) -> None:
+    def __init__(self, pretrained: LoadedModule, theirs: Any) -> None:
         self.pretrained = pretrained
         self.theirs = theirs
         self.pairs = _pairs(pretrained, theirs)
@@ -174,12 +174,12 @@ class ModelPair:
         return arguments
 
 
-def _pairs(pretrained: Pretrained, theirs: nn.Module) -> dict[str, tuple[str, Bound]]:
+def _pairs(pretrained: LoadedModule, theirs: nn.Module) -> dict[str, tuple[str, BoundRule]]:
     """Find by the rules of the tensors which of their modules does the work of which of ours."""
-    bounds, _ = rules_at(pretrained.record, pretrained.variant, pretrained.prefix, pretrained.module)
+    bounds, _ = bind_rules(pretrained.record, pretrained.variant, pretrained.prefix, pretrained.module)
     parts, known = dict(pretrained.module.named_modules()), dict(theirs.named_modules())
     base = str(getattr(theirs, "base_model_prefix", ""))
-    found: dict[str, tuple[str, Bound]] = {}
+    found: dict[str, tuple[str, BoundRule]] = {}
     for bound in bounds:
         if len(bound.theirs) != 1 or not all(isinstance(parts.get(path), _KINDS) for path in _paths(bound)):
             continue
@@ -191,15 +191,15 @@ def _pairs(pretrained: Pretrained, theirs: nn.Module) -> dict[str, tuple[str, Bo
     return found
 
 
-def _paths(bound: Bound) -> list[str]:
+def _paths(bound: BoundRule) -> list[str]:
     return [address.rpartition(".")[0] for address in bound.ours]
 
 
-def _ours_of(bound: Bound, value: Tensor) -> list[Tensor]:
+def _ours_of(bound: BoundRule, value: Tensor) -> list[Tensor]:
     """Put what their module gives into our order, as the rows of its matrix are put; a matrix turned has none other."""
     parts = [value.movedim(-1, 0)]
     for change in bound.changes:
-        parts = parts if isinstance(change, Turned) else change.load(parts, bound.place)
+        parts = parts if isinstance(change, Transpose) else change.load(parts, bound.place)
     return [part.movedim(0, -1) for part in parts]
 
 

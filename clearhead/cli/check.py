@@ -66,9 +66,9 @@ def check(
 @contextmanager
 def _folder(ref: str) -> Iterator[Path]:
     """Give the folder of a reference in the layout of the hub; a model of ours is written there first."""
-    from clearhead.hf.hub import find_published
+    from clearhead.hf.files.hub import find_checkpoint
 
-    found = find_published(ref)
+    found = find_checkpoint(ref)
     if found is not None:
         yield found
         return

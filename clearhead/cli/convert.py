@@ -75,8 +75,8 @@ def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
 
 
 def _convert_bin(ref: str, out: Path) -> None:
-    from clearhead.hf.from_bin import convert_bin
-    from clearhead.hf.hub import fetch, looks_like_hub_name
+    from clearhead.hf.files.from_bin import convert_bin
+    from clearhead.hf.files.hub import fetch, looks_like_hub_name
     from clearhead.runs.checkpoint import writing_folder
 
     folder = Path(ref)

@@ -183,12 +183,12 @@ def check_request(ref: str, request: Request) -> None:
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.
     """
-    from clearhead.hf.checkpoint import kind_of
-    from clearhead.hf.hub import find_published
+    from clearhead.hf.checkpoint import task_kind
+    from clearhead.hf.files.hub import find_checkpoint
     from clearhead.runs.directory import model_files, read_task
 
-    published = find_published(ref)
-    kind = read_task(model_files(ref)[0]).kind if published is None else kind_of(published)
+    hf_folder = find_checkpoint(ref)
+    kind = read_task(model_files(ref)[0]).kind if hf_folder is None else task_kind(hf_folder)
     # What mends text also answers it: a summary is measured as a translation is.
     kind = "translate" if kind == "denoise" and (request.source or request.target) else kind
     form = FORMS[kind]

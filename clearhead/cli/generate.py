@@ -157,9 +157,9 @@ def _for_task(model: Model, task: str | None, prompts: list[str]) -> tuple[Model
 
 def _is_one_growing_text(model: Model, options: dict[str, Any]) -> bool:
     """Whether a checkpoint's own settings leave it at one sequence whose text is certain as it comes."""
-    if model.published is None:
+    if model.hf_checkpoint is None:
         return True
-    merged = model.published.options(options, model.module)
+    merged = model.hf_checkpoint.options(options, model.module)
     return all(merged.get(name, 1) == 1 for name in ("beam_size", "num_return_sequences"))
 
 

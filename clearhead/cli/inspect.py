@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Published:
+class _CheckpointSummary:
     """What is shown of a checkpoint, besides what is shown of every model."""
 
     spec: Model
@@ -58,9 +58,9 @@ def inspect(
     from clearhead.core import build
     from clearhead.spec.cost import cost_per_token
 
-    published = read_published(ref)
-    spec = read_spec(ref) if published is None else published.spec
-    record = read_record(ref) if published is None else published.task
+    summary = summarize_checkpoint(ref)
+    spec = read_spec(ref) if summary is None else summary.spec
+    record = read_record(ref) if summary is None else summary.task
     module = build(spec, device="meta")
     cost = cost_per_token(spec, length, length)
     parameters = [_Weights(name, tuple(one.shape), one.numel()) for name, one in module.named_parameters()]
@@ -77,14 +77,14 @@ def inspect(
                 "cache_bytes_per_target_token": 4 * cost.cache_numbers,
                 "cache_bytes_per_source_token": 4 * cost.memory_numbers,
                 "attention": [asdict(body) for body in bodies],
-                "generation": [] if published is None else published.lines,
+                "generation": [] if summary is None else summary.lines,
                 "spec": json.loads(spec.to_json()),
             }
         )
         return
     for line in [
         *_purpose_lines(spec, record),
-        *([] if published is None else published.lines),
+        *([] if summary is None else summary.lines),
         "",
         *tree_lines(spec),
         "",
@@ -143,35 +143,35 @@ def decoder_masks(spec: Model) -> list[str]:
     return sorted({node.mask.kind for node in nodes if isinstance(node, Attention) and node.source == "self"})
 
 
-def read_published(ref: str) -> _Published | None:
+def summarize_checkpoint(ref: str) -> _CheckpointSummary | None:
     """Read a checkpoint in the layout of the hub; None: the reference is another one.
 
     Raises:
         InputError: it cannot be loaded.
     """
-    from clearhead.hf.checkpoint import read_rules
-    from clearhead.hf.hub import find_published
-    from clearhead.hf.loading import load_pretrained
-    from clearhead.hf.tokenizers import load_published
+    from clearhead.hf.checkpoint import read_generation_config
+    from clearhead.hf.files.hub import find_checkpoint
+    from clearhead.hf.loading import load_module
+    from clearhead.hf.tokenizers import load_tokenizers
     from clearhead.text.tokenizer_files import has_tokenizer
 
-    folder = find_published(ref)
+    folder = find_checkpoint(ref)
     if folder is None:
         return None
-    loaded = load_pretrained(folder)
+    loaded = load_module(folder)
     lines = [f"note        {note}" for note in loaded.notes]
     if loaded.module.decoder is not None:
-        lines += [f"generation  {line}" for line in read_rules(folder).lines()]
+        lines += [f"generation  {line}" for line in read_generation_config(folder).lines()]
     if has_tokenizer(folder):
-        text = load_published(folder)
-        text.tokenizers.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))
-        source = text.tokenizers.source
-        frame = source.frame
-        around = " ".join([*source.tokens(frame.start), "TEXT", *source.tokens(frame.end)])
+        text = load_tokenizers(folder)
+        text.pair.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))
+        source = text.pair.source
+        special_tokens = source.special_tokens
+        around = " ".join([*source.tokens(special_tokens.prefix), "TEXT", *source.tokens(special_tokens.suffix)])
         lines.append(f"tokenizer   {source.vocab_size} entries, {around}, {source.fingerprint[:12]}")
         lines += [f"languages   {', '.join(text.languages)}"] if text.languages else []
         lines += ["chat        has a template"] if text.chat is not None else []
-    return _Published(loaded.module.spec, loaded.task, lines)
+    return _CheckpointSummary(loaded.module.spec, loaded.task, lines)
 
 
 def read_record(ref: str) -> TaskRecord | None:

@@ -121,8 +121,8 @@ def _translation_loss(model: Model, sources: Sequence[str], references: Sequence
     source, target = model.tokenizers.source, model.tokenizers.target
     return evaluate_framed(
         model.module,
-        [model.frame.read(ids) for ids in source.encode_batch([pair[0] for pair in pairs])],
-        [model.frame.said(ids) for ids in target.encode_batch([pair[1] for pair in pairs])],
+        [model.special_tokens.for_source(ids) for ids in source.encode_batch([pair[0] for pair in pairs])],
+        [model.special_tokens.for_target(ids) for ids in target.encode_batch([pair[1] for pair in pairs])],
         pad_id=target.pad_id,
     )
 
@@ -187,7 +187,7 @@ def _noise(model: Model) -> MaskedLM | SpanCorruption | TextInfilling | PrefixSp
 
     tokenizer = model.tokenizer
     if model.task.kind in ("fill", "denoise"):
-        if model.task.noise is None and model.published is None:
+        if model.task.noise is None and model.hf_checkpoint is None:
             raise InputError("the record of this model does not say how the text was damaged that it learned to mend")
         return build_objective(model.task.noise or _usual_noise(model), tokenizer)
     if model.spec.encoder is not None:

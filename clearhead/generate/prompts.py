@@ -173,7 +173,7 @@ def texts_loss(
 
 def _framed(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Return each text as a model was trained on it."""
-    return [tokenizer.frame.said(ids) for ids in tokenizer.encode_batch(list(texts))]
+    return [tokenizer.special_tokens.for_target(ids) for ids in tokenizer.encode_batch(list(texts))]
 
 
 def _request(
@@ -189,7 +189,7 @@ def _request(
     has_encoder = module.encoder is not None
     check_model(module, with_sources=has_encoder)
     if reading is not None:
-        return _published_request(module, tokenizers, prompts, options, continues, reading)
+        return _checkpoint_request(module, tokenizers, prompts, options, continues, reading)
     encoded = (source if has_encoder else target).encode_batch(list(prompts))
     starts = [[target.bos_id] for _ in encoded]
     framed = [[target.bos_id, *ids] for ids in encoded]
@@ -205,7 +205,7 @@ def _request(
     )
 
 
-def _published_request(
+def _checkpoint_request(
     module: Transformer,
     tokenizers: TokenizerPair,
     prompts: Sequence[str],
@@ -260,7 +260,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = N
     """Return the ids that a checkpoint reads for a text, or for a chat of one message where a template is given.
 
     Args:
-        tokenizer: of the checkpoint, with its frame.
+        tokenizer: of the checkpoint, with its special tokens.
         text: the text, or the message.
         chat: how messages are written out, special tokens included.
 
@@ -269,7 +269,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = N
     """
     if chat is not None:
         return tokenizer.encode_with_special(chat.render([{"role": "user", "content": text}]))
-    return tokenizer.frame.around(tokenizer.encode(text))[0]
+    return tokenizer.special_tokens.add_to(tokenizer.encode(text))[0]
 
 
 def _banned(module: Transformer, tokenizer: Tokenizer) -> list[int]:

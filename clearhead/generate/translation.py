@@ -15,7 +15,7 @@ from clearhead.generate.results import Candidate, Hypothesis
 from clearhead.generate.scoring.targets import PairScore, score_framed
 from clearhead.generate.search.beam import beam_search
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import Frame
+from clearhead.text.special_tokens import SpecialTokens
 
 
 def translate_texts(
@@ -23,7 +23,7 @@ def translate_texts(
     tokenizers: TokenizerPair,
     texts: Sequence[str],
     options: SearchOptions,
-    frame: Frame,
+    special_tokens: SpecialTokens,
     config: GenerationConfig | None,
 ) -> list[list[Hypothesis]]:
     """Search for translations; an empty text gives one empty hypothesis.
@@ -33,7 +33,7 @@ def translate_texts(
         tokenizers: of the model.
         texts: one sentence each.
         options: how to search.
-        frame: what stands around a source, and around what is written.
+        special_tokens: of sources and of targets.
         config: what the files of a checkpoint say besides; None: a model that was trained here.
 
     Raises:
@@ -43,7 +43,7 @@ def translate_texts(
     if isinstance(texts, str):
         raise InputError("translate() takes a list of texts; put the single text into a list")
     check_two_stacks(module)
-    target, said = tokenizers.target, frame.said
+    target, said = tokenizers.target, special_tokens.for_target
     if config is not None:
         check_generation_config(config, needs_start=True)
         config = replace(config, banned_ids=(*config.banned_ids, *wordless(module, target)))
@@ -51,9 +51,9 @@ def translate_texts(
     found = iter(
         translate_ids(
             module,
-            [frame.read(ids) for ids in tokenizers.source.encode_batch(filled)],
-            bos_id=said.front[0],
-            eos_id=said.behind[-1],
+            [special_tokens.for_source(ids) for ids in tokenizers.source.encode_batch(filled)],
+            bos_id=said.prefix[0],
+            eos_id=said.suffix[-1],
             pad_id=tokenizers.source.pad_id if config is None or config.pad_id is None else config.pad_id,
             options=options,
             config=config,
@@ -123,7 +123,7 @@ def score_translations(
     tokenizers: TokenizerPair,
     sources: Sequence[str],
     targets: Sequence[str],
-    frame: Frame,
+    special_tokens: SpecialTokens,
     config: GenerationConfig | None,
     *,
     length_penalty: float,
@@ -141,8 +141,8 @@ def score_translations(
     check_two_stacks(module)
     return score_framed(
         module,
-        [frame.read(ids) for ids in tokenizers.source.encode_batch(list(sources))],
-        [frame.said(ids) for ids in tokenizers.target.encode_batch(list(targets))],
+        [special_tokens.for_source(ids) for ids in tokenizers.source.encode_batch(list(sources))],
+        [special_tokens.for_target(ids) for ids in tokenizers.target.encode_batch(list(targets))],
         pad_id=tokenizers.source.pad_id,
         # What a checkpoint forces, its search finds certain.
         forced=0 if config is None or config.forced_bos_id is None else 1,

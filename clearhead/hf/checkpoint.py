@@ -16,18 +16,18 @@ from clearhead.errors import InputError, nearest
 from clearhead.files import read_json_object
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.prompts import PromptFormat
-from clearhead.hf import config as configs
 from clearhead.hf import registry
-from clearhead.hf.folder import TensorFiles
-from clearhead.hf.loading import Pretrained, load_pretrained
+from clearhead.hf.files.tensor_files import TensorFiles
+from clearhead.hf.loading import LoadedModule, load_module
+from clearhead.hf.mapping import config as configs
+from clearhead.hf.mapping.family import Family, Variant
 from clearhead.hf.pooling import makes_vectors, with_head
-from clearhead.hf.record import Record, Variant
 from clearhead.hf.token_role_defaults import ROLE_IDS
-from clearhead.hf.tokenizers import PublishedText, load_published
+from clearhead.hf.tokenizers import CheckpointTokenizers, load_tokenizers
 from clearhead.spec import Model
 from clearhead.task import TaskKind, TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import Around, Frame
+from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer_files import has_tokenizer
 
 SETTINGS = "generation_config.json"
@@ -43,7 +43,7 @@ _SEARCHED = (
 
 
 @dataclass(frozen=True)
-class Published:
+class HFCheckpoint:
     """What a checkpoint's folder holds beside its weights.
 
     Args:
@@ -55,13 +55,13 @@ class Published:
     """
 
     folder: Path
-    text: PublishedText
-    rules: GenerationConfig
+    tokenizers: CheckpointTokenizers
+    generation_config: GenerationConfig
     config: Mapping[str, Any]
-    pretrained: Pretrained | None
+    loaded: LoadedModule | None
 
     @classmethod
-    def load(cls, folder: Path, *, dtype: torch.dtype | None = None) -> Published:
+    def load(cls, folder: Path, *, dtype: torch.dtype | None = None) -> HFCheckpoint:
         """Load a checkpoint in the layout of the Hugging Face hub.
 
         Args:
@@ -76,12 +76,12 @@ class Published:
                 f"{folder} holds no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a "
                 "SentencePiece model"
             )
-        rules = read_rules(folder)
-        text = load_published(folder)
-        pretrained = load_pretrained(folder, dtype=dtype)
-        return cls(folder, framed_text(text, rules, pretrained.module), rules, pretrained.config, pretrained)
+        rules = read_generation_config(folder)
+        text = load_tokenizers(folder)
+        pretrained = load_module(folder, dtype=dtype)
+        return cls(folder, with_decoder_tokens(text, rules, pretrained.module), rules, pretrained.config, pretrained)
 
-    def replaced(self, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair | None = None) -> Published:
+    def replaced(self, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair | None = None) -> HFCheckpoint:
         """Return the same for another module, such as one that was trained further.
 
         Args:
@@ -89,10 +89,10 @@ class Published:
             task: what its outputs are for.
             tokenizers: of the module; None: the same.
         """
-        spare = {} if self.pretrained is None else self.pretrained.spare
-        text = self.text if tokenizers is None else replace(self.text, tokenizers=tokenizers)
-        pad = text.tokenizers.source.pad_id
-        return replace(self, text=text, pretrained=family_of(self.config, module, task, spare, pad=pad))
+        spare = {} if self.loaded is None else self.loaded.spare
+        text = self.tokenizers if tokenizers is None else replace(self.tokenizers, pair=tokenizers)
+        pad = text.pair.source.pad_id
+        return replace(self, tokenizers=text, loaded=find_variant_for(self.config, module, task, spare, pad=pad))
 
     def options(self, given: Mapping[str, Any], module: Transformer) -> dict[str, Any]:
         """Return the options of generation: what is given, and for the rest what the files say.
@@ -101,18 +101,18 @@ class Published:
             given: options by name, without those that were left out.
             module: of the model.
         """
-        asked = self.rules.options_with(given)
-        if self.rules.max_length is not None:
-            asked.setdefault("max_new_tokens", self.rules.max_length)
-        if module.encoder is not None and self.rules.min_length > 1:
+        asked = self.generation_config.options_with(given)
+        if self.generation_config.max_length is not None:
+            asked.setdefault("max_new_tokens", self.generation_config.max_length)
+        if module.encoder is not None and self.generation_config.min_length > 1:
             # The bound counts the start token.
-            shortest = self.rules.min_length - 1
+            shortest = self.generation_config.min_length - 1
             asked.setdefault("min_new_tokens", min(shortest, asked.get("max_new_tokens", shortest)))
         return asked
 
     def search_options(self, module: Transformer) -> dict[str, Any]:
         """Return what the files say about a search for translations, by the names of its options."""
-        rules, own = self.rules, self.rules.options
+        rules, own = self.generation_config, self.generation_config.options
         said: dict[str, Any] = {name: own[name] for name in _SEARCHED if name in own}
         said["early_stopping"] = rules.early_stopping
         # Bounds of the whole length count the start token, those of what is new none but an end that counts here.
@@ -124,7 +124,7 @@ class Published:
             said["min_length"] = min(shortest, module.max_positions or shortest)
         return said
 
-    def for_task(self, task: str) -> tuple[Published, str]:
+    def for_task(self, task: str) -> tuple[HFCheckpoint, str]:
         """Return the checkpoint with its settings for a task, and what it puts in front of a text then.
 
         Args:
@@ -133,14 +133,14 @@ class Published:
         Raises:
             InputError: the files list no such task.
         """
-        prefixes = self.rules.task_prefixes
+        prefixes = self.generation_config.task_prefixes
         known = "; ".join(f"{name} ('{prefix.strip()}')" for name, prefix in prefixes.items())
         if not prefixes:
             raise InputError("the checkpoint lists no tasks: write the prefix into the prompt, and leave the task out")
         name = next((one for one, prefix in prefixes.items() if task in (one, prefix, prefix.strip())), None)
         if name is None:
             raise InputError(f"the checkpoint lists no task '{task}'{nearest(task, prefixes)}; it lists: {known}")
-        return replace(self, rules=read_rules(self.folder, name)), prefixes[name]
+        return replace(self, generation_config=read_generation_config(self.folder, name)), prefixes[name]
 
     def reading(self, *, chat: bool, asked: int | None) -> PromptFormat:
         """Return how prompts are read.
@@ -152,13 +152,13 @@ class Published:
         Raises:
             InputError: there is no chat template.
         """
-        if chat and self.text.chat is None:
+        if chat and self.tokenizers.chat is None:
             raise InputError("the checkpoint has no chat template: leave chat out")
-        own = asked is None and "max_new_tokens" not in self.rules.options
-        rules = self.rules if own else replace(self.rules, max_length=None)
-        return PromptFormat(rules, self.text.chat if chat else None)
+        own = asked is None and "max_new_tokens" not in self.generation_config.options
+        rules = self.generation_config if own else replace(self.generation_config, max_length=None)
+        return PromptFormat(rules, self.tokenizers.chat if chat else None)
 
-    def between(self, source: str | None, target: str | None) -> tuple[Frame, GenerationConfig]:
+    def between(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig]:
         """Return what stands around a source and what its decoder writes, and the rules for that, for two languages.
 
         Args:
@@ -167,20 +167,23 @@ class Published:
         Raises:
             InputError: a language is missing, not known, or not wanted.
         """
-        text, (read, said) = self.text, (self.text.tokenizers.source.frame, self.text.tokenizers.target.frame)
+        text, (read, said) = (
+            self.tokenizers,
+            (self.tokenizers.pair.source.special_tokens, self.tokenizers.pair.target.special_tokens),
+        )
         given = [code for code in (source, target) if code is not None]
         if not text.languages:
             if given:
                 raise InputError(f"the model has no language codes, so '{given[0]}' has no effect: leave it out")
-            return replace(read, written=said.written), self.rules
+            return replace(read, target=said.target), self.generation_config
         ids, known = set(text.languages.values()), ", ".join(text.languages)
-        if source is None and ids.isdisjoint((*read.read.front, *read.read.behind)):
+        if source is None and ids.isdisjoint((*read.for_source.prefix, *read.for_source.suffix)):
             raise InputError(f"the model reads several languages: say which one the text is in; it has: {known}")
         # A run that trained between two languages has the second in what its decoder writes.
-        own = said.written if said.written is not None and not ids.isdisjoint(said.written.front) else None
-        if target is None and self.rules.forced_bos_id is None and own is None:
+        own = said.target if said.target is not None and not ids.isdisjoint(said.target.prefix) else None
+        if target is None and self.generation_config.forced_bos_id is None and own is None:
             raise InputError(f"the model writes several languages: say which one you want; it has: {known}")
-        rules = self.rules
+        rules = self.generation_config
         if target is not None:
             index = text.language_id(target)
             rules = (
@@ -191,13 +194,13 @@ class Published:
         elif own is not None:
             rules = replace(
                 rules,
-                decoder_start_id=own.front[0],
-                forced_bos_id=own.front[1] if len(own.front) > 1 else rules.forced_bos_id,
+                decoder_start_id=own.prefix[0],
+                forced_bos_id=own.prefix[1] if len(own.prefix) > 1 else rules.forced_bos_id,
             )
-        frame = read if source is None else text.frame_for(source)
-        return replace(frame, written=_written_behind_encoder(rules, (), text.tokenizers.target.eos_id)), rules
+        special_tokens = read if source is None else text.special_tokens_for(source)
+        return replace(special_tokens, target=_written_behind_encoder(rules, (), text.pair.target.eos_id)), rules
 
-    def for_languages(self, source: str | None, target: str | None) -> Published:
+    def for_languages(self, source: str | None, target: str | None) -> HFCheckpoint:
         """Return the checkpoint as one that reads one language and writes another.
 
         Args:
@@ -206,14 +209,18 @@ class Published:
         Raises:
             InputError: as for `between`.
         """
-        frame, _ = self.between(source, target)
-        pair = self.text.tokenizers
-        one = pair.source.with_frame(frame)
-        tokenizers = TokenizerPair(one, one if pair.joint else pair.target.with_frame(frame), pair.joint)
-        return replace(self, text=replace(self.text, tokenizers=tokenizers))
+        special_tokens, _ = self.between(source, target)
+        pair = self.tokenizers.pair
+        one = pair.source.with_special_tokens(special_tokens)
+        tokenizers = TokenizerPair(
+            one, one if pair.joint else pair.target.with_special_tokens(special_tokens), pair.joint
+        )
+        return replace(self, tokenizers=replace(self.tokenizers, pair=tokenizers))
 
 
-def framed_text(text: PublishedText, rules: GenerationConfig, module: Transformer) -> PublishedText:
+def with_decoder_tokens(
+    text: CheckpointTokenizers, rules: GenerationConfig, module: Transformer
+) -> CheckpointTokenizers:
     """Return the text side of a checkpoint with what its decoder writes around texts.
 
     Args:
@@ -221,38 +228,38 @@ def framed_text(text: PublishedText, rules: GenerationConfig, module: Transforme
         rules: what its files say about generation.
         module: of the checkpoint.
     """
-    pair = text.tokenizers
-    frame = pair.target.frame
+    pair = text.pair
+    special_tokens = pair.target.special_tokens
     if module.decoder is None:
         return text
     if module.encoder is None:
         opening = pair.target.bos_id if rules.bos_id is None else rules.bos_id
         end = rules.eos_ids[0] if rules.eos_ids else pair.target.eos_id
         # A text begins where another one could have ended, if its tokenizer puts nothing in front of it.
-        written: Around | None = Around(frame.start or (opening,), (end,))
+        written: PrefixSuffix | None = PrefixSuffix(special_tokens.prefix or (opening,), (end,))
     else:
         # The language in front of what is read is not the one that is written.
-        prefix = () if text.languages else frame.start
+        prefix = () if text.languages else special_tokens.prefix
         written = _written_behind_encoder(rules, prefix, pair.target.eos_id)
     if written is None:
         return text
-    target = pair.target.with_frame(frame.completed(written=written))
-    return replace(text, tokenizers=TokenizerPair(target if pair.joint else pair.source, target, pair.joint))
+    target = pair.target.with_special_tokens(special_tokens.with_target(written))
+    return replace(text, pair=TokenizerPair(target if pair.joint else pair.source, target, pair.joint))
 
 
-def _written_behind_encoder(rules: GenerationConfig, prefix: tuple[int, ...], eos: int) -> Around | None:
+def _written_behind_encoder(rules: GenerationConfig, prefix: tuple[int, ...], eos: int) -> PrefixSuffix | None:
     """Return what a decoder behind an encoder writes around a text; None where the files do not say."""
     if rules.decoder_start_id is None:
         return None
     front = prefix if rules.forced_bos_id is None else (rules.forced_bos_id,)
     # Some tokenizers put in front of a text what is the decoder's start already.
     front = front[1:] if front[:1] == (rules.decoder_start_id,) else front
-    return Around((rules.decoder_start_id, *front), (rules.eos_ids[0] if rules.eos_ids else eos,))
+    return PrefixSuffix((rules.decoder_start_id, *front), (rules.eos_ids[0] if rules.eos_ids else eos,))
 
 
-def family_of(
+def find_variant_for(
     config: Mapping[str, Any], module: Transformer, task: TaskRecord, spare: Mapping[str, Tensor], *, pad: int
-) -> Pretrained | None:
+) -> LoadedModule | None:
     """Return as which class of its family a module is written; None where the family cannot say it.
 
     Args:
@@ -264,7 +271,7 @@ def family_of(
     """
     record = registry.find(config)
     said = {key: value for key, value in config.items() if key not in ("architectures", "problem_type")}
-    said |= labels_in_config(task)
+    said |= label_config(task)
     if task.kind == "classify" and said.get("pad_token_id") is None:
         said["pad_token_id"] = pad
     variants = sorted(record.variants, key=lambda one: one.task != task.kind)
@@ -279,10 +286,10 @@ def family_of(
     classes = named if named and named[0] in variant.classes else [variant.classes[0]]
     kept = {name: one for name, one in spare.items() if any(re.fullmatch(pattern, name) for pattern in variant.spare)}
     prefix = "" if variant.is_bare else record.prefix_of(variant)
-    return Pretrained(module, task, {**said, "architectures": classes}, record, variant, prefix, (), kept)
+    return LoadedModule(module, task, {**said, "architectures": classes}, record, variant, prefix, (), kept)
 
 
-def labels_in_config(task: TaskRecord) -> dict[str, Any]:
+def label_config(task: TaskRecord) -> dict[str, Any]:
     """Return what a config says of the labels of a task."""
     if task.kind not in ("classify", "tag"):
         return {}
@@ -296,29 +303,29 @@ def labels_in_config(task: TaskRecord) -> dict[str, Any]:
     }
 
 
-def _can_say(record: Record, variant: Variant, config: Mapping[str, Any], module: Transformer) -> bool:
+def _can_say(record: Family, variant: Variant, config: Mapping[str, Any], module: Transformer) -> bool:
     """Say whether a class of a family can be this module: as its config says it, or as another config would."""
     try:
-        reading = configs.read(record, config)
+        reading = configs.parse(record, config)
         if not reading.faults and not configs.differences(record.whole(reading.values, variant), module.spec):
             return True
-        configs.write(record, variant, module.spec)
+        configs.to_config(record, variant, module.spec)
     except InputError:
-        return sayable(record, variant, config, module) is not None
+        return spec_of_config(record, variant, config, module) is not None
     return True
 
 
-def sayable(record: Record, variant: Variant, config: Mapping[str, Any], module: Transformer) -> Model | None:
+def spec_of_config(record: Family, variant: Variant, config: Mapping[str, Any], module: Transformer) -> Model | None:
     """Return the spec that a config says, if a module differs from it in dropout alone, which computes nothing."""
     try:
-        said = record.whole(configs.read(record, config).values, variant)
+        said = record.whole(configs.parse(record, config).values, variant)
     except InputError:
         return None
     differing = configs.differences(said, module.spec)
     return said if all(".dropout: " in line for line in differing) else None
 
 
-def kind_of(folder: Path) -> TaskKind:
+def task_kind(folder: Path) -> TaskKind:
     """Return what the outputs of a checkpoint are for, without its weights.
 
     Raises:
@@ -328,7 +335,7 @@ def kind_of(folder: Path) -> TaskKind:
     return registry.variant(registry.find(config), config, frozenset(TensorFiles(folder))).task
 
 
-def read_rules(folder: Path, task: str | None = None) -> GenerationConfig:
+def read_generation_config(folder: Path, task: str | None = None) -> GenerationConfig:
     """Read what a checkpoint's files say about generation: generation_config.json, else the same keys of config.json.
 
     Args:

@@ -17,7 +17,7 @@ from clearhead.core import Transformer
 from clearhead.weights.fill import built
 
 
-def equal_forms(module: Transformer) -> Iterator[Transformer]:
+def equivalent_modules(module: Transformer) -> Iterator[Transformer]:
     """Yield a module, and then modules with other specs and tensors that compute the same, up to the order of sums.
 
     Those that change less come first; what is dropped last is the dropout, which only training knows.

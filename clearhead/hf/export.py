@@ -12,15 +12,22 @@ from typing import Any
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.files import read_json_object
-from clearhead.hf.checkpoint import SETTINGS, Published, family_of, framed_text, read_rules, sayable
-from clearhead.hf.config import write
-from clearhead.hf.loading import Pretrained
-from clearhead.hf.save import LARGEST_SHARD, save_pretrained
-from clearhead.hf.tokenizers import load_published
+from clearhead.hf.checkpoint import (
+    SETTINGS,
+    HFCheckpoint,
+    find_variant_for,
+    read_generation_config,
+    spec_of_config,
+    with_decoder_tokens,
+)
+from clearhead.hf.loading import LoadedModule
+from clearhead.hf.mapping.config import to_config
+from clearhead.hf.saving import LARGEST_SHARD, save_module
+from clearhead.hf.tokenizers import load_tokenizers
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import Frame, Part
-from clearhead.text.token_roles import Roles
+from clearhead.text.special_tokens import Part, SpecialTokens
+from clearhead.text.token_roles import TokenRoles
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.weights.files import load_tensors, save_tensors
 from clearhead.weights.fill import built
@@ -37,23 +44,23 @@ _COPIED = (
 )  # fmt: skip
 
 
-def save_origin(published: Published, folder: Path) -> None:
+def save_origin(hf_checkpoint: HFCheckpoint, folder: Path) -> None:
     """Write what a checkpoint says beside its weights into the folder of a model that came from it.
 
     Args:
-        published: the checkpoint.
+        hf_checkpoint: the checkpoint.
         folder: of the model.
     """
     origin = folder / ORIGIN
     origin.mkdir(parents=True, exist_ok=True)
-    (origin / _CONFIG).write_text(json.dumps(dict(published.config), indent=2, sort_keys=True) + "\n", "utf-8")
-    copy_files(published.folder, origin)
-    spare = {} if published.pretrained is None else dict(published.pretrained.spare)
+    (origin / _CONFIG).write_text(json.dumps(dict(hf_checkpoint.config), indent=2, sort_keys=True) + "\n", "utf-8")
+    copy_files(hf_checkpoint.folder, origin)
+    spare = {} if hf_checkpoint.loaded is None else dict(hf_checkpoint.loaded.spare)
     if spare:
         save_tensors(origin / _SPARE, spare)
 
 
-def load_origin(folder: Path, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair) -> Published | None:
+def load_origin(folder: Path, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair) -> HFCheckpoint | None:
     """Read what `save_origin` wrote; None where a model was trained here from the beginning.
 
     Args:
@@ -69,10 +76,12 @@ def load_origin(folder: Path, module: Transformer, task: TaskRecord, tokenizers:
     if not origin.is_dir():
         return None
     config = read_json_object(origin / _CONFIG, what="a config.json")
-    rules = read_rules(origin)
-    text = replace(framed_text(load_published(origin), rules, module), tokenizers=tokenizers)
+    rules = read_generation_config(origin)
+    text = replace(with_decoder_tokens(load_tokenizers(origin), rules, module), pair=tokenizers)
     spare = load_tensors(origin / _SPARE) if (origin / _SPARE).is_file() else {}
-    return Published(origin, text, rules, config, family_of(config, module, task, spare, pad=tokenizers.source.pad_id))
+    return HFCheckpoint(
+        origin, text, rules, config, find_variant_for(config, module, task, spare, pad=tokenizers.source.pad_id)
+    )
 
 
 def copy_files(source: Path, target: Path) -> None:
@@ -87,12 +96,12 @@ def copy_files(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def save_published(
+def save_checkpoint(
     module: Transformer,
     folder: Path,
     tokenizers: TokenizerPair,
     task: TaskRecord,
-    published: Published | None,
+    hf_checkpoint: HFCheckpoint | None,
     *,
     max_shard_size: int = LARGEST_SHARD,
 ) -> str:
@@ -103,7 +112,7 @@ def save_published(
         folder: an empty one.
         tokenizers: of the model.
         task: what its outputs are for.
-        published: the checkpoint that it was; None: a model that was trained here.
+        hf_checkpoint: the checkpoint that it was; None: a model that was trained here.
         max_shard_size: bytes of tensors in a file.
 
     Returns:
@@ -113,19 +122,19 @@ def save_published(
         InputError: no family can say the model, or it has a tokenizer for each side.
     """
     module = _in_units(module, task)
-    if published is not None:
-        return _save_as_it_came(module, folder, tokenizers, task, published, max_shard_size)
+    if hf_checkpoint is not None:
+        return _save_as_it_came(module, folder, tokenizers, task, hf_checkpoint, max_shard_size)
     if not tokenizers.joint:
         raise InputError(
             "source and target have a tokenizer each, for which the layout has no place: train with joint = true"
         )
-    record = save_pretrained(module, folder, task=task, max_shard_size=max_shard_size)
+    record = save_module(module, folder, task=task, max_shard_size=max_shard_size)
     source, roles = tokenizers.source, tokenizers.target.roles
     start = () if module.encoder is not None and module.decoder is not None else ((roles.bos, 0),)
     end = () if module.encoder is None else (roles.eos,)
     single: tuple[Part, ...] = (*start, ("A", 0), *((index, 0) for index in end))
     pair: tuple[Part, ...] = (*single, ("B", 1), *((index, 1) for index in end))
-    _write_tokenizer(source, folder, Frame(single, pair))
+    _write_tokenizer(source, folder, SpecialTokens(single, pair))
     _write_settings(folder / SETTINGS, module, roles)
     return record.model_type
 
@@ -135,24 +144,24 @@ def _save_as_it_came(
     folder: Path,
     tokenizers: TokenizerPair,
     task: TaskRecord,
-    published: Published,
+    hf_checkpoint: HFCheckpoint,
     max_shard_size: int,
 ) -> str:
     """Write a model in the family of its checkpoint, with the files of its tokenizer if it still has that one."""
-    family = str(published.config.get("model_type"))
-    written = _as_the_family_says(module, published.pretrained)
-    record = save_pretrained(
-        written, folder, pretrained=published.pretrained, task=task, model_type=family, max_shard_size=max_shard_size
+    family = str(hf_checkpoint.config.get("model_type"))
+    written = _as_the_family_says(module, hf_checkpoint.loaded)
+    record = save_module(
+        written, folder, loaded=hf_checkpoint.loaded, task=task, model_type=family, max_shard_size=max_shard_size
     )
-    copy_files(published.folder, folder)
-    if _plain(tokenizers) == _plain(load_published(published.folder).tokenizers):
+    copy_files(hf_checkpoint.folder, folder)
+    if _plain(tokenizers) == _plain(load_tokenizers(hf_checkpoint.folder).pair):
         return record.model_type
     if not tokenizers.joint:
         raise InputError("the tokenizers are others than those of the checkpoint, and the layout has one file for both")
     for name in _COPIED:
         if name not in (SETTINGS, "chat_template.jinja"):
             (folder / name).unlink(missing_ok=True)
-    _write_tokenizer(tokenizers.source, folder, tokenizers.source.frame)
+    _write_tokenizer(tokenizers.source, folder, tokenizers.source.special_tokens)
     return record.model_type
 
 
@@ -176,14 +185,14 @@ def _in_units(module: Transformer, task: TaskRecord) -> Transformer:
     return built(module.spec, tensors)
 
 
-def _as_the_family_says(module: Transformer, pretrained: Pretrained | None) -> Transformer:
+def _as_the_family_says(module: Transformer, loaded: LoadedModule | None) -> Transformer:
     """Return the module with dropout as its config has it, where the family cannot say that of its last training."""
-    if pretrained is None:
+    if loaded is None:
         return module
     try:
-        write(pretrained.record, pretrained.variant, module.spec)
+        to_config(loaded.record, loaded.variant, module.spec)
     except InputError:
-        said = sayable(pretrained.record, pretrained.variant, pretrained.config, module)
+        said = spec_of_config(loaded.record, loaded.variant, loaded.config, module)
         if said is not None and said != module.spec:
             return built(said, module.state_dict())
     return module
@@ -191,10 +200,10 @@ def _as_the_family_says(module: Transformer, pretrained: Pretrained | None) -> T
 
 def _plain(tokenizers: TokenizerPair) -> list[str]:
     """Return what tells tokenizers from others, whatever stands around their texts."""
-    return [one.with_frame(Frame()).fingerprint for one in (tokenizers.source, tokenizers.target)]
+    return [one.with_special_tokens(SpecialTokens()).fingerprint for one in (tokenizers.source, tokenizers.target)]
 
 
-def _write_tokenizer(tokenizer: Tokenizer, folder: Path, frame: Frame) -> None:
+def _write_tokenizer(tokenizer: Tokenizer, folder: Path, special_tokens: SpecialTokens) -> None:
     """Write a tokenizer.json with what is read around a text, so that others do the same.
 
     Raises:
@@ -206,11 +215,15 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, frame: Frame) -> None:
     if "added_tokens" not in document:
         raise InputError("the tokenizer runs a SentencePiece model, which a changed tokenizer.json cannot hold")
     entries = {token["id"]: token["content"] for token in document["added_tokens"]}
-    ids = {part for part, _ in (*frame.single, *(frame.pair or ())) if not isinstance(part, str)}
+    single, pair = special_tokens.single, special_tokens.pair or (*special_tokens.single, ("B", 1))
+    ids = {part for part, _ in (*single, *pair) if not isinstance(part, str)}
     document["post_processor"] = {
         "type": "TemplateProcessing",
-        "single": [_template_part(part, segment, entries) for part, segment in frame.single],
-        "pair": [_template_part(part, segment, entries) for part, segment in frame.pair or (*frame.single, ("B", 1))],
+        "single": [_template_part(part, segment, entries) for part, segment in single],
+        "pair": [
+            _template_part(part, segment, entries)
+            for part, segment in special_tokens.pair or (*special_tokens.single, ("B", 1))
+        ],
         "special_tokens": {
             entries[index]: {"id": entries[index], "ids": [index], "tokens": [entries[index]]} for index in sorted(ids)
         },
@@ -228,7 +241,7 @@ def _template_part(part: int | str, segment: int, entries: Mapping[int, str]) ->
     return {"SpecialToken": {"id": entries[part], "type_id": segment}}
 
 
-def _write_settings(path: Path, module: Transformer, roles: Roles) -> None:
+def _write_settings(path: Path, module: Transformer, roles: TokenRoles) -> None:
     if module.decoder is None:
         return
     settings: dict[str, Any] = {"bos_token_id": roles.bos, "eos_token_id": roles.eos, "pad_token_id": roles.pad}

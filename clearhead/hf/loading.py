@@ -14,14 +14,14 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, nearest
-from clearhead.hf import config as configs
 from clearhead.hf import registry
-from clearhead.hf.folder import CONFIG, FLOATS, TensorFiles, read_json
-from clearhead.hf.mxfp4 import PackedFiles, is_packed
+from clearhead.hf.files.mxfp4 import PackedFiles, is_packed
+from clearhead.hf.files.quantization import quantization_of
+from clearhead.hf.files.tensor_files import CONFIG, FLOATS, TensorFiles, read_json
+from clearhead.hf.mapping import config as configs
+from clearhead.hf.mapping.family import Family, Values, Variant
+from clearhead.hf.mapping.tensor_rules import BoundRule, bind
 from clearhead.hf.pooling import Pooling, has_pooling, read_pooling, with_head
-from clearhead.hf.quantised import quantised_as
-from clearhead.hf.record import Record, Values, Variant
-from clearhead.hf.tensor_rules import Bound, bind
 from clearhead.task import LabelKind, TaskRecord
 
 MOST_FAULTS = 20
@@ -30,7 +30,7 @@ COUNTS = ("n_", "num_", "d_", "hidden_size", "intermediate_size", "vocab_size", 
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class LoadedModule:
     """What a checkpoint holds.
 
     Args:
@@ -47,7 +47,7 @@ class Pretrained:
     module: Transformer
     task: TaskRecord
     config: dict[str, Any]
-    record: Record
+    record: Family
     variant: Variant
     prefix: str = ""
     notes: tuple[str, ...] = ()
@@ -55,12 +55,12 @@ class Pretrained:
     pooling: Pooling | None = None
 
 
-def is_pretrained(directory: Path) -> bool:
+def is_checkpoint(directory: Path) -> bool:
     """Whether a directory looks like a checkpoint of some family: it has a config.json."""
     return (directory / CONFIG).is_file()
 
 
-def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pretrained:
+def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedModule:
     """Load a checkpoint.
 
     Args:
@@ -77,7 +77,7 @@ def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pre
     if is_packed(config):
         # What is read is no longer packed, and is written as it is held.
         files, config = PackedFiles(directory), {key: config[key] for key in config if key != "quantization_config"}
-    reading = configs.read(record, config)
+    reading = configs.parse(record, config)
     _refuse_quantised(directory, config, files)
     # Where modules of their own stand on the states, the head of the class counts for nothing.
     is_pooled = has_pooling(directory)
@@ -102,13 +102,13 @@ def load_pretrained(directory: Path, *, dtype: torch.dtype | None = None) -> Pre
     if faults:
         raise _report(faults, directory)
     module.load_state_dict(filled, strict=True, assign=True)
-    task = _task(variant, config, configs.outputs(module.spec) or 0)
-    loaded = Pretrained(module.eval(), task, config, record, variant, found.prefix, tuple(found.notes), spare)
+    task = _task(variant, config, configs.num_outputs(module.spec) or 0)
+    loaded = LoadedModule(module.eval(), task, config, record, variant, found.prefix, tuple(found.notes), spare)
     return _pooled(loaded, directory, dtype or torch.float32) if is_pooled else loaded
 
 
 def _refuse_quantised(directory: Path, config: Mapping[str, Any], files: TensorFiles) -> None:
-    kind = quantised_as(config, {name: header.dtype for name, header in files.headers.items()})
+    kind = quantization_of(config, {name: header.dtype for name, header in files.headers.items()})
     if kind is not None:
         raise InputError(
             f"{directory}: the weights are quantised as {kind}, a format that is not read here; "
@@ -128,7 +128,7 @@ def _absurd(values: Values) -> list[str]:
     return faults
 
 
-def _pooled(loaded: Pretrained, directory: Path, dtype: torch.dtype) -> Pretrained:
+def _pooled(loaded: LoadedModule, directory: Path, dtype: torch.dtype) -> LoadedModule:
     model = loaded.module.spec
     top = model.encoder or model.decoder
     assert top is not None, "a validated model has a stack"
@@ -146,7 +146,7 @@ def _report(faults: Sequence[str], directory: Path) -> InputError:
     return InputError.from_faults(shown, subject=str(directory))
 
 
-def rules_at(record: Record, variant: Variant, prefix: str, module: Transformer) -> tuple[list[Bound], list[str]]:
+def bind_rules(record: Family, variant: Variant, prefix: str, module: Transformer) -> tuple[list[BoundRule], list[str]]:
     """Bind the rules of a family to a module; also return the addresses of which no rule speaks."""
     body = (replace(rule, theirs=tuple(prefix + name for name in rule.theirs)) for rule in record.rules)
     return bind((*body, *variant.rules), module.state_dict(), module.spec)
@@ -156,7 +156,7 @@ def rules_at(record: Record, variant: Variant, prefix: str, module: Transformer)
 class _Found:
     """The tensors of a file in the record's spelling, and which of them have been used."""
 
-    record: Record
+    record: Family
     variant: Variant
     files: TensorFiles
     prefix: str
@@ -166,7 +166,7 @@ class _Found:
     dead: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def of(record: Record, variant: Variant, files: TensorFiles) -> _Found:
+    def of(record: Family, variant: Variant, files: TensorFiles) -> _Found:
         """Find out whether the names of the stacks have their prefix, and how norms are spelled."""
         prefix = record.prefix_of(variant)
         prefixed = bool(prefix) and any(name.startswith(prefix) for name in files)
@@ -188,7 +188,7 @@ class _Found:
 
     def fill(self, module: Transformer, *, is_tied: bool, dtype: torch.dtype, faults: list[str]) -> dict[str, Tensor]:
         """Turn the file's tensors into the module's, by address; what is wrong is added to the faults."""
-        bounds, unspoken = rules_at(self.record, self.variant, self.prefix, module)
+        bounds, unspoken = bind_rules(self.record, self.variant, self.prefix, module)
         assert not unspoken, f"the record of {self.record.model_type} has no rule for {unspoken}"
         filled: dict[str, Tensor] = {}
         for bound in bounds:
@@ -301,7 +301,7 @@ def _task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord
     return TaskRecord(kind=variant.task, labels=names_kept, label_kind=kind, is_paired=None, repeats=variant.repeats)
 
 
-def theirs_of(bounds: Sequence[Bound], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+def hf_tensors(bounds: Sequence[BoundRule], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     """Turn tensors by our addresses into theirs: every name of each, and the tensor."""
     for bound in bounds:
         yield from zip(bound.theirs, bound.save([tensors[address] for address in bound.ours]), strict=True)

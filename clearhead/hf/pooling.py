@@ -18,7 +18,7 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.hf.folder import FLOATS, SINGLE, TensorFiles, inside, read_json, read_list
+from clearhead.hf.files.tensor_files import FLOATS, SINGLE, TensorFiles, inside, read_json, read_list
 from clearhead.weights.files import save_tensors
 from clearhead.weights.fill import built
 

@@ -11,38 +11,39 @@ from functools import cache
 from typing import Any
 
 from clearhead.errors import InputError, nearest
-from clearhead.hf import blocks, families
-from clearhead.hf.record import Record, Variant
+from clearhead.hf import families
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Family, Variant
 
 # Those that most tools read are tried first where a model of ours is to be saved.
 _FIRST = ("llama", "gpt2", "bert", "modernbert", "marian", "bart", "t5")
 
 
 @cache
-def records() -> Mapping[str, Record]:
+def all_families() -> Mapping[str, Family]:
     """Every record by its model type."""
-    found: dict[str, Record] = {}
+    found: dict[str, Family] = {}
     for info in pkgutil.iter_modules(families.__path__):
-        for record in importlib.import_module(f"{families.__name__}.{info.name}").RECORDS:
+        for record in importlib.import_module(f"{families.__name__}.{info.name}").FAMILIES:
             assert record.model_type not in found, f"two records for {record.model_type}"
             found[record.model_type] = record
     return found
 
 
-def saved_first() -> list[Record]:
+def saved_first() -> list[Family]:
     """Return every record, those that most tools read before the others."""
-    known = records()
+    known = all_families()
     return [known[name] for name in dict.fromkeys((*_FIRST, *known))]
 
 
-def find(config: Mapping[str, Any]) -> Record:
+def find(config: Mapping[str, Any]) -> Family:
     """Return the record that a config asks for.
 
     Raises:
         InputError: the config names no type, or one that is not known; the nearest known ones are named.
     """
     model_type = config.get("model_type")
-    known = records()
+    known = all_families()
     if not isinstance(model_type, str):
         raise InputError("config.json has no model_type, so it does not say what kind of model this is")
     if model_type not in known:
@@ -53,7 +54,7 @@ def find(config: Mapping[str, Any]) -> Record:
     return known[model_type]
 
 
-def variant(record: Record, config: Mapping[str, Any], names: frozenset[str]) -> Variant:
+def variant(record: Family, config: Mapping[str, Any], names: frozenset[str]) -> Variant:
     """Return the variant that a config names; where it names none, the first whose own tensors are all in the file.
 
     A class of two forms is two variants; which of them it is, its tensors say.
@@ -86,7 +87,7 @@ def variant(record: Record, config: Mapping[str, Any], names: frozenset[str]) ->
     )
 
 
-def headless(record: Record) -> Variant:
+def headless(record: Family) -> Variant:
     """Return the class without a head, of the encoder alone where there is one; it may carry other heads unused.
 
     Raises:
@@ -108,5 +109,5 @@ def _is_held(variant: Variant, names: frozenset[str]) -> bool:
     )
 
 
-def _prefixed(record: Record, names: frozenset[str]) -> bool:
+def _prefixed(record: Family, names: frozenset[str]) -> bool:
     return any(name.startswith(record.prefix) for name in names)

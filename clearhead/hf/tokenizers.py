@@ -10,36 +10,36 @@ from typing import Any
 from clearhead.errors import InputError, nearest
 from clearhead.text.chat import ChatTemplate
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import Frame, Part, frame_of_document
-from clearhead.text.token_roles import Roles, content_of, find_roles
+from clearhead.text.special_tokens import Part, SpecialTokens, read_special_tokens
+from clearhead.text.token_roles import TokenRoles, content_of, find_roles
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.tokenizer_classes import PublishedTokenizer, Template
+from clearhead.text.tokenizer_classes import Template, TokenizerClass
 from clearhead.text.tokenizer_files import Files, backend_of, read_files
 
 _PRETRAINED = "pretrained"
 
 
 @dataclass(frozen=True)
-class PublishedText:
+class CheckpointTokenizers:
     """How a checkpoint turns text into ids and back.
 
     Args:
-        tokenizers: of what it reads and of what it writes, each with its frame.
+        tokenizers: of what it reads and of what it writes, each with its special_tokens.
         chat: how chats are written out; None where it has no template.
         languages: the id of each language code; empty where texts have none.
         max_length: `model_max_length`, in tokens with special ones; None: not said.
-        templates: the frame's words for single texts and for pairs, where a language belongs into them.
+        templates: the special_tokens's words for single texts and for pairs, where a language belongs into them.
         language_is_start: what is written begins with its language in place of the start token, not behind it.
     """
 
-    tokenizers: TokenizerPair
+    pair: TokenizerPair
     chat: ChatTemplate | None = None
     languages: Mapping[str, int] = field(default_factory=dict)
     max_length: int | None = None
     templates: tuple[Template, Template] | None = None
     language_is_start: bool = False
 
-    def frame_for(self, language: str) -> Frame:
+    def special_tokens_for(self, language: str) -> SpecialTokens:
         """Return what stands around a text in some language.
 
         Raises:
@@ -47,9 +47,11 @@ class PublishedText:
         """
         assert self.templates is not None, "only a checkpoint with languages is asked"
         index = self.language_id(language)
-        source = self.tokenizers.source
+        source = self.pair.source
         single, pair = self.templates
-        return Frame(_parts(single, source.roles, {"language": index}), _parts(pair, source.roles, {"language": index}))
+        return SpecialTokens(
+            _parts(single, source.roles, {"language": index}), _parts(pair, source.roles, {"language": index})
+        )
 
     def language_id(self, language: str) -> int:
         """Return the id of a language.
@@ -64,7 +66,7 @@ class PublishedText:
         return self.languages[language]
 
 
-def load_published(folder: Path) -> PublishedText:
+def load_tokenizers(folder: Path) -> CheckpointTokenizers:
     """Load the text side of a checkpoint.
 
     Args:
@@ -81,8 +83,8 @@ def load_published(folder: Path) -> PublishedText:
     limit = int(longest) if isinstance(longest, int | float) and 0 < longest < 2**31 else None
     languages = _languages(files)
     templates = _with_language(files) if languages else None
-    return PublishedText(
-        tokenizers=TokenizerPair(source, target, joint=files.target is None),
+    return CheckpointTokenizers(
+        pair=TokenizerPair(source, target, joint=files.target is None),
         chat=ChatTemplate.read(folder, files.config),
         languages=languages,
         max_length=limit,
@@ -96,11 +98,11 @@ def _tokenizer(folder: Path, files: Files, document: Mapping[str, Any]) -> Token
     roles = find_roles(folder, backend, files.config, {})
     own = files.config.get("clearhead") or {}
     kind = own.get("kind", _PRETRAINED)
-    frame = _frame(folder, files, document, roles) if not own else None
-    return Tokenizer(document, kind=kind, roles=roles, frame=frame)
+    special_tokens = _special_tokens(folder, files, document, roles) if not own else None
+    return Tokenizer(document, kind=kind, roles=roles, special_tokens=special_tokens)
 
 
-def _frame(folder: Path, files: Files, document: Mapping[str, Any], roles: Roles) -> Frame:
+def _special_tokens(folder: Path, files: Files, document: Mapping[str, Any], roles: TokenRoles) -> SpecialTokens:
     """Return what stands around texts: what the file says, but for classes whose template the configuration decides."""
     record, config = files.record, files.config
     has_own_document = (folder / "tokenizer.json").is_file()
@@ -108,32 +110,32 @@ def _frame(folder: Path, files: Files, document: Mapping[str, Any], roles: Roles
     says = {name: config[key] for name, key in (("bos", "add_bos_token"), ("eos", "add_eos_token")) if key in config}
     # A template that the file holds is kept, unless the configuration says which ends it has.
     if has_own_document and not (record is not None and _has_language(record)) and not says:
-        return frame_of_document(document)
+        return read_special_tokens(document)
     if record is None or record.adds_start is not None or record.adds_end is not None:
-        if has_own_document and _is_rich(frame_of_document(document), named):
-            return frame_of_document(document)
+        if has_own_document and _is_rich(read_special_tokens(document), named):
+            return read_special_tokens(document)
         starts = says.get("bos", record.adds_start if record is not None else False)
         ends = says.get("eos", record.adds_end if record is not None else False)
         start, end = ("bos",) if starts and "bos" in named else (), ("eos",) if ends and "eos" in named else ()
-        return Frame(
+        return SpecialTokens(
             _parts((*start, "A", *end), roles, named), _parts((*start, "A", *end, *start, "B", *end), roles, named, 1)
         )
     if has_own_document and not _has_language(record):
-        return frame_of_document(document)
+        return read_special_tokens(document)
     single, pair = record.single, record.pair
     if "language" in single:
         named |= _spoken(files, document)
     if record.legacy_single and config.get("legacy_behaviour") is True:
         single = pair = record.legacy_single
-    return Frame(
+    return SpecialTokens(
         _parts(single, roles, named), _parts(pair, roles, named, int(record.second_segment)) if "B" in pair else None
     )
 
 
-def _is_rich(frame: Frame, named: Mapping[str, int]) -> bool:
-    """Say whether a frame holds other tokens than start and end, which the configuration's switches do not speak of."""
+def _is_rich(special_tokens: SpecialTokens, named: Mapping[str, int]) -> bool:
+    """Whether there are other special tokens than BOS and EOS, which the configuration's switches do not cover."""
     ends = {named.get("bos"), named.get("eos")}
-    return any(part not in ends for part in (*frame.start, *frame.end))
+    return any(part not in ends for part in (*special_tokens.prefix, *special_tokens.suffix))
 
 
 def _named(entries: Mapping[str, int], config: Mapping[str, Any]) -> dict[str, int]:
@@ -142,7 +144,7 @@ def _named(entries: Mapping[str, int], config: Mapping[str, Any]) -> dict[str, i
     return {role: entries[text] for role, text in texts.items() if text is not None and text in entries}
 
 
-def _parts(template: Template, roles: Roles, named: Mapping[str, int], second: int = 0) -> tuple[Part, ...]:
+def _parts(template: Template, roles: TokenRoles, named: Mapping[str, int], second: int = 0) -> tuple[Part, ...]:
     """Return a template with ids for its words; the second text and what is behind it are of the segment `second`."""
     known = {"bos": roles.bos, "eos": roles.eos, "cls": roles.bos, "sep": roles.eos} | dict(named)
     parts: list[Part] = []
@@ -156,7 +158,7 @@ def _parts(template: Template, roles: Roles, named: Mapping[str, int], second: i
     return tuple(parts)
 
 
-def _has_language(record: PublishedTokenizer) -> bool:
+def _has_language(record: TokenizerClass) -> bool:
     return "language" in record.single or bool(record.languages)
 
 

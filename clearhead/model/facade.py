@@ -17,9 +17,9 @@ from clearhead.generate.prompts import PromptFormat, generate_texts, score_texts
 from clearhead.generate.results import Generation, Hypothesis
 from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.translation import score_translations, translate_texts
-from clearhead.hf.checkpoint import Published
-from clearhead.hf.export import save_origin, save_published
-from clearhead.hf.save import LARGEST_SHARD
+from clearhead.hf.checkpoint import HFCheckpoint
+from clearhead.hf.export import save_checkpoint, save_origin
+from clearhead.hf.saving import LARGEST_SHARD
 from clearhead.predict.answer import Answer, answer
 from clearhead.predict.classify import Classification, classify
 from clearhead.predict.embed import check_vectors, embed
@@ -31,7 +31,7 @@ from clearhead.runs.directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import Frame
+from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.weights.files import save_tensors
 
@@ -43,16 +43,16 @@ class Model:
         module: the network, in evaluation mode.
         tokenizers: of the two sides; one for both where it reads and writes one language.
         task: what it was trained for.
-        published: the checkpoint that it came from; None: it was trained here.
+        checkpoint: the Hugging Face checkpoint that it came from; None: it was trained here.
     """
 
     def __init__(
-        self, module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, published: Published | None = None
+        self, module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, checkpoint: HFCheckpoint | None = None
     ) -> None:
         self.module = module
         self.tokenizers = tokenizers
         self.task = task
-        self.published = published
+        self.hf_checkpoint = checkpoint
 
     @property
     def spec(self) -> ModelSpec:
@@ -234,10 +234,10 @@ class Model:
 
     def for_task(self, task: str) -> tuple[Model, str]:
         """Return the model with its checkpoint's settings for a task that it lists, and the prefix of prompts then."""
-        if self.published is None:
+        if self.hf_checkpoint is None:
             raise InputError("the model was trained here and lists no tasks: leave the task out")
-        published, prefix = self.published.for_task(task)
-        return Model(self.module, self.tokenizers, self.task, published), prefix
+        hf_checkpoint, prefix = self.hf_checkpoint.for_task(task)
+        return Model(self.module, self.tokenizers, self.task, hf_checkpoint), prefix
 
     def for_languages(self, from_language: str | None, to_language: str | None) -> Model:
         """Return the model as one that reads one language and writes another, without being told again.
@@ -248,10 +248,10 @@ class Model:
         Raises:
             InputError: a language that is missing, not known or not wanted.
         """
-        if self.published is None:
+        if self.hf_checkpoint is None:
             raise InputError("the model was trained here on one pair of languages: leave the languages out")
-        published = self.published.for_languages(from_language, to_language)
-        return Model(self.module, published.text.tokenizers, self.task, published)
+        hf_checkpoint = self.hf_checkpoint.for_languages(from_language, to_language)
+        return Model(self.module, hf_checkpoint.tokenizers.pair, self.task, hf_checkpoint)
 
     def stream(
         self,
@@ -344,7 +344,7 @@ class Model:
             InputError: the model has no head that makes vectors, or a text is longer than its positions.
         """
         check_vectors(self.task)
-        longest = None if self.published is None else self.task.max_length
+        longest = None if self.hf_checkpoint is None else self.task.max_length
         return embed(self.module, self.tokenizer, texts, max_length=longest)
 
     def answer(
@@ -395,9 +395,9 @@ class Model:
             scored = score_texts(self.module, self.tokenizer, sources, length_penalty=length_penalty)
         else:
             targets = [target] if isinstance(target, str) else target
-            frame, config = self._between(None, None)
+            special_tokens, config = self._between(None, None)
             scored = score_translations(
-                self.module, self.tokenizers, sources, targets, frame, config, length_penalty=length_penalty
+                self.module, self.tokenizers, sources, targets, special_tokens, config, length_penalty=length_penalty
             )
         return scored[0] if isinstance(source, str) else scored
 
@@ -412,8 +412,8 @@ class Model:
             task: what its outputs are for; None: the same.
         """
         record = self.task if task is None else task
-        published = None if self.published is None else self.published.replaced(module, record, tokenizers)
-        return Model(module, self.tokenizers if tokenizers is None else tokenizers, record, published)
+        hf_checkpoint = None if self.hf_checkpoint is None else self.hf_checkpoint.replaced(module, record, tokenizers)
+        return Model(module, self.tokenizers if tokenizers is None else tokenizers, record, hf_checkpoint)
 
     def save(self, path: str | Path, *, format: str = "clearhead", max_shard_size: int = LARGEST_SHARD) -> None:
         """Write the model into a new folder that `load` reads.
@@ -435,15 +435,15 @@ class Model:
             raise InputError(f"{folder} exists already; give a new folder")
         with writing_folder(folder) as temporary:
             if format == "hf":
-                parts = (self.module, temporary, self.tokenizers, self.task, self.published)
-                save_published(*parts, max_shard_size=max_shard_size)
+                parts = (self.module, temporary, self.tokenizers, self.task, self.hf_checkpoint)
+                save_checkpoint(*parts, max_shard_size=max_shard_size)
                 return
             (temporary / SPEC_FILE).write_text(self.spec.to_json(), encoding="utf-8")
             (temporary / TASK_FILE).write_text(self.task.to_json(), encoding="utf-8")
             self.tokenizers.save(temporary)
             save_tensors(temporary / WEIGHTS_FILE, self.module.state_dict())
-            if self.published is not None:
-                save_origin(self.published, temporary)
+            if self.hf_checkpoint is not None:
+                save_origin(self.hf_checkpoint, temporary)
 
     @property
     def _continues(self) -> bool:
@@ -453,12 +453,13 @@ class Model:
     def _options(self, given: Mapping[str, Any]) -> GenerateOptions:
         """Return the options of a call; what was left out is what the checkpoint says."""
         chosen = {name: value for name, value in given.items() if value is not None and value != ()}
-        return GenerateOptions(**(chosen if self.published is None else self.published.options(chosen, self.module)))
+        checkpoint = self.hf_checkpoint
+        return GenerateOptions(**(chosen if checkpoint is None else checkpoint.options(chosen, self.module)))
 
     def _reading(self, chat: bool, asked: int | None) -> PromptFormat | None:
         """Return how the checkpoint reads prompts; a length that was asked for takes the place of its own."""
-        if self.published is not None:
-            return self.published.reading(chat=chat, asked=asked)
+        if self.hf_checkpoint is not None:
+            return self.hf_checkpoint.reading(chat=chat, asked=asked)
         if chat:
             raise InputError("the model was trained here and has no chat template: leave chat out")
         return None
@@ -469,7 +470,7 @@ class Model:
         """Return the options of a search; what was left out is what the checkpoint says."""
         names = ("beam_size", "length_penalty", "max_length", "batch_size")
         chosen: dict[str, Any] = {name: value for name, value in zip(names, given, strict=True) if value is not None}
-        said = {} if self.published is None else self.published.search_options(self.module)
+        said = {} if self.hf_checkpoint is None else self.hf_checkpoint.search_options(self.module)
         said["beam_size"] = max(n, said.get("beam_size", 5))
         merged = {**said, **chosen}
         if merged.get("max_length") is not None and "min_length" in merged:
@@ -483,11 +484,11 @@ class Model:
         from_language: str | None = None,
         to_language: str | None = None,
     ) -> list[list[Hypothesis]]:
-        frame, config = self._between(from_language, to_language)
-        return translate_texts(self.module, self.tokenizers, texts, options, frame, config)
+        special_tokens, config = self._between(from_language, to_language)
+        return translate_texts(self.module, self.tokenizers, texts, options, special_tokens, config)
 
     @property
-    def frame(self) -> Frame:
+    def special_tokens(self) -> SpecialTokens:
         """What stands around the texts that the model reads and writes.
 
         Raises:
@@ -495,11 +496,11 @@ class Model:
         """
         return self._between(None, None)[0]
 
-    def _between(self, source: str | None, target: str | None) -> tuple[Frame, GenerationConfig | None]:
+    def _between(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig | None]:
         """Return what stands around sources and targets of two languages, and the rules for what is written."""
-        if self.published is not None:
-            return self.published.between(source, target)
+        if self.hf_checkpoint is not None:
+            return self.hf_checkpoint.between(source, target)
         if source is not None or target is not None:
             raise InputError("the model was trained here on one pair of languages: leave the languages out")
-        frame = self.tokenizers.source.frame
-        return frame.completed(written=self.tokenizers.target.frame.said), None
+        special_tokens = self.tokenizers.source.special_tokens
+        return special_tokens.with_target(self.tokenizers.target.special_tokens.for_target), None

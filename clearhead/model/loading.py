@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from clearhead.hf.checkpoint import Published
-from clearhead.hf.folder import stored_dtype
-from clearhead.hf.hub import find_published
+from clearhead.hf.checkpoint import HFCheckpoint
+from clearhead.hf.files.hub import find_checkpoint
+from clearhead.hf.files.tensor_files import stored_dtype
 from clearhead.machine import choose_device, choose_precision
 from clearhead.model.facade import Model
 from clearhead.runs.loading import load_saved
@@ -28,7 +28,7 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     """
     where = choose_device(device)
     dtype = torch.bfloat16 if choose_precision(precision, where) == "bf16" else torch.float32
-    checkpoint = find_published(str(ref))
+    checkpoint = find_checkpoint(str(ref))
     if checkpoint is not None:
         return _of_checkpoint(checkpoint, dtype, where)
     module, pair, task, came_from = load_saved(str(ref), dtype=dtype)
@@ -44,15 +44,15 @@ def load_as_stored(ref: str | Path) -> Model:
     Raises:
         InputError: as for `load`.
     """
-    checkpoint = find_published(str(ref))
+    checkpoint = find_checkpoint(str(ref))
     if checkpoint is None:
         return load(ref, device="cpu", precision="fp32")
     return _of_checkpoint(checkpoint, stored_dtype(checkpoint), torch.device("cpu"))
 
 
 def _of_checkpoint(folder: Path, dtype: torch.dtype, device: torch.device) -> Model:
-    published = Published.load(folder, dtype=dtype)
-    assert published.pretrained is not None, "a checkpoint is of the family that it came in"
-    module, pair = published.pretrained.module.to(device), published.text.tokenizers
+    hf_checkpoint = HFCheckpoint.load(folder, dtype=dtype)
+    assert hf_checkpoint.loaded is not None, "a checkpoint is of the family that it came in"
+    module, pair = hf_checkpoint.loaded.module.to(device), hf_checkpoint.tokenizers.pair
     pair.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
-    return Model(module.eval(), pair, published.pretrained.task, published)
+    return Model(module.eval(), pair, hf_checkpoint.loaded.task, hf_checkpoint)

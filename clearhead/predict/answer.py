@@ -95,7 +95,7 @@ def answer(
         if not tokens:
             raise InputError(f"the {name} is empty; there is nothing to {'ask' if name == 'question' else 'read'}")
     windows = _windows(len(asked), len(ids), collator, max_length_of(module, record))
-    has_front = not isinstance(collator.frame.template(paired=True)[0][0], str)
+    has_front = not isinstance(collator.special_tokens.template(paired=True)[0][0], str)
     if allow_no_answer and not has_front:
         raise InputError("this tokenizer puts no token in front of a text, where a model could say 'no answer'")
     found: dict[Span, float] = {}
@@ -124,7 +124,7 @@ def _collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> 
             "class ends in ForQuestionAnswering"
         )
     collator = InputCollator.of(module.spec, tokenizer, record.repeats)
-    collator.frame.template(paired=True)
+    collator.special_tokens.template(paired=True)
     return collator
 
 
@@ -135,7 +135,7 @@ def _windows(num_asked: int, num_ids: int, collator: InputCollator, max_length: 
         InputError: the question leaves no room.
     """
     longest = WINDOW if max_length is None else min(WINDOW, max_length)
-    room = longest - num_asked - collator.frame.extra(paired=True)
+    room = longest - num_asked - collator.special_tokens.extra(paired=True)
     # A question that fills most of a window shortens the overlap, and one that fills nearly all of it is refused.
     overlap = min(OVERLAP, longest // 2, room // 2)
     if room < 2:
@@ -157,9 +157,9 @@ def _scored(
     batch_size: int | None,
 ) -> Iterator[tuple[_Window, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]:
     """Yield each window with probabilities: that an answer begins, and ends, at "nowhere" and at each of its tokens."""
-    template = collator.frame.template(paired=True)
+    template = collator.special_tokens.template(paired=True)
     front = sum(len(asked) if part == "A" else 1 for part, _ in template[: [p for p, _ in template].index("B")])
-    lengths = [len(asked) + window.count + collator.frame.extra(paired=True) for window in windows]
+    lengths = [len(asked) + window.count + collator.special_tokens.extra(paired=True) for window in windows]
     device = device_of(module)
     with evaluation_mode(module), torch.inference_mode():
         for rows in batches_by_cost(lengths, budget=read_tokens(module), most_rows=batch_size):

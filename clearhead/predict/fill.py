@@ -19,7 +19,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.word_starts import Words
+from clearhead.text.word_starts import WordBoundaries
 
 BLANK = "___"
 """What marks a blank for every model; more underscores in a row are one blank as well."""
@@ -94,7 +94,7 @@ def fill(
         raise InputError("fill() takes a list of texts; put the single text into a list")
     _check_model(module)
     _mask_id(tokenizer)
-    words = Words(tokenizer)
+    words = WordBoundaries(tokenizer)
     if not 1 <= top_k <= int(words.ordinary.sum()):
         raise InputError(f"top_k is {top_k}; expected 1 to {int(words.ordinary.sum())}, the entries a blank can hold")
     questions = [_question(text, number, tokenizer, words) for number, text in enumerate(texts, start=1)]
@@ -132,7 +132,7 @@ def _mask_id(tokenizer: Tokenizer) -> int:
     return tokenizer.mask_id
 
 
-def _question(text: str, number: int, tokenizer: Tokenizer, words: Words) -> _Question:
+def _question(text: str, number: int, tokenizer: Tokenizer, words: WordBoundaries) -> _Question:
     """Turn a text with blanks into ids with mask tokens."""
     mask_id = _mask_id(tokenizer)
     mask_text = tokenizer.tokens([mask_id])[0]
@@ -147,14 +147,14 @@ def _question(text: str, number: int, tokenizer: Tokenizer, words: Words) -> _Qu
         stood_in, last = stood_in + _STAND_IN, end
     stood_in += text[last:]
     ids, places = tokenizer.encode_with_spans(stood_in)
-    around = tokenizer.frame.alone
-    asked, asked_at, token = [*around.front], [], 0
+    around = tokenizer.special_tokens.for_text
+    asked, asked_at, token = [*around.prefix], [], 0
     for (start, end), stand in zip(spans, stands, strict=True):
         while token < len(ids) and places[token][1] <= stand:
             asked.append(ids[token])
             token += 1
         # A mark of white space by itself is here because of the stand-in: a word brings its own.
-        if words.carries_space and len(asked) > len(around.front) and words.texts[asked[-1]] == " ":
+        if words.carries_space and len(asked) > len(around.prefix) and words.texts[asked[-1]] == " ":
             asked.pop()
         asked_at.append(len(asked))
         asked.append(mask_id)
@@ -165,7 +165,7 @@ def _question(text: str, number: int, tokenizer: Tokenizer, words: Words) -> _Qu
                     "tokenizer of this model: put white space around it"
                 )
             token += 1
-    return _Question([*asked, *ids[token:], *around.behind], asked_at, spans)
+    return _Question([*asked, *ids[token:], *around.suffix], asked_at, spans)
 
 
 def _best(
@@ -198,7 +198,7 @@ def _answers(
     question: _Question,
     candidates: tuple[list[list[float]], list[list[int]]],
     tokenizer: Tokenizer,
-    words: Words,
+    words: WordBoundaries,
 ) -> list[list[Filled]]:
     """Write out the candidates of all blanks of one text."""
     probabilities, ids = candidates

@@ -7,7 +7,7 @@ import torch
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
 from clearhead.files import read_text_file
-from clearhead.hf.checkpoint import Published
+from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
 from clearhead.runs.directory import SPEC_FILE, model_files, read_task
 from clearhead.spec import Model as ModelSpec
@@ -19,7 +19,7 @@ from clearhead.weights.lora import load_merged
 
 def load_saved(
     reference: str, *, dtype: torch.dtype
-) -> tuple[Transformer, TokenizerPair, TaskRecord, Published | None]:
+) -> tuple[Transformer, TokenizerPair, TaskRecord, HFCheckpoint | None]:
     """Load what a run or `save` wrote.
 
     Args:

@@ -122,9 +122,9 @@ def _with_tokenizer(
 
 def _check_named(model: Model, keep: Sequence[int]) -> None:
     """Refuse to renumber what a checkpoint's files name by its id."""
-    if model.published is None:
+    if model.hf_checkpoint is None:
         return
-    for key, value in model.published.config.items():
+    for key, value in model.hf_checkpoint.config.items():
         for index in value if isinstance(value, list) else [value]:
             named = key.endswith(("_token_id", "_tokens", "_token_ids")) and isinstance(index, int)
             if named and index >= 0 and (index >= len(keep) or keep[index] != index):

@@ -17,36 +17,36 @@ Part = tuple[int | Literal["A", "B"], int]
 
 
 @dataclass(frozen=True)
-class Around:
+class PrefixSuffix:
     """What stands in front of a text and behind it.
 
     Args:
-        front, behind: ids.
+        prefix, suffix: ids.
     """
 
-    front: tuple[int, ...] = ()
-    behind: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.front) + len(self.behind)
+        return len(self.prefix) + len(self.suffix)
 
     def __call__(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a text with what stands around it."""
-        return [*self.front, *ids, *self.behind]
+        return [*self.prefix, *ids, *self.suffix]
 
     @property
-    def fed(self) -> Around:
+    def decoder_input(self) -> PrefixSuffix:
         """What stands around a text that a decoder reads while it says it: all but the last id."""
-        return Around(self.front, self.behind[:-1])
+        return PrefixSuffix(self.prefix, self.suffix[:-1])
 
     @property
-    def asked(self) -> Around:
+    def labels(self) -> PrefixSuffix:
         """What stands around a text as a decoder should say it: all but the first id, which is only read."""
-        return Around(self.front[1:], self.behind)
+        return PrefixSuffix(self.prefix[1:], self.suffix)
 
 
 @dataclass(frozen=True)
-class Frame:
+class SpecialTokens:
     """The templates of one text and of two.
 
     Args:
@@ -59,20 +59,20 @@ class Frame:
 
     single: tuple[Part, ...] = (("A", 0),)
     pair: tuple[Part, ...] | None = None
-    source: Around | None = None
-    written: Around | None = None
+    source: PrefixSuffix | None = None
+    target: PrefixSuffix | None = None
 
     @classmethod
-    def between(cls, start: int, end: int) -> Frame:
+    def from_bos_eos(cls, bos: int, eos: int) -> SpecialTokens:
         """Return the frame of a tokenizer that was trained here: a start and an end token.
 
         Source: arXiv 1810.04805, section 3 (pairs); arXiv 1706.03762, section 3.4 (the source has no start token).
         """
-        single: tuple[Part, ...] = ((start, 0), ("A", 0), (end, 0))
-        pair: tuple[Part, ...] = (*single, ("B", 1), (end, 1))
-        return cls(single, pair, source=Around((), (end,)), written=Around((start,), (end,)))
+        single: tuple[Part, ...] = ((bos, 0), ("A", 0), (eos, 0))
+        pair: tuple[Part, ...] = (*single, ("B", 1), (eos, 1))
+        return cls(single, pair, source=PrefixSuffix((), (eos,)), target=PrefixSuffix((bos,), (eos,)))
 
-    def around(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+    def add_to(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
         """Return the ids that a model reads, and the segment of each.
 
         Args:
@@ -102,59 +102,61 @@ class Frame:
             raise InputError("this tokenizer has no template for pairs of texts; join the two texts into one")
         return self.pair if paired and self.pair is not None else self.single
 
-    def extra(self, *, paired: bool = False) -> int:
+    def num_added(self, *, paired: bool = False) -> int:
         """Return how many ids stand around one text, or around two."""
         return sum(not isinstance(part, str) for part, _ in self.template(paired=paired))
 
     @property
-    def alone(self) -> Around:
+    def for_text(self) -> PrefixSuffix:
         """What stands around a single text."""
         place = next(place for place, (part, _) in enumerate(self.single) if part == "A")
         front, behind = self.single[:place], self.single[place + 1 :]
-        return Around(*(tuple(part for part, _ in side if not isinstance(part, str)) for side in (front, behind)))
+        return PrefixSuffix(*(tuple(part for part, _ in side if not isinstance(part, str)) for side in (front, behind)))
 
     @property
-    def start(self) -> tuple[int, ...]:
+    def prefix(self) -> tuple[int, ...]:
         """The ids in front of a single text."""
-        return self.alone.front
+        return self.for_text.prefix
 
     @property
-    def end(self) -> tuple[int, ...]:
+    def suffix(self) -> tuple[int, ...]:
         """The ids behind a single text."""
-        return self.alone.behind
+        return self.for_text.suffix
 
     @property
-    def read(self) -> Around:
+    def for_source(self) -> PrefixSuffix:
         """What stands around a text that an encoder reads for a decoder."""
-        return self.alone if self.source is None else self.source
+        return self.for_text if self.source is None else self.source
 
     @property
-    def said(self) -> Around:
+    def for_target(self) -> PrefixSuffix:
         """What stands around a text that a decoder writes.
 
         Raises:
             InputError: the files of a checkpoint do not say where its decoder begins.
         """
-        if self.written is None:
+        if self.target is None:
             raise InputError("the checkpoint names no decoder_start_token_id, so that its decoder has no beginning")
-        return self.written
+        return self.target
 
-    def completed(self, *, written: Around) -> Frame:
+    def with_target(self, target: PrefixSuffix) -> SpecialTokens:
         """Return the same frame with what a decoder writes."""
-        return replace(self, written=written)
+        return replace(self, target=target)
 
     def to_json(self) -> dict[str, Any]:
         """Return the frame as JSON values."""
-        rare = {"source": self.source, "written": self.written}
-        around = {name: [one.front, one.behind] for name, one in rare.items() if one is not None}
+        rare = {"source": self.source, "target": self.target}
+        around = {name: [one.prefix, one.suffix] for name, one in rare.items() if one is not None}
         return {"single": self.single, "pair": self.pair, **around}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Frame:
+    def from_json(cls, content: Mapping[str, Any]) -> SpecialTokens:
         """Read what `to_json` returned."""
         pair = content["pair"]
         around = {
-            name: Around(*(tuple(ids) for ids in content[name])) for name in ("source", "written") if name in content
+            name: PrefixSuffix(*(tuple(ids) for ids in content[name]))
+            for name in ("source", "target")
+            if name in content
         }
         return cls(_parts(content["single"]), None if pair is None else _parts(pair), **around)
 
@@ -163,7 +165,7 @@ def _parts(content: Sequence[Sequence[Any]]) -> tuple[Part, ...]:
     return tuple((part, segment) for part, segment in content)
 
 
-def frame_of_document(document: Mapping[str, Any]) -> Frame:
+def read_special_tokens(document: Mapping[str, Any]) -> SpecialTokens:
     """Return the templates that a `tokenizer.json` holds as its post-processor.
 
     Args:
@@ -175,10 +177,10 @@ def frame_of_document(document: Mapping[str, Any]) -> Frame:
     found = list(_templates(document.get("post_processor")))
     if len(found) > 1:
         raise InputError(f"expected one template in the post-processor of tokenizer.json, found {len(found)}")
-    return found[0] if found else Frame(pair=(("A", 0), ("B", 1)))
+    return found[0] if found else SpecialTokens(pair=(("A", 0), ("B", 1)))
 
 
-def _templates(node: Mapping[str, Any] | None) -> list[Frame]:
+def _templates(node: Mapping[str, Any] | None) -> list[SpecialTokens]:
     if node is None:
         return []
     kind = node.get("type")
@@ -186,14 +188,14 @@ def _templates(node: Mapping[str, Any] | None) -> list[Frame]:
         return [frame for inner in node["processors"] for frame in _templates(inner)]
     if kind == "TemplateProcessing":
         tokens = {name: entry["ids"] for name, entry in node["special_tokens"].items()}
-        return [Frame(_of_template(node["single"], tokens), _of_template(node["pair"], tokens))]
+        return [SpecialTokens(_of_template(node["single"], tokens), _of_template(node["pair"], tokens))]
     if kind in ("BertProcessing", "RobertaProcessing"):
         start, end = node["cls"][1], node["sep"][1]
         # The two differ in what a pair looks like: the second kind ends the first text twice and knows no segments.
         joint: tuple[Part, ...] = ((end, 0),) if kind == "BertProcessing" else ((end, 0), (end, 0))
         second = 1 if kind == "BertProcessing" else 0
         single: tuple[Part, ...] = ((start, 0), ("A", 0), (end, 0))
-        return [Frame(single, ((start, 0), ("A", 0), *joint, ("B", second), (end, second)))]
+        return [SpecialTokens(single, ((start, 0), ("A", 0), *joint, ("B", second), (end, second)))]
     if kind == "ByteLevel":
         return []
     raise InputError(f"the post-processor '{kind}' of tokenizer.json is not known; expected a template")

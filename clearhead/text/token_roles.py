@@ -27,7 +27,7 @@ _STAND_INS: Mapping[str, str] = MappingProxyType({"bos": "cls", "eos": "sep"})
 
 
 @dataclass(frozen=True)
-class Roles:
+class TokenRoles:
     """The ids that have a meaning of their own.
 
     Args:
@@ -52,7 +52,7 @@ def sentinel(number: int) -> str:
     return f"<extra_id_{number}>"
 
 
-def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], given: Mapping[str, str]) -> Roles:
+def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], given: Mapping[str, str]) -> TokenRoles:
     """Find the roles of a published tokenizer: what the caller says wins over its configuration, and that over names.
 
     Args:
@@ -88,7 +88,7 @@ def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], given: M
     unk = found["unk"] if found["unk"] != eos else None
     sentinels = (added.get(sentinel(number)) for number in itertools.count())
     consecutive = itertools.takewhile(lambda index: index is not None, sentinels)
-    return Roles(pad, unk, bos, eos, found["mask"], tuple(index for index in consecutive if index is not None))
+    return TokenRoles(pad, unk, bos, eos, found["mask"], tuple(index for index in consecutive if index is not None))
 
 
 def _named_id(path: Path, entries: Mapping[str, int], role: str, named: str) -> int:

@@ -17,8 +17,8 @@ from clearhead.errors import InputError
 from clearhead.files import write_json
 from clearhead.text.added_tokens import needed_entries, with_entries, with_words
 from clearhead.text.spans import Span, trim_spans, word_numbers
-from clearhead.text.special_tokens import Frame
-from clearhead.text.token_roles import Roles, find_roles
+from clearhead.text.special_tokens import SpecialTokens
+from clearhead.text.token_roles import TokenRoles, find_roles
 from clearhead.text.tokenizer_files import backend_of, read_files
 
 _JOINT = "@@"
@@ -32,24 +32,28 @@ class Tokenizer:
         document: the parsed content of a `tokenizer.json`, or a SentencePiece model with its ids.
         kind: how it was trained, or "pretrained" where that is not known.
         roles: the ids with a meaning of their own.
-        frame: what the model that it came with reads around a text; None: it has a start and an end token around it.
+        special_tokens: those that its model reads around a text; None: a start and an end token.
 
     Raises:
         InputError: the document is not one that can be run.
     """
 
-    def __init__(self, document: Mapping[str, Any], *, kind: str, roles: Roles, frame: Frame | None = None) -> None:
+    def __init__(
+        self, document: Mapping[str, Any], *, kind: str, roles: TokenRoles, special_tokens: SpecialTokens | None = None
+    ) -> None:
         self.kind = kind
         self.roles = roles
-        self.frame = Frame.between(roles.bos, roles.eos) if frame is None else frame
-        self._own_frame = frame
+        self.special_tokens = (
+            SpecialTokens.from_bos_eos(roles.bos, roles.eos) if special_tokens is None else special_tokens
+        )
+        self._own_special_tokens = special_tokens
         self._document = dict(document)
         self._backend = backend_of(document)
         vocabulary = self._backend.vocabulary()
         # Published vocabularies can have holes, so the number of rows follows from the largest id.
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._reserved = self._backend.special() - {roles.unk}
-        self.fingerprint = _fingerprint(document, kind, roles, frame)
+        self.fingerprint = _fingerprint(document, kind, roles, special_tokens)
 
     @property
     def pad_id(self) -> int:
@@ -178,13 +182,13 @@ class Tokenizer:
         return token
 
     @property
-    def is_framed(self) -> bool:
+    def has_own_special_tokens(self) -> bool:
         """Whether what stands around texts came with the tokenizer, and does not follow from its roles."""
-        return self._own_frame is not None
+        return self._own_special_tokens is not None
 
-    def with_frame(self, frame: Frame) -> Tokenizer:
+    def with_special_tokens(self, special_tokens: SpecialTokens) -> Tokenizer:
         """Return the same tokenizer with something else around its texts."""
-        return Tokenizer(self._document, kind=self.kind, roles=self.roles, frame=frame)
+        return Tokenizer(self._document, kind=self.kind, roles=self.roles, special_tokens=special_tokens)
 
     def with_words(self, words: Sequence[str]) -> Tokenizer:
         """Return the same tokenizer with more words, each of one id behind all others.
@@ -192,7 +196,9 @@ class Tokenizer:
         Raises:
             InputError: a word that is there already, or a tokenizer that cannot learn words.
         """
-        return Tokenizer(with_words(self._document, words), kind=self.kind, roles=self.roles, frame=self._own_frame)
+        return Tokenizer(
+            with_words(self._document, words), kind=self.kind, roles=self.roles, special_tokens=self._own_special_tokens
+        )
 
     def with_entries(self, keep: Sequence[int]) -> Tokenizer:
         """Return the tokenizer with some of its entries, each with its place in `keep` as its id.
@@ -205,7 +211,12 @@ class Tokenizer:
                 raise InputError(
                     f"'{self._token(index)}' has a meaning by its id {index} and must keep it: keep all ids up to it"
                 )
-        return Tokenizer(with_entries(self._document, keep), kind=self.kind, roles=self.roles, frame=self._own_frame)
+        return Tokenizer(
+            with_entries(self._document, keep),
+            kind=self.kind,
+            roles=self.roles,
+            special_tokens=self._own_special_tokens,
+        )
 
     def needed_ids(self, texts: Sequence[str]) -> list[int]:
         """Return, in order, the ids without which texts would get other ones, or ids with a meaning of their own move.
@@ -242,8 +253,8 @@ class Tokenizer:
             config["mask_token"] = self._token(self.roles.mask)
         if self.roles.sentinels:
             config["additional_special_tokens"] = self.tokens(self.roles.sentinels)
-        if self._own_frame is not None:
-            config["clearhead"]["frame"] = self._own_frame.to_json()
+        if self._own_special_tokens is not None:
+            config["clearhead"]["special_tokens"] = self._own_special_tokens.to_json()
             config["clearhead"]["roles"] = asdict(self.roles)
         write_json(path, self._document)
         write_json(_config_path(path), config)
@@ -262,10 +273,10 @@ class Tokenizer:
         """
         files = read_files(path)
         own = files.config.get("clearhead") or {}
-        frame = Frame.from_json(own["frame"]) if own.get("frame") else None
+        special_tokens = SpecialTokens.from_json(own["special_tokens"]) if own.get("special_tokens") else None
         saved_roles = None if roles else _saved_roles(own)
         found = saved_roles or find_roles(path, backend_of(files.document), files.config, roles or {})
-        tokenizer = cls(files.document, kind=own.get("kind", "pretrained"), roles=found, frame=frame)
+        tokenizer = cls(files.document, kind=own.get("kind", "pretrained"), roles=found, special_tokens=special_tokens)
         saved = own.get("fingerprint")
         if saved is not None and roles is None and saved != tokenizer.fingerprint:
             raise InputError(
@@ -275,20 +286,22 @@ class Tokenizer:
         return tokenizer
 
 
-def _saved_roles(own: Mapping[str, Any]) -> Roles | None:
+def _saved_roles(own: Mapping[str, Any]) -> TokenRoles | None:
     """Return the roles of a published tokenizer as they were: their names alone may mean others in another place."""
     saved = own.get("roles")
-    return None if saved is None else Roles(**{**saved, "sentinels": tuple(saved["sentinels"])})
+    return None if saved is None else TokenRoles(**{**saved, "sentinels": tuple(saved["sentinels"])})
 
 
-def _fingerprint(document: Mapping[str, Any], kind: str, roles: Roles, frame: Frame | None) -> str:
+def _fingerprint(
+    document: Mapping[str, Any], kind: str, roles: TokenRoles, special_tokens: SpecialTokens | None
+) -> str:
     """Hash the document as stored, not as the library writes it, so that a newer library gives the same fingerprint."""
     meaning = {key: value for key, value in document.items() if key not in ("truncation", "padding", "version")}
     content: list[Any] = [meaning, kind, roles.pad, roles.unk, roles.bos, roles.eos]
     if roles.mask is not None or roles.sentinels:
         content += [roles.mask, list(roles.sentinels)]
-    if frame is not None:
-        content.append(frame.to_json())
+    if special_tokens is not None:
+        content.append(special_tokens.to_json())
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

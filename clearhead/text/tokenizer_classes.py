@@ -20,7 +20,7 @@ Template = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class PublishedTokenizer:
+class TokenizerClass:
     """What one class adds to its files.
 
     Args:
@@ -86,43 +86,43 @@ _LANGUAGES_100 = tuple(
     "ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu".split()
 )
 
-_BERT = PublishedTokenizer("wordpiece", _BRACKETS, _AROUND, _AROUND_TWO, second_segment=True)
-_ROBERTA = PublishedTokenizer("byte-bpe", _CLASSIC, _AROUND, _AROUND_TWO_APART)
-_GPT2 = PublishedTokenizer(
+_BERT = TokenizerClass("wordpiece", _BRACKETS, _AROUND, _AROUND_TWO, second_segment=True)
+_ROBERTA = TokenizerClass("byte-bpe", _CLASSIC, _AROUND, _AROUND_TWO_APART)
+_GPT2 = TokenizerClass(
     "byte-bpe",
     {"unk": "<|endoftext|>", "bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     adds_start=False,
     adds_end=False,
 )
-_T5 = PublishedTokenizer(
+_T5 = TokenizerClass(
     "pieces",
     {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     ("A", "eos"),
     ("A", "eos", "B", "eos"),
     sentinels=100,
 )
-_LLAMA = PublishedTokenizer("pieces", {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}, adds_start=True, adds_end=False)
+_LLAMA = TokenizerClass("pieces", {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}, adds_start=True, adds_end=False)
 
-CLASSES: Mapping[str, PublishedTokenizer] = MappingProxyType(
+CLASSES: Mapping[str, TokenizerClass] = MappingProxyType(
     {
         "Bert": _BERT,
         "DistilBert": _BERT,
         "Electra": _BERT,
-        "MPNet": PublishedTokenizer("wordpiece", _CLASSIC | {"unk": "[UNK]"}, _AROUND, _AROUND_TWO_APART),
+        "MPNet": TokenizerClass("wordpiece", _CLASSIC | {"unk": "[UNK]"}, _AROUND, _AROUND_TWO_APART),
         "GPT2": _GPT2,
         "GPTNeoX": _GPT2,
         "Roberta": _ROBERTA,
         "Bart": _ROBERTA,
-        "Blenderbot": PublishedTokenizer("byte-bpe", _CLASSIC, ("A", "eos"), ("A", "eos"), prefix_space=True),
+        "Blenderbot": TokenizerClass("byte-bpe", _CLASSIC, ("A", "eos"), ("A", "eos"), prefix_space=True),
         "T5": _T5,
         "Llama": _LLAMA,
-        "Gemma": PublishedTokenizer(
+        "Gemma": TokenizerClass(
             "pieces",
             {"pad": "<pad>", "unk": "<unk>", "bos": "<bos>", "eos": "<eos>"},
             adds_start=True,
             adds_end=False,
         ),
-        "DebertaV2": PublishedTokenizer(
+        "DebertaV2": TokenizerClass(
             "pieces",
             _BRACKETS | {"bos": "[CLS]", "eos": "[SEP]"},
             _AROUND,
@@ -131,10 +131,10 @@ CLASSES: Mapping[str, PublishedTokenizer] = MappingProxyType(
             behind=("[MASK]",),
             lowers=False,
         ),
-        "XLMRoberta": PublishedTokenizer(
+        "XLMRoberta": TokenizerClass(
             "pieces", _CLASSIC, _AROUND, _AROUND_TWO_APART, front=_FAIRSEQ, skip=3, behind=("<mask>",)
         ),
-        "Camembert": PublishedTokenizer(
+        "Camembert": TokenizerClass(
             "pieces",
             _CLASSIC,
             _AROUND,
@@ -143,7 +143,7 @@ CLASSES: Mapping[str, PublishedTokenizer] = MappingProxyType(
             skip=1,
             behind=("<mask>",),
         ),
-        "MBart": PublishedTokenizer(
+        "MBart": TokenizerClass(
             "pieces",
             _CLASSIC,
             ("A", "eos", "language"),
@@ -154,7 +154,7 @@ CLASSES: Mapping[str, PublishedTokenizer] = MappingProxyType(
             languages=_LANGUAGES_25,
             language_is_start=True,
         ),
-        "MBart50": PublishedTokenizer(
+        "MBart50": TokenizerClass(
             "pieces",
             _CLASSIC,
             ("language", "A", "eos"),
@@ -164,7 +164,7 @@ CLASSES: Mapping[str, PublishedTokenizer] = MappingProxyType(
             behind=(*_LANGUAGES_52, "<mask>"),
             languages=_LANGUAGES_52,
         ),
-        "Nllb": PublishedTokenizer(
+        "Nllb": TokenizerClass(
             "pieces",
             _CLASSIC,
             ("language", "A", "eos"),
@@ -173,7 +173,7 @@ CLASSES: Mapping[str, PublishedTokenizer] = MappingProxyType(
             skip=3,
             legacy_single=("A", "eos", "language"),
         ),
-        "M2M100": PublishedTokenizer(
+        "M2M100": TokenizerClass(
             "strings",
             {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"},
             ("language", "A", "eos"),
@@ -182,7 +182,7 @@ CLASSES: Mapping[str, PublishedTokenizer] = MappingProxyType(
             language_form="__{}__",
             language_set="m2m100",
         ),
-        "Pegasus": PublishedTokenizer(
+        "Pegasus": TokenizerClass(
             "pieces",
             {"pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask_2>"},
             ("A", "eos"),
@@ -190,7 +190,7 @@ CLASSES: Mapping[str, PublishedTokenizer] = MappingProxyType(
             front=("<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103))),
             skip=2,
         ),
-        "Marian": PublishedTokenizer(
+        "Marian": TokenizerClass(
             "two-sided", {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}, ("A", "eos"), ("A", "B", "eos")
         ),
     }

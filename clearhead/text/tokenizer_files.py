@@ -17,7 +17,7 @@ from clearhead.text.backend import Backend, DocumentBackend
 from clearhead.text.byte_level_files import has_merges, read_merges
 from clearhead.text.sentencepiece import KIND, PieceBackend, load_pieces, piece_document, read_pieces, string_document
 from clearhead.text.token_roles import content_of, sentinel
-from clearhead.text.tokenizer_classes import CLASS_OF_TYPE, CLASSES, NEEDS_OWN_CODE, PublishedTokenizer, class_stem
+from clearhead.text.tokenizer_classes import CLASS_OF_TYPE, CLASSES, NEEDS_OWN_CODE, TokenizerClass, class_stem
 
 FILE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -39,7 +39,7 @@ class Files:
 
     document: Mapping[str, Any]
     config: Mapping[str, Any]
-    record: PublishedTokenizer | None
+    record: TokenizerClass | None
     target: Mapping[str, Any] | None = None
 
 
@@ -110,7 +110,7 @@ def _filled(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _with_tokens(config: Mapping[str, Any], record: PublishedTokenizer | None, backend: Backend) -> dict[str, Any]:
+def _with_tokens(config: Mapping[str, Any], record: TokenizerClass | None, backend: Backend) -> dict[str, Any]:
     """Return the configuration with the tokens that the class gives to roles, where the vocabulary has them."""
     if record is None:
         return dict(config)
@@ -119,7 +119,7 @@ def _with_tokens(config: Mapping[str, Any], record: PublishedTokenizer | None, b
     return unsaid | {key: value for key, value in config.items() if value is not None or key not in unsaid}
 
 
-def _by_files(folder: Path, name: str | None) -> PublishedTokenizer:
+def _by_files(folder: Path, name: str | None) -> TokenizerClass:
     """Return what files without a known class can only mean.
 
     Raises:
@@ -139,7 +139,7 @@ def _by_files(folder: Path, name: str | None) -> PublishedTokenizer:
     )
 
 
-def _own_document(folder: Path, config: Mapping[str, Any], record: PublishedTokenizer) -> dict[str, Any]:
+def _own_document(folder: Path, config: Mapping[str, Any], record: TokenizerClass) -> dict[str, Any]:
     if record.reads == "byte-bpe":
         spaced = config.get("add_prefix_space", record.prefix_space) is True
         document = read_merges(folder, prefix_space=spaced)
@@ -156,7 +156,7 @@ def _own_document(folder: Path, config: Mapping[str, Any], record: PublishedToke
     return _pieces(path, config, record)
 
 
-def _wordpiece(path: Path, config: Mapping[str, Any], record: PublishedTokenizer) -> dict[str, Any]:
+def _wordpiece(path: Path, config: Mapping[str, Any], record: TokenizerClass) -> dict[str, Any]:
     """Return the `tokenizer.json` that means the same as a list of entries, one a line.
 
     Source: arXiv 1810.04805, and its code, tokenization.py.
@@ -188,17 +188,17 @@ def _wordpiece(path: Path, config: Mapping[str, Any], record: PublishedTokenizer
     return document
 
 
-def _role_token(config: Mapping[str, Any], record: PublishedTokenizer, role: str) -> str | None:
+def _role_token(config: Mapping[str, Any], record: TokenizerClass, role: str) -> str | None:
     return content_of(config.get(f"{role}_token")) or record.tokens.get(role)
 
 
-def _role_tokens(config: Mapping[str, Any], record: PublishedTokenizer, known: set[str]) -> set[str]:
+def _role_tokens(config: Mapping[str, Any], record: TokenizerClass, known: set[str]) -> set[str]:
     """Return the tokens of roles, as far as the vocabulary has them."""
     tokens = (_role_token(config, record, role) for role in _ROLES)
     return {token for token in tokens if token is not None and token in known}
 
 
-def _pieces(path: Path, config: Mapping[str, Any], record: PublishedTokenizer) -> dict[str, Any]:
+def _pieces(path: Path, config: Mapping[str, Any], record: TokenizerClass) -> dict[str, Any]:
     """Return the document of a model whose piece numbers give the ids."""
     content = read_pieces(path)
     model = load_pieces(content, str(path))
@@ -246,7 +246,7 @@ def _check_pieces(path: Path, config: Mapping[str, Any], model: Any) -> None:
 
 
 def _side(
-    folder: Path, config: Mapping[str, Any], record: PublishedTokenizer, model: str, vocabulary: str
+    folder: Path, config: Mapping[str, Any], record: TokenizerClass, model: str, vocabulary: str
 ) -> dict[str, Any]:
     """Return the document of a model whose pieces are looked up in a vocabulary."""
     content = read_pieces(folder / model)
@@ -273,13 +273,13 @@ def _side(
     )
 
 
-def _target_document(folder: Path, config: Mapping[str, Any], record: PublishedTokenizer) -> dict[str, Any]:
+def _target_document(folder: Path, config: Mapping[str, Any], record: TokenizerClass) -> dict[str, Any]:
     own = "target_vocab.json" if config.get("separate_vocabs") is True else "vocab.json"
     # A code in front of a text says what to translate into; the target side never reads one.
     return _side(folder, config, record, _TWO_SIDED[1], own) | {"codes": False}
 
 
-def _unknown(path: Path, config: Mapping[str, Any], record: PublishedTokenizer, known: set[str]) -> str:
+def _unknown(path: Path, config: Mapping[str, Any], record: TokenizerClass, known: set[str]) -> str:
     token = _role_token(config, record, "unk")
     if token is None or token not in known:
         raise InputError(f"{path}: the unknown token '{token}' is not in the vocabulary")

@@ -16,12 +16,12 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from clearhead.errors import InputError, nearest
-from clearhead.text.token_roles import Roles, sentinel
+from clearhead.text.token_roles import TokenRoles, sentinel
 from clearhead.text.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 MASK_TOKEN = "<mask>"
-ROLES = Roles(pad=0, unk=1, bos=2, eos=3)
+ROLES = TokenRoles(pad=0, unk=1, bos=2, eos=3)
 KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "byte", "split")
 
 _MARKER = "▁"
@@ -88,11 +88,11 @@ def train_tokenizer(
     return Tokenizer(json.loads(backend.to_str()), kind=kind, roles=roles)
 
 
-def _special_tokens(mask: bool, sentinels: int) -> tuple[tuple[str, ...], Roles]:
+def _special_tokens(mask: bool, sentinels: int) -> tuple[tuple[str, ...], TokenRoles]:
     """Return the special tokens in the order of their ids, and the roles that those have."""
     masks = (MASK_TOKEN,) if mask else ()
     first = len(SPECIAL_TOKENS) + len(masks)
-    roles = Roles(
+    roles = TokenRoles(
         pad=ROLES.pad,
         unk=ROLES.unk,
         bos=ROLES.bos,

@@ -38,7 +38,7 @@ _CLOSERS = "\"'”’»)]}"
 _STOPS = (".", "!", "?", "…", "。", "！", "？")
 
 
-class Words:
+class WordBoundaries:
     """A table over the vocabulary of one tokenizer: where words begin, and what may stand in a text.
 
     A word is what white space separates. Two kinds of entries cut finer, for they say so themselves: those that mark
@@ -134,7 +134,7 @@ def word_ids(tokenizer: Tokenizer, ids: Integer[ndarray, " tokens"]) -> Int64[nd
         tokenizer: the tokenizer that made the ids.
         ids: ids of its vocabulary, special ones included; each of those is a word of its own.
     """
-    return Words(tokenizer).word_ids(ids)
+    return WordBoundaries(tokenizer).word_ids(ids)
 
 
 def _entries(tokenizer: Tokenizer) -> list[str]:

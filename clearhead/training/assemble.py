@@ -87,8 +87,8 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         parts = parts_of(setup)
         _settle_spec(parts.spec, directory, resume)
         directory.write_text(TASK_FILE, parts.record.to_json())
-        if start is not None and start.published is not None and not resume:
-            save_origin(start.published, run)
+        if start is not None and start.hf_checkpoint is not None and not resume:
+            save_origin(start.hf_checkpoint, run)
         precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
         settings = _settings(run_file, precision, parts)
         seed_everything(settings.seed)

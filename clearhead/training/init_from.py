@@ -12,13 +12,13 @@ from torch import Tensor
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
 from clearhead.files import read_text_file
-from clearhead.hf import config as configs
 from clearhead.hf import registry
-from clearhead.hf.checkpoint import Published, labels_in_config
+from clearhead.hf.checkpoint import HFCheckpoint, label_config
 from clearhead.hf.export import load_origin
-from clearhead.hf.hub import find_published
-from clearhead.hf.loading import rules_at
-from clearhead.hf.record import Variant
+from clearhead.hf.files.hub import find_checkpoint
+from clearhead.hf.loading import bind_rules
+from clearhead.hf.mapping import config as configs
+from clearhead.hf.mapping.family import Variant
 from clearhead.runs.directory import SPEC_FILE, model_files, read_task
 from clearhead.spec import Head, Model, validate
 from clearhead.task import Repeats, TaskKind, TaskRecord
@@ -39,7 +39,7 @@ class InitialModel:
         tokenizers: what it was trained with.
         record: what it was trained for.
         tensors: gives its weights, by address.
-        published: the checkpoint that it is, or came from; None: it was trained here from the beginning.
+        hf_checkpoint: the checkpoint that it is, or came from; None: it was trained here from the beginning.
     """
 
     name: str
@@ -47,7 +47,7 @@ class InitialModel:
     tokenizers: TokenizerPair
     record: TaskRecord
     tensors: Callable[[], Mapping[str, Tensor]]
-    published: Published | None = None
+    hf_checkpoint: HFCheckpoint | None = None
 
     def says(self, record: TaskRecord) -> bool:
         """Return whether the head answers the same question already: a task of labels with the same labels."""
@@ -83,11 +83,11 @@ class InitialModel:
         Returns:
             None where it has none, so that what is trained could not be written in that family.
         """
-        if self.published is None:
+        if self.hf_checkpoint is None:
             return None
-        family = registry.find(self.published.config)
-        config = {key: value for key, value in self.published.config.items() if key != "architectures"}
-        reading = configs.read(family, {**config, **labels_in_config(record)})
+        family = registry.find(self.hf_checkpoint.config)
+        config = {key: value for key, value in self.hf_checkpoint.config.items() if key != "architectures"}
+        reading = configs.parse(family, {**config, **label_config(record)})
         for variant in self._variants(record.kind):
             head = variant.head(reading.values)
             if head is None:
@@ -100,8 +100,8 @@ class InitialModel:
         return None
 
     def _variants(self, kind: TaskKind) -> list[Variant]:
-        assert self.published is not None
-        found = registry.find(self.published.config).variants
+        assert self.hf_checkpoint is not None
+        found = registry.find(self.hf_checkpoint.config).variants
         has_two = self.spec.encoder is not None and self.spec.decoder is not None
         return [one for one in found if one.task == kind and (one.has_decoder or not has_two)]
 
@@ -112,12 +112,12 @@ class InitialModel:
             module: with the new head.
             kind: of the task.
         """
-        if self.published is None or self.published.pretrained is None:
+        if self.hf_checkpoint is None or self.hf_checkpoint.loaded is None:
             return {}
-        family, spare = self.published.pretrained.record, self.published.pretrained.spare
+        family, spare = self.hf_checkpoint.loaded.record, self.hf_checkpoint.loaded.spare
         found: dict[str, Tensor] = {}
         for variant in self._variants(kind):
-            for bound in rules_at(family, variant, family.prefix_of(variant), module)[0]:
+            for bound in bind_rules(family, variant, family.prefix_of(variant), module)[0]:
                 # A class without a head writes the names of its stacks bare.
                 spelled = [
                     [one for name in group for one in (name, name.removeprefix(family.prefix))]
@@ -145,7 +145,7 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
     if not reference:
         return None
     try:
-        folder = find_published(reference)
+        folder = find_checkpoint(reference)
         found = _of_run(reference) if folder is None else _of_checkpoint(reference, folder)
         return _between(found, source, target)
     except InputError as error:
@@ -162,10 +162,10 @@ def initial_model_of_run(run: Path) -> InitialModel:
 
 
 def _of_checkpoint(reference: str, folder: Path) -> InitialModel:
-    published = Published.load(folder, dtype=torch.float32)
-    pretrained = published.pretrained
+    hf_checkpoint = HFCheckpoint.load(folder, dtype=torch.float32)
+    pretrained = hf_checkpoint.loaded
     assert pretrained is not None, "a checkpoint is of the family that it came in"
-    tokenizers = published.text.tokenizers
+    tokenizers = hf_checkpoint.tokenizers.pair
     tokenizers.check_rows(pretrained.module.num_source_ids, pretrained.module.num_target_ids, reference)
     return InitialModel(
         name=reference,
@@ -173,7 +173,7 @@ def _of_checkpoint(reference: str, folder: Path) -> InitialModel:
         tokenizers=tokenizers,
         record=pretrained.task,
         tensors=pretrained.module.state_dict,
-        published=published,
+        hf_checkpoint=hf_checkpoint,
     )
 
 
@@ -185,20 +185,20 @@ def _of_run(reference: str) -> InitialModel:
 def _of_files(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:
     model = Model.from_json(read_text_file(folder / SPEC_FILE, "spec file"))
     tokenizers, record = TokenizerPair.load(folder), read_task(folder)
-    published = load_origin(folder, build(model, device="meta"), record, tokenizers)
-    return InitialModel(name, model, tokenizers, record, tensors, published)
+    hf_checkpoint = load_origin(folder, build(model, device="meta"), record, tokenizers)
+    return InitialModel(name, model, tokenizers, record, tensors, hf_checkpoint)
 
 
 def _between(start: InitialModel, source: str | None, target: str | None) -> InitialModel:
     """Return a start that reads one language and writes another, where its checkpoint has several."""
-    if start.published is None or not start.published.text.languages:
+    if start.hf_checkpoint is None or not start.hf_checkpoint.tokenizers.languages:
         if source is not None or target is not None:
             raise InputError("the model has no language codes: remove from_language and to_language")
         return start
     if start.spec.encoder is None or start.spec.decoder is None:
         return start
-    published = start.published.for_languages(source, target)
-    return replace(start, tokenizers=published.text.tokenizers, published=published)
+    hf_checkpoint = start.hf_checkpoint.for_languages(source, target)
+    return replace(start, tokenizers=hf_checkpoint.tokenizers.pair, hf_checkpoint=hf_checkpoint)
 
 
 def take_weights(module: Transformer, start: InitialModel, record: TaskRecord, progress: Progress) -> list[str]:

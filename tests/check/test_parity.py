@@ -17,7 +17,7 @@ from clearhead.check import trace
 from clearhead.check.parity import ParityReport, compare_with_transformers
 from clearhead.cli.main import main
 from clearhead.errors import InputError
-from tests import published_models as made
+from tests import hf_models as made
 from tests.parity.architectures.harness import Case, all_cases, theirs_of
 
 CASES = {case.name: case for case in all_cases()}

@@ -160,7 +160,7 @@ def test_a_model_that_says_no_next_token(kind: str, runs: Runs, capfd: pytest.Ca
 class _Stream:
     """A model that was trained here and whose stream is cut off."""
 
-    published = None
+    hf_checkpoint = None
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

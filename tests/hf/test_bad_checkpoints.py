@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead.cli.main import main
-from tests import published_models as made
+from tests import hf_models as made
 
 TENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FIRST = "transformer.h.0.mlp.c_fc.weight"

@@ -14,9 +14,9 @@ import transformers
 from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
-from clearhead.hf.equivalent_specs import equal_forms
-from clearhead.hf.loading import load_pretrained
-from clearhead.hf.save import save_pretrained
+from clearhead.hf.equivalent_specs import equivalent_modules
+from clearhead.hf.loading import load_module
+from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import label_head, token_head, with_head
@@ -99,7 +99,7 @@ def test_transformers_computes_the_same(name: str, tmp_path: Path) -> None:
         ours = module(ids, targets if has_memory else None).logits
         expected = outputs_of(theirs.eval()(input_ids=ids, **({"decoder_input_ids": targets} if has_memory else {})))
     assert difference(ours, expected) <= 1e-5
-    again = load_pretrained(tmp_path)
+    again = load_module(tmp_path)
     assert again.task.labels == labels
     with torch.no_grad():
         assert difference(again.module(ids, targets if has_memory else None).logits, ours) <= 1e-5
@@ -116,7 +116,7 @@ def test_every_form_computes_the_same(family: str, style: dict[str, object], tra
     before = copy.deepcopy(module.state_dict())
     ids, targets = torch.randint(VOCAB, (3, 11)), torch.randint(VOCAB, (3, 7))
     arguments = (ids, targets if family == "encoder-decoder" else None)
-    forms = list(equal_forms(module))
+    forms = list(equivalent_modules(module))
     assert forms[0] is module and len(forms) == 16
     assert len({form.spec.to_json() for form in forms}) == len(forms)
     for form in forms:
@@ -137,6 +137,6 @@ def test_what_no_family_can_say_is_named_for_the_nearest(
     chosen: Hyperparameters, sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as error:
-        save_pretrained(built(made(chosen)), tmp_path / "out")
+        save_module(built(made(chosen)), tmp_path / "out")
     assert sentence in str(error.value)
     assert not (tmp_path / "out").exists()

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.hf.loading import load_pretrained
-from clearhead.hf.save import save_pretrained
+from clearhead.hf.loading import load_module
+from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 SMALL = Hyperparameters(
@@ -29,7 +29,7 @@ TENSORS, SETTINGS, INDEX = "model.safetensors", "config.json", "model.safetensor
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     module = build(build_spec(SMALL, source_vocab=23, target_vocab=23))
-    save_pretrained(module, tmp_path / "checkpoint")
+    save_module(module, tmp_path / "checkpoint")
     return tmp_path / "checkpoint"
 
 
@@ -46,7 +46,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Non
 
 def report(folder: Path) -> str:
     with pytest.raises(InputError) as caught:
-        load_pretrained(folder)
+        load_module(folder)
     return str(caught.value)
 
 
@@ -64,10 +64,10 @@ def shard(folder: Path) -> dict[str, str]:
 
 
 def test_a_model_made_here_is_saved_as_a_family_that_can_say_it_and_comes_back(folder: Path) -> None:
-    loaded = load_pretrained(folder)
+    loaded = load_module(folder)
     assert loaded.task.kind == "generate" and not loaded.notes
     again = folder.parent / "again"
-    save_pretrained(loaded.module, again, pretrained=loaded)
+    save_module(loaded.module, again, loaded=loaded)
     first, second = load_file(folder / TENSORS), load_file(again / TENSORS)
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     assert (folder / SETTINGS).read_text() == (again / SETTINGS).read_text()
@@ -78,15 +78,15 @@ def test_a_model_that_no_family_can_say_names_what_is_in_the_way(tmp_path: Path)
         build_spec(Hyperparameters(layers=1, width=14, heads=2, positions="alibi"), source_vocab=23, target_vocab=23)
     )
     with pytest.raises(InputError, match="the format can only say"):
-        save_pretrained(module, tmp_path / "out")
+        save_module(module, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_shards_give_the_same_as_one_file(folder: Path) -> None:
     ids = torch.randint(23, (2, 7))
-    expected = load_pretrained(folder).module(ids).logits
+    expected = load_module(folder).module(ids).logits
     shard(folder)
-    assert torch.equal(load_pretrained(folder).module(ids).logits, expected)
+    assert torch.equal(load_module(folder).module(ids).logits, expected)
 
 
 def test_every_fault_of_tensors_is_in_one_report(folder: Path) -> None:
@@ -135,12 +135,12 @@ def test_the_file_decides_whether_words_are_tied(folder: Path) -> None:
         tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1.0
 
     change_tensors(folder, change)
-    loaded = load_pretrained(folder)
+    loaded = load_module(folder)
     assert "not tied" in loaded.notes[0]
     table, words = loaded.module.decoder.embedding.table.weight, loaded.module.head.projection().weight_VD
     assert torch.equal(words, table + 1.0)
-    save_pretrained(loaded.module, folder.parent / "again", pretrained=loaded)
-    assert not load_pretrained(folder.parent / "again").notes
+    save_module(loaded.module, folder.parent / "again", loaded=loaded)
+    assert not load_module(folder.parent / "again").notes
 
 
 def test_names_without_the_prefix_are_read_too(folder: Path) -> None:
@@ -149,9 +149,9 @@ def test_names_without_the_prefix_are_read_too(folder: Path) -> None:
             tensors[name.removeprefix("transformer.")] = tensors.pop(name)
         tensors["h.1.attn.bias"] = torch.ones(1, 1, 11, 11)
 
-    expected = load_pretrained(folder).module.state_dict()
+    expected = load_module(folder).module.state_dict()
     change_tensors(folder, change)
-    found = load_pretrained(folder).module.state_dict()
+    found = load_module(folder).module.state_dict()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -160,8 +160,8 @@ def test_half_precision_becomes_float32_unless_asked(folder: Path) -> None:
         tensors.update({name: tensor.half() for name, tensor in tensors.items()})
 
     change_tensors(folder, change)
-    kinds = {tensor.dtype for tensor in load_pretrained(folder).module.state_dict().values()}
-    asked = {tensor.dtype for tensor in load_pretrained(folder, dtype=torch.float16).module.state_dict().values()}
+    kinds = {tensor.dtype for tensor in load_module(folder).module.state_dict().values()}
+    asked = {tensor.dtype for tensor in load_module(folder, dtype=torch.float16).module.state_dict().values()}
     assert (kinds, asked) == ({torch.float32}, {torch.float16})
 
 
@@ -230,4 +230,4 @@ def test_links_into_the_store_of_the_same_repository_are_followed(folder: Path, 
     for name in (TENSORS, SETTINGS):
         shutil.copy(folder / name, blobs / name)
         (snapshot / name).symlink_to(blobs / name)
-    assert load_pretrained(snapshot).module.num_source_ids == 23
+    assert load_module(snapshot).module.num_source_ids == 23

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead.core import build
-from clearhead.hf.folder import BLOCK, TensorFiles
-from clearhead.hf.loading import load_pretrained
-from clearhead.hf.save import save_pretrained
+from clearhead.hf.files.tensor_files import BLOCK, TensorFiles
+from clearhead.hf.loading import load_module
+from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.conftest import ROOT
 
@@ -28,7 +28,7 @@ def saved(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
         family="decoder", layers=2, width=14, heads=2, feedforward=19, positions="learned", max_positions=11,
         norm_place="pre", activation="gelu_tanh", embedding_scale=1.0, tie="decoder",
     )  # fmt: skip
-    save_pretrained(build(build_spec(hparams, source_vocab=23, target_vocab=23)).to(dtype), folder, model_type="gpt2")
+    save_module(build(build_spec(hparams, source_vocab=23, target_vocab=23)).to(dtype), folder, model_type="gpt2")
     return folder
 
 
@@ -46,7 +46,7 @@ def inside(tensors: dict[str, Tensor], places: list[range]) -> list[bool]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_needs_no_change_stays_in_its_mapped_file(dtype: torch.dtype, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", dtype)
-    module = load_pretrained(folder, dtype=dtype).module
+    module = load_module(folder, dtype=dtype).module
     assert all(inside(module.state_dict(), mapped(folder)))
     assert {tensor.dtype for tensor in module.state_dict().values()} == {dtype}
     feed = module.decoder.layers[0].steps[1].branches[0].function
@@ -55,9 +55,9 @@ def test_what_needs_no_change_stays_in_its_mapped_file(dtype: torch.dtype, tmp_p
 
 def test_what_is_converted_leaves_nothing_of_the_file_in_memory(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", torch.bfloat16)
-    module = load_pretrained(folder).module
+    module = load_module(folder).module
     assert not any(inside(module.state_dict(), mapped(folder)))
-    plain = load_pretrained(folder, dtype=torch.bfloat16).module.state_dict()
+    plain = load_module(folder, dtype=torch.bfloat16).module.state_dict()
     assert all(torch.equal(one, plain[name].float()) for name, one in module.state_dict().items())
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import clearhead
 from clearhead.errors import InputError
-from clearhead.hf.loading import load_pretrained
-from clearhead.hf.save import save_pretrained
+from clearhead.hf.loading import load_module
+from clearhead.hf.saving import save_module
 from tests.hf import tokenizer_folders as made
 
 TEXTS = ["the cat sat", "a small dog runs over the green grass in 1998!", "dog", "the cat and the dog looked at it."]
@@ -96,15 +96,15 @@ def test_a_head_of_the_class_counts_for_nothing(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
     found = vectors_of(folder)
     assert np.allclose(found, recipe(folder, "mean", dense=False, unit=True), atol=1e-6)
-    loaded = load_pretrained(folder)
+    loaded = load_module(folder)
     assert any("kept but not used" in note for note in loaded.notes)
 
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_saved_as_loaded(dense: bool, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", "cls", dense=DENSE if dense else None)
-    loaded = load_pretrained(folder)
-    save_pretrained(loaded.module, tmp_path / "again", pretrained=loaded)
+    loaded = load_module(folder)
+    save_module(loaded.module, tmp_path / "again", loaded=loaded)
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.json"))
     for name in (one for one in names if not one.startswith(("tokenizer", "vocab", "generation"))):
         assert json.loads((folder / name).read_text()) == json.loads((tmp_path / "again" / name).read_text()), name
@@ -114,9 +114,9 @@ def test_saved_as_loaded(dense: bool, tmp_path: Path) -> None:
 
 
 def test_saved_from_the_spec_it_is_read_again(tmp_path: Path) -> None:
-    loaded = load_pretrained(folder_of(tmp_path / "m", "root", dense=DENSE))
-    save_pretrained(loaded.module, tmp_path / "again", task=loaded.task)
-    again = load_pretrained(tmp_path / "again")
+    loaded = load_module(folder_of(tmp_path / "m", "root", dense=DENSE))
+    save_module(loaded.module, tmp_path / "again", task=loaded.task)
+    again = load_module(tmp_path / "again")
     assert again.module.spec == loaded.module.spec and again.task == loaded.task
     assert all(torch.equal(one, again.module.state_dict()[name]) for name, one in loaded.module.state_dict().items())
 
@@ -186,4 +186,4 @@ def test_what_is_not_ours_is_refused(name: str, tmp_path: Path) -> None:
     change, sentence = BROKEN[name]
     change(folder)
     with pytest.raises(InputError, match=sentence.replace("(", r"\(")):
-        load_pretrained(folder)
+        load_module(folder)

@@ -10,7 +10,7 @@ import transformers
 
 import clearhead as ch
 from clearhead.cli.main import main
-from tests import published_models as made
+from tests import hf_models as made
 from tests.hf.test_memory import inside, mapped
 from tests.laws.tiny import difference
 

@@ -8,14 +8,14 @@ import pytest
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import config as configs
 from clearhead.hf import registry
+from clearhead.hf.mapping import config as configs
 
 
 def model_of(config: dict[str, Any]) -> spec.Model:
     """Read a config as loading does, without any tensors."""
     record = registry.find(config)
-    reading = configs.read(record, config)
+    reading = configs.parse(record, config)
     if reading.faults:
         raise InputError("\n".join(reading.faults))
     return record.whole(reading.values, record.variants[0])

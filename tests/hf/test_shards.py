@@ -13,13 +13,13 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.core import build
-from clearhead.hf.folder import TensorFiles
-from clearhead.hf.loading import load_pretrained
-from clearhead.hf.save import save_pretrained
+from clearhead.hf.files.tensor_files import TensorFiles
+from clearhead.hf.loading import load_module
+from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.weights import files
 from clearhead.weights.files import save_shards
-from tests import published_models as made
+from tests import hf_models as made
 
 INDEX = "model.safetensors.index.json"
 
@@ -34,8 +34,8 @@ def module() -> ch.Transformer:
 
 def test_shards_hold_what_one_file_holds_and_both_libraries_read_them(tmp_path: Path) -> None:
     model = module()
-    save_pretrained(model, tmp_path / "one", model_type="gpt2")
-    save_pretrained(model, tmp_path / "many", model_type="gpt2", max_shard_size=3000)
+    save_module(model, tmp_path / "one", model_type="gpt2")
+    save_module(model, tmp_path / "many", model_type="gpt2", max_shard_size=3000)
     index = json.loads((tmp_path / "many" / INDEX).read_text())
     whole, names = load_file(tmp_path / "one" / "model.safetensors"), sorted(set(index["weight_map"].values()))
     assert not (tmp_path / "many" / "model.safetensors").exists()
@@ -48,7 +48,7 @@ def test_shards_hold_what_one_file_holds_and_both_libraries_read_them(tmp_path: 
         found |= part
     assert found.keys() == whole.keys() == index["weight_map"].keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
-    loaded = load_pretrained(tmp_path / "many").module.state_dict()
+    loaded = load_module(tmp_path / "many").module.state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
     ids = torch.randint(23, (2, 7))
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "many").eval()

@@ -16,7 +16,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 
 from clearhead.errors import InputError
-from clearhead.hf.tokenizers import PublishedText, load_published
+from clearhead.hf.tokenizers import CheckpointTokenizers, load_tokenizers
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from tests.hf import tokenizer_folders as made
@@ -32,10 +32,10 @@ def write_merges(folder: Path, special: tuple[str, ...], config: dict[str, objec
     return made.write(folder, {"vocab.json": vocabulary, "merges.txt": lines, "tokenizer_config.json": config})
 
 
-def framed(text: PublishedText, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
-    source = text.tokenizers.source
-    assert source.is_framed
-    return source.frame.around(source.encode(first), None if second is None else source.encode(second))
+def framed(text: CheckpointTokenizers, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
+    source = text.pair.source
+    assert source.has_own_special_tokens
+    return source.special_tokens.add_to(source.encode(first), None if second is None else source.encode(second))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_word_list_means_what_it_means_elsewhere(folder: Path, config: dict[st
         {"vocab.txt": made.word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer", **config}},
     )
     other = transformers.BertTokenizer.from_pretrained(place)
-    text = load_published(place)
+    text = load_tokenizers(place)
 
     @ALIKE
     @given(made.texts)
@@ -65,7 +65,7 @@ def test_a_word_list_means_what_it_means_elsewhere(folder: Path, config: dict[st
     alike()
     pair = other("the cat", "a dog")
     assert framed(text, "the cat", "a dog") == (pair["input_ids"], pair["token_type_ids"])
-    roles = text.tokenizers.source.roles
+    roles = text.pair.source.roles
     assert (roles.pad, roles.unk, roles.bos, roles.eos, roles.mask) == (0, 1, 2, 3, 4)
 
 
@@ -74,7 +74,7 @@ def test_a_word_list_with_another_template(folder: Path) -> None:
     for old, new in (("[PAD]", "<pad>"), ("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[MASK]", "<mask>")):
         words = words.replace(old, new)
     place = made.write(folder / "mpnet", {"vocab.txt": words, "config.json": {"model_type": "mpnet"}})
-    ids, segments = framed(load_published(place), "the cat", "a dog")
+    ids, segments = framed(load_tokenizers(place), "the cat", "a dog")
     other = transformers.MPNetTokenizer.from_pretrained(place)
     assert ids == other("the cat", "a dog")["input_ids"]
     assert set(segments) == {0}
@@ -96,7 +96,7 @@ def test_merges_mean_what_they_mean_elsewhere(
 ) -> None:
     place = write_merges(tmp_path / "merges", special, {"tokenizer_class": name, **config})
     other = getattr(transformers, name).from_pretrained(place)
-    text = load_published(place)
+    text = load_tokenizers(place)
 
     @ALIKE
     @given(made.texts)
@@ -134,7 +134,7 @@ def test_numbers_of_pieces_become_ids_by_the_rule_of_the_class(tmp_path: Path, n
     place = made.write(
         tmp_path, {"sentencepiece.bpe.model": content, "tokenizer_config.json": {"tokenizer_class": name}}
     )
-    text = load_published(place)
+    text = load_tokenizers(place)
     expected = numbered(content, shift, unknown)
 
     @ALIKE
@@ -150,7 +150,7 @@ def test_numbers_of_pieces_become_ids_by_the_rule_of_the_class(tmp_path: Path, n
 def test_bytes_stand_for_what_has_no_piece(tmp_path: Path) -> None:
     content = made.pieces_model("bpe", bytes_too=True)
     made.write(tmp_path, {"tokenizer.model": content, "config.json": {"model_type": "llama"}})
-    tokenizer = load_published(tmp_path).tokenizers.source
+    tokenizer = load_tokenizers(tmp_path).pair.source
     assert tokenizer.encode("☃") == [
         made.processor(content).piece_to_id(p) for p in ("▁", "<0xE2>", "<0x98>", "<0x83>")
     ]
@@ -171,7 +171,7 @@ def test_ids_at_the_ends_of_a_vocabulary(tmp_path: Path) -> None:
          "config.json": {"model_type": "t5"}},
     )  # fmt: skip
     size = made.processor(made.pieces_model("unigram", t5=True)).get_piece_size()
-    tokenizer = load_published(t5).tokenizers.source
+    tokenizer = load_tokenizers(t5).pair.source
     assert tokenizer.sentinel_ids == tuple(size + 6 - number for number in range(7))
     assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id, tokenizer.vocab_size) == (0, 1, 0, size + 7)
     other = transformers.T5Tokenizer.from_pretrained(t5)
@@ -181,26 +181,34 @@ def test_ids_at_the_ends_of_a_vocabulary(tmp_path: Path) -> None:
         {"sentencepiece.bpe.model": made.pieces_model("unigram"), "config.json": {"model_type": "xlm-roberta"}},
     )
     size = made.processor(made.pieces_model("unigram")).get_piece_size()
-    assert load_published(roberta).tokenizers.source.mask_id == size + 1
+    assert load_tokenizers(roberta).pair.source.mask_id == size + 1
 
 
 def test_languages_stand_where_their_class_puts_them(tmp_path: Path) -> None:
     content = made.pieces_model("unigram")
     size = made.processor(content).get_piece_size()
     files = {"sentencepiece.bpe.model": content}
-    old = load_published(
+    old = load_tokenizers(
         made.write(tmp_path / "25", {**files, "tokenizer_config.json": {"tokenizer_class": "MBartTokenizer"}})
     )
     assert (old.languages["ar_AR"], old.languages["zh_CN"]) == (size + 1, size + 25)
-    assert (old.frame_for("de_DE").start, old.frame_for("de_DE").end) == ((), (2, old.languages["de_DE"]))
-    assert old.tokenizers.source.mask_id == size + 26 and old.language_is_start
-    new = load_published(
+    german = old.special_tokens_for("de_DE")
+    assert (german.prefix, german.suffix) == (
+        (),
+        (2, old.languages["de_DE"]),
+    )
+    assert old.pair.source.mask_id == size + 26 and old.language_is_start
+    new = load_tokenizers(
         made.write(tmp_path / "50", {**files, "tokenizer_config.json": {"tokenizer_class": "MBart50Tokenizer"}})
     )
     assert len(new.languages) == 52 and not new.language_is_start
-    assert (new.frame_for("de_DE").start, new.frame_for("de_DE").end) == ((new.languages["de_DE"],), (2,))
+    german = new.special_tokens_for("de_DE")
+    assert (german.prefix, german.suffix) == (
+        (new.languages["de_DE"],),
+        (2,),
+    )
     with pytest.raises(InputError, match=r"no language 'de_DF' \(did you mean 'de_DE'\?\); it has: ar_AR, cs_CZ"):
-        new.frame_for("de_DF")
+        new.special_tokens_for("de_DF")
 
 
 def strings(content: bytes, *, behind: tuple[str, ...] = ()) -> dict[str, int]:
@@ -220,18 +228,18 @@ def test_pieces_are_looked_up_where_there_is_a_vocabulary(tmp_path: Path) -> Non
          "tokenizer_config.json": {"tokenizer_class": "M2M100Tokenizer", "src_lang": "de"}},
     )  # fmt: skip
     other = transformers.M2M100Tokenizer.from_pretrained(place)
-    text = load_published(place)
+    text = load_tokenizers(place)
 
     @ALIKE
     @given(made.texts)
     def alike(sentence: str) -> None:
         assert framed(text, sentence)[0] == other(sentence)["input_ids"]
-        ids = text.tokenizers.source.encode(sentence)
-        assert text.tokenizers.source.decode(ids) == other.decode(ids, skip_special_tokens=True)
+        ids = text.pair.source.encode(sentence)
+        assert text.pair.source.decode(ids) == other.decode(ids, skip_special_tokens=True)
 
     alike()
     assert text.languages["zu"] == other.get_lang_id("zu") == len(vocabulary) + 99
-    assert text.frame_for("fr").start == (other.get_lang_id("fr"),)
+    assert text.special_tokens_for("fr").prefix == (other.get_lang_id("fr"),)
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
@@ -246,9 +254,9 @@ def test_two_models_over_one_vocabulary(tmp_path: Path, separate: bool) -> None:
         files["target_vocab.json"] = strings(target)
     place = made.write(tmp_path, files)
     other = transformers.MarianTokenizer.from_pretrained(place)
-    text = load_published(place)
+    text = load_tokenizers(place)
     pair = text.tokenizers
-    assert not pair.joint and pair.source.is_framed
+    assert not pair.joint and pair.source.has_own_special_tokens
 
     @ALIKE
     @given(made.texts)
@@ -274,7 +282,7 @@ def test_what_is_added_by_the_configuration_alone(tmp_path: Path) -> None:
     }
     config = {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": added, "pad_token": "<|turn|>"}
     place = made.write(tmp_path, {"vocab.json": vocabulary, "merges.txt": lines, "tokenizer_config.json": config})
-    tokenizer = load_published(place).tokenizers.source
+    tokenizer = load_tokenizers(place).pair.source
     other = transformers.GPT2Tokenizer.from_pretrained(place)
     assert (tokenizer.vocab_size, tokenizer.pad_id) == (size + 2, size)
     said = "<|turn|>a<think>b"
@@ -283,20 +291,20 @@ def test_what_is_added_by_the_configuration_alone(tmp_path: Path) -> None:
     config["added_tokens_decoder"] = {"5": {"content": "<|turn|>"}}
     made.write(tmp_path, {"tokenizer_config.json": config})
     with pytest.raises(InputError, match=r"gives '<\|turn\|>' the id 5, the tokenizer \d+; restore"):
-        load_published(place)
+        load_tokenizers(place)
 
 
 def test_a_saved_one_is_the_same_one(tmp_path: Path) -> None:
     made.write(
         tmp_path / "a", {"spiece.model": made.pieces_model("unigram", t5=True), "config.json": {"model_type": "t5"}}
     )
-    pair = load_published(tmp_path / "a").tokenizers
+    pair = load_tokenizers(tmp_path / "a").tokenizers
     pair.save(tmp_path / "b")
     loaded = TokenizerPair.load(tmp_path / "b")
-    assert loaded.fingerprint == pair.fingerprint and loaded.source.frame == pair.source.frame
+    assert loaded.fingerprint == pair.fingerprint and loaded.source.special_tokens == pair.source.special_tokens
     assert loaded.source.encode("a cat") == pair.source.encode("a cat")
     unframed = Tokenizer.load(tmp_path / "a")
-    assert not unframed.is_framed and unframed.encode("a cat") == pair.source.encode("a cat")
+    assert not unframed.has_own_special_tokens and unframed.encode("a cat") == pair.source.encode("a cat")
 
 
 def test_places_of_pieces(tmp_path: Path) -> None:
@@ -330,16 +338,16 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, files: dict[str, ob
     good = made.pieces_model("unigram")
     made.write(tmp_path, {name: good if content == "ok" else content for name, content in files.items()})
     with pytest.raises(InputError, match=message):
-        load_published(tmp_path)
+        load_tokenizers(tmp_path)
 
 
 def test_the_real_ones(data_dir: Path) -> None:
-    story = load_published(data_dir / "stories260K")
-    assert framed(story, "Once upon a time")[0][:2] == [1, story.tokenizers.source.encode("Once")[0]]
+    story = load_tokenizers(data_dir / "stories260K")
+    assert framed(story, "Once upon a time")[0][:2] == [1, story.pair.source.encode("Once")[0]]
     assert story.max_length == 512 and story.chat is None
     other = transformers.GPT2Tokenizer(
         str(data_dir / "gpt2-tokenizer" / "vocab.json"), str(data_dir / "gpt2-tokenizer" / "merges.txt")
     )
-    text = load_published(data_dir / "gpt2-tokenizer")
+    text = load_tokenizers(data_dir / "gpt2-tokenizer")
     for sentence in [*made.HARD, *made.SENTENCES[:8]]:
         assert framed(text, sentence)[0] == other(sentence)["input_ids"]

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from clearhead.hf import families, registry
-from clearhead.hf.record import Record
+from clearhead.hf.mapping.family import Family
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
@@ -20,7 +21,7 @@ TITLES = {"decoder": "Decoders", "encoder": "Encoders", "both": "Encoder-decoder
 EVERYWHERE = {"is_causal", "use_bidirectional_attention"}
 
 
-def stacks_of(record: Record) -> str:
+def stacks_of(record: Family) -> str:
     """Which stacks a family has, told by what it is used for and where its tensors stand."""
     places = {address.split(".")[0] for rule in record.rules for address in rule.ours}
     if {"encoder", "decoder"} <= places:
@@ -30,13 +31,13 @@ def stacks_of(record: Record) -> str:
 
 def tables() -> str:
     """The tables of all families, one for each kind of stack."""
-    kinds: dict[str, list[Record]] = {kind: [] for kind in TITLES}
-    for record in registry.records().values():
+    kinds: dict[str, list[Family]] = {kind: [] for kind in TITLES}
+    for record in registry.all_families().values():
         kinds[stacks_of(record)].append(record)
     return "\n".join(line for kind, records in kinds.items() for line in lines_of(TITLES[kind], records))
 
 
-def lines_of(title: str, records: list[Record]) -> Iterator[str]:
+def lines_of(title: str, records: list[Family]) -> Iterator[str]:
     yield from (f"## {title}", "", "| `model_type` | used to | refused where its config asks for it |", "|---|---|---|")
     for record in sorted(records, key=lambda one: one.model_type):
         uses = list(dict.fromkeys(variant.task for variant in record.variants))
@@ -51,9 +52,11 @@ def test_the_tables_are_those_of_the_records() -> None:
 
 
 def test_every_record_has_a_source() -> None:
-    for path in (Path(families.__file__).parent).glob("[a-z]*.py"):
-        text = importlib.import_module(f"clearhead.hf.families.{path.stem}").__doc__ or ""
-        assert re.search(r"Source:|arXiv", text), f"{path.name} does not say where its facts are from"
+    names = [info.name for info in pkgutil.iter_modules(families.__path__)]
+    assert names
+    for name in names:
+        text = importlib.import_module(f"{families.__name__}.{name}").__doc__ or ""
+        assert re.search(r"Source:|arXiv", text), f"{name} does not say where its facts are from"
 
 
 if __name__ == "__main__":

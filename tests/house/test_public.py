@@ -40,8 +40,8 @@ NAMES = {
 METHODS = {
     "Cache": "extend select",
     "Model": """
-        answer classify embed fill for_languages for_task frame generate replaced save score spec stream tag tokenizer
-        translate translate_n_best
+        answer classify embed fill for_languages for_task generate replaced save score spec special_tokens stream tag
+        tokenizer translate translate_n_best
     """,
     "MultiHeadAttention": "attend body forward",
     "Transformer": "decode encode forward max_positions num_source_ids num_target_ids states",

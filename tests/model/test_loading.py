@@ -17,7 +17,7 @@ from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests import published_models as made
+from tests import hf_models as made
 from tests.hf.tokenizer_folders import SENTENCES
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
@@ -73,7 +73,7 @@ def test_what_is_given_wins_over_the_files(folder: Path) -> None:
     assert "".join(model.stream("the cat")) == model.generate("the cat")[0].text
     (folder / "generation_config.json").rename(folder / "aside.json")
     try:
-        assert ch.load(folder, device="cpu").published.rules.banned_ids == ()
+        assert ch.load(folder, device="cpu").hf_checkpoint.generation_config.banned_ids == ()
     finally:
         (folder / "aside.json").rename(folder / "generation_config.json")
 
@@ -139,7 +139,11 @@ def test_saved_in_our_own_layout_it_is_the_same_and_goes_back(folder: Path, tran
         came.save(tmp_path / place.parent.name / "own")
         own = ch.load(tmp_path / place.parent.name / "own", device="cpu", precision="fp32")
         assert own.tokenizers.fingerprint == came.tokenizers.fingerprint
-        assert own.published is not None and came.published is not None and own.published.rules == came.published.rules
+        assert (
+            own.hf_checkpoint is not None
+            and came.hf_checkpoint is not None
+            and own.hf_checkpoint.generation_config == came.hf_checkpoint.generation_config
+        )
         if own.spec.encoder is None:
             for options in ({"chat": True}, {}):
                 assert own.generate("the cat", **options)[0].text == came.generate("the cat", **options)[0].text
@@ -198,7 +202,7 @@ def test_a_cache_of_the_hub_answers_without_a_network(
         shutil.copyfile(path, home / "blobs" / path.name)
         (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
     for reference in ("someone/stories", "someone/stories@v2"):
-        assert ch.load(reference, device="cpu").published.folder == snapshot
+        assert ch.load(reference, device="cpu").hf_checkpoint.folder == snapshot
     for reference in ("someone/other", "someone/stories@v3"):
         with pytest.raises(InputError, match=rf"^{reference} is not a folder; .*, and the hub cannot be reached"):
             ch.load(reference)

@@ -16,7 +16,7 @@ from clearhead.predict.fill import BLANK, fill
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
-from clearhead.text.word_starts import Words, special_ids
+from clearhead.text.word_starts import WordBoundaries, special_ids
 from tests.data.objectives.noisy import SIZES, lines, tokenizer
 
 SMALL = Hyperparameters(
@@ -59,7 +59,7 @@ def test_candidates_are_those_of_the_model_and_texts_read_as_decoding_gives(kind
     words, before, behind = parts(kind)
     left, right = found.encode(" ".join(words[:3]) + before), found.encode(behind + " ".join(words[3:]))
     text = " ".join([*words[:3], BLANK, *words[3:]])
-    ordinary = int(Words(found).ordinary.sum())
+    ordinary = int(WordBoundaries(found).ordinary.sum())
     ((candidates,),) = fill(model(kind), found, [text], top_k=ordinary)
     wanted = expected(kind, [*left, found.mask_id, *right], len(left))
     assert len(candidates) == len(wanted)
@@ -137,7 +137,7 @@ def test_a_blank_that_touches_a_word_is_a_piece_of_it(kind: str) -> None:
 def test_special_entries_have_their_share_but_are_no_candidates() -> None:
     found = tokenizer("bpe")
     fresh = build(model("bpe").spec)  # finds all entries nearly alike
-    ((candidates,),) = fill(fresh, found, [f"ba {BLANK}"], top_k=int(Words(found).ordinary.sum()))
+    ((candidates,),) = fill(fresh, found, [f"ba {BLANK}"], top_k=int(WordBoundaries(found).ordinary.sum()))
     share = len(candidates) / found.vocab_size
     assert math.fsum(candidate.probability for candidate in candidates) == pytest.approx(share, abs=0.05)
     special = set(found.tokens(sorted(special_ids(found))))

@@ -49,7 +49,7 @@ def test_labels_are_those_of_the_other_library(
     model = clearhead.load(tmp_path, precision="fp32", device="cpu")
     found = model.classify(TEXTS)
     for text, one in zip(TEXTS, found, strict=True):
-        ids = torch.tensor([model.tokenizer.frame.around(model.tokenizer.encode(text))[0]])
+        ids = torch.tensor([model.tokenizer.special_tokens.add_to(model.tokenizer.encode(text))[0]])
         with torch.no_grad():
             expected = theirs(input_ids=ids).logits.double().softmax(1)[0].numpy()
         assert np.allclose(list(one.probabilities.values()), expected, atol=1e-5)

@@ -8,8 +8,8 @@ import torch
 
 from clearhead import spec
 from clearhead.core import Output, Transformer, build
-from clearhead.hf import config as configs
 from clearhead.hf import registry
+from clearhead.hf.mapping import config as configs
 from tests.laws.published import published
 from tests.laws.tiny import MODELS, tiny
 from tests.parity.architectures.harness import Case, all_cases
@@ -27,8 +27,8 @@ def made(name: str) -> Transformer:
 
 def family(case: Case) -> Transformer:
     """Build the tiny model of a family from its record, with no file between."""
-    record = registry.records()[case.model_type]
-    reading = configs.read(record, case.config)
+    record = registry.all_families()[case.model_type]
+    reading = configs.parse(record, case.config)
     assert not reading.faults
     return scrambled(build(record.whole(reading.values, case.variant)).eval())
 

@@ -13,14 +13,14 @@ import clearhead
 from clearhead import surgery
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.hf.loading import load_pretrained
-from clearhead.hf.save import save_pretrained
+from clearhead.hf.loading import load_module
+from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import token_head, vector_head
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests import published_models
+from tests import hf_models
 from tests.hf import tokenizer_folders as made
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import no_complaints
@@ -35,7 +35,7 @@ SIZES = {"word": 400, "bpe": 150, "byte-bpe": 331, "unigram": 118, "wordpiece": 
 
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> clearhead.Model:
-    return clearhead.load(published_models.language_model(tmp_path_factory.mktemp("gpt") / "model"), device="cpu")
+    return clearhead.load(hf_models.language_model(tmp_path_factory.mktemp("gpt") / "model"), device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> clearhead.Model:
         vocab_size=entries.count("\n"), hidden_size=26, num_hidden_layers=3, num_attention_heads=2,
         intermediate_size=31, max_position_embeddings=67, initializer_range=0.3, pad_token_id=0,
     )  # fmt: skip
-    published_models.save(transformers.BertForMaskedLM(config), folder)
+    hf_models.save(transformers.BertForMaskedLM(config), folder)
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
     return clearhead.load(made.write(folder, {"vocab.txt": entries, "tokenizer_config.json": settings}), device="cpu")
 
@@ -160,7 +160,7 @@ def test_words_that_cannot_be_added(gpt: clearhead.Model, words: list[str], mess
 
 
 def test_a_sentencepiece_model_learns_no_words(tmp_path: Path) -> None:
-    model = clearhead.load(published_models.translator(tmp_path / "marian"), device="cpu")
+    model = clearhead.load(hf_models.translator(tmp_path / "marian"), device="cpu")
     with pytest.raises(InputError, match="each side has a tokenizer of its own"):
         surgery.grow_vocabulary(model, ["new"])
     with pytest.raises(InputError, match="a module has no tokenizer"):
@@ -236,10 +236,10 @@ def test_every_family_writes_what_it_can_say(name: str, tmp_path: Path) -> None:
         edited = change(module)
         if operation == "neurons" and name in FOURFOLD:
             with pytest.raises(InputError, match="size: this model has 131, the format can only say 132"):
-                save_pretrained(edited, tmp_path / operation, model_type=case.model_type)
+                save_module(edited, tmp_path / operation, model_type=case.model_type)
             continue
-        save_pretrained(edited, tmp_path / operation, model_type=case.model_type)
-        again = load_pretrained(tmp_path / operation).module
+        save_module(edited, tmp_path / operation, model_type=case.model_type)
+        again = load_module(tmp_path / operation).module
         weights = edited.state_dict()
         assert all(torch.equal(one, weights[address]) for address, one in again.state_dict().items())
         # Experts that are read as views of one tensor are summed in another order.
@@ -251,8 +251,8 @@ def test_heads_of_their_own_size_are_written(tmp_path: Path) -> None:
     module = family(FAMILIES["t5"])
     heads = {address: [1] for address, _ in attentions(module.spec)}
     edited = surgery.remove_heads(module, heads).model
-    save_pretrained(edited, tmp_path / "t5", model_type="t5")
-    assert torch.equal(same_run(load_pretrained(tmp_path / "t5").module).hidden, same_run(edited).hidden)
+    save_module(edited, tmp_path / "t5", model_type="t5")
+    assert torch.equal(same_run(load_module(tmp_path / "t5").module).hidden, same_run(edited).hidden)
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "t5").eval()
     ids = torch.randint(1, 37, (2, 7))
     with torch.no_grad():
@@ -261,4 +261,4 @@ def test_heads_of_their_own_size_are_written(tmp_path: Path) -> None:
     bert = family(FAMILIES["bert"])
     fewer = surgery.remove_heads(bert, {"encoder.layers.*": [1]}).model
     with pytest.raises(InputError, match="this model has"):
-        save_pretrained(fewer, tmp_path / "bert", model_type="bert")
+        save_module(fewer, tmp_path / "bert", model_type="bert")

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from clearhead.text.token_roles import Roles
+from clearhead.text.token_roles import TokenRoles
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.word_starts import Words, special_ids, word_ids
+from clearhead.text.word_starts import WordBoundaries, special_ids, word_ids
 from tests.data.objectives.noisy import SIZES, SPACED, lines, tokenizer
 
 PUBLISHED = ("wordpiece", "bytes", "marked")
 NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]
 
 
-ROLES = Roles(pad=0, unk=1, bos=2, eos=3)
+ROLES = TokenRoles(pad=0, unk=1, bos=2, eos=3)
 
 
 @cache
@@ -53,8 +53,8 @@ def published_document(style: str) -> dict[str, Any]:
 
 
 @cache
-def table(tokenizer: Tokenizer) -> Words:
-    return Words(tokenizer)
+def table(tokenizer: Tokenizer) -> WordBoundaries:
+    return WordBoundaries(tokenizer)
 
 
 def words_of(tokenizer: Tokenizer, text: str) -> list[str]:
@@ -117,13 +117,13 @@ def test_every_special_entry_of_a_published_vocabulary_is_known(style: str) -> N
     found = published(style)
     named = {number for number in range(found.vocab_size) if found.tokens([number])[0] in NAMES}
     assert special_ids(found) == named
-    assert set(np.flatnonzero(~Words(found).ordinary)) == named
+    assert set(np.flatnonzero(~WordBoundaries(found).ordinary)) == named
 
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_special_ids_stand_alone_and_are_not_ordinary(kind: str) -> None:
     found = tokenizer(kind)
-    words = Words(found)
+    words = WordBoundaries(found)
     special = [found.pad_id, found.bos_id, found.eos_id, found.mask_id, *found.sentinel_ids[:2]]
     inside = found.encode(lines(kind)[0])
     for number in special:
@@ -137,7 +137,7 @@ def test_special_ids_stand_alone_and_are_not_ordinary(kind: str) -> None:
 @pytest.mark.parametrize("kind", SIZES)
 def test_entries_write_what_decoding_gives(kind: str) -> None:
     found = tokenizer(kind)
-    words = Words(found)
+    words = WordBoundaries(found)
     for text in lines(kind)[:31]:
         ids = found.encode(text)
         written = "".join(words.texts[number] for number in ids)
@@ -167,7 +167,7 @@ def test_sentences_end_at_a_stop_before_white_space(kind: str) -> None:
     one, two, three, four = [line.split()[0] for line in lines(kind) if line.split()[0].isalpha()][:4]
     text = f"{one} {two}. {two} {three}! {three} {four}? {four} 1998.7 {one}.{two} {one}"
     ids = np.array(found.encode(text))
-    cuts = np.flatnonzero(Words(found).ends_sentence(ids)) + 1
+    cuts = np.flatnonzero(WordBoundaries(found).ends_sentence(ids)) + 1
     parts = [found.decode(part.tolist()).strip() for part in np.split(ids, cuts)[:-1]]
     assert parts[:3] == [f"{one} {two}.", f"{two} {three}!", f"{three} {four}?"]
     if kind not in ("wordpiece", "word"):  # their signs stand alone, so white space cannot be told from none
@@ -178,7 +178,7 @@ def test_sentences_end_at_a_stop_before_white_space(kind: str) -> None:
 def test_an_empty_line_ends_a_sentence_and_a_line_does_not(kind: str) -> None:
     found = tokenizer(kind)
     ids = np.array(found.encode("ba de\n\nfi go\nlu mer"))
-    cuts = np.flatnonzero(Words(found).ends_sentence(ids)) + 1
+    cuts = np.flatnonzero(WordBoundaries(found).ends_sentence(ids)) + 1
     assert [found.decode(part.tolist()).strip() for part in np.split(ids, cuts)[:-1]] == ["ba de", "fi go\nlu mer"]
 
 
@@ -196,7 +196,7 @@ def test_bytes_of_a_published_vocabulary_are_white_space_where_they_write_it() -
         ],
     }
     with_bytes = Tokenizer(document, kind="pretrained", roles=ROLES)
-    words = Words(with_bytes)
+    words = WordBoundaries(with_bytes)
     space, line, part = range(with_bytes.vocab_size - 3, with_bytes.vocab_size)
     assert (words.texts[space], words.texts[line], words.texts[part]) == (" ", "\n", "\ufffd")
     assert words.ordinary[[space, line, part]].all() and special_ids(with_bytes) == special_ids(found)

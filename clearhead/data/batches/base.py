@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.data.stores.arrays import Indices, Ragged, Rows
 from clearhead.errors import InputError
-from clearhead.text.special_tokens import Around
+from clearhead.text.special_tokens import PrefixSuffix
 
 NO_LABEL = -100
 # In tokens: how far apart the length differences of neighbours may be, so that batches vary; more of it pads more.
@@ -67,7 +67,7 @@ class Batch:
 
 
 def pad_rows(
-    side: Ragged, rows: Indices, around: Around, *, fill: int
+    side: Ragged, rows: Indices, around: PrefixSuffix, *, fill: int
 ) -> tuple[Int64[ndarray, "batch length"], Bool[ndarray, "batch length"], int]:
     """Lay texts out as rows, with what stands around each.
 
@@ -82,15 +82,15 @@ def pad_rows(
     """
     starts = side.offsets[rows]
     lengths = side.offsets[rows + 1] - starts
-    front = len(around.front)
+    front = len(around.prefix)
     column = np.arange(int(lengths.max()) + len(around))
     mask = column < lengths[:, None] + len(around)
     rectangle = np.full((len(rows), len(column)), fill, dtype=np.int64)
     begins = np.cumsum(lengths) - lengths
     flat = side.ids[np.arange(int(lengths.sum())) + np.repeat(starts - begins, lengths)]
-    rectangle[:, :front] = around.front
+    rectangle[:, :front] = around.prefix
     rectangle[(column >= front) & (column < lengths[:, None] + front)] = flat
-    for place, index in enumerate(around.behind):
+    for place, index in enumerate(around.suffix):
         rectangle[np.arange(len(rows)), lengths + front + place] = index
     return rectangle, mask, int(mask.sum())
 

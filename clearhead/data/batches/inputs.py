@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clearhead.spec import Model
 from clearhead.task import Repeats
-from clearhead.text.special_tokens import Frame, Part
+from clearhead.text.special_tokens import Part, SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
 
 # Texts of one call differ in length, so their axis has no name.
@@ -30,7 +30,7 @@ class ModelInputs:
     Args:
         ids: with padding on the right.
         mask: where `ids` is real; None where all are.
-        segments: which text each id belongs to, as the frame says; None where all are 0, or a model has no segments.
+        segments: which text each id belongs to; None where all are 0, or a model has no segments.
         target_ids: what the decoder of a two-stack model reads: its start token, or the text once more; None for other
             models.
         target_mask: where `target_ids` is real; None where all are.
@@ -61,7 +61,7 @@ class InputCollator:
     """A tokenizer's frame as one model reads it.
 
     Args:
-        frame: what stands around one text, and around two.
+        special_tokens: of one text, and of a pair.
         pad: id that fills a rectangle.
         has_segments: the model has a table that tells the two texts apart.
         start: what the decoder behind an encoder reads; None: there is one stack.
@@ -70,7 +70,7 @@ class InputCollator:
     Source: arXiv 1810.04805, section 3 (pairs); arXiv 1910.13461, section 3.1 (two stacks).
     """
 
-    frame: Frame
+    special_tokens: SpecialTokens
     pad: int
     has_segments: bool = False
     start: int | None = None
@@ -92,17 +92,17 @@ class InputCollator:
         assert first is not None, "a validated model has a stack"
         has_two_stacks = model.encoder is not None and model.decoder is not None
         return cls(
-            frame=tokenizer.frame,
+            special_tokens=tokenizer.special_tokens,
             pad=tokenizer.pad_id,
             has_segments=first.embedding.num_segments > 1,
-            start=tokenizer.frame.said.front[0] if has_two_stacks and repeats != "last" else None,
+            start=tokenizer.special_tokens.for_target.prefix[0] if has_two_stacks and repeats != "last" else None,
             repeats=repeats if has_two_stacks else None,
         )
 
     @property
     def front(self) -> int:
         """How many ids stand in front of a single text."""
-        return len(self.frame.start)
+        return len(self.special_tokens.prefix)
 
     def collate(self, firsts: Sequence[Ids], seconds: Sequence[Ids] | None = None) -> ModelInputs:
         """Frame some texts.
@@ -114,8 +114,8 @@ class InputCollator:
         Raises:
             InputError: there are pairs, and the tokenizer has no template for them.
         """
-        template = self.frame.template(paired=seconds is not None)
-        extra = self.frame.extra(paired=seconds is not None)
+        template = self.special_tokens.template(paired=seconds is not None)
+        extra = self.special_tokens.num_added(paired=seconds is not None)
         lengths_B = np.array([len(first) for first in firsts]) + extra
         lengths_B += [len(second) for second in seconds] if seconds is not None else 0
         ids_BT = np.full((len(firsts), int(lengths_B.max())), self.pad, dtype=np.int64)

@@ -23,8 +23,8 @@ def collate(store: PairStore, rows: Indices) -> Batch:
     """
     special, said = store.special, store.special.said
     ids_BS, mask_BS, num_source = pad_rows(store.source_side, rows, special.read, fill=special.source_pad)
-    target_ids_BT, mask_BT, _ = pad_rows(store.target_side, rows, said.fed, fill=special.target_pad)
-    labels_BT, _, num_labels = pad_rows(store.target_side, rows, said.asked, fill=NO_LABEL)
+    target_ids_BT, mask_BT, _ = pad_rows(store.target_side, rows, said.decoder_input, fill=special.target_pad)
+    labels_BT, _, num_labels = pad_rows(store.target_side, rows, said.labels, fill=NO_LABEL)
     return Batch(
         ids=torch.from_numpy(ids_BS),
         mask=torch.from_numpy(mask_BS),

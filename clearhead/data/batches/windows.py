@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from clearhead.data.stores.corpus import Corpus
 from clearhead.errors import InputError
-from clearhead.text.special_tokens import Around
+from clearhead.text.special_tokens import PrefixSuffix
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Windows:
     document: Int64[ndarray, " pieces"]
     start: Int64[ndarray, " pieces"]
     stop: Int64[ndarray, " pieces"]
-    frame: Around | None = None
+    frame: PrefixSuffix | None = None
 
     def __len__(self) -> int:
         return len(self.document)
@@ -53,7 +53,7 @@ class Windows:
         document, start, stop = int(self.document[index]), int(self.start[index]), int(self.stop[index])
         if self.frame is None:
             return corpus.sequence(document, start, stop)
-        parts = (self.frame.front, corpus.documents[document][start:stop], self.frame.behind)
+        parts = (self.frame.prefix, corpus.documents[document][start:stop], self.frame.suffix)
         return np.concatenate(parts).astype(np.int64)
 
     def labels(self, corpus: Corpus, index: int | np.int64) -> Int64[ndarray, " _"]:

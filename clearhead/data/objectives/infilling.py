@@ -15,7 +15,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.objectives.rows import Piece, Ragged, check_share, need_mask_id, places, ranks, two_sided, unframed
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.word_starts import Words
+from clearhead.text.word_starts import WordBoundaries
 
 _LARGEST_MEAN = 100.0
 
@@ -49,7 +49,7 @@ class TextInfilling:
         self._mask_id = need_mask_id(tokenizer)
         self._share = check_share(share)
         self._poisson = _poisson_table(mean_span)
-        self._words = Words(tokenizer) if permute else None
+        self._words = WordBoundaries(tokenizer) if permute else None
 
     def __call__(self, pieces: Sequence[Piece], generator: np.random.Generator) -> Batch:
         """Return the pieces, damaged as source and whole as target, for a model of two stacks.
@@ -93,7 +93,7 @@ class TextInfilling:
         return lengths_S, used.sum(axis=1).astype(np.int64)
 
 
-def _permute(rows: Ragged, words: Words, generator: np.random.Generator) -> Ragged:
+def _permute(rows: Ragged, words: WordBoundaries, generator: np.random.Generator) -> Ragged:
     """Put the sentences of each row in a random order."""
     begins_N = np.concatenate([[True], words.ends_sentence(rows.ids)[:-1]])[: len(rows.ids)]
     begins_N |= places(rows.counts) == 0

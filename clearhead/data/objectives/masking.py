@@ -14,7 +14,7 @@ from numpy import ndarray
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.objectives.rows import Piece, Ragged, check_share, need_mask_id, places, ragged, rectangle, sums
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.word_starts import Words
+from clearhead.text.word_starts import WordBoundaries
 
 _MASKED, _REPLACED = 0.8, 0.1
 
@@ -42,7 +42,7 @@ class MaskedLM:
         self._mask_id = need_mask_id(tokenizer)
         self._share = check_share(share)
         self._whole_words = whole_words
-        self._words = Words(tokenizer)
+        self._words = WordBoundaries(tokenizer)
         self._ordinary_ids = np.flatnonzero(self._words.ordinary)
 
     def __call__(self, pieces: Sequence[Piece], generator: np.random.Generator) -> Batch:

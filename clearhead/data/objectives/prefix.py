@@ -68,17 +68,17 @@ class PrefixLM:
         rows = unframed(pieces, self._tokenizer)
         cuts_B = _cuts(rows.counts, generator)
         shown_N = rows.places < np.repeat(cuts_B, rows.counts)
-        around = self._tokenizer.frame.said
-        read = rectangle(rows, around.fed, fill=self._tokenizer.pad_id)
+        around = self._tokenizer.special_tokens.for_target
+        read = rectangle(rows, around.decoder_input, fill=self._tokenizer.pad_id)
         said = Ragged(np.where(shown_N, NO_LABEL, rows.ids), rows.counts)
         return Batch(
             ids=read.ids,
             mask=read.padded,
-            labels=rectangle(said, around.asked, fill=NO_LABEL).ids,
-            num_labels=int((~shown_N).sum()) + len(around.asked) * len(pieces),
+            labels=rectangle(said, around.labels, fill=NO_LABEL).ids,
+            num_labels=int((~shown_N).sum()) + len(around.labels) * len(pieces),
             num_tokens=int(read.mask.sum()),
             rows=np.arange(len(pieces)),
-            prefix=torch.arange(read.ids.shape[1]) < torch.from_numpy(cuts_B)[:, None] + len(around.front),
+            prefix=torch.arange(read.ids.shape[1]) < torch.from_numpy(cuts_B)[:, None] + len(around.prefix),
         )
 
 

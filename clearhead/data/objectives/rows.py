@@ -16,10 +16,10 @@ from torch import Tensor
 
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.errors import InputError
-from clearhead.text.special_tokens import Around
+from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
 
-_NOTHING = Around()
+_NOTHING = PrefixSuffix()
 
 Piece = Integer[ndarray, " _"]
 
@@ -72,12 +72,12 @@ def ragged(pieces: Sequence[Piece]) -> Ragged:
 
 def unframed(pieces: Sequence[Piece], tokenizer: Tokenizer) -> Ragged:
     """Put the texts of pieces behind each other, without what the tokenizer put around each."""
-    around = tokenizer.frame.alone
+    around = tokenizer.special_tokens.for_text
     assert all(len(piece) >= len(around) for piece in pieces), "a piece has its tokenizer's frame around it"
-    return ragged([piece[len(around.front) : len(piece) - len(around.behind)] for piece in pieces])
+    return ragged([piece[len(around.prefix) : len(piece) - len(around.suffix)] for piece in pieces])
 
 
-def rectangle(rows: Ragged, around: Around = _NOTHING, *, fill: int) -> PaddedRows:
+def rectangle(rows: Ragged, around: PrefixSuffix = _NOTHING, *, fill: int) -> PaddedRows:
     """Lay rows out as a rectangle.
 
     Args:
@@ -85,13 +85,13 @@ def rectangle(rows: Ragged, around: Around = _NOTHING, *, fill: int) -> PaddedRo
         around: what stands in front of each row and behind it.
         fill: the id of the padding.
     """
-    front = len(around.front)
+    front = len(around.prefix)
     lengths_B1 = rows.counts[:, None] + len(around)
     column_T = np.arange(int(lengths_B1.max()))
     ids_BT = np.full((len(rows.counts), len(column_T)), fill, dtype=np.int64)
     ids_BT[(column_T >= front) & (column_T < rows.counts[:, None] + front)] = rows.ids
-    ids_BT[:, :front] = around.front
-    for place, index in enumerate(around.behind):
+    ids_BT[:, :front] = around.prefix
+    for place, index in enumerate(around.suffix):
         ids_BT[np.arange(len(rows.counts)), rows.counts + front + place] = index
     return PaddedRows(torch.from_numpy(ids_BT), torch.from_numpy(column_T < lengths_B1))
 
@@ -104,10 +104,10 @@ def two_sided(source: Ragged, target: Ragged, tokenizer: Tokenizer) -> Batch:
         target: what the decoder should say.
         tokenizer: its frame stands around the rows.
     """
-    around = tokenizer.frame.said
-    read = rectangle(source, tokenizer.frame.read, fill=tokenizer.pad_id)
-    fed = rectangle(target, around.fed, fill=tokenizer.pad_id)
-    said = rectangle(target, around.asked, fill=NO_LABEL)
+    around = tokenizer.special_tokens.for_target
+    read = rectangle(source, tokenizer.special_tokens.for_source, fill=tokenizer.pad_id)
+    fed = rectangle(target, around.decoder_input, fill=tokenizer.pad_id)
+    said = rectangle(target, around.labels, fill=NO_LABEL)
     num_labels = int(said.mask.sum())
     return Batch(
         ids=read.ids,

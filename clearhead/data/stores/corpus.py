@@ -20,7 +20,7 @@ from clearhead.data.stores.arrays import Ragged, Rows, atomic_folder, discard_fo
 from clearhead.data.stores.cache import Progress, cache_folder
 from clearhead.data.stores.document_chunks import chunk_documents
 from clearhead.errors import InputError
-from clearhead.text.special_tokens import Around, Frame
+from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
 
 _IDS, _OFFSETS, _RECORD = "ids.bin", "offsets.bin", "corpus.json"
@@ -43,22 +43,22 @@ class TextSpecial:
     bos: int
     eos: int
     mask: int | None
-    frame: Frame | None = None
+    frame: SpecialTokens | None = None
 
     @property
-    def alone(self) -> Around:
+    def alone(self) -> PrefixSuffix:
         """What stands around a text that is read."""
-        return Around((self.bos,), (self.eos,)) if self.frame is None else self.frame.alone
+        return PrefixSuffix((self.bos,), (self.eos,)) if self.frame is None else self.frame.for_text
 
     @property
-    def said(self) -> Around:
+    def said(self) -> PrefixSuffix:
         """What stands around a text that is said token by token."""
-        return Around((self.bos,), (self.eos,)) if self.frame is None else self.frame.said
+        return PrefixSuffix((self.bos,), (self.eos,)) if self.frame is None else self.frame.for_target
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TextSpecial:
         """Return the ids that a tokenizer adds."""
-        frame = tokenizer.frame if tokenizer.is_framed else None
+        frame = tokenizer.special_tokens if tokenizer.has_own_special_tokens else None
         return cls(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id, frame)
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class TextSpecial:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TextSpecial:
         """Read what `to_json` returned."""
-        frame = {"frame": Frame.from_json(content["frame"])} if "frame" in content else {}
+        frame = {"frame": SpecialTokens.from_json(content["frame"])} if "frame" in content else {}
         return cls(**{**content, **frame})
 
 
@@ -132,12 +132,12 @@ class Corpus:
         """
         around = self.special.said
         ids = self.documents[document]
-        front, last = len(around.front), len(around.front) + len(ids)
-        assert 0 <= start < stop <= last + len(around.behind), "a stretch of a sequence lies within it"
+        front, last = len(around.prefix), len(around.prefix) + len(ids)
+        assert 0 <= start < stop <= last + len(around.suffix), "a stretch of a sequence lies within it"
         parts = (
-            around.front[start:stop],
+            around.prefix[start:stop],
             ids[max(start - front, 0) : max(stop - front, 0)],
-            around.behind[max(start - last, 0) : max(stop - last, 0)],
+            around.suffix[max(start - last, 0) : max(stop - last, 0)],
         )
         return np.concatenate(parts).astype(np.int64)
 

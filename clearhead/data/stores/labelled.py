@@ -169,7 +169,7 @@ def _prepare(
     labels: LabelSet,
     progress: Progress | None,
 ) -> None:
-    extra = tokenizer.frame.extra(paired=data.others is not None)
+    extra = tokenizer.special_tokens.num_added(paired=data.others is not None)
     shortest = extra + (2 if data.others is not None else 1)
     if max_length < shortest:
         raise InputError(

@@ -26,7 +26,7 @@ from clearhead.data.stores.arrays import (
 from clearhead.data.stores.cache import Progress, cache_folder
 from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import Around
+from clearhead.text.special_tokens import PrefixSuffix
 
 _ARRAYS = ("source_ids", "source_offsets", "target_ids", "target_offsets", "lines")
 
@@ -73,18 +73,18 @@ class SpecialIds:
     target_pad: int
     target_bos: int
     target_eos: int
-    source_frame: Around | None = None
-    target_frame: Around | None = None
+    source_frame: PrefixSuffix | None = None
+    target_frame: PrefixSuffix | None = None
 
     @property
-    def read(self) -> Around:
+    def read(self) -> PrefixSuffix:
         """What stands around a source."""
-        return Around((), (self.source_eos,)) if self.source_frame is None else self.source_frame
+        return PrefixSuffix((), (self.source_eos,)) if self.source_frame is None else self.source_frame
 
     @property
-    def said(self) -> Around:
+    def said(self) -> PrefixSuffix:
         """What stands around a target."""
-        return Around((self.target_bos,), (self.target_eos,)) if self.target_frame is None else self.target_frame
+        return PrefixSuffix((self.target_bos,), (self.target_eos,)) if self.target_frame is None else self.target_frame
 
     def to_json(self) -> dict[str, Any]:
         """Return the ids as JSON values; frames that follow from the roles are left out."""
@@ -94,7 +94,7 @@ class SpecialIds:
     def from_json(cls, content: Mapping[str, Any]) -> SpecialIds:
         """Read what `to_json` returned."""
         frames = {
-            name: Around(tuple(content[name]["front"]), tuple(content[name]["behind"]))
+            name: PrefixSuffix(tuple(content[name]["front"]), tuple(content[name]["behind"]))
             for name in ("source_frame", "target_frame")
             if name in content
         }
@@ -327,6 +327,6 @@ def _special(tokenizers: TokenizerPair) -> SpecialIds:
         target_pad=target.pad_id,
         target_bos=target.bos_id,
         target_eos=target.eos_id,
-        source_frame=source.frame.read if source.is_framed else None,
-        target_frame=target.frame.written if target.is_framed else None,
+        source_frame=source.special_tokens.for_source if source.has_own_special_tokens else None,
+        target_frame=target.special_tokens.target if target.has_own_special_tokens else None,
     )

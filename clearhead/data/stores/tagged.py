@@ -146,7 +146,7 @@ def prepare_tagged(
         InputError: the source or a tag is unusable, or no word has a piece.
         RunFailure: the cache cannot be written.
     """
-    shortest = tokenizer.frame.extra() + 1
+    shortest = tokenizer.special_tokens.num_added() + 1
     if max_length < shortest:
         raise InputError(f"max_length is {max_length}; expected at least {shortest}, the special ids and one token")
     known = None if tags is None else tags.names
@@ -180,7 +180,7 @@ def _prepare(
     data, found_tags = _read(source, share)
     tags = tags or _learn_tags(data, found_tags)
     word_tags = np.array(list(itertools.chain.from_iterable(tags.encode(data))), dtype=np.int32)
-    found, words, cut, shortened = _encode(data, tokenizer, max_length - tokenizer.frame.extra(), progress)
+    found, words, cut, shortened = _encode(data, tokenizer, max_length - tokenizer.special_tokens.num_added(), progress)
     num_read = sum(word != NO_WORD for word in words)
     if not num_read:
         raise InputError(f"{data.where(0, 0)}: the tokenizer has no piece for any of the words from here on")
@@ -202,7 +202,7 @@ def _prepare(
     }
     splitter = WordSplitter.learn(itertools.chain.from_iterable(data.words))
     record = {"report": asdict(report), "names": tags.names, "splitter": asdict(splitter)}
-    write_arrays(folder, arrays, {**record, "extra": tokenizer.frame.extra()})
+    write_arrays(folder, arrays, {**record, "extra": tokenizer.special_tokens.num_added()})
 
 
 def _read(source: TaggedSource, share: Share) -> tuple[TaggedTexts, TagSet]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import blocks
 from clearhead.hf.families import bert
 from clearhead.hf.families.bert import FEED, SELF
-from clearhead.hf.record import Key, Only, Record, Values, Variant
-from clearhead.hf.tensor_rules import module, tensor
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import module_rule, tensor_rule
 
 
 def _model(c: Values) -> spec.Model:
@@ -48,8 +48,8 @@ LAYER = "encoder.albert_layer_groups.{layer}.albert_layers.0"
 POOLER = r"(albert\.)?pooler\.(weight|bias)"
 ORDER = r"sop_classifier\.classifier\.(weight|bias)"
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="albert",
         keys=(
             *blocks.defaults(bert.KEYS, DEFAULTS),
@@ -59,15 +59,15 @@ RECORDS = (
         model=_model,
         rules=(
             *bert.RULES[:4],
-            module("encoder.embedding_hidden_mapping_in", "encoder.embedding.projection"),
-            module(f"{LAYER}.attention.query", f"{SELF}.query"),
-            module(f"{LAYER}.attention.key", f"{SELF}.key"),
-            module(f"{LAYER}.attention.value", f"{SELF}.value"),
-            module(f"{LAYER}.attention.dense", f"{SELF}.out"),
-            module(f"{LAYER}.attention.LayerNorm", blocks.out("encoder", 0)),
-            module(f"{LAYER}.ffn", f"{FEED}.up"),
-            module(f"{LAYER}.ffn_output", f"{FEED}.down"),
-            module(f"{LAYER}.full_layer_layer_norm", blocks.out("encoder", 1)),
+            module_rule("encoder.embedding_hidden_mapping_in", "encoder.embedding.projection"),
+            module_rule(f"{LAYER}.attention.query", f"{SELF}.query"),
+            module_rule(f"{LAYER}.attention.key", f"{SELF}.key"),
+            module_rule(f"{LAYER}.attention.value", f"{SELF}.value"),
+            module_rule(f"{LAYER}.attention.dense", f"{SELF}.out"),
+            module_rule(f"{LAYER}.attention.LayerNorm", blocks.out("encoder", 0)),
+            module_rule(f"{LAYER}.ffn", f"{FEED}.up"),
+            module_rule(f"{LAYER}.ffn_output", f"{FEED}.down"),
+            module_rule(f"{LAYER}.full_layer_layer_norm", blocks.out("encoder", 1)),
         ),
         variants=(
             Variant(
@@ -75,10 +75,10 @@ RECORDS = (
                 "fill",
                 _masked,
                 (
-                    module("predictions.dense", "head.layers.0"),
-                    module("predictions.LayerNorm", "head.layers.2"),
-                    tensor("predictions.decoder.weight", "head.layers.3.weight"),
-                    tensor(("predictions.bias", "predictions.decoder.bias"), "head.layers.3.bias"),
+                    module_rule("predictions.dense", "head.layers.0"),
+                    module_rule("predictions.LayerNorm", "head.layers.2"),
+                    tensor_rule("predictions.decoder.weight", "head.layers.3.weight"),
+                    tensor_rule(("predictions.bias", "predictions.decoder.bias"), "head.layers.3.bias"),
                 ),
                 output="predictions.decoder.weight",
                 spare=(POOLER, ORDER),
@@ -87,13 +87,13 @@ RECORDS = (
                 ("AlbertForSequenceClassification",),
                 "classify",
                 bert.TANH,
-                (module("albert.pooler", "head.layers.1"), module("classifier", "head.layers.3")),
+                (module_rule("albert.pooler", "head.layers.1"), module_rule("classifier", "head.layers.3")),
             ),
             blocks.tagging("AlbertForTokenClassification", spare=(POOLER,)),
             blocks.answering("AlbertForQuestionAnswering", spare=(POOLER,)),
             blocks.bare("AlbertModel", spare=(POOLER,)),
         ),
-        only=(*bert.ONLY, Only("inner_group_num", (1,), "a group would be several layers")),
+        only=(*bert.ONLY, Fixed("inner_group_num", (1,), "a group would be several layers")),
         inert=("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
         prefix="albert.",
         table="embeddings.word_embeddings.weight",

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core.position import sinusoidal_table
-from clearhead.hf import blocks
-from clearhead.hf.record import Constant, Key, Only, Record, Values, Variant
-from clearhead.hf.tensor_rules import Rule, Wrapped, module, tensor
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Constant, Family, Fixed, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import OneRow, Rule, module_rule, tensor_rule
 from clearhead.task import Repeats, TaskKind
 
 Side = Literal["encoder", "decoder"]
@@ -154,27 +154,27 @@ def _keys() -> tuple[Key, ...]:
 def _attention_rules(side: Side, step: int, name: str) -> tuple[Rule, ...]:
     theirs, ours = f"{side}.layers.{{layer}}.{name}", blocks.function(side, step)
     maps = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
-    return tuple(module(f"{theirs}.{one}", f"{ours}.{address}") for one, address in maps.items())
+    return tuple(module_rule(f"{theirs}.{one}", f"{ours}.{address}") for one, address in maps.items())
 
 
 def _norm_rules(side: Side, step: int, name: str) -> tuple[Rule, ...]:
     theirs = f"{side}.layers.{{layer}}.{name}"
-    return module(theirs, blocks.out(side, step)), module(theirs, f"{blocks.branch(side, step)}.pre")
+    return module_rule(theirs, blocks.out(side, step)), module_rule(theirs, f"{blocks.branch(side, step)}.pre")
 
 
 def _side_rules(side: Side) -> tuple[Rule, ...]:
     last = 1 if side == "encoder" else 2
     memory = (*_attention_rules(side, 1, "encoder_attn"), *_norm_rules(side, 1, "encoder_attn_layer_norm"))
     return (
-        module(f"{side}.embed_positions", f"{side}.embedding.position"),
-        module(f"{side}.layernorm_embedding", f"{side}.embedding.norm"),
+        module_rule(f"{side}.embed_positions", f"{side}.embedding.position"),
+        module_rule(f"{side}.layernorm_embedding", f"{side}.embedding.norm"),
         *_attention_rules(side, 0, "self_attn"),
         *_norm_rules(side, 0, "self_attn_layer_norm"),
         *(memory if side == "decoder" else ()),
-        module(f"{side}.layers.{{layer}}.fc1", f"{blocks.function(side, last)}.up"),
-        module(f"{side}.layers.{{layer}}.fc2", f"{blocks.function(side, last)}.down"),
+        module_rule(f"{side}.layers.{{layer}}.fc1", f"{blocks.function(side, last)}.up"),
+        module_rule(f"{side}.layers.{{layer}}.fc2", f"{blocks.function(side, last)}.down"),
         *_norm_rules(side, last, "final_layer_norm"),
-        module(f"{side}.layer_norm", f"{side}.final_norm"),
+        module_rule(f"{side}.layer_norm", f"{side}.final_norm"),
     )
 
 
@@ -184,13 +184,13 @@ APART = (
     Key("decoder_vocab_size", None, lambda model: _own_rows(model), kind=int),
 )
 RULES = (
-    module("encoder.embed_tokens", TABLE, beside=f"{OWN_TABLE}.weight"),
-    module("decoder.embed_tokens", OWN_TABLE),
-    module("shared", TABLE),
+    module_rule("encoder.embed_tokens", TABLE, beside=f"{OWN_TABLE}.weight"),
+    module_rule("decoder.embed_tokens", OWN_TABLE),
+    module_rule("shared", TABLE),
     *_side_rules("encoder"),
     *_side_rules("decoder"),
 )
-SCORES = tensor("final_logits_bias", "head.layers.0.bias", Wrapped(), zeros=True)
+SCORES = tensor_rule("final_logits_bias", "head.layers.0.bias", OneRow(), zeros=True)
 
 
 def _sinusoids(side: Side, *, is_written: bool, layout: Literal["halves", "fairseq"]) -> Constant:
@@ -209,8 +209,8 @@ def _labels(c: Values) -> spec.Head:
 def _repeating(name: str, repeats: Repeats) -> tuple[Variant, ...]:
     """The classes whose decoder reads the encoder's text once more."""
     head = (
-        module("classification_head.dense", "head.layers.1"),
-        module("classification_head.out_proj", "head.layers.3"),
+        module_rule("classification_head.dense", "head.layers.1"),
+        module_rule("classification_head.out_proj", "head.layers.3"),
     )
     return (
         Variant((f"{name}ForSequenceClassification",), "classify", _labels, head, repeats=repeats),
@@ -230,20 +230,20 @@ def _record(
     written: bool | None = None,
     padding: Mapping[str, int | None] | None = None,
     repeats: Repeats | None = None,
-) -> Record:
-    head = (tensor("lm_head.weight", "head.layers.0.weight"), *((SCORES,) if bias else ()))
+) -> Family:
+    head = (tensor_rule("lm_head.weight", "head.layers.0.weight"), *((SCORES,) if bias else ()))
     sides: tuple[Side, ...] = ("encoder", "decoder")
     # Settings of the first port, which nothing reads; they must not say something else than the family does.
     only = (
-        Only("normalize_before", (kind.norm == "pre",), "norms would stand elsewhere"),
-        Only("normalize_embedding", (kind.embedding_norm,), "the embedding would end otherwise"),
-        Only("add_final_layer_norm", (kind.final_norm,), "the stacks would end otherwise"),
-        Only("static_position_embeddings", (written is not None,), "positions would be others"),
-        Only("add_bias_logits", (False,), "the scores would have a second bias"),
-        Only(APART[0].name, (True,), "the stacks would have tables of their own"),
-        Only("is_causal", (False,), "tokens would see what is before them alone"),
+        Fixed("normalize_before", (kind.norm == "pre",), "norms would stand elsewhere"),
+        Fixed("normalize_embedding", (kind.embedding_norm,), "the embedding would end otherwise"),
+        Fixed("add_final_layer_norm", (kind.final_norm,), "the stacks would end otherwise"),
+        Fixed("static_position_embeddings", (written is not None,), "positions would be others"),
+        Fixed("add_bias_logits", (False,), "the scores would have a second bias"),
+        Fixed(APART[0].name, (True,), "the stacks would have tables of their own"),
+        Fixed("is_causal", (False,), "tokens would see what is before them alone"),
     )
-    return Record(
+    return Family(
         model_type=model_type,
         keys=keys,
         model=kind.model,
@@ -295,7 +295,7 @@ BLENDERBOT = {
     "max_position_embeddings": 128,
 }
 
-RECORDS = (
+FAMILIES = (
     _record("bart", "Bart", Kind("out", False, True, _learned(2)), KEYS, repeats="start"),
     # What ends a text is its language, with which the decoder begins.
     _record("mbart", "MBart", Kind("pre", True, True, _learned(2)), KEYS, task="translate", repeats="last"),

@@ -8,16 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from clearhead import spec
-from clearhead.hf import blocks
-from clearhead.hf.record import Key, Only, Record, Values, Variant
-from clearhead.hf.tensor_rules import Rule, module, tensor
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import Rule, module_rule, tensor_rule
 
 SELF, FEED = blocks.function("encoder", 0), blocks.function("encoder", 1)
 TABLE = "encoder.embedding.table"
 
 
 def layer(
-    c: Values, *, score_bias: spec.ScoreBias | None = None, scale: float | None = None, network_dropout: bool = True
+    c: Values,
+    *,
+    score_bias: spec.ScoreBias | None = None,
+    scale: float | None = None,
+    network_dropout: bool = True,
 ) -> spec.Layer:
     """Attention and a network, a norm on the stream after each."""
     width, heads, drop = c["hidden_size"], c["num_attention_heads"], c["hidden_dropout_prob"]
@@ -131,22 +135,22 @@ def _pad(model: spec.Model) -> int | None:
 PAD = Key("pad_token_id", 1, _pad)
 
 RULES: tuple[Rule, ...] = (
-    module("embeddings.word_embeddings", TABLE),
-    module("embeddings.position_embeddings", "encoder.embedding.position"),
-    module("embeddings.token_type_embeddings", "encoder.embedding.segments"),
-    module("embeddings.LayerNorm", "encoder.embedding.norm"),
-    module("encoder.layer.{layer}.attention.self.query", f"{SELF}.query"),
-    module("encoder.layer.{layer}.attention.self.key", f"{SELF}.key"),
-    module("encoder.layer.{layer}.attention.self.value", f"{SELF}.value"),
-    module("encoder.layer.{layer}.attention.output.dense", f"{SELF}.out"),
-    module("encoder.layer.{layer}.attention.output.LayerNorm", blocks.out("encoder", 0)),
-    module("encoder.layer.{layer}.intermediate.dense", f"{FEED}.up"),
-    module("encoder.layer.{layer}.output.dense", f"{FEED}.down"),
-    module("encoder.layer.{layer}.output.LayerNorm", blocks.out("encoder", 1)),
+    module_rule("embeddings.word_embeddings", TABLE),
+    module_rule("embeddings.position_embeddings", "encoder.embedding.position"),
+    module_rule("embeddings.token_type_embeddings", "encoder.embedding.segments"),
+    module_rule("embeddings.LayerNorm", "encoder.embedding.norm"),
+    module_rule("encoder.layer.{layer}.attention.self.query", f"{SELF}.query"),
+    module_rule("encoder.layer.{layer}.attention.self.key", f"{SELF}.key"),
+    module_rule("encoder.layer.{layer}.attention.self.value", f"{SELF}.value"),
+    module_rule("encoder.layer.{layer}.attention.output.dense", f"{SELF}.out"),
+    module_rule("encoder.layer.{layer}.attention.output.LayerNorm", blocks.out("encoder", 0)),
+    module_rule("encoder.layer.{layer}.intermediate.dense", f"{FEED}.up"),
+    module_rule("encoder.layer.{layer}.output.dense", f"{FEED}.down"),
+    module_rule("encoder.layer.{layer}.output.LayerNorm", blocks.out("encoder", 1)),
 )
 ONLY = (
-    Only("position_embedding_type", ("absolute", None), "distances would enter the scores"),
-    Only("is_causal", (False,), "tokens would see what is before them alone"),
+    Fixed("position_embedding_type", ("absolute", None), "distances would enter the scores"),
+    Fixed("is_causal", (False,), "tokens would see what is before them alone"),
 )
 INERT = ("classifier_dropout", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
          "pooler_size_per_head", "pooler_type", "output_past", "type_vocab")  # fmt: skip
@@ -156,12 +160,12 @@ NEXT_SENTENCE = r"cls\.seq_relationship\.(weight|bias)"
 
 def _bert_variants() -> tuple[Variant, ...]:
     words = (
-        module("cls.predictions.transform.dense", "head.layers.0"),
-        module("cls.predictions.transform.LayerNorm", "head.layers.2"),
-        tensor("cls.predictions.decoder.weight", "head.layers.3.weight"),
-        tensor(("cls.predictions.bias", "cls.predictions.decoder.bias"), "head.layers.3.bias"),
+        module_rule("cls.predictions.transform.dense", "head.layers.0"),
+        module_rule("cls.predictions.transform.LayerNorm", "head.layers.2"),
+        tensor_rule("cls.predictions.decoder.weight", "head.layers.3.weight"),
+        tensor_rule(("cls.predictions.bias", "cls.predictions.decoder.bias"), "head.layers.3.bias"),
     )
-    labels = (module("bert.pooler.dense", "head.layers.1"), module("classifier", "head.layers.3"))
+    labels = (module_rule("bert.pooler.dense", "head.layers.1"), module_rule("classifier", "head.layers.3"))
     spare = (POOLER, NEXT_SENTENCE)
     output = "cls.predictions.decoder.weight"
     return (
@@ -175,12 +179,12 @@ def _bert_variants() -> tuple[Variant, ...]:
 
 def _roberta_variants(name: str) -> tuple[Variant, ...]:
     words = (
-        module("lm_head.dense", "head.layers.0"),
-        module("lm_head.layer_norm", "head.layers.2"),
-        tensor("lm_head.decoder.weight", "head.layers.3.weight"),
-        tensor(("lm_head.bias", "lm_head.decoder.bias"), "head.layers.3.bias"),
+        module_rule("lm_head.dense", "head.layers.0"),
+        module_rule("lm_head.layer_norm", "head.layers.2"),
+        tensor_rule("lm_head.decoder.weight", "head.layers.3.weight"),
+        tensor_rule(("lm_head.bias", "lm_head.decoder.bias"), "head.layers.3.bias"),
     )
-    labels = (module("classifier.dense", "head.layers.1"), module("classifier.out_proj", "head.layers.3"))
+    labels = (module_rule("classifier.dense", "head.layers.1"), module_rule("classifier.out_proj", "head.layers.3"))
     spare = (POOLER,)
     return (
         Variant((f"{name}ForMaskedLM",), "fill", masked_exact, words, output="lm_head.decoder.weight", spare=spare),
@@ -191,8 +195,8 @@ def _roberta_variants(name: str) -> tuple[Variant, ...]:
     )  # fmt: skip
 
 
-def _roberta(model_type: str, name: str, vocabulary: int) -> Record:
-    return Record(
+def _roberta(model_type: str, name: str, vocabulary: int) -> Family:
+    return Family(
         model_type=model_type,
         keys=(*blocks.defaults(KEYS, {"vocab_size": vocabulary}), PAD),
         model=_counting,
@@ -206,8 +210,8 @@ def _roberta(model_type: str, name: str, vocabulary: int) -> Record:
     )
 
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="bert",
         keys=KEYS,
         model=_bert,

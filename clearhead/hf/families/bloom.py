@@ -6,9 +6,9 @@ Source: arXiv 2211.05100, section 3.2.3; the layout is that of the published fil
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks
-from clearhead.hf.record import Key, Only, Record, Values
-from clearhead.hf.tensor_rules import Grouped, module
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Family, Fixed, Key, Values
+from clearhead.hf.mapping.tensor_rules import Grouped, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 
@@ -47,19 +47,21 @@ KEYS = (
 )
 
 RULES = (
-    module("word_embeddings", "decoder.embedding.table"),
-    module("word_embeddings_layernorm", "decoder.embedding.norm"),
-    module("h.{layer}.input_layernorm", f"{blocks.branch('decoder', 0)}.pre"),
-    module("h.{layer}.self_attention.query_key_value", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Grouped()),
-    module("h.{layer}.self_attention.dense", f"{SELF}.out"),
-    module("h.{layer}.post_attention_layernorm", f"{blocks.branch('decoder', 1)}.pre"),
-    module("h.{layer}.mlp.dense_h_to_4h", f"{FEED}.up"),
-    module("h.{layer}.mlp.dense_4h_to_h", f"{FEED}.down"),
-    module("ln_f", "decoder.final_norm"),
+    module_rule("word_embeddings", "decoder.embedding.table"),
+    module_rule("word_embeddings_layernorm", "decoder.embedding.norm"),
+    module_rule("h.{layer}.input_layernorm", f"{blocks.branch('decoder', 0)}.pre"),
+    module_rule(
+        "h.{layer}.self_attention.query_key_value", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Grouped()
+    ),
+    module_rule("h.{layer}.self_attention.dense", f"{SELF}.out"),
+    module_rule("h.{layer}.post_attention_layernorm", f"{blocks.branch('decoder', 1)}.pre"),
+    module_rule("h.{layer}.mlp.dense_h_to_4h", f"{FEED}.up"),
+    module_rule("h.{layer}.mlp.dense_4h_to_h", f"{FEED}.down"),
+    module_rule("ln_f", "decoder.final_norm"),
 )
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="bloom",
         keys=KEYS,
         model=_model,
@@ -73,9 +75,9 @@ RECORDS = (
         ),
         only=(
             blocks.CAUSAL,
-            Only("apply_residual_connection_post_layernorm", (False,), "branches would be added to the normed stream"),
-            Only("slow_but_exact", (False,), "the outputs of branches would lose their biases"),
-            Only("n_inner", (None,), "the networks would have another size"),
+            Fixed("apply_residual_connection_post_layernorm", (False,), "branches would be added to the normed stream"),
+            Fixed("slow_but_exact", (False,), "the outputs of branches would lose their biases"),
+            Fixed("n_inner", (None,), "the networks would have another size"),
         ),
         # The length of training, how the model was once split and computed, and the dropout of a head.
         inert=(

@@ -7,9 +7,9 @@ is that of the published files.
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks, llama_like
-from clearhead.hf.record import Key, Values
-from clearhead.hf.tensor_rules import Halves, Rule, module
+from clearhead.hf.mapping import blocks, llama_like
+from clearhead.hf.mapping.family import Key, Values
+from clearhead.hf.mapping.tensor_rules import Halves, Rule, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 0, 1)
 
@@ -53,18 +53,20 @@ def _rules() -> tuple[Rule, ...]:
     usual = {rule.theirs[0].removeprefix("layers.{layer}."): rule for rule in llama_like.RULES}
     for gone in ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
         del usual[gone]
-    usual["input_layernorm"] = module("layers.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre")
+    usual["input_layernorm"] = module_rule("layers.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre")
     for name, ours in (("q", "query"), ("k", "key")):
-        usual[f"self_attn.{name}_proj"] = module(f"layers.{{layer}}.self_attn.{name}_proj", f"{SELF}.{ours}", Halves())
-        norm = module(f"layers.{{layer}}.self_attn.{name}_norm", f"{SELF}.{ours}_norm", Halves(axis=1))
+        usual[f"self_attn.{name}_proj"] = module_rule(
+            f"layers.{{layer}}.self_attn.{name}_proj", f"{SELF}.{ours}", Halves()
+        )
+        norm = module_rule(f"layers.{{layer}}.self_attn.{name}_norm", f"{SELF}.{ours}_norm", Halves(axis=1))
         usual[f"self_attn.{name}_norm"] = norm
-    network = (module(f"layers.{{layer}}.mlp.{name}_proj", f"{FEED}.{name}") for name in ("gate", "up", "down"))
+    network = (module_rule(f"layers.{{layer}}.mlp.{name}_proj", f"{FEED}.{name}") for name in ("gate", "up", "down"))
     return (*usual.values(), *network)
 
 
 WORDS = blocks.words("decoder.embedding.table", scale=lambda c: float(c["logit_scale"]))
 
-RECORDS = (
+FAMILIES = (
     llama_like.record(
         "cohere",
         "Cohere",

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import blocks
-from clearhead.hf.config import at
 from clearhead.hf.families import bert
 from clearhead.hf.families.bert import SELF
-from clearhead.hf.record import Key, Only, Record, Values, Variant
-from clearhead.hf.tensor_rules import module, tensor
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.config import value_at
+from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import module_rule, tensor_rule
 
 TERMS: dict[str, Literal["content_to_position", "position_to_content"]] = {
     "c2p": "content_to_position",
@@ -100,12 +100,12 @@ def _sequence(c: Values) -> spec.Head:
 
 
 def _scores(model: spec.Model) -> spec.Disentangled | None:
-    found = at(model, f"{SELF}.score_bias")
+    found = value_at(model, f"{SELF}.score_bias")
     return found if isinstance(found, spec.Disentangled) else None
 
 
 def _named(model: spec.Model) -> list[str]:
-    scores, attention = _scores(model), at(model, SELF)
+    scores, attention = _scores(model), value_at(model, SELF)
     if scores is not None:
         return [name for name, term in TERMS.items() if term in scores.terms]
     scale = attention.head_size**-0.5 if attention.scale is None else attention.scale
@@ -164,8 +164,8 @@ HEADS = (r"lm_predictions\..*", r"cls\.predictions\..*")
 FIRST = "cls.predictions"
 LATER = "lm_predictions.lm_head"
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="deberta-v2",
         keys=(
             *blocks.defaults(bert.KEYS, DEFAULTS),
@@ -184,12 +184,12 @@ RECORDS = (
         model=_model,
         rules=(
             *(rule for rule in bert.RULES if ".attention.self." not in rule.theirs[0]),
-            *(module(f"{LAYER}.attention.self.{theirs}", f"{SELF}.{ours}") for ours, theirs in NAMES.items()),
-            module("embeddings.embed_proj", "encoder.embedding.projection"),
-            module(f"{LAYER}.attention.self.pos_key_proj", f"{OWN}.position_key"),
-            module(f"{LAYER}.attention.self.pos_query_proj", f"{OWN}.position_query"),
-            module("encoder.rel_embeddings", "encoder.score_table"),
-            module("encoder.LayerNorm", "encoder.score_table.norm"),
+            *(module_rule(f"{LAYER}.attention.self.{theirs}", f"{SELF}.{ours}") for ours, theirs in NAMES.items()),
+            module_rule("embeddings.embed_proj", "encoder.embedding.projection"),
+            module_rule(f"{LAYER}.attention.self.pos_key_proj", f"{OWN}.position_key"),
+            module_rule(f"{LAYER}.attention.self.pos_query_proj", f"{OWN}.position_query"),
+            module_rule("encoder.rel_embeddings", "encoder.score_table"),
+            module_rule("encoder.LayerNorm", "encoder.score_table.norm"),
         ),
         variants=(
             Variant(
@@ -197,10 +197,10 @@ RECORDS = (
                 "fill",
                 _early,
                 (
-                    module(f"{FIRST}.transform.dense", "head.layers.0"),
-                    module(f"{FIRST}.transform.LayerNorm", "head.layers.2"),
-                    tensor(f"{FIRST}.decoder.weight", "head.layers.3.weight"),
-                    tensor((f"{FIRST}.bias", f"{FIRST}.decoder.bias"), "head.layers.3.bias"),
+                    module_rule(f"{FIRST}.transform.dense", "head.layers.0"),
+                    module_rule(f"{FIRST}.transform.LayerNorm", "head.layers.2"),
+                    tensor_rule(f"{FIRST}.decoder.weight", "head.layers.3.weight"),
+                    tensor_rule((f"{FIRST}.bias", f"{FIRST}.decoder.bias"), "head.layers.3.bias"),
                 ),
                 output=f"{FIRST}.decoder.weight",
                 spare=OTHERS,
@@ -210,9 +210,9 @@ RECORDS = (
                 "fill",
                 _later,
                 (
-                    module(f"{LATER}.dense", "head.layers.0"),
-                    module(f"{LATER}.LayerNorm", "head.layers.2"),
-                    tensor(f"{LATER}.bias", "head.layers.3.bias"),
+                    module_rule(f"{LATER}.dense", "head.layers.0"),
+                    module_rule(f"{LATER}.LayerNorm", "head.layers.2"),
+                    tensor_rule(f"{LATER}.bias", "head.layers.3.bias"),
                 ),
                 spare=OTHERS,
             ),
@@ -220,7 +220,7 @@ RECORDS = (
                 ("DebertaV2ForSequenceClassification",),
                 "classify",
                 _sequence,
-                (module("pooler.dense", "head.layers.1"), module("classifier", "head.layers.3")),
+                (module_rule("pooler.dense", "head.layers.1"), module_rule("classifier", "head.layers.3")),
                 spare=(*OTHERS, *HEADS),
             ),
             blocks.tagging("DebertaV2ForTokenClassification", spare=(*OTHERS, *HEADS)),
@@ -229,8 +229,8 @@ RECORDS = (
         ),
         only=(
             *bert.ONLY,
-            Only("conv_kernel_size", (0,), "a convolution would stand beside the first layer"),
-            Only("talking_head", (False,), "heads would be mixed"),
+            Fixed("conv_kernel_size", (0,), "a convolution would stand beside the first layer"),
+            Fixed("talking_head", (False,), "heads would be mixed"),
         ),
         # Which form the head over words has is told by its tensors, not by "legacy", which published files lack.
         inert=(*bert.INERT, "legacy", "pooler_dropout", "cls_dropout", "conv_act", "conv_groups"),

@@ -6,10 +6,10 @@ Source: arXiv 1910.01108, section 3; the layout is that of the published files.
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks
 from clearhead.hf.families.bert import FEED, SELF, TABLE
-from clearhead.hf.record import Key, Record, Values, Variant
-from clearhead.hf.tensor_rules import module
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Family, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import module_rule
 
 NORM = spec.LayerNorm(eps=1e-12)
 
@@ -44,8 +44,8 @@ def _sequence(c: Values) -> spec.Head:
 
 LAYER = "transformer.layer.{layer}"
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="distilbert",
         keys=(
             Key("vocab_size", 30522, f"{TABLE}.rows"),
@@ -61,17 +61,17 @@ RECORDS = (
         ),
         model=_model,
         rules=(
-            module("embeddings.word_embeddings", TABLE),
-            module("embeddings.position_embeddings", "encoder.embedding.position"),
-            module("embeddings.LayerNorm", "encoder.embedding.norm"),
-            module(f"{LAYER}.attention.q_lin", f"{SELF}.query"),
-            module(f"{LAYER}.attention.k_lin", f"{SELF}.key"),
-            module(f"{LAYER}.attention.v_lin", f"{SELF}.value"),
-            module(f"{LAYER}.attention.out_lin", f"{SELF}.out"),
-            module(f"{LAYER}.sa_layer_norm", blocks.out("encoder", 0)),
-            module(f"{LAYER}.ffn.lin1", f"{FEED}.up"),
-            module(f"{LAYER}.ffn.lin2", f"{FEED}.down"),
-            module(f"{LAYER}.output_layer_norm", blocks.out("encoder", 1)),
+            module_rule("embeddings.word_embeddings", TABLE),
+            module_rule("embeddings.position_embeddings", "encoder.embedding.position"),
+            module_rule("embeddings.LayerNorm", "encoder.embedding.norm"),
+            module_rule(f"{LAYER}.attention.q_lin", f"{SELF}.query"),
+            module_rule(f"{LAYER}.attention.k_lin", f"{SELF}.key"),
+            module_rule(f"{LAYER}.attention.v_lin", f"{SELF}.value"),
+            module_rule(f"{LAYER}.attention.out_lin", f"{SELF}.out"),
+            module_rule(f"{LAYER}.sa_layer_norm", blocks.out("encoder", 0)),
+            module_rule(f"{LAYER}.ffn.lin1", f"{FEED}.up"),
+            module_rule(f"{LAYER}.ffn.lin2", f"{FEED}.down"),
+            module_rule(f"{LAYER}.output_layer_norm", blocks.out("encoder", 1)),
         ),
         variants=(
             Variant(
@@ -79,9 +79,9 @@ RECORDS = (
                 "fill",
                 _masked,
                 (
-                    module("vocab_transform", "head.layers.0"),
-                    module("vocab_layer_norm", "head.layers.2"),
-                    module("vocab_projector", "head.layers.3"),
+                    module_rule("vocab_transform", "head.layers.0"),
+                    module_rule("vocab_layer_norm", "head.layers.2"),
+                    module_rule("vocab_projector", "head.layers.3"),
                 ),
                 output="vocab_projector.weight",
             ),
@@ -89,7 +89,7 @@ RECORDS = (
                 ("DistilBertForSequenceClassification",),
                 "classify",
                 _sequence,
-                (module("pre_classifier", "head.layers.1"), module("classifier", "head.layers.3")),
+                (module_rule("pre_classifier", "head.layers.1"), module_rule("classifier", "head.layers.3")),
             ),
             blocks.tagging("DistilBertForTokenClassification"),
             blocks.answering("DistilBertForQuestionAnswering"),

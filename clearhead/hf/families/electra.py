@@ -6,10 +6,10 @@ Source: arXiv 2003.10555, section 3; the layout is that of the published files.
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks
 from clearhead.hf.families import bert
-from clearhead.hf.record import Key, Record, Values, Variant
-from clearhead.hf.tensor_rules import module
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Family, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import module_rule
 
 
 def _model(c: Values) -> spec.Model:
@@ -31,21 +31,21 @@ def _judged(c: Values) -> spec.Head:
 
 DEFAULTS = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="electra",
         keys=(*blocks.defaults(bert.KEYS, DEFAULTS), Key("embedding_size", 128, "encoder.table_width")),
         model=_model,
-        rules=(*bert.RULES, module("embeddings_project", "encoder.embedding.projection")),
+        rules=(*bert.RULES, module_rule("embeddings_project", "encoder.embedding.projection")),
         variants=(
             Variant(
                 ("ElectraForMaskedLM",),
                 "fill",
                 _masked,
                 (
-                    module("generator_predictions.dense", "head.layers.0"),
-                    module("generator_predictions.LayerNorm", "head.layers.2"),
-                    module("generator_lm_head", "head.layers.3"),
+                    module_rule("generator_predictions.dense", "head.layers.0"),
+                    module_rule("generator_predictions.LayerNorm", "head.layers.2"),
+                    module_rule("generator_lm_head", "head.layers.3"),
                 ),
                 output="generator_lm_head.weight",
             ),
@@ -54,15 +54,15 @@ RECORDS = (
                 "tag",
                 _judged,
                 (
-                    module("discriminator_predictions.dense", "head.layers.0"),
-                    module("discriminator_predictions.dense_prediction", "head.layers.2"),
+                    module_rule("discriminator_predictions.dense", "head.layers.0"),
+                    module_rule("discriminator_predictions.dense_prediction", "head.layers.2"),
                 ),
             ),
             Variant(
                 ("ElectraForSequenceClassification",),
                 "classify",
                 bert.sequence(spec.Activation(function="gelu")),
-                (module("classifier.dense", "head.layers.1"), module("classifier.out_proj", "head.layers.3")),
+                (module_rule("classifier.dense", "head.layers.1"), module_rule("classifier.out_proj", "head.layers.3")),
             ),
             blocks.tagging("ElectraForTokenClassification"),
             blocks.answering("ElectraForQuestionAnswering"),

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clearhead import spec
-from clearhead.hf import blocks, llama_like, rope_config
 from clearhead.hf.families.bert import FEED, SELF, TABLE
-from clearhead.hf.record import Key, Only, Record, Values, Variant
-from clearhead.hf.tensor_rules import Rule, module
+from clearhead.hf.mapping import blocks, llama_like, rope
+from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import Rule, module_rule
 
 
 def _model(c: Values) -> spec.Model:
@@ -21,7 +21,7 @@ def _model(c: Values) -> spec.Model:
         num_heads=heads,
         num_kv_heads=c["num_key_value_heads"] or heads,
         head_size=head_size,
-        position=rope_config.read(c, head_size=head_size),
+        position=rope.read(c, head_size=head_size),
         bias=blocks.biases(c["attention_bias"]),
         dropout=c["attention_dropout"],
     )
@@ -60,8 +60,8 @@ def _in_encoder(rule: Rule) -> Rule:
     return replace(rule, ours=tuple(address.replace("decoder.", "encoder.", 1) for address in rule.ours))
 
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="eurobert",
         keys=(
             Key("vocab_size", 128256, f"{TABLE}.rows"),
@@ -78,7 +78,7 @@ RECORDS = (
             Key("mlp_bias", False, f"{FEED}.bias_in"),
             Key("classifier_pooling", "late", _pooling, names={"late": "late", "bos": "first", "mean": "mean"}),
             blocks.tying(False),
-            *rope_config.keys(10000.0, SELF, 8192),
+            *rope.keys(10000.0, SELF, 8192),
         ),
         model=_model,
         rules=tuple(_in_encoder(rule) for rule in llama_like.RULES if "_norm" not in rule.theirs[0]),
@@ -87,7 +87,7 @@ RECORDS = (
                 ("EuroBertForMaskedLM",),
                 "fill",
                 _masked,
-                (module("lm_head", "head.layers.0"),),
+                (module_rule("lm_head", "head.layers.0"),),
                 output="lm_head.weight",
             ),
             Variant(
@@ -95,16 +95,16 @@ RECORDS = (
                 "classify",
                 _sequence,
                 (
-                    module("dense", "head.layers.0"),
-                    module("classifier", "head.layers.2"),
-                    module("dense", "head.layers.1"),
-                    module("classifier", "head.layers.3"),
+                    module_rule("dense", "head.layers.0"),
+                    module_rule("classifier", "head.layers.2"),
+                    module_rule("dense", "head.layers.1"),
+                    module_rule("classifier", "head.layers.3"),
                 ),
             ),
             blocks.tagging("EuroBertForTokenClassification"),
             blocks.bare("EuroBertModel"),
         ),
-        only=(Only("clf_pooling", ("late",), "labels would be read from another state"),),
+        only=(Fixed("clf_pooling", ("late",), "labels would be read from another state"),),
         # The published files name code that came before the classes, which compute the same.
         inert=("auto_map", "bos_token", "eos_token", "hidden_dropout", "mask_token", "mask_token_id", "pad_token",
                "pretraining_tp"),

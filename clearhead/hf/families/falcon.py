@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import blocks, llama_like, rope_config
-from clearhead.hf.record import Key, Only, Record, Values
-from clearhead.hf.tensor_rules import Grouped, Rule, module
+from clearhead.hf.mapping import blocks, llama_like, rope
+from clearhead.hf.mapping.family import Family, Fixed, Key, Values
+from clearhead.hf.mapping.tensor_rules import Grouped, Rule, module_rule
 
 SELF = blocks.function("decoder", 0)
 
@@ -43,7 +43,7 @@ def _attention(c: Values) -> spec.Attention:
         num_kv_heads=_kv_heads(c),
         head_size=size,
         mask=spec.Causal(),
-        position=None if c["alibi"] else rope_config.read(c, head_size=size),
+        position=None if c["alibi"] else rope.read(c, head_size=size),
         score_bias=spec.Alibi(scaled=True, rounding="bfloat16") if c["alibi"] else None,
         bias=blocks.biases(c["bias"]),
         dropout=c["attention_dropout"],
@@ -108,36 +108,38 @@ KEYS = (
     Key("bias", False, f"{SELF}.bias.query"),
     Key("ffn_hidden_size", None, lambda model: _network(model).size, kind=int),
     Key("activation", "gelu", lambda model: _network(model).activation, names=blocks.ACTIVATIONS),
-    *rope_config.keys(10000.0, SELF, 2048),
+    *rope.keys(10000.0, SELF, 2048),
     blocks.tying(True),
 )
 
 
 def _network_rules(branch: str) -> tuple[Rule, ...]:
     return (
-        module("h.{layer}.mlp.dense_h_to_4h", f"{branch}.function.up"),
-        module("h.{layer}.mlp.dense_4h_to_h", f"{branch}.function.down"),
+        module_rule("h.{layer}.mlp.dense_h_to_4h", f"{branch}.function.up"),
+        module_rule("h.{layer}.mlp.dense_4h_to_h", f"{branch}.function.down"),
     )
 
 
 FIRST, SIDE, SECOND = blocks.branch("decoder", 0), blocks.branch("decoder", 0, 1), blocks.branch("decoder", 1)
 RULES = (
-    module("word_embeddings", "decoder.embedding.table"),
-    module("h.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre"),
+    module_rule("word_embeddings", "decoder.embedding.table"),
+    module_rule("h.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre"),
     # The first norm of two steps, and of two branches side by side, has one address, but two names.
-    module("h.{layer}.input_layernorm", f"{FIRST}.pre", beside=f"{SECOND}.pre.weight"),
-    module("h.{layer}.ln_attn", f"{FIRST}.pre"),
-    module("h.{layer}.ln_mlp", f"{SIDE}.pre"),
-    module("h.{layer}.post_attention_layernorm", f"{SECOND}.pre"),
-    module("h.{layer}.self_attention.query_key_value", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Grouped()),
-    module("h.{layer}.self_attention.dense", f"{SELF}.out"),
+    module_rule("h.{layer}.input_layernorm", f"{FIRST}.pre", beside=f"{SECOND}.pre.weight"),
+    module_rule("h.{layer}.ln_attn", f"{FIRST}.pre"),
+    module_rule("h.{layer}.ln_mlp", f"{SIDE}.pre"),
+    module_rule("h.{layer}.post_attention_layernorm", f"{SECOND}.pre"),
+    module_rule(
+        "h.{layer}.self_attention.query_key_value", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Grouped()
+    ),
+    module_rule("h.{layer}.self_attention.dense", f"{SELF}.out"),
     *_network_rules(SIDE),
     *_network_rules(SECOND),
-    module("ln_f", "decoder.final_norm"),
+    module_rule("ln_f", "decoder.final_norm"),
 )
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="falcon",
         keys=KEYS,
         model=_model,
@@ -151,7 +153,7 @@ RECORDS = (
         ),
         only=(
             blocks.CAUSAL,
-            Only("apply_residual_connection_post_layernorm", (False,), "branches would be added to the normed stream"),
+            Fixed("apply_residual_connection_post_layernorm", (False,), "branches would be added to the normed stream"),
         ),
         # The size of the networks stands in another key, and a head's dropout.
         inert=("ff_factor", "classifier_dropout"),

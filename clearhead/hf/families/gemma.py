@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clearhead import spec
-from clearhead.hf import blocks, layer_types, llama_like
-from clearhead.hf.llama_like import FEED, SELF
-from clearhead.hf.record import Key, Only, Values, Variant
-from clearhead.hf.tensor_rules import module
+from clearhead.hf.mapping import blocks, layer_types, llama_like
+from clearhead.hf.mapping.family import Fixed, Key, Values, Variant
+from clearhead.hf.mapping.llama_like import FEED, SELF
+from clearhead.hf.mapping.tensor_rules import module_rule
 
 TANH = {"gelu_pytorch_tanh": "gelu_tanh"} | blocks.ACTIVATIONS
 # The word "gelu" in early files of the first release means the tanh form.
 EARLY = TANH | {"gelu": "gelu_tanh"}
-FORWARD = Only("use_bidirectional_attention", (None, False), "tokens would see what is after them")
+FORWARD = Fixed("use_bidirectional_attention", (None, False), "tokens would see what is after them")
 
 
 def _norm(c: Values) -> spec.RMSNorm:
@@ -121,18 +121,18 @@ ROTATION = ("rope_theta", "rope_scaling", "max_position_embeddings")
 THIRD_KEYS = blocks.defaults(llama_like.without(KEYS, "hidden_act"), THIRD)
 RULES2 = (
     *(rule for rule in llama_like.RULES if "post_attention" not in rule.theirs[0]),
-    module("layers.{layer}.post_attention_layernorm", f"{blocks.branch('decoder', 0)}.post"),
-    module("layers.{layer}.pre_feedforward_layernorm", f"{blocks.branch('decoder', 1)}.pre"),
-    module("layers.{layer}.post_feedforward_layernorm", f"{blocks.branch('decoder', 1)}.post"),
+    module_rule("layers.{layer}.post_attention_layernorm", f"{blocks.branch('decoder', 0)}.post"),
+    module_rule("layers.{layer}.pre_feedforward_layernorm", f"{blocks.branch('decoder', 1)}.pre"),
+    module_rule("layers.{layer}.post_feedforward_layernorm", f"{blocks.branch('decoder', 1)}.post"),
 )
 
-RECORDS = (
+FAMILIES = (
     llama_like.record(
         "gemma",
         "Gemma",
         llama_like.replaced(KEYS, Key("hidden_act", "gelu_pytorch_tanh", f"{FEED}.activation", names=EARLY)),
         _gemma,
-        only=(FORWARD, Only("hidden_activation", (None, "gelu_pytorch_tanh"), "the networks would differ")),
+        only=(FORWARD, Fixed("hidden_activation", (None, "gelu_pytorch_tanh"), "the networks would differ")),
     ),
     llama_like.record(
         "gemma2",
@@ -169,7 +169,7 @@ RECORDS = (
         _gemma3,
         rules=RULES2,
         classes=_third(),
-        only=(FORWARD, Only("attn_logit_softcapping", (None,), "the scores would be bounded")),
+        only=(FORWARD, Fixed("attn_logit_softcapping", (None,), "the scores would be bounded")),
         inert=("hidden_act", "cache_implementation", "_sliding_window_pattern"),
     ),
 )

@@ -6,9 +6,9 @@ Source: the GPT-2 report, section 2.3; the layout is that of its published files
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks
-from clearhead.hf.record import Key, Record, Values
-from clearhead.hf.tensor_rules import Rows, Turned, module
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Family, Key, Values
+from clearhead.hf.mapping.tensor_rules import Rows, Transpose, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 
@@ -66,19 +66,19 @@ KEYS = (
 )
 
 RULES = (
-    module("wte", "decoder.embedding.table"),
-    module("wpe", "decoder.embedding.position"),
-    module("h.{layer}.ln_1", f"{blocks.branch('decoder', 0)}.pre"),
-    module("h.{layer}.attn.c_attn", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Turned(), Rows()),
-    module("h.{layer}.attn.c_proj", f"{SELF}.out", Turned()),
-    module("h.{layer}.ln_2", f"{blocks.branch('decoder', 1)}.pre"),
-    module("h.{layer}.mlp.c_fc", f"{FEED}.up", Turned()),
-    module("h.{layer}.mlp.c_proj", f"{FEED}.down", Turned()),
-    module("ln_f", "decoder.final_norm"),
+    module_rule("wte", "decoder.embedding.table"),
+    module_rule("wpe", "decoder.embedding.position"),
+    module_rule("h.{layer}.ln_1", f"{blocks.branch('decoder', 0)}.pre"),
+    module_rule("h.{layer}.attn.c_attn", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Transpose(), Rows()),
+    module_rule("h.{layer}.attn.c_proj", f"{SELF}.out", Transpose()),
+    module_rule("h.{layer}.ln_2", f"{blocks.branch('decoder', 1)}.pre"),
+    module_rule("h.{layer}.mlp.c_fc", f"{FEED}.up", Transpose()),
+    module_rule("h.{layer}.mlp.c_proj", f"{FEED}.down", Transpose()),
+    module_rule("ln_f", "decoder.final_norm"),
 )
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="gpt2",
         keys=KEYS,
         model=_model,

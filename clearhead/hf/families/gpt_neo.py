@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import blocks, layer_types, llama_like
-from clearhead.hf.record import Key, Record, Values
-from clearhead.hf.tensor_rules import module
+from clearhead.hf.mapping import blocks, layer_types, llama_like
+from clearhead.hf.mapping.family import Family, Key, Values
+from clearhead.hf.mapping.tensor_rules import module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 
@@ -87,21 +87,21 @@ KEYS = (
 )
 
 RULES = (
-    module("wte", "decoder.embedding.table"),
-    module("wpe", "decoder.embedding.position"),
-    module("h.{layer}.ln_1", f"{blocks.branch('decoder', 0)}.pre"),
+    module_rule("wte", "decoder.embedding.table"),
+    module_rule("wpe", "decoder.embedding.position"),
+    module_rule("h.{layer}.ln_1", f"{blocks.branch('decoder', 0)}.pre"),
     *(
-        module(f"h.{{layer}}.attn.attention.{theirs}_proj", f"{SELF}.{ours}")
+        module_rule(f"h.{{layer}}.attn.attention.{theirs}_proj", f"{SELF}.{ours}")
         for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "out"))
     ),
-    module("h.{layer}.ln_2", f"{blocks.branch('decoder', 1)}.pre"),
-    module("h.{layer}.mlp.c_fc", f"{FEED}.up"),
-    module("h.{layer}.mlp.c_proj", f"{FEED}.down"),
-    module("ln_f", "decoder.final_norm"),
+    module_rule("h.{layer}.ln_2", f"{blocks.branch('decoder', 1)}.pre"),
+    module_rule("h.{layer}.mlp.c_fc", f"{FEED}.up"),
+    module_rule("h.{layer}.mlp.c_proj", f"{FEED}.down"),
+    module_rule("ln_f", "decoder.final_norm"),
 )
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="gpt_neo",
         keys=KEYS,
         model=_model,

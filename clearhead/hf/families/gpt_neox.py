@@ -6,9 +6,9 @@ Source: arXiv 2204.06745, section 2.1; the layout is that of the published files
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks, rope_config
-from clearhead.hf.record import Key, Record, Values
-from clearhead.hf.tensor_rules import Grouped, Rule, module
+from clearhead.hf.mapping import blocks, rope
+from clearhead.hf.mapping.family import Family, Key, Values
+from clearhead.hf.mapping.tensor_rules import Grouped, Rule, module_rule
 
 SELF, SIDE, FEED = blocks.function("decoder", 0), blocks.function("decoder", 0, 1), blocks.function("decoder", 1)
 
@@ -22,7 +22,7 @@ def _model(c: Values) -> spec.Model:
         num_kv_heads=heads,
         head_size=width // heads,
         mask=spec.Causal(),
-        position=rope_config.rotary(
+        position=rope.rotary(
             given,
             c,
             theta=c["rotary_emb_base"],
@@ -67,32 +67,34 @@ KEYS = (
     Key("use_parallel_residual", True, _is_parallel),
     Key("attention_bias", True, f"{SELF}.bias.query"),
     Key("rotary_emb_base", 10000.0, f"{SELF}.position.theta"),
-    Key("rotary_pct", 0.25, rope_config.share(SELF)),
-    *(key for key in rope_config.keys(10000.0, SELF, 2048) if key.name != "rope_theta"),
+    Key("rotary_pct", 0.25, rope.share(SELF)),
+    *(key for key in rope.keys(10000.0, SELF, 2048) if key.name != "rope_theta"),
     blocks.tying(False),
 )
 
 
 def _network_rules(branch: str) -> tuple[Rule, ...]:
     return (
-        module("layers.{layer}.post_attention_layernorm", f"{branch}.pre"),
-        module("layers.{layer}.mlp.dense_h_to_4h", f"{branch}.function.up"),
-        module("layers.{layer}.mlp.dense_4h_to_h", f"{branch}.function.down"),
+        module_rule("layers.{layer}.post_attention_layernorm", f"{branch}.pre"),
+        module_rule("layers.{layer}.mlp.dense_h_to_4h", f"{branch}.function.up"),
+        module_rule("layers.{layer}.mlp.dense_4h_to_h", f"{branch}.function.down"),
     )
 
 
 RULES = (
-    module("embed_in", "decoder.embedding.table"),
-    module("layers.{layer}.input_layernorm", f"{blocks.branch('decoder', 0)}.pre"),
-    module("layers.{layer}.attention.query_key_value", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Grouped()),
-    module("layers.{layer}.attention.dense", f"{SELF}.out"),
+    module_rule("embed_in", "decoder.embedding.table"),
+    module_rule("layers.{layer}.input_layernorm", f"{blocks.branch('decoder', 0)}.pre"),
+    module_rule(
+        "layers.{layer}.attention.query_key_value", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Grouped()
+    ),
+    module_rule("layers.{layer}.attention.dense", f"{SELF}.out"),
     *_network_rules(blocks.branch("decoder", 0, 1)),
     *_network_rules(blocks.branch("decoder", 1)),
-    module("final_layer_norm", "decoder.final_norm"),
+    module_rule("final_layer_norm", "decoder.final_norm"),
 )
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="gpt_neox",
         keys=KEYS,
         model=_model,

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.hf import blocks, llama_like, rope_config
-from clearhead.hf.config import at
-from clearhead.hf.llama_like import FEED, SELF
-from clearhead.hf.record import Key, Values
-from clearhead.hf.tensor_rules import Place, Turned, module, tensor
+from clearhead.hf.mapping import blocks, llama_like, rope
+from clearhead.hf.mapping.config import value_at
+from clearhead.hf.mapping.family import Key, Values
+from clearhead.hf.mapping.llama_like import FEED, SELF
+from clearhead.hf.mapping.tensor_rules import Slots, Transpose, module_rule, tensor_rule
 
 # What the class takes where a config says nothing about rotation.
 STRETCHED = {
@@ -33,14 +33,14 @@ STRETCHED = {
 class InTurns:
     """One tensor that holds the rows of two of ours in turns, for each expert: rows are the second axis."""
 
-    def load(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def load(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Take the even rows and the odd ones apart."""
         (one,) = tensors
         if one.dim() < 2 or one.shape[1] % 2:
             raise ValueError("an even number of rows is needed")
         return [one[:, 0::2], one[:, 1::2]]
 
-    def save(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def save(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Put them in turns again."""
         return [torch.stack(tensors, dim=2).flatten(1, 2)]
 
@@ -50,7 +50,7 @@ def _model(c: Values) -> spec.Model:
     size = c["head_dim"] or c["hidden_size"] // c["num_attention_heads"]
     # An empty object is one, and means the plain rotation.
     given = c["rope_scaling"] or (STRETCHED if c["rope_parameters"] is None else c["rope_parameters"])
-    position = rope_config.rotary(given, c, theta=c["rope_theta"], head_size=size, partial=1.0, is_partial=False)
+    position = rope.rotary(given, c, theta=c["rope_theta"], head_size=size, partial=1.0, is_partial=False)
     gate = spec.ClampedGate(alpha=c["swiglu_alpha"], limit=c["swiglu_limit"])
     mixture = spec.MixtureOfExperts(
         count=c["num_local_experts"],
@@ -67,7 +67,7 @@ def _model(c: Values) -> spec.Model:
 
 
 def _scaling(model: spec.Model) -> dict[str, Any]:
-    return rope_config.written(at(model, f"{SELF}.position")) or {"rope_type": "default"}
+    return rope.written(value_at(model, f"{SELF}.position")) or {"rope_type": "default"}
 
 
 DEFAULTS = {
@@ -98,15 +98,17 @@ KEYS = (
 EXPERTS = "layers.{layer}.mlp.experts"
 RULES = (
     *(rule for rule in llama_like.RULES if ".mlp." not in rule.theirs[0]),
-    tensor("layers.{layer}.self_attn.sinks", f"{SELF}.sink"),
-    module("layers.{layer}.mlp.router", f"{FEED}.router"),
-    tensor(f"{EXPERTS}.gate_up_proj", (f"{FEED}.expert.gate.weight", f"{FEED}.expert.up.weight"), Turned(), InTurns()),
-    tensor(f"{EXPERTS}.gate_up_proj_bias", (f"{FEED}.expert.gate.bias", f"{FEED}.expert.up.bias"), InTurns()),
-    tensor(f"{EXPERTS}.down_proj", f"{FEED}.expert.down.weight", Turned()),
-    tensor(f"{EXPERTS}.down_proj_bias", f"{FEED}.expert.down.bias"),
+    tensor_rule("layers.{layer}.self_attn.sinks", f"{SELF}.sink"),
+    module_rule("layers.{layer}.mlp.router", f"{FEED}.router"),
+    tensor_rule(
+        f"{EXPERTS}.gate_up_proj", (f"{FEED}.expert.gate.weight", f"{FEED}.expert.up.weight"), Transpose(), InTurns()
+    ),
+    tensor_rule(f"{EXPERTS}.gate_up_proj_bias", (f"{FEED}.expert.gate.bias", f"{FEED}.expert.up.bias"), InTurns()),
+    tensor_rule(f"{EXPERTS}.down_proj", f"{FEED}.expert.down.weight", Transpose()),
+    tensor_rule(f"{EXPERTS}.down_proj_bias", f"{FEED}.expert.down.bias"),
 )
 
-RECORDS = (
+FAMILIES = (
     llama_like.record(
         "gpt_oss",
         "GptOss",

@@ -6,9 +6,9 @@ Source: the model card of the release (2021) and its code; the layout is that of
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks
-from clearhead.hf.record import Key, Only, Record, Values
-from clearhead.hf.tensor_rules import Halves, module
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Family, Fixed, Key, Values
+from clearhead.hf.mapping.tensor_rules import Halves, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 0, 1)
 
@@ -49,19 +49,19 @@ KEYS = (
 )
 
 RULES = (
-    module("wte", "decoder.embedding.table"),
-    module("h.{layer}.ln_1", "decoder.layers.{layer}.steps.0.pre"),
-    module("h.{layer}.attn.q_proj", f"{SELF}.query", Halves()),
-    module("h.{layer}.attn.k_proj", f"{SELF}.key", Halves()),
-    module("h.{layer}.attn.v_proj", f"{SELF}.value"),
-    module("h.{layer}.attn.out_proj", f"{SELF}.out"),
-    module("h.{layer}.mlp.fc_in", f"{FEED}.up"),
-    module("h.{layer}.mlp.fc_out", f"{FEED}.down"),
-    module("ln_f", "decoder.final_norm"),
+    module_rule("wte", "decoder.embedding.table"),
+    module_rule("h.{layer}.ln_1", "decoder.layers.{layer}.steps.0.pre"),
+    module_rule("h.{layer}.attn.q_proj", f"{SELF}.query", Halves()),
+    module_rule("h.{layer}.attn.k_proj", f"{SELF}.key", Halves()),
+    module_rule("h.{layer}.attn.v_proj", f"{SELF}.value"),
+    module_rule("h.{layer}.attn.out_proj", f"{SELF}.out"),
+    module_rule("h.{layer}.mlp.fc_in", f"{FEED}.up"),
+    module_rule("h.{layer}.mlp.fc_out", f"{FEED}.down"),
+    module_rule("ln_f", "decoder.final_norm"),
 )
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="gptj",
         keys=KEYS,
         model=_model,
@@ -74,8 +74,8 @@ RECORDS = (
         ),
         only=(
             blocks.CAUSAL,
-            Only("rotary", (True,), "positions would not be told"),
-            Only("scale_attn_weights", (True,), "scores would not be scaled"),
+            Fixed("rotary", (True,), "positions would not be told"),
+            Fixed("scale_attn_weights", (True,), "scores would not be scaled"),
         ),
         # The length of a table that has no end here, and settings of a head that no class has.
         inert=(

@@ -6,8 +6,8 @@ Source: arXiv 2408.13359 (maximal-update constants) and the released code; the l
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks, llama_like
-from clearhead.hf.record import Key, Values
+from clearhead.hf.mapping import blocks, llama_like
+from clearhead.hf.mapping.family import Key, Values
 
 
 def _model(c: Values) -> spec.Model:
@@ -41,7 +41,7 @@ KEYS = (
 )
 WORDS = blocks.words("decoder.embedding.table", scale=lambda c: 1 / c["logits_scaling"])
 
-RECORDS = (
+FAMILIES = (
     llama_like.record(
         "granite",
         "Granite",

@@ -7,8 +7,8 @@ section 2. The layout is that of the published files.
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks, llama_like
-from clearhead.hf.record import Key, Values
+from clearhead.hf.mapping import blocks, llama_like
+from clearhead.hf.mapping.family import Key, Values
 
 
 def _model(c: Values, masks: list[llama_like.Mask], *, attention: spec.Biases, mlp: bool, qk_norm: bool) -> spec.Model:
@@ -56,7 +56,7 @@ MISTRAL = {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_e
 # Classes that find answers kept a prefix that the others left.
 OLDER = "transformer."
 
-RECORDS = (
+FAMILIES = (
     llama_like.record(
         "llama",
         "Llama",

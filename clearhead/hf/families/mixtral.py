@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clearhead import spec
-from clearhead.hf import blocks, layer_types, llama_like
-from clearhead.hf.llama_like import FEED
-from clearhead.hf.record import Key, Only, Values
-from clearhead.hf.tensor_rules import Rows, Rule, Stacked, tensor
+from clearhead.hf.mapping import blocks, layer_types, llama_like
+from clearhead.hf.mapping.family import Fixed, Key, Values
+from clearhead.hf.mapping.llama_like import FEED
+from clearhead.hf.mapping.tensor_rules import Rows, Rule, Stacked, tensor_rule
 
 
 def _layers(
@@ -74,8 +74,11 @@ def _activation(model: spec.Model) -> object:
 def _expert_rules(block: str, names: dict[str, str]) -> tuple[Rule, ...]:
     experts = f"layers.{{layer}}.{block}.experts.{{expert}}"
     return (
-        tensor(f"layers.{{layer}}.{block}.gate.weight", f"{FEED}.router.weight"),
-        *(tensor(f"{experts}.{one}.weight", f"{FEED}.expert.{ours}.weight", Stacked()) for one, ours in names.items()),
+        tensor_rule(f"layers.{{layer}}.{block}.gate.weight", f"{FEED}.router.weight"),
+        *(
+            tensor_rule(f"{experts}.{one}.weight", f"{FEED}.expert.{ours}.weight", Stacked())
+            for one, ours in names.items()
+        ),
     )
 
 
@@ -84,9 +87,9 @@ def _stacked() -> dict[str, tuple[Rule, ...]]:
     experts = "layers.{layer}.mlp.experts"
     both = (f"{FEED}.expert.gate.weight", f"{FEED}.expert.up.weight")
     own = (
-        tensor("layers.{layer}.mlp.gate.weight", f"{FEED}.router.weight"),
-        tensor(f"{experts}.gate_up_proj", both, Rows(axis=1)),
-        tensor(f"{experts}.down_proj", f"{FEED}.expert.down.weight"),
+        tensor_rule("layers.{layer}.mlp.gate.weight", f"{FEED}.router.weight"),
+        tensor_rule(f"{experts}.gate_up_proj", both, Rows(axis=1)),
+        tensor_rule(f"{experts}.down_proj", f"{FEED}.expert.down.weight"),
     )
     return {r"layers\.\d+\.mlp\.experts\.gate_up_proj$": (*llama_like.RULES, *own)}
 
@@ -108,7 +111,7 @@ ACTIVATION = Key("hidden_act", "silu", _activation, names=blocks.ACTIVATIONS)
 # They steer training alone.
 INERT = ("output_router_logits", "router_aux_loss_coef")
 
-RECORDS = tuple(
+FAMILIES = tuple(
     replace(record, layouts=_stacked())
     for record in (
         llama_like.record(
@@ -127,7 +130,7 @@ RECORDS = tuple(
             _mixtral,
             rules=(*llama_like.RULES, *_expert_rules("block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"})),
             inert=INERT,
-            only=(Only("router_jitter_noise", (0.0,), "what the router reads would be shaken in training"),),
+            only=(Fixed("router_jitter_noise", (0.0,), "what the router reads would be shaken in training"),),
             answers="model.",
         ),
         llama_like.record(

@@ -9,10 +9,10 @@ from typing import Any
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import blocks, rope_config
 from clearhead.hf.families.bert import FEED, SELF, TABLE
-from clearhead.hf.record import Key, Record, Values, Variant
-from clearhead.hf.tensor_rules import Rows, module
+from clearhead.hf.mapping import blocks, rope
+from clearhead.hf.mapping.family import Family, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import Rows, module_rule
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 THETAS = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
@@ -40,7 +40,7 @@ def _rotary(c: Values, kind: str, head_size: int) -> spec.Rotary:
     if not isinstance(given, dict):
         raise InputError(f"config.json: rope_parameters.{kind} must be an object")
     given = given | (c["rope_scaling"] or {})
-    return rope_config.rotary(given, c, theta=c[THETAS[kind][0]], head_size=head_size, partial=1.0, is_partial=False)
+    return rope.rotary(given, c, theta=c[THETAS[kind][0]], head_size=head_size, partial=1.0, is_partial=False)
 
 
 def _norm(c: Values) -> spec.LayerNorm:
@@ -132,7 +132,7 @@ def _rope_parameters(model: spec.Model) -> dict[str, Any]:
     said: dict[str, Any] = {kind: {"rope_type": "default", "rope_theta": theta} for kind, (_, theta) in THETAS.items()}
     for kind, one in _attentions(model).items():
         if one.position is not None:
-            said[kind] = {"rope_type": "default"} | (rope_config.written(one.position) or {})
+            said[kind] = {"rope_type": "default"} | (rope.written(one.position) or {})
             said[kind]["rope_theta"] = one.position.theta
     return said
 
@@ -153,10 +153,11 @@ def _pooling(model: spec.Model) -> str | None:
 
 
 LAYER = "layers.{layer}"
-HEAD = (module("head.dense", "head.layers.0"), module("head.norm", "head.layers.2"))
+HEAD = (module_rule("head.dense", "head.layers.0"), module_rule("head.norm", "head.layers.2"))
+LAST = module_rule("classifier", "head.layers.3")
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="modernbert",
         keys=(
             Key("vocab_size", 50368, f"{TABLE}.rows"),
@@ -189,22 +190,22 @@ RECORDS = (
         ),
         model=_model,
         rules=(
-            module("embeddings.tok_embeddings", TABLE),
-            module("embeddings.norm", "encoder.embedding.norm"),
-            module(f"{LAYER}.attn_norm", f"{blocks.branch('encoder', 0)}.pre"),
-            module(f"{LAYER}.attn.Wqkv", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Rows()),
-            module(f"{LAYER}.attn.Wo", f"{SELF}.out"),
-            module(f"{LAYER}.mlp_norm", f"{blocks.branch('encoder', 1)}.pre"),
-            module(f"{LAYER}.mlp.Wi", (f"{FEED}.gate", f"{FEED}.up"), Rows()),
-            module(f"{LAYER}.mlp.Wo", f"{FEED}.down"),
-            module("final_norm", "encoder.final_norm"),
+            module_rule("embeddings.tok_embeddings", TABLE),
+            module_rule("embeddings.norm", "encoder.embedding.norm"),
+            module_rule(f"{LAYER}.attn_norm", f"{blocks.branch('encoder', 0)}.pre"),
+            module_rule(f"{LAYER}.attn.Wqkv", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Rows()),
+            module_rule(f"{LAYER}.attn.Wo", f"{SELF}.out"),
+            module_rule(f"{LAYER}.mlp_norm", f"{blocks.branch('encoder', 1)}.pre"),
+            module_rule(f"{LAYER}.mlp.Wi", (f"{FEED}.gate", f"{FEED}.up"), Rows()),
+            module_rule(f"{LAYER}.mlp.Wo", f"{FEED}.down"),
+            module_rule("final_norm", "encoder.final_norm"),
         ),
         variants=(
             Variant(
                 ("ModernBertForMaskedLM",),
                 "fill",
                 _masked,
-                (*HEAD, module("decoder", "head.layers.3")),
+                (*HEAD, module_rule("decoder", "head.layers.3")),
                 output="decoder.weight",
             ),
             Variant(
@@ -212,16 +213,16 @@ RECORDS = (
                 "classify",
                 _sequence,
                 (
-                    module("head.dense", "head.layers.1"),
-                    module("head.norm", "head.layers.3"),
-                    module("classifier", "head.layers.4"),
+                    module_rule("head.dense", "head.layers.1"),
+                    module_rule("head.norm", "head.layers.3"),
+                    module_rule("classifier", "head.layers.4"),
                 ),
             ),
             Variant(
-                ("ModernBertForTokenClassification",), "tag", _token, (*HEAD, module("classifier", "head.layers.3"))
+                ("ModernBertForTokenClassification",), "tag", _token, (*HEAD, LAST)
             ),
             Variant(
-                ("ModernBertForQuestionAnswering",), "answer", _bounds, (*HEAD, module("classifier", "head.layers.3"))
+                ("ModernBertForQuestionAnswering",), "answer", _bounds, (*HEAD, LAST)
             ),
             blocks.bare("ModernBertModel"),
         ),

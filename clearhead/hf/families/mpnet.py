@@ -6,11 +6,11 @@ Source: arXiv 2004.09297, section 2; the layout is that of the published files.
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks
 from clearhead.hf.families import bert
 from clearhead.hf.families.bert import SELF
-from clearhead.hf.record import Only, Record, Values, Variant
-from clearhead.hf.tensor_rules import module, tensor
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Family, Fixed, Values, Variant
+from clearhead.hf.mapping.tensor_rules import module_rule, tensor_rule
 
 
 def _model(c: Values) -> spec.Model:
@@ -23,8 +23,8 @@ def _model(c: Values) -> spec.Model:
 LAYER = "encoder.layer.{layer}"
 POOLER = r"(mpnet\.)?pooler\.dense\.(weight|bias)"
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="mpnet",
         keys=tuple(key for key in blocks.defaults(bert.KEYS, {"vocab_size": 30527}) if key.name != "type_vocab_size"),
         model=_model,
@@ -34,12 +34,12 @@ RECORDS = (
                 for rule in bert.RULES
                 if "token_type" not in rule.theirs[0] and ".attention." not in rule.theirs[0]
             ),
-            module("encoder.relative_attention_bias", "encoder.score_table"),
-            module(f"{LAYER}.attention.attn.q", f"{SELF}.query"),
-            module(f"{LAYER}.attention.attn.k", f"{SELF}.key"),
-            module(f"{LAYER}.attention.attn.v", f"{SELF}.value"),
-            module(f"{LAYER}.attention.attn.o", f"{SELF}.out"),
-            module(f"{LAYER}.attention.LayerNorm", blocks.out("encoder", 0)),
+            module_rule("encoder.relative_attention_bias", "encoder.score_table"),
+            module_rule(f"{LAYER}.attention.attn.q", f"{SELF}.query"),
+            module_rule(f"{LAYER}.attention.attn.k", f"{SELF}.key"),
+            module_rule(f"{LAYER}.attention.attn.v", f"{SELF}.value"),
+            module_rule(f"{LAYER}.attention.attn.o", f"{SELF}.out"),
+            module_rule(f"{LAYER}.attention.LayerNorm", blocks.out("encoder", 0)),
         ),
         variants=(
             Variant(
@@ -47,10 +47,10 @@ RECORDS = (
                 "fill",
                 bert.masked_exact,
                 (
-                    module("lm_head.dense", "head.layers.0"),
-                    module("lm_head.layer_norm", "head.layers.2"),
-                    tensor("lm_head.decoder.weight", "head.layers.3.weight"),
-                    tensor(("lm_head.bias", "lm_head.decoder.bias"), "head.layers.3.bias"),
+                    module_rule("lm_head.dense", "head.layers.0"),
+                    module_rule("lm_head.layer_norm", "head.layers.2"),
+                    tensor_rule("lm_head.decoder.weight", "head.layers.3.weight"),
+                    tensor_rule(("lm_head.bias", "lm_head.decoder.bias"), "head.layers.3.bias"),
                 ),
                 output="lm_head.decoder.weight",
                 spare=(POOLER,),
@@ -59,7 +59,7 @@ RECORDS = (
                 ("MPNetForSequenceClassification",),
                 "classify",
                 bert.TANH,
-                (module("classifier.dense", "head.layers.1"), module("classifier.out_proj", "head.layers.3")),
+                (module_rule("classifier.dense", "head.layers.1"), module_rule("classifier.out_proj", "head.layers.3")),
                 spare=(POOLER,),
             ),
             blocks.tagging("MPNetForTokenClassification", spare=(POOLER,)),
@@ -69,7 +69,7 @@ RECORDS = (
         only=(
             *bert.ONLY,
             # The classes take the buckets of 32 and 128, however many rows the table has.
-            Only("relative_attention_num_buckets", (32,), "some rows of the table would never be read"),
+            Fixed("relative_attention_num_buckets", (32,), "some rows of the table would never be read"),
         ),
         inert=bert.INERT,
         prefix="mpnet.",

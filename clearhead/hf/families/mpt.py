@@ -9,10 +9,10 @@ from typing import Any
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import blocks, llama_like
-from clearhead.hf.config import INERT
-from clearhead.hf.record import Key, Only, Record, Values
-from clearhead.hf.tensor_rules import Rows, module
+from clearhead.hf.mapping import blocks, llama_like
+from clearhead.hf.mapping.config import INERT
+from clearhead.hf.mapping.family import Family, Fixed, Key, Values
+from clearhead.hf.mapping.tensor_rules import Rows, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 # What the object of attention may say without being honoured: the classes compute this and nothing else.
@@ -86,18 +86,18 @@ KEYS = (
 )
 
 RULES = (
-    module("wte", "decoder.embedding.table"),
-    module("blocks.{layer}.norm_1", f"{blocks.branch('decoder', 0)}.pre"),
-    module("blocks.{layer}.attn.Wqkv", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Rows()),
-    module("blocks.{layer}.attn.out_proj", f"{SELF}.out"),
-    module("blocks.{layer}.norm_2", f"{blocks.branch('decoder', 1)}.pre"),
-    module("blocks.{layer}.ffn.up_proj", f"{FEED}.up"),
-    module("blocks.{layer}.ffn.down_proj", f"{FEED}.down"),
-    module("norm_f", "decoder.final_norm"),
+    module_rule("wte", "decoder.embedding.table"),
+    module_rule("blocks.{layer}.norm_1", f"{blocks.branch('decoder', 0)}.pre"),
+    module_rule("blocks.{layer}.attn.Wqkv", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Rows()),
+    module_rule("blocks.{layer}.attn.out_proj", f"{SELF}.out"),
+    module_rule("blocks.{layer}.norm_2", f"{blocks.branch('decoder', 1)}.pre"),
+    module_rule("blocks.{layer}.ffn.up_proj", f"{FEED}.up"),
+    module_rule("blocks.{layer}.ffn.down_proj", f"{FEED}.down"),
+    module_rule("norm_f", "decoder.final_norm"),
 )
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="mpt",
         keys=KEYS,
         model=_model,
@@ -112,13 +112,13 @@ RECORDS = (
         # The classes read none of these; a value that means something else would be passed over.
         only=(
             blocks.CAUSAL,
-            Only("expansion_ratio", (4,), "the networks would have another size"),
-            Only("logit_scale", (None,), "the outputs would be scaled"),
-            Only("no_bias", (True,), "there would be biases"),
-            Only("embedding_fraction", (1.0,), "gradients of the word vectors would be scaled"),
-            Only("emb_pdrop", (0.0,), "the embedding would have dropout"),
-            Only("resid_pdrop", (0.0,), "branches would have a dropout of their own"),
-            Only("norm_type", ("low_precision_layernorm", "layernorm"), "the norms would differ"),
+            Fixed("expansion_ratio", (4,), "the networks would have another size"),
+            Fixed("logit_scale", (None,), "the outputs would be scaled"),
+            Fixed("no_bias", (True,), "there would be biases"),
+            Fixed("embedding_fraction", (1.0,), "gradients of the word vectors would be scaled"),
+            Fixed("emb_pdrop", (0.0,), "the embedding would have dropout"),
+            Fixed("resid_pdrop", (0.0,), "branches would have a dropout of their own"),
+            Fixed("norm_type", ("low_precision_layernorm", "layernorm"), "the norms would differ"),
         ),
         # Learned positions are off wherever distances count, which is always; the rest are how and how long it trained.
         inert=(

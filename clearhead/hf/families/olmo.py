@@ -7,10 +7,10 @@ of the published files.
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks, layer_types, llama_like, rope_config
-from clearhead.hf.llama_like import SELF
-from clearhead.hf.record import Key, Values, Variant
-from clearhead.hf.tensor_rules import module
+from clearhead.hf.mapping import blocks, layer_types, llama_like, rope
+from clearhead.hf.mapping.family import Key, Values, Variant
+from clearhead.hf.mapping.llama_like import SELF
+from clearhead.hf.mapping.tensor_rules import module_rule
 
 
 def _olmo(c: Values) -> spec.Model:
@@ -61,8 +61,8 @@ KEYS = (
 )
 RULES = (
     *(rule for rule in llama_like.RULES if "layernorm" not in rule.theirs[0]),
-    module("layers.{layer}.post_attention_layernorm", f"{blocks.branch('decoder', 0)}.post"),
-    module("layers.{layer}.post_feedforward_layernorm", f"{blocks.branch('decoder', 1)}.post"),
+    module_rule("layers.{layer}.post_attention_layernorm", f"{blocks.branch('decoder', 0)}.post"),
+    module_rule("layers.{layer}.post_feedforward_layernorm", f"{blocks.branch('decoder', 1)}.post"),
 )
 LATER = (
     # The nested object says what the older keys say, and what only it can say.
@@ -71,7 +71,7 @@ LATER = (
     Key("rope_parameters", None, layer_types.written, kind=dict),
     *layer_types.among(
         layer_types.sees_all,
-        *(key for key in rope_config.keys(THETA, SELF, 2048) if key.name == "max_position_embeddings"),
+        *(key for key in rope.keys(THETA, SELF, 2048) if key.name == "max_position_embeddings"),
     ),
     Key("sliding_window", 4096, llama_like.window, is_nullable=True),
     Key("layer_types", None, llama_like.layer_types, kind=list),
@@ -82,7 +82,7 @@ def _classes(name: str, *tasks: str) -> tuple[Variant, ...]:
     return tuple(one for one in llama_like.variants(name) if one.task in tasks)
 
 
-RECORDS = (
+FAMILIES = (
     llama_like.record(
         "olmo",
         "Olmo",

@@ -6,9 +6,9 @@ Source: arXiv 2205.01068, section 2.1; the layout is that of the published files
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks
-from clearhead.hf.record import Key, Record, Values
-from clearhead.hf.tensor_rules import module
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.family import Family, Key, Values
+from clearhead.hf.mapping.tensor_rules import module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 
@@ -86,29 +86,29 @@ KEYS = (
 )
 
 RULES = (
-    module("decoder.embed_tokens", "decoder.embedding.table"),
-    module("decoder.embed_positions", "decoder.embedding.position"),
-    module("decoder.project_in", "decoder.embedding.projection"),
+    module_rule("decoder.embed_tokens", "decoder.embedding.table"),
+    module_rule("decoder.embed_positions", "decoder.embedding.position"),
+    module_rule("decoder.project_in", "decoder.embedding.projection"),
     *(
-        module(f"decoder.layers.{{layer}}.self_attn.{theirs}_proj", f"{SELF}.{ours}")
+        module_rule(f"decoder.layers.{{layer}}.self_attn.{theirs}_proj", f"{SELF}.{ours}")
         for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "out"))
     ),
     *(
         rule
         for index, name in enumerate(("self_attn_layer_norm", "final_layer_norm"))
         for rule in (
-            module(f"decoder.layers.{{layer}}.{name}", f"{blocks.branch('decoder', index)}.pre"),
-            module(f"decoder.layers.{{layer}}.{name}", blocks.out("decoder", index)),
+            module_rule(f"decoder.layers.{{layer}}.{name}", f"{blocks.branch('decoder', index)}.pre"),
+            module_rule(f"decoder.layers.{{layer}}.{name}", blocks.out("decoder", index)),
         )
     ),
-    module("decoder.layers.{layer}.fc1", f"{FEED}.up"),
-    module("decoder.layers.{layer}.fc2", f"{FEED}.down"),
-    module("decoder.final_layer_norm", "decoder.final_norm"),
-    module("decoder.project_out", "decoder.projection_out"),
+    module_rule("decoder.layers.{layer}.fc1", f"{FEED}.up"),
+    module_rule("decoder.layers.{layer}.fc2", f"{FEED}.down"),
+    module_rule("decoder.final_layer_norm", "decoder.final_norm"),
+    module_rule("decoder.project_out", "decoder.projection_out"),
 )
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="opt",
         keys=KEYS,
         model=_model,

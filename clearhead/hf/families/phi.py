@@ -6,9 +6,9 @@ Source: arXiv 2309.05463, section 2.2; the layout is that of the published files
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks, llama_like, rope_config
-from clearhead.hf.record import Key, Values
-from clearhead.hf.tensor_rules import module
+from clearhead.hf.mapping import blocks, llama_like, rope
+from clearhead.hf.mapping.family import Key, Values
+from clearhead.hf.mapping.tensor_rules import module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 0, 1)
 
@@ -19,7 +19,7 @@ def _model(c: Values) -> spec.Model:
     attention = llama_like.attention(
         c,
         spec.Causal(),
-        position=rope_config.read(c, head_size=size, partial=c["partial_rotary_factor"], is_partial=True),
+        position=rope.read(c, head_size=size, partial=c["partial_rotary_factor"], is_partial=True),
         query_key_norm=spec.QueryKeyNorm(norm=norm) if c["qk_layernorm"] else None,
     )
     network = llama_like.feed_forward(c, bias=True, gated=False)
@@ -38,7 +38,7 @@ KEYS = (
         Key("hidden_act", "gelu_new", f"{FEED}.activation", names=blocks.ACTIVATIONS),
     ),
     Key("layer_norm_eps", 1e-5, "decoder.final_norm.eps"),
-    Key("partial_rotary_factor", 0.5, rope_config.share(SELF)),
+    Key("partial_rotary_factor", 0.5, rope.share(SELF)),
     Key("qk_layernorm", False, lambda model: llama_like.first_attention(model).query_key_norm is not None),
     Key("resid_pdrop", 0.0, f"{blocks.branch('decoder', 0)}.dropout"),
     Key("embd_pdrop", 0.0, "decoder.embedding.dropout"),
@@ -46,15 +46,15 @@ KEYS = (
 
 RULES = (
     *llama_like.RULES[:5],
-    module("layers.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre"),
-    module("layers.{layer}.self_attn.dense", f"{SELF}.out"),
-    module("layers.{layer}.self_attn.q_layernorm", f"{SELF}.query_norm"),
-    module("layers.{layer}.self_attn.k_layernorm", f"{SELF}.key_norm"),
-    module("layers.{layer}.mlp.fc1", f"{FEED}.up"),
-    module("layers.{layer}.mlp.fc2", f"{FEED}.down"),
-    module("final_layernorm", "decoder.final_norm"),
+    module_rule("layers.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre"),
+    module_rule("layers.{layer}.self_attn.dense", f"{SELF}.out"),
+    module_rule("layers.{layer}.self_attn.q_layernorm", f"{SELF}.query_norm"),
+    module_rule("layers.{layer}.self_attn.k_layernorm", f"{SELF}.key_norm"),
+    module_rule("layers.{layer}.mlp.fc1", f"{FEED}.up"),
+    module_rule("layers.{layer}.mlp.fc2", f"{FEED}.down"),
+    module_rule("final_layernorm", "decoder.final_norm"),
 )
 
-RECORDS = (
+FAMILIES = (
     llama_like.record("phi", "Phi", KEYS, _model, rules=RULES, classes=llama_like.variants("Phi", head_bias=True)),
 )

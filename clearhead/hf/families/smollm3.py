@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import blocks, layer_types, llama_like
-from clearhead.hf.record import Key, Values
+from clearhead.hf.mapping import blocks, layer_types, llama_like
+from clearhead.hf.mapping.family import Key, Values
 
 
 def _model(c: Values) -> spec.Model:
@@ -52,7 +52,7 @@ DEFAULTS = {
 USUAL = blocks.defaults(llama_like.KEYS, DEFAULTS)
 
 # The class pads with an id of its published vocabulary, which another need not have.
-RECORDS = (
+FAMILIES = (
     replace(
         llama_like.record(
             "smollm3",

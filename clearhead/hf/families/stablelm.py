@@ -6,10 +6,10 @@ Source: arXiv 2402.17834, section 2.2; the layout is that of the published files
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks, llama_like, rope_config
-from clearhead.hf.llama_like import SELF
-from clearhead.hf.record import Key, Values
-from clearhead.hf.tensor_rules import Rule, Stacked, module, tensor
+from clearhead.hf.mapping import blocks, llama_like, rope
+from clearhead.hf.mapping.family import Key, Values
+from clearhead.hf.mapping.llama_like import SELF
+from clearhead.hf.mapping.tensor_rules import Rule, Stacked, module_rule, tensor_rule
 
 
 def _model(c: Values) -> spec.Model:
@@ -19,7 +19,7 @@ def _model(c: Values) -> spec.Model:
     attention = llama_like.attention(
         c.replaced(head_dim=None),
         spec.Causal(),
-        position=rope_config.read(c, head_size=size, partial=c["partial_rotary_factor"], is_partial=True),
+        position=rope.read(c, head_size=size, partial=c["partial_rotary_factor"], is_partial=True),
         bias=spec.Biases(query=has_bias, key=has_bias, value=has_bias, out=False),
         query_key_norm=each if c["qk_layernorm"] else None,
     )
@@ -56,7 +56,7 @@ KEYS = (
         Key("hidden_act", "silu", lambda model: _network(model).activation, names=blocks.ACTIVATIONS),
     ),
     Key("layer_norm_eps", 1e-5, "decoder.final_norm.eps"),
-    Key("partial_rotary_factor", 0.25, rope_config.share(SELF)),
+    Key("partial_rotary_factor", 0.25, rope.share(SELF)),
     Key("use_qkv_bias", False, f"{SELF}.bias.query"),
     Key("qk_layernorm", False, lambda model: llama_like.first_attention(model).query_key_norm is not None),
     Key(
@@ -72,16 +72,18 @@ def _rules() -> tuple[Rule, ...]:
     beside = blocks.function("decoder", 0, 1)
     return (
         *llama_like.RULES,
-        module("layers.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre"),
+        module_rule("layers.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre"),
         *(
-            tensor(f"layers.{{layer}}.self_attn.{name}_layernorm.norms.{{head}}.weight", f"{SELF}.{ours}", Stacked())
+            tensor_rule(
+                f"layers.{{layer}}.self_attn.{name}_layernorm.norms.{{head}}.weight", f"{SELF}.{ours}", Stacked()
+            )
             for name, ours in (("q", "query_norm.weight"), ("k", "key_norm.weight"))
         ),
-        *(module(f"layers.{{layer}}.mlp.{name}_proj", f"{beside}.{name}") for name in ("gate", "up", "down")),
+        *(module_rule(f"layers.{{layer}}.mlp.{name}_proj", f"{beside}.{name}") for name in ("gate", "up", "down")),
     )
 
 
-RECORDS = (
+FAMILIES = (
     llama_like.record(
         "stablelm",
         "StableLm",

@@ -6,10 +6,10 @@ Source: arXiv 2402.19173, section 5.1; the layout is that of the published files
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf import blocks, llama_like
-from clearhead.hf.llama_like import FEED
-from clearhead.hf.record import Key, Only, Values
-from clearhead.hf.tensor_rules import module
+from clearhead.hf.mapping import blocks, llama_like
+from clearhead.hf.mapping.family import Fixed, Key, Values
+from clearhead.hf.mapping.llama_like import FEED
+from clearhead.hf.mapping.tensor_rules import module_rule
 
 
 def _model(c: Values) -> spec.Model:
@@ -35,7 +35,7 @@ DEFAULTS = {
     "tie_word_embeddings": True,
 }
 
-RECORDS = (
+FAMILIES = (
     llama_like.record(
         "starcoder2",
         "Starcoder2",
@@ -50,12 +50,12 @@ RECORDS = (
         _model,
         rules=(
             *(rule for rule in llama_like.RULES if ".mlp." not in rule.theirs[0]),
-            module("layers.{layer}.mlp.c_fc", f"{FEED}.up"),
-            module("layers.{layer}.mlp.c_proj", f"{FEED}.down"),
+            module_rule("layers.{layer}.mlp.c_fc", f"{FEED}.up"),
+            module_rule("layers.{layer}.mlp.c_proj", f"{FEED}.down"),
         ),
         only=(
-            Only("mlp_type", ("default",), "the networks would differ"),
-            Only("norm_type", ("layer_norm",), "the norms would differ"),
+            Fixed("mlp_type", ("default",), "the networks would differ"),
+            Fixed("norm_type", ("layer_norm",), "the norms would differ"),
         ),
         # What the first release also wrote; the value that is read stands under another name.
         inert=("activation_function",),

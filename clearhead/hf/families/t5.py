@@ -11,10 +11,10 @@ from typing import Literal
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import blocks
-from clearhead.hf.config import at
-from clearhead.hf.record import Key, Record, Values, Variant
-from clearhead.hf.tensor_rules import Rule, module
+from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping.config import value_at
+from clearhead.hf.mapping.family import Family, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import Rule, module_rule
 
 SELF = blocks.function("encoder", 0)
 # "gated-gelu" means the tanh form, although "gelu" alone is exact.
@@ -108,8 +108,8 @@ def _network(model: spec.Model) -> tuple[object, bool]:
 
 
 def _buckets(model: spec.Model) -> spec.RelativeBuckets:
-    own = at(model, f"{SELF}.score_bias")
-    found = own if isinstance(own, spec.RelativeBuckets) else at(model, "encoder.score_table")
+    own = value_at(model, f"{SELF}.score_bias")
+    found = own if isinstance(own, spec.RelativeBuckets) else value_at(model, "encoder.score_table")
     if not isinstance(found, spec.RelativeBuckets):
         raise LookupError("no table of scores")
     return found
@@ -139,8 +139,8 @@ def _attention(stack: str, step: int, name: str) -> tuple[Rule, ...]:
     theirs, ours = f"{stack}.block.{{layer}}.layer.{step}", blocks.branch(stack, step)
     maps = {"q": "query", "k": "key", "v": "value", "o": "out"}
     return (
-        module(f"{theirs}.layer_norm", f"{ours}.pre"),
-        *(module(f"{theirs}.{name}.{one}", f"{ours}.function.{address}") for one, address in maps.items()),
+        module_rule(f"{theirs}.layer_norm", f"{ours}.pre"),
+        *(module_rule(f"{theirs}.{name}.{one}", f"{ours}.function.{address}") for one, address in maps.items()),
     )
 
 
@@ -148,11 +148,11 @@ def _feed_forward(stack: str, step: int) -> tuple[Rule, ...]:
     theirs, ours = f"{stack}.block.{{layer}}.layer.{step}", blocks.branch(stack, step)
     network, gate = f"{theirs}.DenseReluDense", f"{ours}.function.gate"
     return (
-        module(f"{theirs}.layer_norm", f"{ours}.pre"),
-        module(f"{network}.wi_0", gate),
-        module(f"{network}.wi_1", f"{ours}.function.up", beside=f"{gate}.weight"),
-        module(f"{network}.wi", f"{ours}.function.up"),
-        module(f"{network}.wo", f"{ours}.function.down"),
+        module_rule(f"{theirs}.layer_norm", f"{ours}.pre"),
+        module_rule(f"{network}.wi_0", gate),
+        module_rule(f"{network}.wi_1", f"{ours}.function.up", beside=f"{gate}.weight"),
+        module_rule(f"{network}.wi", f"{ours}.function.up"),
+        module_rule(f"{network}.wo", f"{ours}.function.down"),
     )
 
 
@@ -160,15 +160,18 @@ def _feed_forward(stack: str, step: int) -> tuple[Rule, ...]:
 SCORES = "{0}.block.0.layer.0.SelfAttention.relative_attention_bias"
 OWN_SCORES = "{0}.block.{{layer}}.layer.0.SelfAttention.relative_attention_bias"
 RULES = (
-    module("shared", "encoder.embedding.table"),
+    module_rule("shared", "encoder.embedding.table"),
     *_attention("encoder", 0, "SelfAttention"),
     *_feed_forward("encoder", 1),
     *_attention("decoder", 0, "SelfAttention"),
     *_attention("decoder", 1, "EncDecAttention"),
     *_feed_forward("decoder", 2),
-    *(module(SCORES.format(stack), f"{stack}.score_table") for stack in ("encoder", "decoder")),
-    *(module(OWN_SCORES.format(stack), f"{blocks.function(stack, 0)}.score_bias") for stack in ("encoder", "decoder")),
-    *(module(f"{stack}.final_layer_norm", f"{stack}.final_norm") for stack in ("encoder", "decoder")),
+    *(module_rule(SCORES.format(stack), f"{stack}.score_table") for stack in ("encoder", "decoder")),
+    *(
+        module_rule(OWN_SCORES.format(stack), f"{blocks.function(stack, 0)}.score_bias")
+        for stack in ("encoder", "decoder")
+    ),
+    *(module_rule(f"{stack}.final_layer_norm", f"{stack}.final_norm") for stack in ("encoder", "decoder")),
 )
 
 
@@ -183,8 +186,8 @@ def _record(
     scale: Callable[[Values], float],
     keys: tuple[Key, ...],
     model: Callable[[Values], spec.Model] = _model,
-) -> Record:
-    return Record(
+) -> Family:
+    return Family(
         model_type=model_type,
         keys=keys,
         model=model,
@@ -194,7 +197,7 @@ def _record(
                 (f"{name}ForConditionalGeneration",),
                 "denoise",
                 blocks.words("encoder.embedding.table", scale=scale),
-                (module("lm_head", "head.layers.0"),),
+                (module_rule("lm_head", "head.layers.0"),),
                 output="lm_head.weight",
             ),
             Variant(
@@ -202,8 +205,8 @@ def _record(
                 "classify",
                 _labels,
                 (
-                    module("classification_head.dense", "head.layers.1"),
-                    module("classification_head.out_proj", "head.layers.3"),
+                    module_rule("classification_head.dense", "head.layers.1"),
+                    module_rule("classification_head.out_proj", "head.layers.3"),
                 ),
                 prefix="transformer.",
                 repeats="start",
@@ -229,7 +232,7 @@ def _record(
 
 MT5 = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
 
-RECORDS = (
+FAMILIES = (
     _record("t5", "T5", _scaled, (*KEYS, SCALED)),
     _record(
         "mt5",

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import blocks, llama_like, rope_config
-from clearhead.hf import config as configs
-from clearhead.hf.record import Key, Only, Record, Values, Variant
-from clearhead.hf.tensor_rules import Rule, module
+from clearhead.hf.mapping import blocks, llama_like, rope
+from clearhead.hf.mapping import config as configs
+from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import Rule, module_rule
 
 Side = Literal["encoder", "decoder"]
 SIDES: tuple[Side, ...] = ("encoder", "decoder")
@@ -45,7 +45,7 @@ def _stack(c: Values, side: Side) -> spec.Stack:
             num_kv_heads=c["num_key_value_heads"],
             head_size=c["head_dim"],
             mask=mask,
-            position=rope_config.read(c, head_size=c["head_dim"]) if source == "self" else None,
+            position=rope.read(c, head_size=c["head_dim"]) if source == "self" else None,
             scale=c["query_pre_attn_scalar"] ** -0.5,
             bias=blocks.biases(c["attention_bias"]),
             soft_cap=c["attn_logit_softcapping"],
@@ -78,7 +78,7 @@ def _stack(c: Values, side: Side) -> spec.Stack:
 
 def _values(c: Values, side: Side) -> Values:
     """The values of one stack; rates of dropout are those of the whole."""
-    reading = configs.read(STACKS[side], c[side] or {})
+    reading = configs.parse(STACKS[side], c[side] or {})
     if reading.faults:
         raise InputError.from_faults(reading.faults, subject=f"config.json: {side}")
     return reading.values.replaced(dropout_rate=c["dropout_rate"], attention_dropout=c["attention_dropout"])
@@ -142,7 +142,7 @@ def _said(side: Side) -> Callable[[spec.Model], dict[str, Any]]:
         said: dict[str, Any] = {"model_type": "t5_gemma_module", "is_decoder": side == "decoder"}
         for key in STACKS[side].keys:
             try:
-                value = configs.at(model, key.at) if key.at is not None else None
+                value = configs.value_at(model, key.at) if key.at is not None else None
             except LookupError:
                 continue
             if key.names is not None:
@@ -172,18 +172,18 @@ def _keys(side: Side) -> tuple[Key, ...]:
         Key("layer_types", None, _kinds(side), kind=list),
         Key("attn_logit_softcapping", 50.0, f"{own}.soft_cap", is_nullable=True),
         Key("final_logit_softcapping", 30.0, _cap, is_nullable=True),
-        *rope_config.keys(10000.0, own, 8192),
+        *rope.keys(10000.0, own, 8192),
     )
 
 
 STACKS = {
-    side: Record(
+    side: Family(
         model_type=f"the {side} of t5gemma",
         keys=_keys(side),
         model=lambda c: spec.Model(),
         rules=(),
         variants=(),
-        only=(Only("is_decoder", (side == "decoder",), "the stacks would change places"),),
+        only=(Fixed("is_decoder", (side == "decoder",), "the stacks would change places"),),
         # Of these the config of the whole decides.
         inert=("attention_dropout", "cross_attention_hidden_size", "dropout_rate", "tie_word_embeddings"),
     )
@@ -198,24 +198,24 @@ def _rules(side: Side) -> tuple[Rule, ...]:
     attentions = {name: step for name, step in steps.items() if name != "feedforward"}
     network = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
     return (
-        module(f"{side}.embed_tokens", f"{side}.embedding.table"),
-        module(f"{side}.norm", f"{side}.final_norm"),
+        module_rule(f"{side}.embed_tokens", f"{side}.embedding.table"),
+        module_rule(f"{side}.norm", f"{side}.final_norm"),
         *(
-            module(f"{theirs}.{place}_{name}_layernorm", f"{blocks.branch(side, step)}.{place}")
+            module_rule(f"{theirs}.{place}_{name}_layernorm", f"{blocks.branch(side, step)}.{place}")
             for name, step in steps.items()
             for place in ("pre", "post")
         ),
         *(
-            module(f"{theirs}.{name}.{one}", f"{blocks.function(side, step)}.{ours}")
+            module_rule(f"{theirs}.{name}.{one}", f"{blocks.function(side, step)}.{ours}")
             for name, step in attentions.items()
             for one, ours in maps.items()
         ),
-        *(module(f"{theirs}.mlp.{one}", f"{blocks.function(side, last)}.{ours}") for one, ours in network.items()),
+        *(module_rule(f"{theirs}.mlp.{one}", f"{blocks.function(side, last)}.{ours}") for one, ours in network.items()),
     )
 
 
-RECORDS = (
-    Record(
+FAMILIES = (
+    Family(
         model_type="t5gemma",
         keys=(
             *(Key(side, None, _said(side), kind=dict) for side in SIDES),
@@ -230,7 +230,7 @@ RECORDS = (
                 ("T5GemmaForConditionalGeneration",),
                 "denoise",
                 _words,
-                (module("lm_head.out_proj", "head.layers.0"),),
+                (module_rule("lm_head.out_proj", "head.layers.0"),),
                 output="lm_head.out_proj.weight",
             ),
             blocks.bare("T5GemmaModel"),

@@ -78,7 +78,7 @@ def _check_sentinels(run_file: RunFile, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that cannot write the noise before any text is read."""
     if run_file.task.noise != "spans":
         return
-    needed, found = _sentinels_needed(run_file, tokenizer.frame.extra()), len(tokenizer.sentinel_ids)
+    needed, found = _sentinels_needed(run_file, tokenizer.special_tokens.num_added()), len(tokenizer.sentinel_ids)
     if found < needed:
         raise InputError(
             f"a text of max_length {run_file.data.max_length} can have {needed} spans, but the tokenizer has {found} "

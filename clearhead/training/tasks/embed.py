@@ -173,7 +173,7 @@ def _train_tokenizer(run_file: RunFile) -> Tokenizer:
 def _prepare(run_file: RunFile, tokenizer: Tokenizer, progress: Progress) -> dict[str, PairStore]:
     """Return the prepared pairs of training and validation, and say what the filters dropped."""
     data, stores = run_file.data, {}
-    extra = tokenizer.frame.extra()
+    extra = tokenizer.special_tokens.num_added()
     if data.max_length < extra + 1:
         raise InputError(
             f"[data] max_length is {data.max_length}; a text between its start and end token needs at least {extra + 1}"
@@ -216,7 +216,7 @@ def _sides(setup: TaskSetup, stores: dict[str, PairStore], tokenizer: Tokenizer,
                 tokenizer,
                 module,
                 largest_id=max(int(part.ids.max()) for part in texts),
-                longest=max(int(part.lengths.max()) for part in texts) + tokenizer.frame.extra(),
+                longest=max(int(part.lengths.max()) for part in texts) + tokenizer.special_tokens.num_added(),
             )
         )
     return sides

@@ -153,12 +153,12 @@ class ValidateTranslation:
     def bleu(self, module: Transformer) -> float:
         """Return BLEU of greedy translations."""
         source, target = self.tokenizers.source, self.tokenizers.target
-        said = target.frame.said
+        said = target.special_tokens.for_target
         found = translate_ids(
             module,
-            [source.frame.read(self.store.source(row).tolist()) for row in self.scored],
-            bos_id=said.front[0],
-            eos_id=said.behind[-1],
+            [source.special_tokens.for_source(self.store.source(row).tolist()) for row in self.scored],
+            bos_id=said.prefix[0],
+            eos_id=said.suffix[-1],
             pad_id=target.pad_id,
             options=SearchOptions(beam_size=1),
         )

@@ -26,11 +26,11 @@ from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import Frame
+from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.tokenizer_training import train_tokenizer
 
 # The ids of every tokenizer that is trained here: padding 0, start 2, end 3.
-FRAMING = InputCollator(Frame.between(2, 3), pad=0)
+FRAMING = InputCollator(SpecialTokens.from_bos_eos(2, 3), pad=0)
 WORDS = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
 
 

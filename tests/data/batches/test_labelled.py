@@ -23,12 +23,12 @@ from clearhead.data.sources.labelled import labelled_texts, parse_labelled_sourc
 from clearhead.data.stores.label_set import LabelSet, learn_labels
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled, truncate_pair
 from clearhead.errors import InputError
-from clearhead.text.special_tokens import Frame
+from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 
 EXAMPLES = [('a, "b"', "c", "yes"), ("d\u2028e", "", "no"), ("", "f g", "yes"), ("h", "i", "10"), ("j", "k", "9")]
-FRAMING = InputCollator(Frame.between(2, 3), pad=0, has_segments=True)
+FRAMING = InputCollator(SpecialTokens.from_bos_eos(2, 3), pad=0, has_segments=True)
 
 
 @pytest.fixture(autouse=True)

@@ -21,11 +21,11 @@ from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError
-from clearhead.text.special_tokens import Frame
+from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 
-FRAMING = InputCollator(Frame.between(2, 3), pad=0)
+FRAMING = InputCollator(SpecialTokens.from_bos_eos(2, 3), pad=0)
 SENTENCES = [
     (["Anna", "Maria", "visits", "New York", "."], ["B-PER", "I-PER", "O", "B-LOC", "O"]),
     (["héllo", "#"], ["O", "B-LOC"]),

@@ -14,7 +14,7 @@ from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.objectives.masking import MaskedLM
 from clearhead.errors import InputError
 from clearhead.text.tokenizer_training import train_tokenizer
-from clearhead.text.word_starts import Words, special_ids
+from clearhead.text.word_starts import WordBoundaries, special_ids
 from tests.data.objectives.noisy import SIZES, SPACED, drawn, framed, lines, pieces, stream, tokenizer
 
 
@@ -103,7 +103,7 @@ def test_every_piece_with_an_ordinary_token_has_a_label() -> None:
 
 
 def is_one_word(one: list[int]) -> bool:
-    return bool(Words(tokenizer("bpe")).word_ids(np.array(one * 3)).max() == 0)
+    return bool(WordBoundaries(tokenizer("bpe")).word_ids(np.array(one * 3)).max() == 0)
 
 
 def test_choices_are_the_same_for_a_seed_and_new_in_every_call() -> None:
@@ -168,7 +168,7 @@ def test_a_word_with_an_unknown_sign_is_not_hidden() -> None:
     found = tokenizer("bpe")
     ids = found.encode("ba d☃e fi")
     assert found.unk_id in ids
-    words = Words(found).word_ids(np.array(ids))
+    words = WordBoundaries(found).word_ids(np.array(ids))
     unknown = {place + 1 for place, word in enumerate(words) if word == words[ids.index(found.unk_id)]}
     for seed in range(23):
         batch = MaskedLM(found, 0.8, whole_words=True)([framed(ids, found)], stream(seed))

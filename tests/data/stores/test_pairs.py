@@ -22,7 +22,7 @@ from clearhead.data.stores.pairs import FilterReport, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError, RunFailure
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import Around, Frame
+from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer_training import train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,14 +58,16 @@ def tokenizers_of(pairs: list[tuple[str, str]]) -> TokenizerPair:
     )
 
 
-@pytest.mark.parametrize("around", [Around(), Around((5,), (6, 7))], ids=["nothing", "three ids"])
-def test_what_stands_around_a_source_is_what_its_frame_says(around: Around, tmp_path: Path) -> None:
+@pytest.mark.parametrize("around", [PrefixSuffix(), PrefixSuffix((5,), (6, 7))], ids=["nothing", "three ids"])
+def test_what_stands_around_a_source_is_what_its_frame_says(around: PrefixSuffix, tmp_path: Path) -> None:
     """A frame of nothing was once taken for no frame, and sources got an end token that the model had never read."""
     pairs = random_pairs(7)
     plain = tokenizers_of(pairs)
-    written = Around((3, 4), (2,))
+    written = PrefixSuffix((3, 4), (2,))
     framed = TokenizerPair(
-        plain.source.with_frame(Frame(source=around)), plain.target.with_frame(Frame(written=written)), joint=False
+        plain.source.with_special_tokens(SpecialTokens(source=around)),
+        plain.target.with_special_tokens(SpecialTokens(target=written)),
+        joint=False,
     )
     source = write(tmp_path, pairs)
     prepare_pairs(source, framed, max_length=20, max_ratio=None, training=True)

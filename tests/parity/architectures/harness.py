@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from clearhead.core import Output, Transformer
 from clearhead.data.batches.inputs import shift_right
 from clearhead.hf import registry
-from clearhead.hf.loading import Pretrained, load_pretrained, rules_at
-from clearhead.hf.record import Variant
-from clearhead.hf.save import their_tensors
+from clearhead.hf.loading import LoadedModule, bind_rules, load_module
+from clearhead.hf.mapping.family import Variant
+from clearhead.hf.saving import module_to_hf_tensors
 from clearhead.task import Repeats
 
 B, T, U = 3, 13, 7
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def variant(self) -> Variant:
-        variants = registry.records()[self.model_type].variants
+        variants = registry.all_families()[self.model_type].variants
         return next(variant for variant in variants if class_of(self) in variant.classes)
 
 
@@ -75,7 +75,7 @@ def all_cases() -> list[Case]:
     for case in found:
         first.setdefault(case.model_type, case)
     for model_type, case in first.items():
-        for variant in registry.records()[model_type].variants:
+        for variant in registry.all_families()[model_type].variants:
             for cls in variant.classes:
                 if cls != case.cls and cls != class_of(case):
                     # An answer has a first and a last token, which their classes count as labels.
@@ -86,7 +86,7 @@ def all_cases() -> list[Case]:
 
 
 def class_of(case: Case) -> str:
-    return case.cls or registry.records()[case.model_type].variants[0].classes[0]
+    return case.cls or registry.all_families()[case.model_type].variants[0].classes[0]
 
 
 def theirs_of(case: Case) -> nn.Module:
@@ -96,7 +96,7 @@ def theirs_of(case: Case) -> nn.Module:
     model = getattr(transformers, class_of(case))(config).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        computed = tuple(one.name for one in registry.records()[case.model_type].constants)
+        computed = tuple(one.name for one in registry.all_families()[case.model_type].constants)
         for name, parameter in model.named_parameters():
             if computed and name.endswith(computed):
                 continue
@@ -117,14 +117,14 @@ class Pair:
 
     case: Case
     theirs: Any
-    loaded: Pretrained
+    loaded: LoadedModule
     folder: Path
 
     @staticmethod
     def of(case: Case, folder: Path) -> Pair:
         theirs = theirs_of(case)
         theirs.save_pretrained(folder)
-        return Pair(case, theirs, load_pretrained(folder), folder)
+        return Pair(case, theirs, load_module(folder), folder)
 
     @property
     def ours(self) -> Transformer:
@@ -223,12 +223,14 @@ def their_gradients(original: Any, folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def our_gradients(loaded: Pretrained) -> dict[str, Tensor]:
+def our_gradients(loaded: LoadedModule) -> dict[str, Tensor]:
     """Our gradients under their names; of a tensor with several names the last is what their classes use."""
     module = loaded.module
     found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in module.named_parameters()}
-    named = their_tensors(module, loaded.record, loaded.variant, loaded.prefix, found)
-    for names in (names for bound in rules_at(loaded.record, loaded.variant, "", module)[0] for names in bound.theirs):
+    named = module_to_hf_tensors(module, loaded.record, loaded.variant, loaded.prefix, found)
+    for names in (
+        names for bound in bind_rules(loaded.record, loaded.variant, "", module)[0] for names in bound.theirs
+    ):
         if set(names) <= named.keys():
             named |= {name: torch.zeros_like(named[name]) for name in names[:-1]}
     return named

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from clearhead.core import Cache
 from clearhead.hf import registry
-from clearhead.hf.loading import load_pretrained
-from clearhead.hf.save import save_pretrained
+from clearhead.hf.loading import load_module
+from clearhead.hf.saving import save_module
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import (
     B,
@@ -59,7 +59,7 @@ def stacks() -> pytest.MarkDecorator:
 
 
 def test_every_family_has_a_case() -> None:
-    assert {case.model_type for case in CASES} == set(registry.records())
+    assert {case.model_type for case in CASES} == set(registry.all_families())
 
 
 def segments_of(pair: Pair, ids: Tensor) -> dict[str, Tensor]:
@@ -178,7 +178,7 @@ def test_decoding_with_a_cache(pair: Pair) -> None:
 
 
 def test_saved_as_loaded_every_bit_is_the_same(pair: Pair, tmp_path: Path) -> None:
-    save_pretrained(pair.ours, tmp_path / "ours", pretrained=pair.loaded)
+    save_module(pair.ours, tmp_path / "ours", loaded=pair.loaded)
     before, after = (load_file(folder / "model.safetensors") for folder in (pair.folder, tmp_path / "ours"))
     assert before.keys() == after.keys()
     assert not [name for name in before if not torch.equal(before[name], after[name])]
@@ -187,7 +187,7 @@ def test_saved_as_loaded_every_bit_is_the_same(pair: Pair, tmp_path: Path) -> No
 
 
 def test_transformers_reads_what_is_written_from_the_spec(pair: Pair, tmp_path: Path) -> None:
-    save_pretrained(pair.ours, tmp_path / "ours", task=pair.loaded.task, model_type=pair.case.model_type)
+    save_module(pair.ours, tmp_path / "ours", task=pair.loaded.task, model_type=pair.case.model_type)
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     if not pair.loaded.spare:
         assert config["architectures"] == [pair.loaded.variant.classes[0]]
@@ -202,7 +202,7 @@ def test_transformers_reads_what_is_written_from_the_spec(pair: Pair, tmp_path: 
     assert missing <= spare and not report["unexpected_keys"] and not report["mismatched_keys"]
     for name in ("pad_token_id", "decoder_start_token_id"):
         setattr(twin.config, name, getattr(pair.theirs.config, name, None))
-    again = load_pretrained(tmp_path / "ours")
+    again = load_module(tmp_path / "ours")
     assert again.module.spec.model_copy(update={"initialization": pair.ours.spec.initialization}) == pair.ours.spec
     ids = pair.ids()
     with torch.no_grad():

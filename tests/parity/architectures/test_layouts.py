@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clearhead.hf.loading import load_pretrained
-from clearhead.hf.save import save_pretrained
+from clearhead.hf.loading import load_module
+from clearhead.hf.saving import save_module
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import Case, all_cases, outputs, outputs_of, theirs_of
 
@@ -24,13 +24,13 @@ def test_the_experts_of_a_layer_may_be_one_tensor(case: Case, tmp_path: Path) ->
     before = load_file(tmp_path / "stacked" / "model.safetensors")
     assert any(name.endswith("experts.gate_up_proj") for name in before)
 
-    apart, stacked = load_pretrained(tmp_path / "apart"), load_pretrained(tmp_path / "stacked")
+    apart, stacked = load_module(tmp_path / "apart"), load_module(tmp_path / "stacked")
     ids = torch.randint(1, case.vocab, (2, 7))
     with torch.no_grad():
         assert difference(outputs(stacked.module(ids)), outputs_of(theirs(input_ids=ids))) <= 1e-5
     first, second = (one.module.state_dict() for one in (apart, stacked))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
-    save_pretrained(stacked.module, tmp_path / "again", pretrained=stacked)
+    save_module(stacked.module, tmp_path / "again", loaded=stacked)
     after = load_file(tmp_path / "again" / "model.safetensors")
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

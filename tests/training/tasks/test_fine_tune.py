@@ -14,14 +14,14 @@ import transformers
 
 import clearhead as ch
 from clearhead.data.batches.inputs import shift_right
-from clearhead.hf.save import their_tensors
+from clearhead.hf.saving import module_to_hf_tensors
 from clearhead.training.assemble import train_run
 from clearhead.training.init_from import find_initial_model, take_weights
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.tasks.base import TaskSetup
 from clearhead.training.tasks.registry import parts_of
-from tests import published_models as checkpoints
+from tests import hf_models as checkpoints
 from tests.training.tasks import fine_tuning as made
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
@@ -103,7 +103,7 @@ def first_step(path: Path, folder: Path) -> tuple[Any, Any, torch.Tensor, dict[s
     """The first batch of a run, the model as the other library has it, and its mean loss and gradients."""
     run_file = load_run_file(path)
     start = find_initial_model(run_file.task.init, None, None)
-    assert start is not None and start.published is not None
+    assert start is not None and start.hf_checkpoint is not None
     tokenizers = start.tokenizers
     setup = TaskSetup(run_file, lambda train: tokenizers, start, Progress(), torch.device("cpu"))
     parts = parts_of(setup)
@@ -112,11 +112,11 @@ def first_step(path: Path, folder: Path) -> tuple[Any, Any, torch.Tensor, dict[s
     take_weights(module, start, parts.record, Progress())
     loss, count = parts.loss(module, parts.widest)
     (loss / count).backward()
-    model = ch.Model(module, parts.tokenizers, parts.record, start.published.replaced(module, parts.record))
+    model = ch.Model(module, parts.tokenizers, parts.record, start.hf_checkpoint.replaced(module, parts.record))
     model.save(folder, format="hf")
-    family = model.published.pretrained
+    family = model.hf_checkpoint.loaded
     gradients = {name: tensor.grad for name, tensor in module.state_dict(keep_vars=True).items()}
-    named = their_tensors(module, family.record, family.variant, family.prefix, gradients)
+    named = module_to_hf_tensors(module, family.record, family.variant, family.prefix, gradients)
     other = getattr(transformers, family.config["architectures"][0]).from_pretrained(folder).eval()
     return parts.widest, other, (loss / count).detach(), named
 

@@ -22,7 +22,7 @@ from clearhead.training.init_from import find_initial_model
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.tasks.translate import prepare_parallel
-from tests import published_models as checkpoints
+from tests import hf_models as checkpoints
 from tests.hf import tokenizer_folders as made
 from tests.training.tasks.fine_tuning import write_data, write_run
 

@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead.cli.main import main
 from clearhead.predict.tag import tag_words
 from clearhead.task import TaskRecord
-from tests import published_models as checkpoints
+from tests import hf_models as checkpoints
 from tests.training.tasks import fine_tuning as made
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")

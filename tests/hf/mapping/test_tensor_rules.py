@@ -7,26 +7,26 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.hf.tensor_rules import (
+from clearhead.hf.mapping.tensor_rules import (
     Change,
     Grouped,
     Halves,
-    Place,
+    OneRow,
     Rows,
+    Slots,
     Stacked,
-    Turned,
-    Wrapped,
+    Transpose,
     bind,
-    module,
-    tensor,
+    module_rule,
+    tensor_rule,
 )
 
 ATTENTION = spec.Attention(num_heads=6, num_kv_heads=3, head_size=10, position=spec.Rotary(size=4))
 HEADS, KEYS, WIDTH = torch.Size([60, 7]), torch.Size([30, 7]), torch.Size([7, 11])
 
 CASES = {
-    "turned": (Turned(), [torch.randn(11, 7)], [WIDTH]),
-    "turned vector": (Turned(), [torch.randn(7)], [torch.Size([7])]),
+    "turned": (Transpose(), [torch.randn(11, 7)], [WIDTH]),
+    "turned vector": (Transpose(), [torch.randn(7)], [torch.Size([7])]),
     "rows": (Rows(), [torch.randn(120, 7)], [HEADS, KEYS, KEYS]),
     "rows of an axis": (Rows(axis=1), [torch.randn(3, 10, 7)], [torch.Size([3, 4, 7]), torch.Size([3, 6, 7])]),
     "grouped": (Grouped(), [torch.randn(120, 7)], [HEADS, KEYS, KEYS]),
@@ -34,13 +34,13 @@ CASES = {
     "halves": (Halves(), [torch.randn(60, 7)], [HEADS]),
     "halves of a norm": (Halves(axis=1), [torch.randn(6, 10)], [torch.Size([6, 10])]),
     "stacked": (Stacked(), [torch.randn(5, 7) for _ in range(3)], [torch.Size([3, 5, 7])]),
-    "wrapped": (Wrapped(), [torch.randn(1, 7)], [torch.Size([7])]),
+    "wrapped": (OneRow(), [torch.randn(1, 7)], [torch.Size([7])]),
 }
 
 
 @pytest.mark.parametrize(("change", "theirs", "shapes"), CASES.values(), ids=CASES)
 def test_a_change_is_undone_bit_by_bit(change: Change, theirs: list[Tensor], shapes: list[torch.Size]) -> None:
-    place = Place(tuple(shapes), ATTENTION)
+    place = Slots(tuple(shapes), ATTENTION)
     ours = change.load(theirs, place)
     assert [one.shape for one in ours] == shapes
     again = change.save(ours, place)
@@ -50,13 +50,13 @@ def test_a_change_is_undone_bit_by_bit(change: Change, theirs: list[Tensor], sha
 
 def test_grouped_puts_each_group_where_its_heads_are() -> None:
     numbers = torch.arange(120)
-    query, key, value = Grouped().load([numbers], Place((torch.Size([60]),), ATTENTION))
+    query, key, value = Grouped().load([numbers], Slots((torch.Size([60]),), ATTENTION))
     assert query[:10].tolist() == list(range(10)) and query[20:30].tolist() == list(range(40, 50))
     assert key[:10].tolist() == list(range(20, 30)) and value[:10].tolist() == list(range(30, 40))
 
 
 def test_halves_puts_even_before_odd_and_leaves_the_rest() -> None:
-    (found,) = Halves().load([torch.arange(20)], Place((torch.Size([20]),), ATTENTION))
+    (found,) = Halves().load([torch.arange(20)], Slots((torch.Size([20]),), ATTENTION))
     assert found.tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 9, 10, 12, 11, 13, 14, 15, 16, 17, 18, 19]
 
 
@@ -65,16 +65,16 @@ def test_halves_puts_even_before_odd_and_leaves_the_rest() -> None:
 )
 def test_sizes_that_do_not_fit_are_refused(change: Change, theirs: Tensor) -> None:
     with pytest.raises(ValueError, match="rows"):
-        change.load([theirs], Place((HEADS, KEYS, KEYS), ATTENTION))
+        change.load([theirs], Slots((HEADS, KEYS, KEYS), ATTENTION))
 
 
 def test_rules_are_bound_to_every_place_and_what_is_left_is_named() -> None:
     slots = {f"a.{index}.up.{leaf}": torch.zeros(5) for index in range(2) for leaf in ("weight", "bias")}
     slots |= {"a.0.gate.weight": torch.zeros(5), "sink": torch.zeros(2), "experts": torch.zeros(3, 5)}
     rules = (
-        module("x.{layer}.gated", "a.{layer}.up", beside="a.{layer}.gate.weight"),
-        module("x.{layer}.plain", "a.{layer}.up"),
-        tensor("e.{expert}.w", "experts", Stacked()),
+        module_rule("x.{layer}.gated", "a.{layer}.up", beside="a.{layer}.gate.weight"),
+        module_rule("x.{layer}.plain", "a.{layer}.up"),
+        tensor_rule("e.{expert}.w", "experts", Stacked()),
     )
     model = spec.Model(decoder=None)
     bounds, left = bind(rules, slots, model)

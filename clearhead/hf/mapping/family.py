@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.hf.tensor_rules import Rule
+from clearhead.hf.mapping.tensor_rules import Rule
 from clearhead.task import Repeats, TaskKind
 
 Address = str | Callable[[spec.Model], Any]
@@ -45,7 +45,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Only:
+class Fixed:
     """A config key that would change what is computed, and the values under which it does not."""
 
     name: str
@@ -121,7 +121,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Record:
+class Family:
     """A family of checkpoints.
 
     Args:
@@ -148,7 +148,7 @@ class Record:
     model: Callable[[Values], spec.Model]
     rules: tuple[Rule, ...]
     variants: tuple[Variant, ...]
-    only: tuple[Only, ...] = ()
+    only: tuple[Fixed, ...] = ()
     inert: tuple[str, ...] = ()
     prefix: str = ""
     table: str = ""
@@ -160,7 +160,7 @@ class Record:
     rows: str = "max_position_embeddings"
     layouts: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
 
-    def laid_out(self, names: Iterable[str]) -> Record:
+    def laid_out(self, names: Iterable[str]) -> Family:
         """Return the record with the rules of the layout that a file has, told by the names of its tensors."""
         found = [rules for pattern, rules in self.layouts.items() if any(re.search(pattern, name) for name in names)]
         return replace(self, rules=found[0], layouts={}) if found else self

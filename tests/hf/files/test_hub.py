@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from clearhead.core import build
-from clearhead.hf.save import save_pretrained
+from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.conftest import ROOT
 
@@ -86,7 +86,7 @@ def checkpoint(folder: Path, rows: int) -> dict[str, bytes]:
         family="decoder", layers=1, width=14, heads=2, feedforward=19, positions="learned", max_positions=11,
         norm_place="pre", activation="gelu_tanh", embedding_scale=1.0, tie="decoder",
     )  # fmt: skip
-    save_pretrained(build(build_spec(hparams, source_vocab=rows, target_vocab=rows)), folder, model_type="gpt2")
+    save_module(build(build_spec(hparams, source_vocab=rows, target_vocab=rows)), folder, model_type="gpt2")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

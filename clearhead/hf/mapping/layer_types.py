@@ -8,9 +8,9 @@ from typing import Any
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import rope_config
-from clearhead.hf.config import at
-from clearhead.hf.record import Address, Key, Values
+from clearhead.hf.mapping import rope
+from clearhead.hf.mapping.config import value_at
+from clearhead.hf.mapping.family import Address, Key, Values
 
 KINDS = ("full_attention", "sliding_attention")
 
@@ -31,7 +31,7 @@ def among(keep: Callable[[spec.Layer], bool], *keys: Key) -> tuple[Key, ...]:
             layers = tuple(layer for layer in model.decoder.layers if keep(layer))
             if not layers:
                 raise LookupError("no layer is of this kind")
-            return at(
+            return value_at(
                 model.model_copy(update={"decoder": model.decoder.model_copy(update={"layers": layers})}), address
             )
 
@@ -82,9 +82,7 @@ def rotations(c: Values, *, head_size: int, full: float, sliding: float) -> dict
         given: Mapping[str, Any] = nested.get(kind) or {"rope_type": "default"}
         if kind == KINDS[0]:
             given = {**given, **(c["rope_scaling"] or {})}
-        found[kind] = rope_config.rotary(
-            given, c, theta=thetas[kind], head_size=head_size, partial=1.0, is_partial=False
-        )
+        found[kind] = rope.rotary(given, c, theta=thetas[kind], head_size=head_size, partial=1.0, is_partial=False)
     return found
 
 
@@ -93,8 +91,6 @@ def written(model: spec.Model) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in attentions(model):
         if node.position is not None:
-            said = (rope_config.written(node.position) or {"rope_type": "default"}) | {
-                "rope_theta": node.position.theta
-            }
+            said = (rope.written(node.position) or {"rope_type": "default"}) | {"rope_theta": node.position.theta}
             found.setdefault(KINDS[isinstance(node.mask, spec.Window)], said)
     return found

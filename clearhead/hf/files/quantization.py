@@ -33,7 +33,7 @@ _TENSORS = (
 )
 
 
-def quantised_as(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> str | None:
+def quantization_of(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> str | None:
     """Return the format in which weights are quantised; None: they are not.
 
     Args:

@@ -13,8 +13,8 @@ from typing import Any
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf.config import at
-from clearhead.hf.record import Key, Values
+from clearhead.hf.mapping.config import value_at
+from clearhead.hf.mapping.family import Key, Values
 
 _NEEDED = {
     "default": frozenset[str](),
@@ -41,9 +41,9 @@ def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
     """
     return (
         Key("rope_theta", theta, f"{attention}.position.theta"),
-        Key("rope_scaling", None, lambda model: written(at(model, f"{attention}.position")), kind=dict),
+        Key("rope_scaling", None, lambda model: written(value_at(model, f"{attention}.position")), kind=dict),
         Key("rope_parameters", None, kind=dict),
-        Key("max_position_embeddings", length, lambda model: _length(at(model, f"{attention}.position"))),
+        Key("max_position_embeddings", length, lambda model: _length(value_at(model, f"{attention}.position"))),
         Key("original_max_position_embeddings", None, kind=int),
     )
 
@@ -52,7 +52,7 @@ def share(attention: str) -> Callable[[spec.Model], float]:
     """Which part of a head rotates."""
 
     def found(model: spec.Model) -> float:
-        node = at(model, attention)
+        node = value_at(model, attention)
         turned, size = node.position.size or node.head_size, node.head_size
         # Readers cut the product off, so that a quotient just below would lose a dimension.
         return float(turned / size if int(size * (turned / size)) == turned else (turned + 0.5) / size)

@@ -9,7 +9,7 @@ from typing import Any
 
 from clearhead import spec
 from clearhead.errors import InputError, nearest
-from clearhead.hf.record import Address, Key, Only, Record, Values, Variant
+from clearhead.hf.mapping.family import Address, Family, Fixed, Key, Values, Variant
 
 # Keys that every class knows and that change nothing here: they name files, steer search (which has its own record of
 # them) or memory, or say how the model was once trained.
@@ -30,21 +30,21 @@ INERT = frozenset(
 
 # Keys that every class knows and that would change what is computed.
 EVERYWHERE = (
-    Only("quantization_config", (None,), "the weights are quantised, in a format that is not read here"),
-    Only("auto_map", (None,), "the model brings code of its own, which is never run here"),
-    Only("per_layer_config", (None, {}), "single layers would differ from the rest"),
-    Only("is_decoder", (False,), "an encoder would see the past alone"),
-    Only("add_cross_attention", (False,), "a decoder would attend to a second model"),
-    Only("cross_attention_hidden_size", (None,), "a decoder would attend to a second model"),
-    Only("tie_encoder_decoder", (False,), "the two stacks would be one"),
-    Only("pruned_heads", (None, {}), "some heads are missing from the tensors"),
+    Fixed("quantization_config", (None,), "the weights are quantised, in a format that is not read here"),
+    Fixed("auto_map", (None,), "the model brings code of its own, which is never run here"),
+    Fixed("per_layer_config", (None, {}), "single layers would differ from the rest"),
+    Fixed("is_decoder", (False,), "an encoder would see the past alone"),
+    Fixed("add_cross_attention", (False,), "a decoder would attend to a second model"),
+    Fixed("cross_attention_hidden_size", (None,), "a decoder would attend to a second model"),
+    Fixed("tie_encoder_decoder", (False,), "the two stacks would be one"),
+    Fixed("pruned_heads", (None, {}), "some heads are missing from the tensors"),
 )
 
 
 MOST_SHOWN = 12
 
 
-class CannotSay(InputError):
+class NotExpressible(InputError):
     """A family's config cannot say a spec.
 
     Args:
@@ -57,24 +57,24 @@ class CannotSay(InputError):
         self.num_differences = num_differences
 
     @classmethod
-    def of(cls, faults: Sequence[str], num_differences: int | None, subject: str) -> CannotSay:
+    def of(cls, faults: Sequence[str], num_differences: int | None, subject: str) -> NotExpressible:
         """Make one report of all faults."""
         return cls(str(InputError.from_faults(list(faults), subject=subject)), num_differences)
 
 
-class OtherStacks(CannotSay):
+class DifferentStacks(NotExpressible):
     """A family has an encoder or a decoder where a spec has none, or the other way round."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class ParsedConfig:
     """What a config says to a record: the values that parsed, and every fault."""
 
     values: Values
     faults: tuple[str, ...]
 
 
-def read(record: Record, config: Mapping[str, Any]) -> Reading:
+def parse(record: Family, config: Mapping[str, Any]) -> ParsedConfig:
     """Account for every key of a config: honoured, without effect, or a fault."""
     faults: list[str] = []
     values: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def read(record: Record, config: Mapping[str, Any]) -> Reading:
         elif config[name] not in one.values:
             shown, expected = _shown(config[name]), " or ".join(map(_shown, one.values))
             faults.append(f"config.json: {name} = {shown} is not supported ({one.otherwise}); only {expected} is")
-    return Reading(Values(values, num_labels(config)), tuple(faults))
+    return ParsedConfig(Values(values, num_labels(config)), tuple(faults))
 
 
 def num_labels(config: Mapping[str, Any]) -> int:
@@ -133,7 +133,7 @@ def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
     return value
 
 
-def at(model: spec.Model, address: Address) -> Any:
+def value_at(model: spec.Model, address: Address) -> Any:
     """Return what stands at an address of a spec.
 
     Raises:
@@ -153,14 +153,14 @@ def at(model: spec.Model, address: Address) -> Any:
     return value
 
 
-def write(record: Record, variant: Variant, model: spec.Model) -> dict[str, Any]:
+def to_config(record: Family, variant: Variant, model: spec.Model) -> dict[str, Any]:
     """Write the config that says a spec, and prove it by reading it again.
 
     Raises:
         InputError: the family cannot say the spec; the report names what came back otherwise.
     """
     config: dict[str, Any] = {"architectures": [variant.classes[0]], "model_type": record.model_type, **record.written}
-    labels = outputs(model)
+    labels = num_outputs(model)
     if variant.task in ("classify", "tag") and labels is not None:
         config["id2label"] = {str(index): f"LABEL_{index}" for index in range(labels)}
         config["label2id"] = {name: int(index) for index, name in config["id2label"].items()}
@@ -168,26 +168,26 @@ def write(record: Record, variant: Variant, model: spec.Model) -> dict[str, Any]
     silent = () if variant.output else ("tie_word_embeddings",)
     for key in (key for key in record.keys if key.name not in silent):
         try:
-            value = at(model, key.at) if key.at is not None else None
+            value = value_at(model, key.at) if key.at is not None else None
         except LookupError:
             continue
         if key.names is not None:
             value = next((theirs for theirs, ours in key.names.items() if ours == value), None)
         if value is not None or (key.at is not None and (key.default is None or key.is_nullable)):
             config[key.name] = value
-    reading = read(record, config)
+    reading = parse(record, config)
     subject = f"saving as {record.model_type}"
     if reading.faults:
-        raise CannotSay.of(_shortened(reading.faults), None, subject)
+        raise NotExpressible.of(_shortened(reading.faults), None, subject)
     said = record.parts(reading.values, variant)
     for name in ("encoder", "decoder"):
         has, can = (getattr(one, name) is not None for one in (model, said))
         if has != can:
             # What has other stacks differs everywhere, which need not be written out.
-            raise OtherStacks.of([f"{name}: this model has {'one' if has else 'none'}"], None, subject)
+            raise DifferentStacks.of([f"{name}: this model has {'one' if has else 'none'}"], None, subject)
     faults = differences(said, model)
     if faults:
-        raise CannotSay.of(_shortened(faults), len(faults), subject)
+        raise NotExpressible.of(_shortened(faults), len(faults), subject)
     return config
 
 
@@ -196,7 +196,7 @@ def _shortened(faults: Sequence[str]) -> list[str]:
     return [*faults[:MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 
-def outputs(model: spec.Model) -> int | None:
+def num_outputs(model: spec.Model) -> int | None:
     """How many outputs the last map of a head has; None without one."""
     maps = [one for one in (model.head.layers if model.head else ()) if isinstance(one, spec.Linear)]
     return maps[-1].size if maps else None

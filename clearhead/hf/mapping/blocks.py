@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from clearhead import spec
-from clearhead.hf.record import Address, Key, Only, Values, Variant
-from clearhead.hf.tensor_rules import module
+from clearhead.hf.mapping.family import Address, Fixed, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import module_rule
 from clearhead.task import Repeats
 
 AnyNorm = spec.LayerNorm | spec.RMSNorm
@@ -133,7 +133,7 @@ def bounds(values: Values) -> spec.Head:
     return spec.Head(layers=(spec.Linear(size=2),))
 
 
-CAUSAL = Only("is_causal", (True,), "tokens would see what is after them")
+CAUSAL = Fixed("is_causal", (True,), "tokens would see what is after them")
 """What every decoder refuses."""
 
 
@@ -153,12 +153,12 @@ def writing(
         output: what the map is called.
     """
     made = head or words("decoder.embedding.table", bias=bias)
-    return Variant((name,), "generate", made, (module(output, "head.layers.0"),), output=f"{output}.weight")
+    return Variant((name,), "generate", made, (module_rule(output, "head.layers.0"),), output=f"{output}.weight")
 
 
 def classifying(name: str) -> Variant:
     """The class of a decoder whose last state says the label of a text, as most families have it."""
-    return Variant((name,), "classify", pooled("last", bias=False), (module("score", "head.layers.1"),))
+    return Variant((name,), "classify", pooled("last", bias=False), (module_rule("score", "head.layers.1"),))
 
 
 def tagging(
@@ -176,7 +176,7 @@ def tagging(
         by: what its map is called.
         prefix, spare, has_decoder: as in `Variant`.
     """
-    rules = (module(by, "head.layers.0"),)
+    rules = (module_rule(by, "head.layers.0"),)
     return Variant((name,), "tag", each_token, rules, prefix=prefix, spare=spare, has_decoder=has_decoder)
 
 
@@ -194,5 +194,5 @@ def answering(
         name: of the class.
         prefix, spare, repeats: as in `Variant`.
     """
-    rules = (module("qa_outputs", "head.layers.0"),)
+    rules = (module_rule("qa_outputs", "head.layers.0"),)
     return Variant((name,), "answer", bounds, rules, prefix=prefix, spare=spare, repeats=repeats)

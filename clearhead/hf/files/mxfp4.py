@@ -21,7 +21,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.hf.folder import Header, TensorFiles
+from clearhead.hf.files.tensor_files import Header, TensorFiles
 
 METHOD = "mxfp4"
 _BLOCKS, _SCALES = "_blocks", "_scales"

@@ -22,7 +22,7 @@ _HOLE = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
-class Place:
+class Slots:
     """Where a rule acts: the shapes of our tensors, and the attention they belong to, if to any."""
 
     shapes: tuple[torch.Size, ...]
@@ -33,20 +33,20 @@ class Place:
 class Change(Protocol):
     """One step from their tensors to ours, that can be undone."""
 
-    def load(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def load(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Turn their tensors into ours, or a step nearer."""
         ...
 
-    def save(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def save(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Undo `load`."""
         ...
 
 
 @dataclass(frozen=True)
-class Turned:
+class Transpose:
     """Matrices that are stored [in, out]; the last two axes change places."""
 
-    def load(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def load(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Turn every matrix; a vector has nothing to turn."""
         return [tensor.transpose(-1, -2) if tensor.dim() > 1 else tensor for tensor in tensors]
 
@@ -59,7 +59,7 @@ class Rows:
 
     axis: int = 0
 
-    def load(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def load(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Cut by the sizes of ours."""
         (tensor,) = tensors
         sizes = [shape[self.axis] for shape in place.shapes]
@@ -67,7 +67,7 @@ class Rows:
             raise ValueError(f"{sum(sizes)} rows are needed")
         return list(tensor.split(sizes, dim=self.axis))
 
-    def save(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def save(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Join the blocks."""
         return [torch.cat(tensors, dim=self.axis)]
 
@@ -76,7 +76,7 @@ class Rows:
 class Grouped:
     """Queries, keys and values that stand together group by group: rows (K, G + 2, D), G queries to each key."""
 
-    def load(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def load(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Collect the queries, the keys and the values of all groups."""
         (tensor,) = tensors
         kv_heads, queries, size = self._sizes(place)
@@ -85,13 +85,13 @@ class Grouped:
         groups = tensor.unflatten(0, (kv_heads, queries + 2, size))
         return [part.flatten(0, 2) for part in groups.split([queries, 1, 1], dim=1)]
 
-    def save(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def save(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Deal them out to their groups again."""
         kv_heads, _, size = self._sizes(place)
         groups = [tensor.unflatten(0, (kv_heads, -1, size)) for tensor in tensors]
         return [torch.cat(groups, dim=1).flatten(0, 2)]
 
-    def _sizes(self, place: Place) -> tuple[int, int, int]:
+    def _sizes(self, place: Slots) -> tuple[int, int, int]:
         assert place.attention is not None
         kv_heads = place.attention.num_kv_heads
         return kv_heads, place.attention.num_heads // kv_heads, place.attention.head_size
@@ -106,15 +106,15 @@ class Halves:
 
     axis: int = 0
 
-    def load(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def load(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Put the even entries of each head's rotated part before the odd ones."""
         return self._reorder(tensors, place, inverse=False)
 
-    def save(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def save(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Put them back in turns."""
         return self._reorder(tensors, place, inverse=True)
 
-    def _reorder(self, tensors: list[Tensor], place: Place, *, inverse: bool) -> list[Tensor]:
+    def _reorder(self, tensors: list[Tensor], place: Slots, *, inverse: bool) -> list[Tensor]:
         assert place.attention is not None
         if place.attention.position is None:
             return tensors
@@ -135,34 +135,34 @@ class Halves:
 class Stacked:
     """Tensors that are counted on their side, one above the other in one of ours."""
 
-    def load(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def load(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Stack them along a new first axis."""
         return [torch.stack(tensors)]
 
-    def save(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def save(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Take them apart."""
         (tensor,) = tensors
         return list(tensor.unbind(0))
 
 
 @dataclass(frozen=True)
-class Wrapped:
+class OneRow:
     """A vector that is stored as a matrix of one row."""
 
-    def load(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def load(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Take the row."""
         (tensor,) = tensors
         if tensor.dim() != 2 or tensor.shape[0] != 1:
             raise ValueError("one row is needed")
         return [tensor[0]]
 
-    def save(self, tensors: list[Tensor], place: Place) -> list[Tensor]:
+    def save(self, tensors: list[Tensor], place: Slots) -> list[Tensor]:
         """Make it a matrix again."""
         return [tensors[0][None]]
 
 
 # The changes that leave a tensor where it lies.
-VIEWS = (Turned, Rows, Wrapped)
+VIEWS = (Transpose, Rows, OneRow)
 
 
 @dataclass(frozen=True)
@@ -186,25 +186,27 @@ class Rule:
     beside: str | None = None
 
 
-def module(theirs: str, ours: str | tuple[str, ...], *changes: Change, beside: str | None = None) -> Rule:
+def module_rule(theirs: str, ours: str | tuple[str, ...], *changes: Change, beside: str | None = None) -> Rule:
     """Weight and bias of one of their modules, in one of ours or in several."""
     return Rule((theirs,), (ours,) if isinstance(ours, str) else ours, changes, beside=beside)
 
 
-def tensor(theirs: str | tuple[str, ...], ours: str | tuple[str, ...], *changes: Change, zeros: bool = False) -> Rule:
+def tensor_rule(
+    theirs: str | tuple[str, ...], ours: str | tuple[str, ...], *changes: Change, zeros: bool = False
+) -> Rule:
     """One tensor, by its full name."""
     names = (theirs,) if isinstance(theirs, str) else theirs
     return Rule(names, (ours,) if isinstance(ours, str) else ours, changes, leaves=False, zeros=zeros)
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundRule:
     """A rule at one place of one model: `theirs` has, for each tensor, its names."""
 
     theirs: tuple[tuple[str, ...], ...]
     ours: tuple[str, ...]
     changes: tuple[Change, ...]
-    place: Place
+    place: Slots
     zeros: bool = False
 
     @property
@@ -235,7 +237,7 @@ class Bound:
         return result
 
 
-def bind(rules: Sequence[Rule], slots: Mapping[str, Tensor], model: spec.Model) -> tuple[list[Bound], list[str]]:
+def bind(rules: Sequence[Rule], slots: Mapping[str, Tensor], model: spec.Model) -> tuple[list[BoundRule], list[str]]:
     """Find every place of a model where a rule holds.
 
     Args:
@@ -247,7 +249,7 @@ def bind(rules: Sequence[Rule], slots: Mapping[str, Tensor], model: spec.Model) 
         the bound rules, and the addresses that no rule speaks of.
     """
     nodes = {path: node for path, node in spec.walk(model) if isinstance(node, spec.Attention)}
-    found: dict[str, Bound] = {}
+    found: dict[str, BoundRule] = {}
     for rule in rules:
         for leaf in LEAVES if rule.leaves else ("",):
             dotted = f".{leaf}" if leaf else ""
@@ -260,9 +262,9 @@ def bind(rules: Sequence[Rule], slots: Mapping[str, Tensor], model: spec.Model) 
                     continue
                 ours = tuple(ours.format(**match.groupdict()) + dotted for ours in rule.ours)
                 if all(one in slots for one in ours):
-                    place = Place(tuple(slots[one].shape for one in ours), _attention_of(ours[0], nodes))
+                    place = Slots(tuple(slots[one].shape for one in ours), _attention_of(ours[0], nodes))
                     names = [name + dotted for name in rule.theirs]
-                    bound = Bound(_names(names, match.groupdict(), place), ours, rule.changes, place, rule.zeros)
+                    bound = BoundRule(_names(names, match.groupdict(), place), ours, rule.changes, place, rule.zeros)
                     found |= dict.fromkeys(ours, bound)
     return list({id(bound): bound for bound in found.values()}.values()), [one for one in slots if one not in found]
 
@@ -272,7 +274,7 @@ def _pattern(address: str) -> re.Pattern[str]:
     return re.compile("".join(rf"(?P<{part}>\d+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)))
 
 
-def _names(patterns: list[str], numbers: dict[str, str], place: Place) -> tuple[tuple[str, ...], ...]:
+def _names(patterns: list[str], numbers: dict[str, str], place: Slots) -> tuple[tuple[str, ...], ...]:
     counted = [hole for hole in _HOLE.findall(patterns[0]) if hole not in numbers]
     if not counted:
         return (tuple(pattern.format(**numbers) for pattern in patterns),)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from clearhead.errors import InputError
-from clearhead.hf.folder import check_links
-from clearhead.hf.loading import is_pretrained
+from clearhead.hf.files.tensor_files import check_links
+from clearhead.hf.loading import is_checkpoint
 
 _OWN_SPEC = "spec.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -24,7 +24,7 @@ def looks_like_hub_name(reference: str) -> bool:
     return _NAME.fullmatch(reference.partition("@")[0]) is not None and ".." not in reference
 
 
-def find_published(reference: str) -> Path | None:
+def find_checkpoint(reference: str) -> Path | None:
     """Return the folder of a checkpoint in the layout of the hub, fetched where needed; None: it is no such reference.
 
     Args:
@@ -35,7 +35,7 @@ def find_published(reference: str) -> Path | None:
     """
     folder = Path(reference)
     if folder.is_dir():
-        if not is_pretrained(folder) or (folder / _OWN_SPEC).is_file():
+        if not is_checkpoint(folder) or (folder / _OWN_SPEC).is_file():
             return None
         check_links(folder)
         return folder

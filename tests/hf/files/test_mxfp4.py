@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from clearhead.errors import InputError
-from clearhead.hf.loading import load_pretrained
-from clearhead.hf.mxfp4 import unpacked
-from clearhead.hf.save import save_pretrained
+from clearhead.hf.files.mxfp4 import unpacked
+from clearhead.hf.loading import load_module
+from clearhead.hf.saving import save_module
 from tests.laws.tiny import difference
 
 EXPERTS, WIDTH, INNER = 3, 64, 32
@@ -64,7 +64,7 @@ def changed(folder: Path, copy: Path, name: str, tensor: Tensor | None) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_number_is_what_transformers_unpacks(folders: tuple[Path, Path], dtype: torch.dtype) -> None:
-    one, other = (load_pretrained(folder, dtype=dtype).module.state_dict() for folder in folders)
+    one, other = (load_module(folder, dtype=dtype).module.state_dict() for folder in folders)
     assert one.keys() == other.keys()
     assert not [name for name in one if not torch.equal(one[name], other[name])]
 
@@ -73,12 +73,12 @@ def test_it_computes_what_transformers_computes(folders: tuple[Path, Path]) -> N
     theirs: Any = transformers.GptOssForCausalLM.from_pretrained(folders[0], attn_implementation="eager").eval()
     ids = torch.randint(37, (2, 11))
     with torch.no_grad():
-        assert difference(load_pretrained(folders[1]).module(ids).logits, theirs(ids).logits) <= 1e-5
+        assert difference(load_module(folders[1]).module(ids).logits, theirs(ids).logits) <= 1e-5
 
 
 def test_it_is_written_as_it_is_held(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    loaded = load_pretrained(folders[1])
-    save_pretrained(loaded.module, tmp_path / "saved", pretrained=loaded)
+    loaded = load_module(folders[1])
+    save_module(loaded.module, tmp_path / "saved", loaded=loaded)
     assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
     before, after = (load_file(folder / "model.safetensors") for folder in (folders[0], tmp_path / "saved"))
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
@@ -106,5 +106,5 @@ def test_what_cannot_be_unpacked_is_named(folders: tuple[Path, Path], tmp_path: 
         ]
     ):
         with pytest.raises(InputError) as report:
-            load_pretrained(changed(folders[1], tmp_path / str(number), place, tensor))
+            load_module(changed(folders[1], tmp_path / str(number), place, tensor))
         assert words in str(report.value)

@@ -6,16 +6,16 @@ import json
 import sys
 
 from clearhead.errors import InputError
-from clearhead.hf.hub import fetch, find_published
-from clearhead.hf.loading import load_pretrained
+from clearhead.hf.files.hub import fetch, find_checkpoint
+from clearhead.hf.loading import load_module
 
 
 def answer(reference: str) -> dict[str, object]:
     try:
-        folder = fetch(reference[1:], with_bin=True) if reference.startswith("+") else find_published(reference)
+        folder = fetch(reference[1:], with_bin=True) if reference.startswith("+") else find_checkpoint(reference)
         assert folder is not None
         names = sorted(path.name for path in folder.iterdir())
-        rows = None if "model.safetensors" not in names else load_pretrained(folder).module.num_source_ids
+        rows = None if "model.safetensors" not in names else load_module(folder).module.num_source_ids
         return {"folder": str(folder), "names": names, "rows": rows}
     except InputError as error:
         return {"error": str(error)}

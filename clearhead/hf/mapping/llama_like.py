@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf import blocks, rope_config
-from clearhead.hf.config import at
-from clearhead.hf.record import Key, Only, Record, Values, Variant
-from clearhead.hf.tensor_rules import Rule, module
+from clearhead.hf.mapping import blocks, rope
+from clearhead.hf.mapping.config import value_at
+from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant
+from clearhead.hf.mapping.tensor_rules import Rule, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 Mask = spec.Causal | spec.Window
@@ -27,25 +27,25 @@ KEYS = (
     Key("rms_norm_eps", 1e-6, "decoder.final_norm.eps"),
     Key("attention_dropout", 0.0, f"{SELF}.dropout"),
     blocks.tying(False),
-    *rope_config.keys(10000.0, SELF, 2048),
+    *rope.keys(10000.0, SELF, 2048),
 )
 ATTENTION_BIAS = Key("attention_bias", False, f"{SELF}.bias.query")
 MLP_BIAS = Key("mlp_bias", False, f"{FEED}.bias_in")
 
 RULES: tuple[Rule, ...] = (
-    module("embed_tokens", "decoder.embedding.table"),
-    module("layers.{layer}.input_layernorm", f"{blocks.branch('decoder', 0)}.pre"),
-    module("layers.{layer}.self_attn.q_proj", f"{SELF}.query"),
-    module("layers.{layer}.self_attn.k_proj", f"{SELF}.key"),
-    module("layers.{layer}.self_attn.v_proj", f"{SELF}.value"),
-    module("layers.{layer}.self_attn.o_proj", f"{SELF}.out"),
-    module("layers.{layer}.self_attn.q_norm", f"{SELF}.query_norm"),
-    module("layers.{layer}.self_attn.k_norm", f"{SELF}.key_norm"),
-    module("layers.{layer}.post_attention_layernorm", f"{blocks.branch('decoder', 1)}.pre"),
-    module("layers.{layer}.mlp.gate_proj", f"{FEED}.gate"),
-    module("layers.{layer}.mlp.up_proj", f"{FEED}.up"),
-    module("layers.{layer}.mlp.down_proj", f"{FEED}.down"),
-    module("norm", "decoder.final_norm"),
+    module_rule("embed_tokens", "decoder.embedding.table"),
+    module_rule("layers.{layer}.input_layernorm", f"{blocks.branch('decoder', 0)}.pre"),
+    module_rule("layers.{layer}.self_attn.q_proj", f"{SELF}.query"),
+    module_rule("layers.{layer}.self_attn.k_proj", f"{SELF}.key"),
+    module_rule("layers.{layer}.self_attn.v_proj", f"{SELF}.value"),
+    module_rule("layers.{layer}.self_attn.o_proj", f"{SELF}.out"),
+    module_rule("layers.{layer}.self_attn.q_norm", f"{SELF}.query_norm"),
+    module_rule("layers.{layer}.self_attn.k_norm", f"{SELF}.key_norm"),
+    module_rule("layers.{layer}.post_attention_layernorm", f"{blocks.branch('decoder', 1)}.pre"),
+    module_rule("layers.{layer}.mlp.gate_proj", f"{FEED}.gate"),
+    module_rule("layers.{layer}.mlp.up_proj", f"{FEED}.up"),
+    module_rule("layers.{layer}.mlp.down_proj", f"{FEED}.down"),
+    module_rule("norm", "decoder.final_norm"),
 )
 IGNORED = (r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
@@ -62,7 +62,7 @@ def without(keys: Sequence[Key], *names: str) -> tuple[Key, ...]:
 
 def first_attention(model: spec.Model) -> spec.Attention:
     """The self-attention of the first layer."""
-    found = at(model, SELF)
+    found = value_at(model, SELF)
     assert isinstance(found, spec.Attention)
     return found
 
@@ -85,7 +85,7 @@ def attention(c: Values, mask: Mask, **choices: Any) -> spec.Attention:
         "dropout": c["attention_dropout"],
     }
     if "position" not in choices:
-        usual["position"] = rope_config.read(c, head_size=head_size)
+        usual["position"] = rope.read(c, head_size=head_size)
     return spec.Attention.model_validate(usual | choices)
 
 
@@ -174,11 +174,11 @@ def record(
     *,
     rules: tuple[Rule, ...] = RULES,
     inert: tuple[str, ...] = (),
-    only: tuple[Only, ...] = (),
+    only: tuple[Fixed, ...] = (),
     classes: tuple[Variant, ...] | None = None,
     ignored: tuple[str, ...] = (),
     answers: str | None = None,
-) -> Record:
+) -> Family:
     """A family whose files have the shared names; the names of its classes begin with `name`.
 
     Args:
@@ -190,7 +190,7 @@ def record(
     found = classes or variants(name)
     if answers is not None:
         found = (*found, blocks.answering(f"{name}ForQuestionAnswering", prefix=answers))
-    return Record(
+    return Family(
         model_type=model_type,
         keys=keys,
         model=model,

@@ -1,0 +1,1 @@
+"""How a family is described: config keys to a spec and back, tensor names to the slots of a module and back."""
