@@ -255,7 +255,7 @@ def test_two_models_over_one_vocabulary(tmp_path: Path, separate: bool) -> None:
     place = made.write(tmp_path, files)
     other = transformers.MarianTokenizer.from_pretrained(place)
     text = load_tokenizers(place)
-    pair = text.tokenizers
+    pair = text.pair
     assert not pair.joint and pair.source.has_own_special_tokens
 
     @ALIKE
@@ -298,7 +298,7 @@ def test_a_saved_one_is_the_same_one(tmp_path: Path) -> None:
     made.write(
         tmp_path / "a", {"spiece.model": made.pieces_model("unigram", t5=True), "config.json": {"model_type": "t5"}}
     )
-    pair = load_tokenizers(tmp_path / "a").tokenizers
+    pair = load_tokenizers(tmp_path / "a").pair
     pair.save(tmp_path / "b")
     loaded = TokenizerPair.load(tmp_path / "b")
     assert loaded.fingerprint == pair.fingerprint and loaded.source.special_tokens == pair.source.special_tokens
