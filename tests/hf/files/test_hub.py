@@ -121,7 +121,7 @@ def run(endpoint: str, home: Path, *references: str, offline: bool = False) -> d
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_TOKEN": "hf_of_a_test", "NO_PROXY": "127.0.0.1"}
     environment |= {"HF_HUB_OFFLINE": "1"} if offline else {}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hf.hub_job", *references],
+        [sys.executable, "-m", "tests.hf.files.hub_job", *references],
         capture_output=True, text=True, check=False, timeout=240, cwd=ROOT, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
