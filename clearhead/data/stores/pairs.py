@@ -94,7 +94,7 @@ class SpecialIds:
     def from_json(cls, content: Mapping[str, Any]) -> SpecialIds:
         """Read what `to_json` returned."""
         frames = {
-            name: PrefixSuffix(tuple(content[name]["front"]), tuple(content[name]["behind"]))
+            name: PrefixSuffix(tuple(content[name]["prefix"]), tuple(content[name]["suffix"]))
             for name in ("source_frame", "target_frame")
             if name in content
         }
