@@ -135,7 +135,7 @@ def _windows(num_asked: int, num_ids: int, collator: InputCollator, max_length: 
         InputError: the question leaves no room.
     """
     longest = WINDOW if max_length is None else min(WINDOW, max_length)
-    room = longest - num_asked - collator.special_tokens.extra(paired=True)
+    room = longest - num_asked - collator.special_tokens.num_added(paired=True)
     # A question that fills most of a window shortens the overlap, and one that fills nearly all of it is refused.
     overlap = min(OVERLAP, longest // 2, room // 2)
     if room < 2:
@@ -159,7 +159,7 @@ def _scored(
     """Yield each window with probabilities: that an answer begins, and ends, at "nowhere" and at each of its tokens."""
     template = collator.special_tokens.template(paired=True)
     front = sum(len(asked) if part == "A" else 1 for part, _ in template[: [p for p, _ in template].index("B")])
-    lengths = [len(asked) + window.count + collator.special_tokens.extra(paired=True) for window in windows]
+    lengths = [len(asked) + window.count + collator.special_tokens.num_added(paired=True) for window in windows]
     device = device_of(module)
     with evaluation_mode(module), torch.inference_mode():
         for rows in batches_by_cost(lengths, budget=read_tokens(module), most_rows=batch_size):

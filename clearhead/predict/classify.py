@@ -183,7 +183,7 @@ def _cut(
     """Keep the front of texts that are too long, as in training."""
     if max_length is None:
         return sides, [False] * len(sides[0])
-    room = max_length - collator.special_tokens.extra(paired=len(sides) == 2)
+    room = max_length - collator.special_tokens.num_added(paired=len(sides) == 2)
     lengths = [np.array([len(ids) for ids in side]) for side in sides]
     kept = [np.minimum(lengths[0], room)] if len(sides) == 1 else list(truncate_pair(lengths[0], lengths[1], room))
     is_cut = np.any([now < before for now, before in zip(kept, lengths, strict=True)], axis=0)
@@ -196,7 +196,7 @@ def _cut(
 def _batches(
     sides: list[list[np.ndarray]], collator: InputCollator, *, batch_size: int | None, batch_tokens: int
 ) -> Iterator[Batch]:
-    extra = collator.special_tokens.extra(paired=len(sides) == 2)
+    extra = collator.special_tokens.num_added(paired=len(sides) == 2)
     lengths = [sum(map(len, texts)) + extra for texts in zip(*sides, strict=True)]
     for rows in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
         chosen = [[side[row] for row in rows] for side in sides]

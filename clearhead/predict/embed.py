@@ -48,7 +48,7 @@ def embed(
     width = vector_width(module)
     firsts, seconds = _encoded(tokenizer, texts)
     collator, device = InputCollator.of(module.spec, tokenizer), device_of(module)
-    extra = collator.special_tokens.extra(paired=seconds is not None)
+    extra = collator.special_tokens.num_added(paired=seconds is not None)
     if max_length is not None:
         firsts, seconds = _cut(firsts, seconds, max_length - extra)
     lengths = [len(ids) + extra for ids in firsts]

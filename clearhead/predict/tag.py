@@ -147,7 +147,7 @@ def tag_words(
         RunFailure: the model's outputs are not finite.
     """
     collator = InputCollator.of(module.spec, tokenizer)
-    extra = collator.special_tokens.extra()
+    extra = collator.special_tokens.num_added()
     ids: list[list[int]] = []
     words: list[list[int]] = []
     first_word = 0

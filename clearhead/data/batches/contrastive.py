@@ -74,7 +74,7 @@ def collate_contrastive(store: PairStore, rows: Indices, groups: Rows, collator:
         groups: what `store_groups` says of the whole store.
         collator: how the model reads single texts.
     """
-    around, pad = collator.special_tokens.alone, collator.pad
+    around, pad = collator.special_tokens.for_text, collator.pad
     ids_BT, mask_BT, _ = pad_rows(store.source_side, rows, around, fill=pad)
     other_ids_BU, other_mask_BU, _ = pad_rows(store.target_side, rows, around, fill=pad)
     return ContrastiveBatch(
@@ -215,7 +215,7 @@ def contrastive_plan(store: PairStore, collator: InputCollator, *, batch_tokens:
     Raises:
         InputError: as `ContrastPlan`.
     """
-    extra = collator.special_tokens.extra()
+    extra = collator.special_tokens.num_added()
     return ContrastivePlan(
         store.source_lengths + extra, store.target_lengths + extra, batch_tokens=batch_tokens, seed=seed
     )

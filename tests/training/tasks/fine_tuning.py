@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from clearhead.training.progress.reports import Progress
-from tests import published_models as checkpoints
+from tests import hf_models as checkpoints
 from tests.hf import tokenizer_folders as made
 
 WORDS = "the cat sat on mat and dog looked at it small runs over green grass".split()
