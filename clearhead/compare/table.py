@@ -12,7 +12,7 @@ from typing import Any, Final
 from clearhead.compare.runs import Quality, Run, flat, read_run
 from clearhead.errors import InputError
 from clearhead.runs.directory import differing_keys
-from clearhead.spec.flops import training_flops
+from clearhead.spec.cost import training_flops
 
 SEED_KEYS: Final = ("train.run", "train.seed")
 

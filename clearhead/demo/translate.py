@@ -176,7 +176,8 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     """Draw where the decoder looks while it writes one unseen date, in up to four languages that the font can write."""
     import torch
 
-    from clearhead.view.plots import AlignmentHeatMap, draw_alignments, drawable
+    from clearhead.view.alignment import AlignmentHeatMap, draw_alignments
+    from clearhead.view.figures import drawable
 
     when = datetime.date.fromisoformat(pair.target)
     styles, _ = date_styles([locale for locale in locales if locale in PICTURED] or locales[:1])
@@ -200,7 +201,7 @@ def _attention(model: Model, text: str) -> tuple[Tensor, list[str], list[str]]:
     """Translate a text; return the attention [layers, heads, target, source] over it and the labels of its two axes."""
     import torch
 
-    from clearhead.maps.alignment import alignment
+    from clearhead.maps.alignment import memory_attention_weights
 
     written = model.translate([text], beam_size=1)[0]
     source, target = model.tokenizers.source, model.tokenizers.target
@@ -208,6 +209,6 @@ def _attention(model: Model, text: str) -> tuple[Tensor, list[str], list[str]]:
     ids = torch.tensor([[*source.encode(text), source.eos_id]], device=device)
     labels = [*target.encode(written), target.eos_id]
     read = torch.tensor([[target.bos_id, *labels[:-1]]], device=device)
-    weights = alignment(model.module, ids, torch.ones_like(ids, dtype=torch.bool), read)[0].float().cpu()
+    weights = memory_attention_weights(model.module, ids, torch.ones_like(ids, dtype=torch.bool), read)[0].float().cpu()
     columns = ["␣" if token.isspace() else token for token in source.tokens(ids[0].tolist())]
     return weights, columns, target.tokens(labels)

@@ -1,4 +1,4 @@
-"""Which source tokens the decoder looks at while it writes each target token.
+"""Attention of the decoder to the source while it writes each target token.
 
 Shape legend: B sentences, L attentions to the memory, H heads, T target tokens, S source tokens.
 """
@@ -20,35 +20,33 @@ if TYPE_CHECKING:
 
 
 def memory_attention_paths(module: Transformer) -> list[str]:
-    """Return the paths of the attentions to the memory, the lowest first.
+    """Return the paths of the attentions to the memory, lowest layer first.
 
     Raises:
         InputError: the model has none.
     """
     paths = [path for path, node in walk(module.spec) if isinstance(node, Attention) and node.source == "memory"]
     if not paths:
-        raise InputError(
-            "an alignment needs a model whose decoder attends to an encoder; this one has no such attention"
-        )
+        raise InputError("alignment needs a decoder that attends to an encoder; this one has no such attention")
     return paths
 
 
 @torch.no_grad()
-def alignment(
+def memory_attention_weights(
     module: Transformer,
     ids: Int[Tensor, "batch source"],
     mask: Bool[Tensor, "batch source"],
     target_ids: Int[Tensor, "batch target"],
     target_mask: Bool[Tensor, "batch target"] | None = None,
 ) -> Float[Tensor, "batch layers heads target source"]:
-    """Return the weights with which each target position attends to the source, one forward pass in evaluation mode.
+    """Return the weights with which each target position attends to the source, by one forward pass in eval mode.
 
     Args:
         module: a model whose decoder attends to its encoder.
-        ids: what the encoder reads, int64.
+        ids: input of the encoder, int64.
         mask: True at real source tokens.
-        target_ids: what the decoder reads, int64; row t of the weights belongs to the token after `target_ids[t]`.
-        target_mask: True at real target tokens; all of them where it is None.
+        target_ids: input of the decoder, int64; row t of the weights belongs to the token after `target_ids[t]`.
+        target_mask: True at real target tokens; None: all are real.
 
     Returns:
         weights; each row over the source sums to one.
@@ -56,12 +54,12 @@ def alignment(
     Raises:
         InputError: the model has no attention to the memory.
     """
-    taps = [f"{path}.weights" for path in memory_attention_paths(module)]
+    paths = [f"{path}.weights" for path in memory_attention_paths(module)]
     was_training = module.training
     module.eval()
     try:
-        with capture(module, taps) as found:
+        with capture(module, paths) as found:
             module(ids, target_ids, mask=mask, target_mask=target_mask)
     finally:
         module.train(was_training)
-    return torch.stack([found[tap] for tap in taps], dim=1)
+    return torch.stack([found[path] for path in paths], dim=1)

@@ -1,7 +1,7 @@
-"""Observe and replace what the parts of a model compute, by module path, without touching the model.
+"""Capture and edit the outputs of submodules while a model runs.
 
-A path is what `named_modules()` says, such as `decoder.layers.0.steps.1.branches.0.function.weights`; patterns are
-those of `fnmatch`, where `*` also matches dots. Only modules that return one tensor can be observed or replaced.
+A path is that of `named_modules()`, such as `decoder.layers.0.steps.1.branches.0.function.weights`; a pattern is one
+of `fnmatch`, where `*` also matches dots. The output of a submodule must be one tensor.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from clearhead.errors import InputError, nearest
 
+Action = Callable[[str, Tensor], Tensor | None]
+
 
 def matching_paths(module: nn.Module, pattern: str) -> list[str]:
-    """Return the paths of the submodules that a pattern names.
+    """Return the paths of the submodules that match a pattern.
 
     Args:
-        module: where to look; its own path is the empty string and no pattern names it.
+        module: the model; its own path is the empty string, which no pattern matches.
         pattern: an `fnmatch` pattern.
 
     Raises:
@@ -30,79 +32,70 @@ def matching_paths(module: nn.Module, pattern: str) -> list[str]:
     paths = [path for path, _ in module.named_modules() if path]
     matches = [path for path in paths if fnmatchcase(path, pattern)]
     if not matches:
-        raise InputError(f"no part of the model is called '{pattern}'{nearest(pattern, paths)}")
+        raise InputError(f"no submodule matches '{pattern}'{nearest(pattern, paths)}")
     return matches
 
 
 @contextmanager
 def capture(module: nn.Module, patterns: str | Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Collect what the named submodules return while the context is open.
+    """Collect the outputs of submodules while the context is open.
 
     Args:
         module: the model.
         patterns: one pattern or several.
 
     Returns:
-        A dictionary that is filled as the model runs: path -> output, that of the latest call. The tensors are the
-        model's own, still part of the graph where there is one.
+        A dictionary that is filled as the model runs: path -> output of the latest call. The tensors are those of the
+        model, still part of the graph where there is one.
 
     Raises:
-        InputError: a pattern matches nothing, or a matching submodule returns something else than one tensor.
+        InputError: a pattern matches nothing, or the output of a matching submodule is not one tensor.
     """
     found: dict[str, Tensor] = {}
-
-    def keep(path: str, output: Tensor) -> None:
-        found[path] = output
-
     names = [patterns] if isinstance(patterns, str) else patterns
-    with _hooks(module, {path: keep for pattern in names for path in matching_paths(module, pattern)}):
+    paths = [path for pattern in names for path in matching_paths(module, pattern)]
+    with _hooks(module, dict.fromkeys(paths, found.__setitem__)):
         yield found
 
 
 @contextmanager
-def replace(module: nn.Module, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """Put something else in place of what the named submodules return, while the context is open.
+def edit(module: nn.Module, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    """Replace the outputs of submodules while the context is open.
 
     Args:
         module: the model.
-        changes: pattern -> function from the output to what stands in its place, of the same shape. Where several
-            patterns match one path, the functions are applied in the order given.
+        changes: pattern -> function from the output to its replacement, of the same shape. Where several patterns match
+            one path, the functions are applied in the order given.
 
     Raises:
-        InputError: a pattern matches nothing, a matching submodule returns something else than one tensor, or a
-            function returns another shape.
+        InputError: a pattern matches nothing, the output of a matching submodule is not one tensor, or a function
+            returns another shape.
     """
     with ExitStack() as stack:
         for pattern, change in changes.items():
             paths = matching_paths(module, pattern)
-            stack.enter_context(_hooks(module, dict.fromkeys(paths, partial(_changed, change))))
+            stack.enter_context(_hooks(module, dict.fromkeys(paths, partial(_edited, change))))
         yield
 
 
-def _changed(change: Callable[[Tensor], Tensor], path: str, output: Tensor) -> Tensor:
-    instead = change(output)
-    if instead.shape != output.shape:
-        expected, given = list(output.shape), list(instead.shape)
+def _edited(change: Callable[[Tensor], Tensor], path: str, output: Tensor) -> Tensor:
+    replacement = change(output)
+    if replacement.shape != output.shape:
+        expected, given = list(output.shape), list(replacement.shape)
         raise InputError(f"the replacement for '{path}' must have the shape {expected}, not {given}")
-    return instead
+    return replacement
 
 
 @contextmanager
-def _hooks(module: nn.Module, actions: Mapping[str, Callable[[str, Tensor], Tensor | None]]) -> Iterator[None]:
-    handles = []
-
-    def hook(path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], Tensor | None]:
-        def act(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Tensor | None:
-            if not isinstance(output, Tensor):
-                raise InputError(f"'{path}' returns {type(output).__name__}, not one tensor; name a part inside it")
-            return actions[path](path, output)
-
-        return act
-
-    try:
-        for path in actions:
-            handles.append(module.get_submodule(path).register_forward_hook(hook(path)))
+def _hooks(module: nn.Module, actions: Mapping[str, Action]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for path, action in actions.items():
+            handle = module.get_submodule(path).register_forward_hook(partial(_run, path, action))
+            stack.enter_context(handle)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _run(path: str, action: Action, _module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Tensor | None:
+    if not isinstance(output, Tensor):
+        raise InputError(f"'{path}' returns {type(output).__name__}, not one tensor; name a submodule inside it")
+    return action(path, output)

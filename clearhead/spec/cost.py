@@ -1,31 +1,51 @@
-"""What a model costs, read off its spec: arithmetic and cache memory for each token.
+"""The cost of a model, from its spec: floating-point operations of all matrix products, and cache memory.
 
-One multiplication and one addition are 2 FLOPs. Norms, activations and softmax are left out: they are a few percent.
+One multiplication and one addition are 2 FLOPs. For d the width, H query heads and K key/value heads of size E, and F
+the inner size of a feed-forward network, the forward pass takes
+
+    self-attention     4 d E (H + K)      for a token, and 4 H E for a pair of a query and a key
+    disentangled       4 H E S            for a token and a term, S the span; the table is projected once and left out
+    memory attention   4 d H E            for a decoder token, 4 d_encoder K E for an encoder token, 4 H E for a pair
+    feed-forward       4 d F              for a token, or 6 d F with a gate
+    mixture            2 d N + k times a feed-forward network, for a token; N experts, of which it passes through k
+    embedding          2 e d              for a token, where rows of size e are projected to the width
+    head               2 d V              for an output, V its size
+
+and the backward pass twice as much, for the gradients of both factors. Padding is not counted, and neither are norms,
+activations and softmax, which are a few percent. Source: arXiv 2001.08361, section 2.1; arXiv 2204.02311, appendix B.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
-from clearhead.spec import (
+from clearhead.spec.model import Model
+from clearhead.spec.nodes import (
     Attention,
     Causal,
-    Disentangled,
-    DistanceTable,
     FeedForward,
     Function,
     Linear,
     Mask,
     MixtureOfExperts,
-    Model,
+    Pool,
     Stack,
     Window,
 )
+from clearhead.spec.positions import Disentangled, DistanceTable
+from clearhead.spec.token_counts import TokenCounts
+
+Number = int | float
+PairCount = Callable[[Mask], Number]
+FORWARD_AND_BACKWARD = 3
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The forward pass for one token.
+    """The cost of the forward pass for one token.
 
     Attributes:
         source_flops: for each token of the encoder, the memory's keys and values in the decoder included.
@@ -34,70 +54,98 @@ class Cost:
         memory_numbers: numbers kept for each source token while decoding.
     """
 
-    source_flops: int
-    target_flops: int
+    source_flops: Number
+    target_flops: Number
     cache_numbers: int
     memory_numbers: int
 
 
-def cost_per_token(spec: Model, source_length: int, target_length: int) -> Cost:
-    """Return the cost of one token in sequences of these lengths.
+def cost_per_token(model: Model, source_length: int, target_length: int) -> Cost:
+    """Return the cost of one token in sequences of these lengths; only pairs that a mask allows are counted.
 
     Args:
-        spec: the model.
-        source_length: tokens on the encoder's side, which attention runs over.
-        target_length: tokens on the decoder's side.
+        model: a spec with one stack or two.
+        source_length: tokens of the encoder.
+        target_length: tokens of the decoder.
     """
-    decoder = _functions(spec.decoder)
-    source = _stack_flops(spec.encoder, source_length, 0) if spec.encoder else 0
-    target = _stack_flops(spec.decoder, target_length, source_length) if spec.decoder else 0
-    memory = [function for function in decoder if isinstance(function, Attention) and function.source == "memory"]
-    if spec.encoder is not None:
-        source += sum(2 * spec.encoder.output_width * _key_value_size(function) for function in memory)
-    head = _head_flops(spec)
-    only_encoder = spec.decoder is None
-    own = [function for function in decoder if isinstance(function, Attention) and function.source == "self"]
-    return Cost(
-        source_flops=0 if only_encoder else source,
-        target_flops=(source if only_encoder else target) + head,
-        cache_numbers=sum(_key_value_size(function) for function in own),
-        memory_numbers=sum(_key_value_size(function) for function in memory),
-    )
+    first_length = target_length if model.encoder is None else source_length
+    counts = TokenCounts(first_tokens=1, second_tokens=1, memory_pairs=source_length, outputs=1, sequences=1)
+    first, rest = _flops(model, counts, partial(_attended, first_length), partial(_attended, target_length))
+    if model.encoder is None or model.decoder is None:
+        first, rest = 0, first + rest
+    return Cost(first, rest, _cache_numbers(model, "self"), _cache_numbers(model, "memory"))
 
 
-def _functions(stack: Stack | None) -> list[Function]:
-    layers = stack.depths if stack is not None else ()
-    return [branch.function for layer in layers for step in layer.steps for branch in step.branches]
+def training_flops(model: Model, counts: TokenCounts) -> Number:
+    """Return the FLOPs of training a model on some text, forward and backward."""
+    return FORWARD_AND_BACKWARD * forward_flops(model, counts)
 
 
-def _key_value_size(attention: Attention) -> int:
-    return 2 * attention.num_kv_heads * attention.head_size
+def forward_flops(model: Model, counts: TokenCounts) -> Number:
+    """Return the FLOPs of one forward pass over some text; pairs that a mask hides are computed, and so counted.
+
+    Args:
+        model: a spec with one stack or two.
+        counts: how many tokens, pairs and outputs there are.
+    """
+    return sum(_flops(model, counts, lambda _: counts.first_pairs, lambda _: counts.second_pairs))
 
 
-def _stack_flops(stack: Stack, own_length: int, memory_length: int) -> int:
-    """Return what a token takes in a stack: its layers, and the maps to and from another width."""
-    total = sum(_flops(function, stack, own_length, memory_length) for function in _functions(stack))
+def _flops(model: Model, counts: TokenCounts, first_pairs: PairCount, second_pairs: PairCount) -> tuple[Number, Number]:
+    """Return the FLOPs of the first stack, and those of the second stack and the head."""
+    first_stack, last_stack = model.encoder or model.decoder, model.decoder or model.encoder
+    if first_stack is None or last_stack is None:
+        return 0, 0
+    first = _stack_flops(first_stack, counts.first_tokens, first_pairs)
+    if first_stack is last_stack:
+        return first, _head_flops(model, last_stack, counts, counts.first_tokens)
+    first += counts.first_tokens * 2 * first_stack.output_width * _cache_numbers(model, "memory")
+    second = _stack_flops(last_stack, counts.second_tokens, second_pairs, counts.memory_pairs)
+    return first, second + _head_flops(model, last_stack, counts, counts.second_tokens)
+
+
+def _stack_flops(stack: Stack, tokens: Number, pairs: PairCount, memory_pairs: Number = 0) -> Number:
+    """Return the FLOPs of a stack, without the keys and values of its memory."""
+    total: Number = 0
     if stack.embedding.projection is not None:
-        total += 2 * stack.table_width * stack.width
-    return total + (2 * stack.width * stack.output_width if stack.projection_out is not None else 0)
+        total += tokens * 2 * stack.table_width * stack.width
+    if stack.projection_out is not None:
+        total += tokens * 2 * stack.width * stack.output_width
+    for function in _functions(stack):
+        match function:
+            case FeedForward():
+                total += tokens * _feed_forward_flops(function, stack.width)
+            case MixtureOfExperts():
+                router = 2 * stack.width * function.count
+                total += tokens * (router + function.top_k * _feed_forward_flops(function.expert, stack.width))
+            case Attention(source="memory"):
+                total += 4 * function.num_heads * function.head_size * (tokens * stack.width + memory_pairs)
+            case Attention():
+                heads = function.num_heads + function.num_kv_heads
+                total += tokens * 4 * stack.width * function.head_size * heads
+                total += pairs(function.mask) * 4 * function.num_heads * function.head_size
+                if isinstance(function.score_bias, Disentangled) and isinstance(stack.score_table, DistanceTable):
+                    terms = len(function.score_bias.terms) * stack.score_table.span
+                    total += tokens * 4 * function.num_heads * function.head_size * terms
+    return total
 
 
-def _flops(function: Function, stack: Stack, own_length: int, memory_length: int) -> int:
-    width = stack.width
-    if isinstance(function, FeedForward):
-        return 2 * width * function.size * (3 if function.gated else 2)
-    if isinstance(function, MixtureOfExperts):
-        return 2 * width * function.count + function.top_k * _flops(function.expert, stack, 0, 0)
-    inner = function.num_heads * function.head_size
-    if function.source == "memory":
-        return 4 * width * inner + 4 * inner * memory_length
-    own = 4 * width * inner + 2 * width * _key_value_size(function) + 4 * inner * _attended(function.mask, own_length)
-    if isinstance(function.score_bias, Disentangled) and isinstance(stack.score_table, DistanceTable):
-        own += 4 * inner * stack.score_table.span * len(function.score_bias.terms)
-    return own
+def _functions(stack: Stack) -> list[Function]:
+    return [branch.function for layer in stack.depths for step in layer.steps for branch in step.branches]
 
 
-def _attended(mask: Mask, length: int) -> int:
+def _feed_forward_flops(function: FeedForward, width: int) -> int:
+    return 2 * width * function.size * (3 if function.gated else 2)
+
+
+def _cache_numbers(model: Model, source: Literal["self", "memory"]) -> int:
+    """Return how many numbers of keys and values the decoder keeps for a token."""
+    functions = _functions(model.decoder) if model.decoder is not None else []
+    attentions = [one for one in functions if isinstance(one, Attention) and one.source == source]
+    return sum(2 * attention.num_kv_heads * attention.head_size for attention in attentions)
+
+
+def _attended(length: int, mask: Mask) -> int:
     """Return how many positions a query attends to, on average."""
     if isinstance(mask, Causal):
         return (length + 1) // 2
@@ -106,13 +154,16 @@ def _attended(mask: Mask, length: int) -> int:
     return length
 
 
-def _head_flops(spec: Model) -> int:
-    top = spec.decoder or spec.encoder
-    if spec.head is None or top is None:
-        return 0
-    size, flops = top.output_width, 0
-    for layer in spec.head.layers:
-        if isinstance(layer, Linear):
-            flops += 2 * size * layer.size
-            size = layer.size
-    return flops
+def _head_flops(model: Model, stack: Stack, counts: TokenCounts, tokens: Number) -> Number:
+    """Return the FLOPs of the head: for the positions that have a label, or before a pool for all."""
+    layers = model.head.layers if model.head is not None else ()
+    rows = tokens if any(isinstance(layer, Pool) for layer in layers) else counts.outputs
+    total: Number = 0
+    width = stack.output_width
+    for layer in layers:
+        if isinstance(layer, Pool):
+            rows = counts.sequences
+        elif isinstance(layer, Linear):
+            total += rows * 2 * width * layer.size
+            width = layer.size
+    return total

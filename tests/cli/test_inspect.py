@@ -20,7 +20,7 @@ Runs = Callable[[str], Path]
         ("pair", ["classify, on pairs of texts"]),
         ("number", ["a number", "linear 1"]),
         ("several", ["several of 2: a, m"]),
-        ("embed", ["embed, on texts", "pool mean, unit"]),
+        ("embed", ["embed, on texts", "pool mean, l2_normalize"]),
         ("generate", ["generate, on texts", "causal, in the decoder", "FLOPs for a token", "cache"]),
         ("denoise", ["denoise, on texts", "causal, in the decoder", "for each source token"]),
     ],

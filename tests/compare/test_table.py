@@ -13,7 +13,7 @@ from clearhead.compare.table import Row, Spread, differences, read_rows
 from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters
-from clearhead.spec.flops import training_flops
+from clearhead.spec.cost import training_flops
 from clearhead.spec.token_counts import TokenCounts
 from tests.compare.made_runs import WORK, Made
 

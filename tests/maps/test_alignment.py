@@ -8,8 +8,8 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead.errors import InputError
-from clearhead.maps.alignment import alignment, memory_attention_paths
-from clearhead.maps.capture import capture, replace
+from clearhead.maps.alignment import memory_attention_paths, memory_attention_weights
+from clearhead.maps.capture import capture, edit
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 SENTENCES, SOURCE, TARGET, LAYERS, HEADS, VOCABULARY = 3, 11, 5, 2, 7, 23
@@ -32,7 +32,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 def test_rows_are_distributions_over_real_tokens() -> None:
     ids, mask, target_ids = batch()
-    weights = alignment(build(), ids, mask, target_ids)
+    weights = memory_attention_weights(build(), ids, mask, target_ids)
     assert weights.shape == (SENTENCES, LAYERS, HEADS, TARGET, SOURCE)
     torch.testing.assert_close(weights.sum(-1), torch.ones(SENTENCES, LAYERS, HEADS, TARGET))
     for sentence in range(SENTENCES):
@@ -41,8 +41,8 @@ def test_rows_are_distributions_over_real_tokens() -> None:
 
 def test_a_sentence_alone_has_the_same_weights_as_in_a_batch() -> None:
     module, (ids, mask, target_ids) = build(), batch()
-    together = alignment(module, ids, mask, target_ids)
-    alone = alignment(module, ids[1:2, :7], mask[1:2, :7], target_ids[1:2])
+    together = memory_attention_weights(module, ids, mask, target_ids)
+    alone = memory_attention_weights(module, ids[1:2, :7], mask[1:2, :7], target_ids[1:2])
     torch.testing.assert_close(together[1:2, ..., :7], alone)
 
 
@@ -50,7 +50,10 @@ def test_weights_are_causal_in_the_target() -> None:
     module, (ids, mask, target_ids) = build(), batch()
     changed = target_ids.clone()
     changed[:, -1] = (changed[:, -1] + 1) % VOCABULARY
-    before, after = alignment(module, ids, mask, target_ids), alignment(module, ids, mask, changed)
+    before, after = (
+        memory_attention_weights(module, ids, mask, target_ids),
+        memory_attention_weights(module, ids, mask, changed),
+    )
     torch.testing.assert_close(before[..., :-1, :], after[..., :-1, :])
     assert not torch.allclose(before[..., -1, :], after[..., -1, :])
 
@@ -58,7 +61,7 @@ def test_weights_are_causal_in_the_target() -> None:
 def test_looking_changes_nothing() -> None:
     module, (ids, mask, target_ids) = build(), batch()
     module.train()
-    alignment(module, ids, mask, target_ids)
+    memory_attention_weights(module, ids, mask, target_ids)
     assert module.training
     module.eval()
     before = module(ids, target_ids, mask=mask).logits
@@ -72,7 +75,7 @@ def test_replacing_the_weights_steers_the_model() -> None:
     taps = [f"{path}.weights" for path in memory_attention_paths(module)]
     assert len(taps) == LAYERS
     before = module(ids, target_ids, mask=mask).logits
-    with replace(module, dict.fromkeys(taps, torch.zeros_like)):
+    with edit(module, dict.fromkeys(taps, torch.zeros_like)):
         blind = module(ids, target_ids, mask=mask).logits
         other = module(ids.flip(1), target_ids, mask=mask).logits
     assert not torch.allclose(blind, before)

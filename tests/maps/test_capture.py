@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
-from clearhead.maps.capture import capture, matching_paths, replace
+from clearhead.maps.capture import capture, edit, matching_paths
 
 
 class Doubling(nn.Module):
@@ -30,9 +30,9 @@ def test_patterns_name_paths_in_order() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"no part of the model is called 'layer2' \(did you mean 'layer1'\?\)"):
+    with pytest.raises(InputError, match=r"no submodule matches 'layer2' \(did you mean 'layer1'\?\)"):
         matching_paths(nn.ModuleDict({"layer1": Doubling()}), "layer2")
-    with pytest.raises(InputError, match="no part"), capture(doublings(), ["0", "x"]):
+    with pytest.raises(InputError, match="no submodule"), capture(doublings(), ["0", "x"]):
         pass
 
 
@@ -57,7 +57,7 @@ def test_the_latest_call_counts() -> None:
 
 def test_replace_changes_what_follows_and_ends_with_the_context() -> None:
     module, x = doublings(), torch.arange(5.0)
-    with replace(module, {"1.*": lambda output: output - 1}), capture(module, "1") as found:
+    with edit(module, {"1.*": lambda output: output - 1}), capture(module, "1") as found:
         assert torch.equal(module(x), 2 * (4 * x - 1))
         assert torch.equal(found["1"], 4 * x - 1)
     assert torch.equal(module(x), 8 * x)
@@ -65,7 +65,7 @@ def test_replace_changes_what_follows_and_ends_with_the_context() -> None:
 
 def test_changes_of_one_part_apply_in_order() -> None:
     module = doublings(1)
-    with replace(module, {"0": lambda output: output + 1, "*": lambda output: output * 3}):
+    with edit(module, {"0": lambda output: output + 1, "*": lambda output: output * 3}):
         assert module(torch.tensor(2.0)) == 3 * (3 * 4 + 1)  # "*" names 0.0 too, which comes first
 
 
@@ -73,7 +73,7 @@ def test_a_replacement_of_another_shape_is_refused() -> None:
     module = doublings()
     with (
         pytest.raises(InputError, match=r"'1' must have the shape \[5\], not \[3\]"),
-        replace(module, {"1": lambda o: o[:3]}),
+        edit(module, {"1": lambda o: o[:3]}),
     ):
         module(torch.arange(5.0))
     assert torch.equal(module(torch.ones(5)), 8 * torch.ones(5)), "the hooks are gone after a failure too"
@@ -87,6 +87,6 @@ def test_only_single_tensors_can_be_observed() -> None:
 
 def test_gradients_flow_through_what_is_captured_and_replaced() -> None:
     module, x = doublings(), torch.ones(5, requires_grad=True)
-    with capture(module, "0") as found, replace(module, {"1": lambda output: output * found["0"]}):
+    with capture(module, "0") as found, edit(module, {"1": lambda output: output * found["0"]}):
         module(x).sum().backward()
     assert torch.allclose(x.grad, torch.full((5,), 2 * 2 * 2 * 2 * 2.0))  # d/dx 2 * (4x * 2x) = 32x

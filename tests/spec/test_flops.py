@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from clearhead import spec
 from clearhead.core import build
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.spec.flops import forward_flops, training_flops
+from clearhead.spec.cost import forward_flops, training_flops
 from clearhead.spec.token_counts import TokenCounts
 from clearhead.training.token_counts import count_batch
 

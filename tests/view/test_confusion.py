@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from clearhead.errors import InputError
 from clearhead.view.confusion import draw_confusion, shares
-from tests.view.test_plots import png_size
+from tests.view.test_alignment import png_size
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     figures: list[Figure] = []
     save = Figure.savefig
 
-    def keep(self: Figure, path: Path) -> None:
+    def keep(self: Figure, path: Path, *, format: str) -> None:
         figures.append(self)
-        save(self, path)
+        save(self, path, format=format)
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return figures
@@ -42,7 +42,7 @@ def test_counts_and_shares_stand_in_the_picture(tmp_path: Path, drawn: list[Figu
     draw_confusion(np.array([[1234, 0, 7], [0, 0, 0], [5, 11, 13]]), ["bad", "so so", "good"], path, title="a title")
     assert min(png_size(path)) > 200
     found = texts(drawn[0])
-    assert {"a title", "1,247 of 1,270 right: 98.2 %", "1,234", "7", "5", "11", "13", "99 %", "45 %"} <= set(found)
+    assert {"a title", "1,247 of 1,270 correct: 98.2 %", "1,234", "7", "5", "11", "13", "99 %", "45 %"} <= set(found)
     assert "0" not in found
     matrix = drawn[0].axes[0]
     assert [label.get_text() for label in matrix.get_yticklabels()] == ["bad", "so so", "good"]

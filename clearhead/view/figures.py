@@ -1,0 +1,129 @@
+"""What all pictures share: colours, a font, and figures that are drawn without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.textpath import TextPath
+
+from clearhead.errors import InputError
+
+FONT = FontProperties(family="DejaVu Sans", size=10)
+INK, FAINT, EDGE, GRID = "#1f2933", "#8a94a0", "#c5ccd3", "#e4e8ec"
+
+
+def new_figure(width: float, height: float, title: str, lines: Sequence[str] = (), *, left: float = 0.25) -> Figure:
+    """Return a white figure with a title.
+
+    Args:
+        width, height: in inches.
+        title: above everything else.
+        lines: smaller text below the title.
+        left: inches between the left edge and the text.
+    """
+    # No pyplot: it keeps global state.
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    x = left / width
+    figure.text(x, 1 - 0.38 / height, title, fontsize=13, fontweight="bold", color=INK, va="center", parse_math=False)
+    for number, line in enumerate(lines):
+        y = 1 - (0.66 + 0.2 * number) / height
+        figure.text(x, y, line, fontsize=9, color=FAINT, va="center", parse_math=False)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG; missing folders are created.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise InputError(f"the picture {path} cannot be written: {error.strerror}") from None
+
+
+def drawable(text: str) -> bool:
+    """Return whether the font that comes with matplotlib has every character of a text."""
+    return set(map(ord, text)) <= set(get_font(findfont(FONT)).get_charmap())
+
+
+def text_width(text: str) -> float:
+    """Return the width of a label in inches; a blank label has none."""
+    return float(TextPath((0, 0), text, prop=FONT).get_extents().width) / 72 if text.strip() else 0.0
+
+
+def draw_heat_map(
+    axes: Axes,
+    values: Float[np.ndarray, "rows columns"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    rotated: Sequence[bool],
+) -> None:
+    """Draw values from 0 to 1 as coloured cells, with labels on the left and on top.
+
+    Args:
+        axes: where to draw.
+        values: the colour of each cell.
+        rows, columns: labels.
+        rotated: for each column whether its label is vertical.
+    """
+    axes.imshow(values, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(len(columns)), list(columns), fontproperties=FONT, color=INK)
+    for label, is_rotated in zip(axes.get_xticklabels(), rotated, strict=True):
+        label.set(rotation=90 if is_rotated else 0, va="bottom")
+    axes.set_yticks(range(len(rows)), list(rows), fontproperties=FONT, color=INK)
+    axes.tick_params(which="both", length=0, pad=4)
+    axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color=GRID, linewidth=0.5)
+    axes.spines[:].set_color(EDGE)
+
+
+def write_beside(
+    axes: Axes,
+    text: str,
+    place: tuple[float, float],
+    points: tuple[float, float],
+    *,
+    size: float = 9.0,
+    va: str = "bottom",
+    rotation: float = 0.0,
+) -> None:
+    """Write a small text at a distance in points from a place in fractions of the axes."""
+    axes.annotate(
+        text, place, points, xycoords="axes fraction", textcoords="offset points", fontsize=size, color=FAINT,
+        va=va, rotation=rotation,
+    )  # fmt: skip
+
+
+def draw_color_scale(figure: Figure, legend: str) -> None:
+    """Draw the colours from 0 to 1 as a bar at the bottom left, with their meaning beside it."""
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((0.25 / width, 0.42 / height, 1.6 / width, 0.12 / height))
+    axes.imshow(np.linspace(0, 1, 256)[None], cmap="Blues", aspect="auto", extent=(0, 1, 0, 1))
+    axes.set_yticks([])
+    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"], fontsize=8, color=FAINT)
+    axes.tick_params(length=0)
+    axes.spines[:].set_color(EDGE)
+    axes.text(1.06, 0.5, legend, fontsize=8, color=FAINT, va="center", transform=axes.transAxes)
+
+
+def style_line_axes(axes: Axes, label: str) -> None:
+    """Prepare axes for curves: a light grid, no frame at the top and on the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(EDGE)
+    axes.grid(visible=True, color=INK, alpha=0.1)
+    axes.tick_params(colors=INK, length=0)
+    axes.set_xlabel(label, color=INK)
