@@ -1,13 +1,39 @@
-"""Small files, written whole or not at all, and read with every fault named."""
+"""Small files: written atomically, and read with every fault named."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import InputError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write, and put the file in the place of `path` once it is complete and on the disk."""
+    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the list of names in a folder, to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: object) -> None:
@@ -17,17 +43,9 @@ def write_json(path: Path, content: object) -> None:
         path: the file to write; its folder must exist.
         content: anything that the json module can write.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            json.dump(content, file, ensure_ascii=False, separators=(",", ":"))
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def read_json_object(path: Path, *, what: str) -> dict[str, Any]:

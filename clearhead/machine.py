@@ -10,17 +10,19 @@ from clearhead.errors import InputError
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of a name, the best one there is for "auto".
+    """Return the device of a name; "auto" is the first available one of cuda, mps and cpu.
 
     Raises:
         InputError: the name means nothing, or this machine does not have the device.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"'{name}' is no device: use auto, cpu, cuda or cuda:N") from None
+        raise InputError(f"'{name}' is not a device: use auto, cpu, cuda, cuda:N or mps") from None
     count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(device.type, 1)
     if (device.index or 0) >= count:
         raise InputError(f"there is no device '{name}' on this machine: use auto or cpu")

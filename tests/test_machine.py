@@ -9,11 +9,23 @@ from clearhead.errors import InputError
 from clearhead.machine import choose_device, choose_precision
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_auto_takes_a_gpu_where_there_is_one(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    assert choose_device("auto").type == ("cuda" if there else "cpu")
+@pytest.mark.parametrize(
+    ("cuda", "mps", "chosen"),
+    [(True, False, "cuda"), (True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")],
+)
+def test_auto_takes_the_best_device(cuda: bool, mps: bool, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert choose_device("auto").type == chosen
     assert choose_device("cpu").type == "cpu"
+
+
+def test_mps_may_be_named_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_device("mps").type == "mps"
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(InputError, match="there is no device 'mps'"):
+        choose_device("mps")
 
 
 def test_a_device_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +33,7 @@ def test_a_device_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(InputError, match="there is no device 'cuda:2'"):
         choose_device("cuda:2")
-    with pytest.raises(InputError, match="'toaster' is no device"):
+    with pytest.raises(InputError, match="'toaster' is not a device"):
         choose_device("toaster")
 
 

@@ -16,7 +16,7 @@ def train(
     file: Annotated[str, typer.Argument(metavar="FILE.toml", help="The run file, or a run directory to continue.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="table.key=value", help="Changes to it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue exactly from the last sound checkpoint.")] = False,
-    device: Annotated[str | None, typer.Option("--device", help="As train.device: auto, cpu, cuda or cuda:N.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="As train.device: auto, cpu, cuda or mps.")] = None,
     precision: Annotated[
         str | None, typer.Option("--precision", help="As train.precision: auto, fp32 or bf16.")
     ] = None,

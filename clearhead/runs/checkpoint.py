@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from clearhead.errors import InputError, RunFailure
+from clearhead.files import replacing, sync
 from clearhead.runs.state_tree import flatten, unflatten
 from clearhead.weights.files import load_tensors, save_tensors
 
@@ -227,16 +228,11 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         RunFailure: the disk is full or refuses the write; an earlier file stays.
     """
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise RunFailure(f"{path} could not be saved: {_reason(error)}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def clear_leftovers(run: Path) -> None:
@@ -260,15 +256,6 @@ def remove_folder(folder: Path) -> None:
     except OSError:
         doomed = folder
     shutil.rmtree(doomed, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, has reached the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _seal(folder: Path, name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from clearhead.errors import InputError, nearest
 from clearhead.files import read_text_file
@@ -45,14 +46,14 @@ class RunDirectory:
 
     Args:
         path: the folder.
-        lock: an open descriptor that holds the lock.
+        lock: held by this process.
         is_new: whether the folder was missing or empty before.
     """
 
-    def __init__(self, path: Path, lock: int, *, is_new: bool) -> None:
+    def __init__(self, path: Path, lock: BaseFileLock, *, is_new: bool) -> None:
         self.path = path
         self.is_new = is_new
-        self._lock: int | None = lock
+        self._lock = lock
 
     def write_text(self, name: str, text: str) -> None:
         """Write one small file of the run so that it appears whole or not at all."""
@@ -60,11 +61,12 @@ class RunDirectory:
 
     def close(self) -> None:
         """Let other processes have the directory."""
-        if self._lock is not None:
-            # Removed while still locked: whoever opened the old file sees that it is gone and opens the new one
-            (self.path / LOCK).unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = None
+        if self._lock.is_locked:
+            # Removed while still locked, so that no other process's lock is removed. Windows refuses to remove an open
+            # file; there the lock removes its file itself.
+            with contextlib.suppress(OSError):
+                (self.path / LOCK).unlink()
+            self._lock.release()
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -330,28 +332,20 @@ def _shown(flat: Mapping[str, Any], key: str) -> str:
     return json.dumps(flat[key], default=str) if key in flat else "not set"
 
 
-def _acquire(path: Path) -> int:
-    """Lock the folder through its lock file; the system lets go of the lock when the process that holds it dies."""
+def _acquire(path: Path) -> BaseFileLock:
+    """Lock the folder through its lock file; the operating system releases the lock of a process that dies."""
     file = path / LOCK
-    while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 200, 0).decode("utf-8", errors="replace").strip() or "another process"
-            os.close(descriptor)
-            raise InputError(
-                f"The run directory {path} is in use by {holder}: wait for it, or name another folder."
-            ) from None
-        if _is_same_file(descriptor, file):
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-            return descriptor
-        os.close(descriptor)
-
-
-def _is_same_file(descriptor: int, path: Path) -> bool:
+    lock = FileLock(file, timeout=0, thread_local=False)
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+        lock.acquire()
+    except Timeout:
+        holder = ""
+        with contextlib.suppress(OSError):
+            holder = file.read_text(encoding="utf-8", errors="replace").strip()
+        raise InputError(
+            f"The run directory {path} is in use by {holder or 'another process'}: wait for it, or name another folder."
+        ) from None
+    # Only for the message above. Windows lets nobody read or write a locked file.
+    with contextlib.suppress(OSError):
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+    return lock

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
 from clearhead.errors import RunFailure
+from clearhead.files import sync
 from clearhead.runs.checkpoint import write_text
 
 FILE_NAME: Final = "metrics.jsonl"
@@ -64,8 +64,7 @@ class MetricsLog:
     def sync(self) -> None:
         """Wait until every line has reached the disk; a checkpoint must never be ahead of its metrics."""
         if self.path.exists():
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(self.path)
 
     def cut_back(self, step: int) -> None:
         """Drop the lines after a step, and a line that was cut off in mid-write, as if they had never been written."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -72,7 +71,7 @@ class Preflight:
         disk_bytes: room for everything that is kept at one time.
         disk_free: room on the disk of the run directory, with what the run holds already.
         memory_bytes: memory on top of what is in use now.
-        memory_free: memory that is free now, or None where the system does not say.
+        memory_free: memory that is free now.
         step_seconds: time of a step with an average batch.
         seconds: time of all steps, without validations, or None where the number of steps is not known.
     """
@@ -82,17 +81,16 @@ class Preflight:
     disk_bytes: int
     disk_free: int
     memory_bytes: int
-    memory_free: int | None
+    memory_free: int
     step_seconds: float
     seconds: float | None
 
     def lines(self) -> list[str]:
         """Return the forecast as a few lines for a person."""
-        free = f" of {size(self.memory_free)} free" if self.memory_free is not None else ""
         total = f", {duration(self.seconds)} for all steps without validations" if self.seconds is not None else ""
         return [
             f"parameters  {self.parameters:,}",
-            f"memory      about {size(self.memory_bytes)}{free}",
+            f"memory      about {size(self.memory_bytes)} of {size(self.memory_free)} free",
             f"disk        {size(self.checkpoint_bytes)} a checkpoint, up to {size(self.disk_bytes)} in all, "
             f"of {size(self.disk_free)} free",
             f"time        about {duration(self.step_seconds)} a step{total}",
@@ -139,7 +137,7 @@ def preflight(
     trained = sum(_bytes(parameter) for parameter in module.parameters() if parameter.requires_grad)
     memory = dry.peak_bytes + trained * (OPTIMIZER_SLOTS + (settings.ema is not None))
     memory_free = free_memory()
-    if memory_free is not None and memory > memory_free:
+    if memory > memory_free:
         raise InputError(
             f"Training needs about {size(memory)} of memory, but only {size(memory_free)} is free: "
             "lower train.batch_tokens and raise train.accumulate instead."
@@ -223,7 +221,7 @@ def dry_step(
     device = next(module.parameters()).device
     with preserved_random_state(), deterministic_algorithms(), _module_put_back(module):
         module.train()
-        before = _start_peak(device)
+        before = peak = _start_peak(device)
         seconds = []
         try:
             # Twice: the first pass also pays for allocation and for the choice of kernels
@@ -232,10 +230,13 @@ def dry_step(
                 began = time.perf_counter()
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
                     total, _ = loss(module, batch)
+                # Here all activations are in memory, which matters where the system reports no peak.
+                peak = max(peak, _peak(device))
                 total.backward()
                 del total
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
+                if device.type != "cpu":
+                    torch.accelerator.synchronize(device)
+                peak = max(peak, _peak(device))
                 seconds.append(time.perf_counter() - began)
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -244,7 +245,7 @@ def dry_step(
                     "and raise train.accumulate instead."
                 ) from error
             raise
-        return DryStep(min(seconds), max(0, _peak(device) - before), batch.num_tokens)
+        return DryStep(min(seconds), peak - before, batch.num_tokens)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -252,17 +253,14 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def free_memory() -> int | None:
-    """Return the bytes of main memory that this process could still take, or None where the system does not say."""
-    limits = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+def free_memory() -> int:
+    """Return the bytes of main memory that this process can still take, within the limit of its container."""
+    free = int(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
         limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
-        limits.append(max(0, int(limit) - int(used)))
-    return min(limits) if limits else None
+        free = min(free, max(0, int(limit) - int(used)))
+    return free
 
 
 def size(count: int) -> str:
@@ -295,25 +293,28 @@ def _module_put_back(module: nn.Module) -> Iterator[None]:
 
 
 def _start_peak(device: torch.device) -> int:
-    """Begin to watch the highest use of memory, and return the present use in bytes."""
+    """Reset the peak of the memory in use, and return the present use in bytes."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
     with contextlib.suppress(OSError):
-        # Linux: lets the high-water mark of this process start again from here
+        # Linux: resets the peak of this process
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return _peak(device)
 
 
 def _peak(device: torch.device) -> int:
+    """Return the peak of the memory in use; the present use where the system reports no peak."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
     with contextlib.suppress(OSError, IndexError, ValueError):
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    memory = psutil.Process().memory_info()
+    return int(getattr(memory, "peak_wset", memory.rss))
 
 
 def _free_disk(run: Path) -> int:

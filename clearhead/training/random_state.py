@@ -7,39 +7,28 @@ import contextlib
 import os
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the generators of torch (all devices), Python and numpy.
-
-    Args:
-        seed: any non-negative integer; numpy takes it modulo 2**32.
-    """
+    """Seed the generators of torch (all devices), Python and numpy; numpy takes the seed modulo 2**32."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of the generators of torch, Python and numpy as JSON values."""
-    version, internal, gauss = random.getstate()
-    numpy_state = np.random.get_state(legacy=False)
-    assert isinstance(numpy_state, dict)
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    """Return the states of the generators of torch (all devices), Python and numpy as JSON values."""
+    name, keys, *position = cast(tuple[Any, ...], np.random.get_state())
     return {
         "torch": _encode(torch.get_rng_state()),
-        "cuda": [_encode(state) for state in devices],
-        "python": [version, list(internal), gauss],
-        "numpy": {
-            "key": [int(word) for word in numpy_state["state"]["key"]],
-            "position": int(numpy_state["state"]["pos"]),
-            "has_gauss": int(numpy_state["has_gauss"]),
-            "gauss": float(numpy_state["gauss"]),
-        },
+        "cuda": [_encode(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        "mps": _encode(torch.mps.get_rng_state()) if torch.backends.mps.is_available() else None,
+        "python": random.getstate(),
+        "numpy": [name, keys.tolist(), *position],
     }
 
 
@@ -49,17 +38,11 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     devices = [_decode(text) for text in state["cuda"]]
     if torch.cuda.is_available() and len(devices) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(devices)
+    if torch.backends.mps.is_available() and state["mps"] is not None:
+        torch.mps.set_rng_state(_decode(state["mps"]))
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    saved = state["numpy"]
-    np.random.set_state(
-        {
-            "bit_generator": "MT19937",
-            "state": {"key": np.array(saved["key"], dtype=np.uint32), "pos": saved["position"]},
-            "has_gauss": saved["has_gauss"],
-            "gauss": saved["gauss"],
-        }
-    )
+    np.random.set_state(tuple(state["numpy"]))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import time
 import uuid
@@ -20,6 +19,7 @@ from jaxtyping import Bool, Int64, Integer
 from numpy import ndarray
 
 from clearhead.errors import RunFailure
+from clearhead.files import sync
 
 Ids = Integer[ndarray, " tokens"]
 Rows = Int64[ndarray, " pairs"]
@@ -125,7 +125,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
         for file in temporary.iterdir():
-            _sync(file)
+            sync(file)
         # A rename onto a folder that is not empty fails, which is how the loser of a race learns of it.
         try:
             temporary.rename(folder)
@@ -147,14 +147,6 @@ def discard_folder(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove_stale(parent: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from clearhead.files import replacing
 from clearhead.runs.metrics import Metrics
 
 _TRAIN: Final = "#2a78b8"
@@ -162,8 +162,6 @@ def _write(path: Path, draw: Callable[[Any], None]) -> Path:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     draw(axes)
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
-    figure.savefig(temporary, format="png")
-    # Renamed, so that a viewer that reloads never meets half a picture
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
     return path

@@ -1,0 +1,54 @@
+"""Import the whole package and train, resume and translate, while modules of POSIX systems are hidden from it."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import pkgutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+HIDDEN = ("fcntl", "resource", "termios", "pwd", "grp", "tty", "pty")
+original = builtins.__import__
+
+
+def import_for_others(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> object:
+    """Refuse a hidden module where the import stands in clearhead; the standard library may still import it."""
+    who = str((globals or {}).get("__name__"))
+    if name.partition(".")[0] in HIDDEN and who.partition(".")[0] == "clearhead":
+        raise ImportError(f"{who} imports {name}, which exists on POSIX systems only")
+    return original(name, globals, locals, fromlist, level)
+
+
+def run(folder: Path) -> None:
+    """Do what a user does first."""
+    import clearhead
+    from clearhead.cli.main import main
+    from tests.cli.tiny_run import write_run_file
+
+    modules = [found.name for found in pkgutil.walk_packages(clearhead.__path__, "clearhead.")]
+    for name in modules:
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
+    file = write_run_file(folder)
+    text = folder / "text"
+    text.write_text("a m u\n", encoding="utf-8")
+    for words in (
+        ["train", str(file)],
+        ["train", str(file), "train.steps=8", "--resume"],
+        ["translate", str(folder / "run"), str(text)],
+    ):
+        assert main(words) == 0, words
+    sys.stdout.write(f"imported {len(modules)} modules\n")
+
+
+if __name__ == "__main__":
+    builtins.__import__ = import_for_others  # type: ignore[assignment]
+    run(Path(sys.argv[1]))
