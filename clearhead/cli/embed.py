@@ -112,7 +112,7 @@ def _save(output: Path, file: Path, answered: Answered, as_json: bool) -> None:
 
 
 def _show_similarities(model: Model, file: Path, batch_size: int | None, as_json: bool) -> None:
-    from clearhead.predict.similarity import similarity
+    from clearhead.predict.embed import similarity
 
     def cosines(pairs: list[tuple[str, str]]) -> list[float]:
         firsts, seconds = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from clearhead.cli.console import print_json, print_result
+from clearhead.cli.console import print_json, print_message, print_result, write_lines
 from clearhead.cli.options import (
     BeamSize,
     ComputeOptions,
@@ -55,70 +55,19 @@ Lowercase = Annotated[bool, typer.Option("--lowercase", help="Compare without ca
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Keep the translations in this file.")]
 
 
-@dataclass(frozen=True)
-class Form:
-    """What the evaluation of one kind of task takes.
-
-    Attributes:
-        needed: options that name its data.
-        optional: options that it knows besides.
-    """
-
-    needed: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-
-
-FORMS = {
-    "translate": Form(
-        ("--source", "--target"),
-        ("--tokenize", "--lowercase", "--beam-size", "--length-penalty", "--from", "--to", "--output", "--batch-size"),
-    ),
-    "generate": Form(("--text",), ("--text-column", "--document", "--window", "--stride")),
-    "fill": Form(("--text",), ("--text-column", "--document")),
-    "denoise": Form(("--text",), ("--text-column", "--document")),
-    "classify": Form(("--text", "--labels"), ("--text-column", "--pair", "--plot")),
-    "tag": Form(("--text",)),
-    "embed": Form(("--source", "--target"), ("--labels", "--batch-size")),
+# Parameters that name the data.
+DATA = ("source", "target", "text", "labels", "text_column", "pair", "document")
+_SEARCH = ("--tokenize", "--lowercase", "--beam-size", "--length-penalty", "--from", "--to", "--output", "--batch-size")
+# For each task the options that name its data, and the others that it takes.
+OPTIONS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "translate": (("--source", "--target"), _SEARCH),
+    "generate": (("--text",), ("--text-column", "--document", "--window", "--stride")),
+    "fill": (("--text",), ("--text-column", "--document")),
+    "denoise": (("--text",), ("--text-column", "--document")),
+    "classify": (("--text", "--labels"), ("--text-column", "--pair", "--plot")),
+    "tag": (("--text",), ()),
+    "embed": (("--source", "--target"), ("--labels", "--batch-size")),
 }
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for.
-
-    Attributes:
-        source, target, text, labels, text_column, pair, document: the data.
-        plot: the picture of a confusion matrix.
-        window, stride: how a text is cut.
-        tokenize, lowercase, beam_size, length_penalty, output: how translations are found, compared and kept.
-        from_language, to_language: codes, for a model of several languages.
-        batch_size: texts computed together.
-    """
-
-    source: Path | None = None
-    target: Path | None = None
-    text: Path | None = None
-    labels: str | None = None
-    text_column: str | None = None
-    pair: str | None = None
-    document: str | None = None
-    plot: Path | None = None
-    window: int | None = None
-    stride: int | None = None
-    tokenize: str | None = None
-    lowercase: bool = False
-    beam_size: int | None = None
-    length_penalty: float | None = None
-    from_language: str | None = None
-    to_language: str | None = None
-    output: Path | None = None
-    batch_size: int | None = None
-
-    @property
-    def options(self) -> list[str]:
-        """The options that were given."""
-        given = [name for name, value in vars(self).items() if value is not None and value is not False]
-        return ["--" + name.removesuffix("_language").replace("_", "-") for name in given]
 
 
 @takes_compute_options
@@ -162,23 +111,43 @@ def evaluate(
     again. --json ends with one object, for translations {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"}
     and more.
     """
-    request = Request(
-        source, target, text, labels, text_column, pair, document, plot, window, stride, tokenize, lowercase,
-        beam_size, length_penalty, from_language, to_language, output, compute.batch_size,
-    )  # fmt: skip
-    check_request(ref, request)
-    from clearhead.evaluate.tasks import measure
+    given = {name: value for name, value in locals().items() if value is not None and value is not False}
+    options = [_flag(name) for name in given if name not in ("ref", "as_json", "compute")]
+    kind = _check_options(ref, [*options, *(["--batch-size"] if compute.batch_size is not None else [])], plot)
+    from clearhead.evaluate.tasks import EvaluateOptions, evaluate_model
 
-    record, lines = measure(compute.load_model(ref), request)
+    model = compute.load_model(ref)
+    if plot is not None and model.task.label_kind != "single_label":
+        raise InputError("--plot draws which class is taken for which, and this model gives no single class")
+    if from_language is not None or to_language is not None:
+        model = model.for_languages(from_language, to_language)
+    similarities = Path(labels) if kind == "embed" and labels is not None else None
+    record = evaluate_model(
+        model,
+        _data(kind, {name: value for name, value in given.items() if name in DATA}),
+        EvaluateOptions(
+            window, stride, tokenize, lowercase, beam_size, length_penalty, compute.batch_size, similarities
+        ),
+        notify=print_message,
+    )
+    translations = record.pop("translations", None)
+    if output is not None:
+        write_lines(output, translations)
+    if plot is not None:
+        _draw(record, plot)
     if as_json:
         print_json(record)
         return
-    for line in lines:
+    for line in _lines(record):
         print_result(line)
 
 
-def check_request(ref: str, request: Request) -> None:
-    """Refuse options that do not suit what a model was trained for.
+def _flag(name: str) -> str:
+    return "--" + name.removesuffix("_language").replace("_", "-")
+
+
+def _check_options(ref: str, options: Sequence[str], plot: Path | None) -> str:
+    """Refuse options that have no effect on the model's task, and return the task.
 
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.
@@ -189,21 +158,117 @@ def check_request(ref: str, request: Request) -> None:
 
     hf_folder = find_checkpoint(ref)
     kind = read_task(model_files(ref)[0]).kind if hf_folder is None else task_kind(hf_folder)
-    # What mends text also answers it: a summary is measured as a translation is.
-    kind = "translate" if kind == "denoise" and (request.source or request.target) else kind
-    form = FORMS[kind]
-    way = f"a model trained to '{kind}' is evaluated with {_with_values(form.needed)}"
-    missing = [option for option in form.needed if option not in request.options]
-    unused = [option for option in request.options if option not in (*form.needed, *form.optional)]
+    # A denoising model with sources and targets, such as one for summaries, is measured as a translation model.
+    kind = "translate" if kind == "denoise" and {"--source", "--target"} & {*options} else kind
+    required, optional = OPTIONS[kind]
+    usage = " ".join(f"{option} {'COLUMN|F' if option == '--labels' else 'F'}" for option in required)
+    usage = f"a model trained to '{kind}' is evaluated with {usage}"
+    missing = [option for option in required if option not in options]
+    unused = [option for option in options if option not in (*required, *optional)]
     if unused:
-        verb = "has" if len(unused) == 1 else "have"
-        raise InputError(f"{', '.join(unused)} {verb} no effect here: {way}")
+        raise InputError(f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect here: {usage}")
     if missing:
-        raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {way}")
-    if request.plot is not None and request.plot.suffix.lower() != ".png":
-        raise InputError(f"the picture is a PNG, but --plot names {request.plot}: give a name that ends in .png")
+        raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {usage}")
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
+    return kind
 
 
-def _with_values(options: Sequence[str]) -> str:
-    values = {"--labels": "COLUMN|F"}
-    return " ".join(f"{option} {values.get(option, 'F')}" for option in options)
+def _data(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the [data] table of a run file that names the same data."""
+    from clearhead.cli.labelled import labelled_table
+
+    if kind == "classify":
+        labelled = {"text_column": None, "pair": None, **given}
+        return labelled_table(**labelled)
+    keys = {"text_column": "field"}
+    return {keys.get(name, name): str(value) for name, value in given.items() if kind != "embed" or name != "labels"}
+
+
+def _draw(record: dict[str, Any], path: Path) -> None:
+    """Draw the confusion matrix of a record, and name the picture there."""
+    import numpy as np
+
+    from clearhead.view.confusion import draw_confusion
+
+    title = f"accuracy {_percent(record['accuracy'])}"
+    draw_confusion(np.array(record["confusion"]), list(record["labels"]), path, title=title)
+    print_message(f"confusion matrix: {path}")
+    record["picture"] = str(path)
+
+
+def _lines(record: Mapping[str, Any]) -> list[str]:
+    """Return the numbers for a person."""
+    perplexity = math.inf if record.get("perplexity") is None else record["perplexity"]
+    match record:
+        case {"bleu": bleu, "chrf": chrf, "loss": loss, "sentences_per_second": speed}:
+            done = f"({record['sentences']} in {record['seconds']:.1f} s)"
+            return _aligned(
+                {
+                    "BLEU": f"{bleu:.2f}   {record['signature']}",
+                    "chrF": f"{chrf:.2f}   {record['chrf_signature']}",
+                    "loss": f"{loss:.4f} nats per token",
+                    "perplexity": f"{perplexity:.3f}",
+                    "speed": f"{speed:.1f} sentences per second {done}",
+                }
+            )
+        case {"bits_per_byte": bits, "loss": loss, "tokens": tokens, "seconds": seconds}:
+            done = f"({tokens:,} in {seconds:.1f} s)"
+            return _aligned(
+                {
+                    "loss": f"{loss:.4f} nats per token",
+                    "perplexity": f"{perplexity:.3f}",
+                    "bits per byte": f"{bits:.4f}",
+                    "speed": f"{tokens / max(seconds, 1e-9):,.0f} tokens per second {done}",
+                }
+            )
+        case {"confusion": _, "accuracy": accuracy, "macro_f1": macro_f1, "labels": labels}:
+            scores = _aligned({"accuracy": _percent(accuracy), "macro F1": _percent(macro_f1)})
+            return [*scores, "", *_f1_table("label", labels, "texts")]
+        case {"types": types, "tag_accuracy": accuracy, "words": words}:
+            whole = {**record, "count": sum(row["count"] for row in types.values())}
+            share = f"accuracy of tags  {_percent(accuracy)} of {words} words"
+            return [*_f1_table("entities", {"all": whole, **types}, "count"), "", share]
+        case {"accuracy": accuracy, "loss": loss}:
+            return _aligned(
+                {
+                    "loss": f"{loss:.4f} nats per hidden token",
+                    "perplexity": f"{perplexity:.3f}",
+                    "accuracy": f"{_percent(accuracy)} of the hidden tokens come first",
+                }
+            )
+        case {"micro_f1": micro_f1, "macro_f1": macro_f1, "exact": exact}:
+            exact = f"{_percent(exact)} of the texts have exactly their labels"
+            return _aligned({"micro F1": _percent(micro_f1), "macro F1": _percent(macro_f1), "exact match": exact})
+        case {"recall_at_1": recall, "forward": forward, "backward": backward, "pairs": pairs}:
+            return _aligned(
+                {
+                    "recall@1": f"{_percent(forward)} of the sources find their target among {pairs}",
+                    "": f"{_percent(backward)} of the targets find their source",
+                    "mean": _percent(recall),
+                }
+            )
+    rows = {"Spearman": f"{record['spearman']:.4f}", "Pearson": f"{record['pearson']:.4f}"}
+    if "mean_squared_error" in record:
+        rows["mean squared error"] = f"{record['mean_squared_error']:.6g}"
+    return _aligned(rows)
+
+
+def _aligned(rows: Mapping[str, str]) -> list[str]:
+    width = max(map(len, rows))
+    return [f"{name:<{width}}  {value}" for name, value in rows.items()]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _f1_table(title: str, rows: Mapping[str, Mapping[str, float | None]], counted: str) -> list[str]:
+    """Return precision, recall, F1 and count of each row as a table."""
+    width = max(len(title), *map(len, rows))
+    lines = [f"{title:<{width}}  precision  recall      F1   {counted}"]
+    for name, row in rows.items():
+        shares = (row["precision"], row["recall"], row["f1"])
+        columns = ("-" if share is None else f"{100 * share:.2f}" for share in shares)
+        lines.append("{:<{}}  {:>9}  {:>6}  {:>6}  {:>6}".format(name, width, *columns, row["count"]))
+    return lines

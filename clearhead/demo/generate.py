@@ -133,12 +133,12 @@ def run_generate(plan: DemoPlan, sizes: GenerateSizes = FULL) -> DemoOutcome:
 
 def bits_per_byte(model: Model, texts: Sequence[str]) -> float:
     """Return how many bits the model needs for a byte of some texts, each a document of its own."""
-    from clearhead.generate.prompts import texts_loss
+    from clearhead.evaluate.text_loss import text_loss
 
     window = model.task.max_length
     assert window is not None, "a run notes the length of its blocks"
     # Half of each window is context: the model is asked about code in the middle, not at the edge of what it sees.
-    bits = texts_loss(model.module, model.tokenizer, texts, window=window, stride=window // 2).bits_per_byte
+    bits = text_loss(model.module, model.tokenizer, texts, window=window, stride=window // 2).bits_per_byte
     assert bits is not None, "the bytes of texts are known"
     return bits
 

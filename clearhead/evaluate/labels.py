@@ -1,11 +1,10 @@
-"""What a model says of labelled texts, and how good that is.
+"""How well a model predicts the labels of texts.
 
 Shape suffixes: N texts, L labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,33 +15,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core import Transformer
-from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.batches.labelled import labelled_epoch
-from clearhead.data.stores.label_set import LabelSet
-from clearhead.data.stores.labelled import LabelStore
+from clearhead.data.sources.labelled import LabelledSource
+from clearhead.data.stores.labelled import LabelStore, prepare_labelled
 from clearhead.evaluate.metrics import (
-    SeveralScores,
+    MultiLabelScores,
     accuracy,
     confusion_matrix,
     macro_f1,
     mean_squared_error,
+    multi_label_scores,
     pearson,
-    several_scores,
     spearman,
 )
-from clearhead.generate.batching import device_of, evaluation_mode
-from clearhead.task import Repeats
+from clearhead.predict.classify import check_classifier, check_paired
+from clearhead.predict.outputs import max_input_length, pooled_outputs
+from clearhead.task import Repeats, TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class ClassScores:
-    """How often the one class of each text was met.
+class SingleLabelScores:
+    """Scores of single-label predictions.
 
     Args:
-        accuracy: the share of texts, 0 to 1.
-        macro_f1: the mean F1 of the classes that were expected or predicted, 0 to 1.
+        accuracy: share of texts whose label is right, 0 to 1.
+        macro_f1: mean F1 of the labels that were expected or predicted, 0 to 1.
         confusion_LL: counts, row = expected, column = predicted.
     """
 
@@ -52,13 +50,13 @@ class ClassScores:
 
 
 @dataclass(frozen=True)
-class NumberScores:
-    """How near numbers came.
+class RegressionScores:
+    """Scores of predicted numbers.
 
     Args:
-        spearman: the correlation of ranks, -1 to 1.
-        pearson: the linear correlation, -1 to 1.
-        mean_squared_error: in the unit of the numbers, squared.
+        spearman: rank correlation, -1 to 1.
+        pearson: linear correlation, -1 to 1.
+        mean_squared_error: in the squared unit of the numbers.
     """
 
     spearman: float
@@ -66,133 +64,109 @@ class NumberScores:
     mean_squared_error: float
 
 
-LabelScores = ClassScores | SeveralScores | NumberScores
+LabelScores = SingleLabelScores | MultiLabelScores | RegressionScores
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A model's outputs for labelled texts.
+class LabelEvaluation:
+    """What a model reaches on labelled texts.
 
     Args:
-        logits_NL: one row for each text of the store, in its order.
-        loss: of a label on average, as in training but without label smoothing.
-        scores: by what a label is.
+        loss: mean over labels, as in training but without label smoothing.
+        scores: by the kind of the labels.
+        num_texts: texts used.
+        report: which texts of the source were used, as a sentence.
     """
 
-    logits_NL: Float[Tensor, "texts labels"]
     loss: float
     scores: LabelScores
+    num_texts: int
+    report: str
 
 
-def judge_labelled(
+def evaluate_labels(
+    module: Transformer,
+    tokenizer: Tokenizer,
+    record: TaskRecord,
+    source: LabelledSource,
+    *,
+    batch_tokens: int | None = None,
+) -> LabelEvaluation:
+    """Run a classifier over the texts of a source and score it.
+
+    Args:
+        module: used in evaluation mode, its own mode is restored.
+        tokenizer: the tokenizer it was trained with.
+        record: the task it was trained for.
+        source: labelled texts.
+        batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer text is a batch of its own.
+
+    Raises:
+        InputError: the model is not a classifier, or the source is unusable or has other labels.
+    """
+    labels = check_classifier(module, record)
+    max_length = max_input_length(module, record) or int(np.iinfo(np.int32).max)
+    store = prepare_labelled(source, tokenizer, max_length=max_length, kind=labels.kind, labels=labels)
+    check_paired(record, is_paired=store.is_paired)
+    return evaluate_label_store(module, tokenizer, store, batch_tokens=batch_tokens, repeats=record.repeats)
+
+
+def evaluate_label_store(
     module: Transformer,
     tokenizer: Tokenizer,
     store: LabelStore,
     *,
-    batch_tokens: int,
+    batch_tokens: int | None = None,
     repeats: Repeats | None = None,
-) -> Judged:
-    """Run a model over labelled texts.
+) -> LabelEvaluation:
+    """Run a model over prepared texts and score it.
 
     Args:
         module: its head gives one output for each label; used in evaluation mode, its own mode is restored.
-        tokenizer: what the store was made with.
+        tokenizer: the tokenizer of the store.
         store: the texts.
-        batch_tokens: most padded tokens of one batch.
-        repeats: what the record of its task says of its decoder.
-
-    Raises:
-        InputError: a text is longer than the budget, or than the model's positions.
+        batch_tokens: as for `evaluate_labels`.
+        repeats: as in the model's task record.
     """
     collator = InputCollator.of(module.spec, tokenizer, repeats)
-    logits_NL = label_logits(module, labelled_epoch(store, collator, batch_tokens=batch_tokens), len(store))
-    return Judged(logits_NL, label_loss_of(logits_NL, store), score_labels(logits_NL, store))
+    sides = [list(side) for side in zip(*map(store.texts, range(len(store))), strict=True)]
+    logits_NL = pooled_outputs(module, collator, sides, width=store.labels.num_outputs, batch_tokens=batch_tokens)
+    return LabelEvaluation(_loss(logits_NL, store), _scores(logits_NL, store), len(store), str(store.report))
 
 
-def label_logits(module: Transformer, batches: Iterable[Batch], count: int) -> Float[Tensor, "texts labels"]:
-    """Return a model's outputs for whole texts, each in the row that its batch names.
-
-    Args:
-        module: its head pools; used in evaluation mode, its own mode is restored.
-        batches: every text once.
-        count: texts in all.
-
-    Returns:
-        float32, on the CPU.
-    """
-    device, found = device_of(module), None
-    with evaluation_mode(module), torch.inference_mode():
-        for batch in batches:
-            logits_BL = label_outputs(module, batch.to(device)).float().cpu()
-            if found is None:
-                found = torch.empty(count, logits_BL.shape[1])
-            found[torch.from_numpy(batch.rows)] = logits_BL
-    assert found is not None, "a store holds a text"
-    return found
-
-
-def label_outputs(module: Transformer, batch: Batch) -> Float[Tensor, "batch labels"]:
-    """Return one output of each text of a batch for each label.
-
-    Args:
-        module: its head pools.
-        batch: on the module's device.
-    """
-    out = module(batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask, segments=batch.segments)
-    logits_BL: Tensor | None = out.logits
-    assert logits_BL is not None, "a model that classifies has a head"
-    return logits_BL
-
-
-def label_loss_of(logits_NL: Float[Tensor, "texts labels"], store: LabelStore) -> float:
-    """Return the loss of a label on average: of a class or a decision in nats, or of a number as squared difference.
-
-    Args:
-        logits_NL: outputs for each text of the store.
-        store: the labels.
-    """
+def _loss(logits_NL: Float[Tensor, "texts labels"], store: LabelStore) -> float:
+    """Return the mean loss of a label: cross-entropy in nats, or the squared difference of numbers."""
     values = torch.from_numpy(np.array(store.values))
-    if store.labels.kind == "single_label":
-        return float(F.cross_entropy(logits_NL, values))
-    if store.labels.kind == "multi_label":
-        return float(F.binary_cross_entropy_with_logits(logits_NL, values))
-    return float(F.mse_loss(logits_NL[:, 0].double(), values))
+    match store.labels.kind:
+        case "single_label":
+            return float(F.cross_entropy(logits_NL, values))
+        case "multi_label":
+            return float(F.binary_cross_entropy_with_logits(logits_NL, values))
+        case "regression":
+            return float(F.mse_loss(logits_NL[:, 0].double(), values))
 
 
-def score_labels(logits_NL: Float[Tensor, "texts labels"], store: LabelStore) -> LabelScores:
-    """Return how well outputs meet the labels of a store; several labels are given from a probability of one half on.
-
-    Args:
-        logits_NL: outputs for each text of the store.
-        store: the labels.
-    """
-    labels = store.labels
-    if labels.kind == "single_label":
-        predicted_N, expected_N = logits_NL.argmax(1).numpy(), np.array(store.values)
-        confusion_LL = confusion_matrix(predicted_N, expected_N, num_labels=labels.num_outputs)
-        return ClassScores(accuracy(predicted_N, expected_N), macro_f1(confusion_LL), confusion_LL)
-    if labels.kind == "multi_label":
-        return several_scores((logits_NL >= 0).numpy(), np.array(store.values) > 0)
-    return _score_numbers(logits_NL, store, labels)
-
-
-def _score_numbers(logits_NL: Tensor, store: LabelStore, labels: LabelSet) -> NumberScores:
-    predicted_N, expected_N = (
-        np.asarray(values, np.float64) * labels.scale + labels.mean for values in (logits_NL[:, 0], store.values)
-    )
-    return NumberScores(
-        spearman=spearman(predicted_N, expected_N),
-        pearson=pearson(predicted_N, expected_N),
-        mean_squared_error=mean_squared_error(predicted_N, expected_N),
-    )
+def _scores(logits_NL: Float[Tensor, "texts labels"], store: LabelStore) -> LabelScores:
+    """Return scores; of several labels, those with a probability of at least one half are predicted."""
+    labels, expected = store.labels, np.array(store.values)
+    match labels.kind:
+        case "single_label":
+            predicted_N = logits_NL.argmax(1).numpy()
+            confusion_LL = confusion_matrix(predicted_N, expected, num_labels=labels.num_outputs)
+            return SingleLabelScores(accuracy(predicted_N, expected), macro_f1(confusion_LL), confusion_LL)
+        case "multi_label":
+            return multi_label_scores((logits_NL >= 0).numpy(), expected > 0)
+        case "regression":
+            pair = [np.asarray(side, np.float64) * labels.scale + labels.mean for side in (logits_NL[:, 0], expected)]
+            return RegressionScores(spearman(*pair), pearson(*pair), mean_squared_error(*pair))
 
 
 def main_score(scores: LabelScores) -> float:
-    """Return the one number that a validation is judged by: accuracy, micro F1 or Spearman, times 100."""
+    """Return the score of a validation: accuracy, micro F1 or Spearman's correlation, times 100."""
     match scores:
-        case ClassScores():
+        case SingleLabelScores():
             return 100 * scores.accuracy
-        case SeveralScores():
+        case MultiLabelScores():
             return 100 * scores.micro_f1
-        case NumberScores():
+        case RegressionScores():
             return 100 * scores.spearman

@@ -13,10 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64, Integer, Real
 from numpy import ndarray
 
-OUTSIDE = "O"
-"""The tag of a word that belongs to no entity."""
-
-Span = tuple[int, int, str]
+from clearhead.predict.tag import entity_spans
 
 
 def accuracy(predicted_N: Integer[ndarray, " examples"], expected_N: Integer[ndarray, " examples"]) -> float:
@@ -62,7 +59,7 @@ def macro_f1(confusion_LL: Int64[ndarray, "labels labels"]) -> float:
 
 
 @dataclass(frozen=True)
-class SeveralScores:
+class MultiLabelScores:
     """How well sets of labels were met, each 0 to 1.
 
     Args:
@@ -76,9 +73,9 @@ class SeveralScores:
     exact: float
 
 
-def several_scores(
+def multi_label_scores(
     predicted_NL: Bool[ndarray, "examples labels"], expected_NL: Bool[ndarray, "examples labels"]
-) -> SeveralScores:
+) -> MultiLabelScores:
     """Score sets of labels; where nothing was expected and nothing predicted, F1 counts as 1.
 
     Args:
@@ -90,7 +87,7 @@ def several_scores(
     )
     by_label_L = _f1(correct_L, predicted_L, expected_L)
     total = int(predicted_L.sum() + expected_L.sum())
-    return SeveralScores(
+    return MultiLabelScores(
         micro_f1=2 * int(correct_L.sum()) / total if total else 1.0,
         macro_f1=float(np.nanmean(by_label_L)) if total else 1.0,
         exact=float(np.mean((predicted_NL == expected_NL).all(1))),
@@ -147,42 +144,9 @@ def _ranks(values_N: Real[ndarray, " examples"]) -> Float[ndarray, " examples"]:
     return (last_U - (count_U - 1) / 2)[place_N]
 
 
-def split_tag(tag: str) -> tuple[str, str]:
-    """Return the prefix of a tag (B, I, E or S) and its entity type; a plain class is an entity of its own (S)."""
-    if tag == OUTSIDE:
-        return OUTSIDE, ""
-    if len(tag) > 2 and tag[0] in "BIES" and tag[1] == "-":
-        return tag[0], tag[2:]
-    return "S", tag
-
-
-def entity_spans(tags: Sequence[str]) -> list[Span]:
-    """Return the entities of a sentence as first word, word behind the last, and type.
-
-    The rule is that of conlleval: a tag I after another type or after O begins an entity, as B does; E ends one and S
-    is a whole one. Plain classes, tags without such a prefix, are one entity for each word.
-
-    Args:
-        tags: one for each word.
-
-    Source: Tjong Kim Sang and Buchholz 2000, and its program conlleval.
-    """
-    spans: list[Span] = []
-    start, last_prefix, last_type = 0, OUTSIDE, ""
-    for index, tag in enumerate([*tags, OUTSIDE]):
-        prefix, kind = split_tag(tag)
-        is_border = prefix in "BSO" or last_prefix in "ESO" or kind != last_type
-        if is_border and last_prefix != OUTSIDE:
-            spans.append((start, index, last_type))
-        if is_border:
-            start = index
-        last_prefix, last_type = prefix, kind
-    return spans
-
-
 @dataclass(frozen=True)
-class EntityCounts:
-    """How many entities were expected, predicted, and predicted with the right borders and the right type."""
+class F1Counts:
+    """How often a label or an entity type was expected, predicted, and both at once."""
 
     expected: int = 0
     predicted: int = 0
@@ -190,19 +154,27 @@ class EntityCounts:
 
     @property
     def precision(self) -> float:
-        """The share of predicted entities that are right, 0 to 1; 0 where none was predicted."""
-        return self.correct / self.predicted if self.predicted else 0.0
+        """Share of predictions that are right, 0 to 1; 0 where there are none."""
+        return self.correct / max(self.predicted, 1)
 
     @property
     def recall(self) -> float:
-        """The share of expected entities that were found, 0 to 1; 0 where none was expected."""
-        return self.correct / self.expected if self.expected else 0.0
+        """Share of what was expected that was found, 0 to 1; 0 where nothing was expected."""
+        return self.correct / max(self.expected, 1)
 
     @property
     def f1(self) -> float:
         """The harmonic mean of precision and recall."""
-        total = self.expected + self.predicted
-        return 2 * self.correct / total if total else 0.0
+        return 2 * self.correct / max(self.expected + self.predicted, 1)
+
+    def record(self, *, undefined: float | None = 0.0) -> dict[str, float | int | None]:
+        """Return precision, recall, F1 and the expected count; `undefined` stands for a ratio with nothing to count."""
+        return {
+            "precision": self.precision if self.predicted else undefined,
+            "recall": self.recall if self.expected else undefined,
+            "f1": self.f1 if self.expected + self.predicted else undefined,
+            "count": self.expected,
+        }
 
 
 @dataclass(frozen=True)
@@ -216,8 +188,8 @@ class EntityScores:
         num_words: words in all.
     """
 
-    all: EntityCounts
-    by_type: Mapping[str, EntityCounts]
+    all: F1Counts
+    by_type: Mapping[str, F1Counts]
     tag_accuracy: float
     num_words: int
 
@@ -240,8 +212,8 @@ def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[st
         num_words += len(true)
     kinds = sorted(counts["expected"] | counts["predicted"])
     return EntityScores(
-        all=EntityCounts(**{name: counter.total() for name, counter in counts.items()}),
-        by_type={kind: EntityCounts(**{name: counter[kind] for name, counter in counts.items()}) for kind in kinds},
+        all=F1Counts(**{name: counter.total() for name, counter in counts.items()}),
+        by_type={kind: F1Counts(**{name: counter[kind] for name, counter in counts.items()}) for kind in kinds},
         tag_accuracy=right / num_words if num_words else 0.0,
         num_words=num_words,
     )

@@ -5,18 +5,14 @@ Shape suffixes: N pairs, D width of a vector, C rows of one chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
-from clearhead.core import Transformer
-from clearhead.data.batches.contrastive import positive_groups
 from clearhead.errors import InputError
-from clearhead.predict.embed import embed
-from clearhead.text.tokenizer import Tokenizer
+from clearhead.predict.embed import check_pairs
 
 # Similarities of one chunk: 64 MiB in float32, however many pairs there are.
 _CHUNK_ENTRIES = 2**24
@@ -38,34 +34,6 @@ class Recall:
     def mean(self) -> float:
         """The mean of both directions."""
         return (self.forward + self.backward) / 2
-
-
-def evaluate_retrieval(
-    module: Transformer,
-    tokenizer: Tokenizer,
-    firsts: Sequence[str],
-    seconds: Sequence[str],
-    *,
-    ks: Sequence[int] = (1, 5, 10),
-    batch_tokens: int | None = None,
-) -> dict[int, Recall]:
-    """Return how well a model finds the text that belongs to each, among all texts of the other side.
-
-    Args:
-        module: a model whose head makes one vector of a text, of length 1.
-        tokenizer: of what the model reads.
-        firsts: the first text of each pair.
-        seconds: the second text of each pair; where pairs share a text, either partner is right.
-        ks: how many of the most similar texts count.
-        batch_tokens: most padded tokens read together, None: `read_tokens`.
-
-    Raises:
-        InputError: the counts differ, there are no pairs, or as `embed`.
-    """
-    check_pairs(firsts, seconds)
-    groups = positive_groups(zip(firsts, seconds, strict=True))
-    first_ND, second_ND = (embed(module, tokenizer, texts, batch_tokens=batch_tokens) for texts in (firsts, seconds))
-    return {k: recall_at(first_ND, second_ND, k, groups=groups) for k in ks}
 
 
 def recall_at(
@@ -112,13 +80,3 @@ def _found(
         best_C1 = np.where(right_CN, similarity_CN, -np.inf).max(1, keepdims=True)
         hits += int((((similarity_CN >= best_C1) & ~right_CN).sum(1) < k).sum())
     return hits / len(questions_ND)
-
-
-def check_pairs(firsts: Sized, seconds: Sized) -> None:
-    """Refuse two sides that are not as long as each other.
-
-    Raises:
-        InputError: the counts differ.
-    """
-    if len(firsts) != len(seconds):
-        raise InputError(f"there are {len(firsts)} first texts but {len(seconds)} second ones; give pairs")

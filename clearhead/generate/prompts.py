@@ -18,7 +18,7 @@ from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prefill import check_model
 from clearhead.generate.results import Continuation, Generation
 from clearhead.generate.scoring.targets import PairScore
-from clearhead.generate.scoring.texts import TextLoss, score_sequences, text_loss
+from clearhead.generate.scoring.texts import score_sequences
 from clearhead.generate.streaming_decoder import text_behind
 from clearhead.text.chat import ChatTemplate
 from clearhead.text.pair import TokenizerPair
@@ -134,7 +134,7 @@ def score_texts(
     """
     return score_sequences(
         module,
-        _framed(tokenizer, texts),
+        with_special_tokens(tokenizer, texts),
         pad_id=tokenizer.pad_id,
         window=window,
         stride=stride,
@@ -142,37 +142,8 @@ def score_texts(
     )
 
 
-def texts_loss(
-    module: Transformer,
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    *,
-    window: int | None = None,
-    stride: int | None = None,
-    on_batch: Callable[[int], None] | None = None,
-) -> TextLoss:
-    """Return loss, perplexity and bits per byte of texts, each a document of its own with an end token.
-
-    Args:
-        module, tokenizer, texts, window, stride: as for `score_texts`.
-        on_batch: called with the number of tokens done, after each batch.
-
-    Raises:
-        InputError: as for `score_texts`; or no texts.
-    """
-    return text_loss(
-        module,
-        _framed(tokenizer, texts),
-        pad_id=tokenizer.pad_id,
-        num_bytes=sum(len(text.encode()) for text in texts),
-        window=window,
-        stride=stride,
-        on_batch=on_batch,
-    )
-
-
-def _framed(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Return each text as a model was trained on it."""
+def with_special_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of texts with the special tokens that a language model was trained with."""
     return [tokenizer.special_tokens.for_target(ids) for ids in tokenizer.encode_batch(list(texts))]
 
 

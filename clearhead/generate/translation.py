@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from clearhead.core import Transformer
@@ -12,7 +12,7 @@ from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.prompts import check_generation_config, wordless
 from clearhead.generate.results import Candidate, Hypothesis
-from clearhead.generate.scoring.targets import PairScore, score_framed
+from clearhead.generate.scoring.targets import PairScore, score_targets
 from clearhead.generate.search.beam import beam_search
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
@@ -80,7 +80,6 @@ def translate_ids(
     pad_id: int,
     options: SearchOptions,
     config: GenerationConfig | None = None,
-    on_batch: Callable[[int], None] | None = None,
 ) -> list[list[Candidate]]:
     """Return the best translations of each source, best first, in the order of the sources.
 
@@ -94,7 +93,6 @@ def translate_ids(
         pad_id: padding id, for sources and hypotheses.
         options: beam size, length penalty, limits and batch budget.
         config: what the files of a checkpoint say besides.
-        on_batch: called with the number of sentences done, after each batch.
 
     Raises:
         InputError: an empty source, one beyond the model's positions, or a length beyond the decoder's.
@@ -103,7 +101,6 @@ def translate_ids(
     device = device_of(module)
     results: list[list[Candidate]] = [[] for _ in sources]
     costs = [len(source) * options.beam_size for source in sources]
-    num_done = 0
     with evaluation_mode(module):
         for batch in batches_by_cost(costs, budget=options.batch_tokens, most_rows=options.batch_size):
             ids_NS, mask_NS = pad_ids([sources[i] for i in batch], pad_id, device)
@@ -112,9 +109,6 @@ def translate_ids(
             )
             for i, candidates in zip(batch, found, strict=True):
                 results[i] = candidates
-            num_done += len(batch)
-            if on_batch is not None:
-                on_batch(num_done)
     return results
 
 
@@ -139,7 +133,7 @@ def score_translations(
         InputError: a single stack, unequal counts, or a sequence beyond the model's positions.
     """
     check_two_stacks(module)
-    return score_framed(
+    return score_targets(
         module,
         [special_tokens.for_source(ids) for ids in tokenizers.source.encode_batch(list(sources))],
         [special_tokens.for_target(ids) for ids in tokenizers.target.encode_batch(list(targets))],

@@ -1,6 +1,6 @@
-"""The answer to a question: the stretch of a text that a model finds it in, or that the text has none.
+"""Extractive question answering: the span of a context that answers a question, or that there is no answer.
 
-Shape suffixes: W windows of the text, T tokens of a window, K lengths of an answer.
+Shape suffixes: W windows of the context, T tokens of a window, K lengths of an answer.
 """
 
 from __future__ import annotations
@@ -14,42 +14,32 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.errors import InputError, RunFailure
-from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, read_tokens
-from clearhead.predict.classify import max_length_of
+from clearhead.errors import InputError
+from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.task import TaskRecord
 from clearhead.text.spans import Span
 from clearhead.text.tokenizer import Tokenizer
 
-# What such models are trained on: longer texts are read in windows, of which each shares this much with the next.
+# In tokens, as such models are trained: a longer context is read in overlapping windows.
 WINDOW, OVERLAP = 384, 128
-LONGEST = 15
-"""Most tokens of an answer where nothing else is asked."""
+MAX_ANSWER_TOKENS = 15
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A stretch of the text, or, where the text is empty, that there is no answer.
+    """A span of the context, or "no answer" where the text is empty.
 
     Args:
-        text: the characters it stands at.
-        score: the probability that it begins where it does times that it ends where it does, among the tokens of the
-            window that shows it best; where there is no answer, the least that any window gives to this.
-        start, end: places in the text, in characters; `end` is behind the last one.
+        text: the characters of the span.
+        score: probability of its start times probability of its end, among the tokens of the window that scores it
+            best; for "no answer" the lowest score over all windows.
+        start, end: character offsets in the context; `end` is exclusive.
     """
 
     text: str
     score: float
     start: int
     end: int
-
-
-@dataclass(frozen=True)
-class _Window:
-    """Some tokens of the text: the place of the first among all, and how many."""
-
-    first: int
-    count: int
 
 
 def answer(
@@ -61,26 +51,26 @@ def answer(
     *,
     top_k: int = 1,
     allow_no_answer: bool = False,
-    max_tokens: int = LONGEST,
+    max_tokens: int = MAX_ANSWER_TOKENS,
     batch_size: int | None = None,
 ) -> list[Answer]:
-    """Return where in a text a question is answered, the best answer first.
+    """Return the spans of a context that answer a question, best first.
 
-    A text that is longer than what the model reads at once is read in windows that overlap.
+    A context that is longer than the model's window is read in overlapping windows.
 
     Args:
-        module: its head scores each token as the first and as the last of an answer; used in evaluation mode, its own
-            mode is restored.
-        tokenizer: what it was trained with.
-        record: what it was trained for.
+        module: its head scores each token as start and as end of an answer; used in evaluation mode, its own mode is
+            restored.
+        tokenizer: the tokenizer it was trained with.
+        record: the task it was trained for.
         question, context: neither empty.
-        top_k: how many answers; a text of few tokens has fewer.
-        allow_no_answer: "no answer" is an answer too.
-        max_tokens: of an answer.
-        batch_size: most windows of one batch; None: only the tokens count.
+        top_k: number of answers; a short context has fewer.
+        allow_no_answer: "no answer" is one of the possible answers.
+        max_tokens: most tokens of an answer.
+        batch_size: most windows of one batch; None: no limit but the tokens.
 
     Raises:
-        InputError: the model was not trained to answer, or a text or a number is out of range.
+        InputError: the model does not answer questions, or a text or a number is out of range.
         RunFailure: the model's outputs are not finite.
 
     Source: arXiv 1810.04805, section 4.2 and 4.3.
@@ -89,33 +79,32 @@ def answer(
     for name, count in (("top_k", top_k), ("max_tokens", max_tokens)):
         if count < 1:
             raise InputError(f"{name} must be at least 1, got {count}")
-    asked = tokenizer.encode(question)
+    question_ids = tokenizer.encode(question)
     ids, spans = tokenizer.encode_with_spans(context)
-    for name, tokens in (("question", asked), ("context", ids)):
+    for name, tokens in (("question", question_ids), ("context", ids)):
         if not tokens:
             raise InputError(f"the {name} is empty; there is nothing to {'ask' if name == 'question' else 'read'}")
-    windows = _windows(len(asked), len(ids), collator, max_length_of(module, record))
-    has_front = not isinstance(collator.special_tokens.template(paired=True)[0][0], str)
-    if allow_no_answer and not has_front:
+    windows = _windows(len(question_ids), len(ids), collator, max_input_length(module, record))
+    if allow_no_answer and isinstance(collator.special_tokens.template(paired=True)[0][0], str):
         raise InputError("this tokenizer puts no token in front of a text, where a model could say 'no answer'")
     found: dict[Span, float] = {}
-    missing = 1.0
-    for window, begins, ends in _scored(module, collator, asked, ids, windows, has_front, batch_size):
-        missing = min(missing, float(begins[0] * ends[0]))
-        for first, last, score in _best(begins[1:], ends[1:], top_k, max_tokens):
-            span = spans[window.first + first][0], spans[window.first + last][1]
+    no_answer = 1.0
+    for window, starts, ends in _probabilities(module, collator, question_ids, ids, windows, batch_size):
+        no_answer = min(no_answer, float(starts[0] * ends[0]))
+        for first, last, score in _best_spans(starts[1:], ends[1:], top_k, max_tokens):
+            span = spans[window[first]][0], spans[window[last]][1]
             found[span] = max(score, found.get(span, 0.0))
     answers = [Answer(context[start:end], score, start, end) for (start, end), score in found.items()]
     if allow_no_answer:
-        answers.append(Answer("", missing, 0, 0))
-    return sorted(answers, key=lambda one: (-one.score, one.start, one.end))[:top_k]
+        answers.append(Answer("", no_answer, 0, 0))
+    return sorted(answers, key=lambda answer: (-answer.score, answer.start, answer.end))[:top_k]
 
 
 def _collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> InputCollator:
-    """Return how a model reads a question with its text.
+    """Return the collator of questions with their contexts.
 
     Raises:
-        InputError: it was not trained to answer, or its tokenizer reads no pairs.
+        InputError: the model does not answer questions, or its tokenizer has no template for pairs.
     """
     head = module.head
     if record.kind != "answer" or head is None or head.is_pooled or head.projection().weight_VD.shape[0] != 2:
@@ -128,65 +117,57 @@ def _collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> 
     return collator
 
 
-def _windows(num_asked: int, num_ids: int, collator: InputCollator, max_length: int | None) -> list[_Window]:
-    """Cut a text so that each window fits beside the question.
+def _windows(num_question: int, num_ids: int, collator: InputCollator, max_length: int | None) -> list[range]:
+    """Return the tokens of each window: as many as fit beside the question.
 
     Raises:
         InputError: the question leaves no room.
     """
     longest = WINDOW if max_length is None else min(WINDOW, max_length)
-    room = longest - num_asked - collator.special_tokens.num_added(paired=True)
-    # A question that fills most of a window shortens the overlap, and one that fills nearly all of it is refused.
-    overlap = min(OVERLAP, longest // 2, room // 2)
+    room = longest - num_question - collator.special_tokens.num_added(paired=True)
     if room < 2:
         raise InputError(
-            f"the question has {num_asked} tokens, and {longest} are read together with the text; shorten it"
+            f"the question has {num_question} tokens, and {longest} are read together with the text; shorten it"
         )
-    windows = [_Window(first, min(room, num_ids - first)) for first in range(0, num_ids, room - overlap)]
-    is_last = [window.first + window.count == num_ids for window in windows]
-    return windows[: is_last.index(True) + 1]
+    # A long question shortens the overlap.
+    overlap = min(OVERLAP, longest // 2, room // 2)
+    windows = [range(first, min(first + room, num_ids)) for first in range(0, num_ids, room - overlap)]
+    return windows[: [window.stop for window in windows].index(num_ids) + 1]
 
 
-def _scored(
+def _probabilities(
     module: Transformer,
     collator: InputCollator,
-    asked: list[int],
+    question_ids: list[int],
     ids: list[int],
-    windows: Sequence[_Window],
-    has_front: bool,
+    windows: Sequence[range],
     batch_size: int | None,
-) -> Iterator[tuple[_Window, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]:
-    """Yield each window with probabilities: that an answer begins, and ends, at "nowhere" and at each of its tokens."""
-    template = collator.special_tokens.template(paired=True)
-    front = sum(len(asked) if part == "A" else 1 for part, _ in template[: [p for p, _ in template].index("B")])
-    lengths = [len(asked) + window.count + collator.special_tokens.num_added(paired=True) for window in windows]
-    device = device_of(module)
-    with evaluation_mode(module), torch.inference_mode():
-        for rows in batches_by_cost(lengths, budget=read_tokens(module), most_rows=batch_size):
-            texts = [ids[windows[row].first : windows[row].first + windows[row].count] for row in rows]
-            batch = collator.collate([asked] * len(rows), texts).to(device)
-            out = module(
-                batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask, segments=batch.segments
-            )
-            logits_WT2 = out.logits.double().cpu()
-            if not bool(torch.isfinite(logits_WT2).all()):
-                raise RunFailure("the model's outputs are not finite: its weights are damaged")
-            for row, logits_T2 in zip(rows, logits_WT2, strict=True):
-                window = windows[row]
-                nowhere = logits_T2[:1] if has_front else torch.full((1, 2), -torch.inf, dtype=torch.double)
-                shares = torch.cat([nowhere, logits_T2[front : front + window.count]]).softmax(0)
-                yield window, shares[:, 0], shares[:, 1]
+) -> Iterator[tuple[range, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]:
+    """Yield each window with the probabilities that an answer starts, and ends, nowhere and at each of its tokens."""
+    template = [part for part, _ in collator.special_tokens.template(paired=True)]
+    offset = sum(len(question_ids) if part == "A" else 1 for part in template[: template.index("B")])
+    texts = [ids[window.start : window.stop] for window in windows]
+    for rows, logits_WT2 in batch_outputs(
+        module, collator, [question_ids] * len(windows), texts, batch_size=batch_size
+    ):
+        check_finite(logits_WT2)
+        for row, logits_T2 in zip(rows, logits_WT2.double(), strict=True):
+            # The first special token stands for "no answer".
+            nowhere = logits_T2.new_full((1, 2), -torch.inf) if isinstance(template[0], str) else logits_T2[:1]
+            window = windows[row]
+            starts, ends = torch.cat([nowhere, logits_T2[offset : offset + len(window)]]).softmax(0).unbind(1)
+            yield window, starts, ends
 
 
-def _best(
-    begins_T: Float[Tensor, " tokens"], ends_T: Float[Tensor, " tokens"], top_k: int, max_tokens: int
+def _best_spans(
+    starts_T: Float[Tensor, " tokens"], ends_T: Float[Tensor, " tokens"], top_k: int, max_tokens: int
 ) -> list[tuple[int, int, float]]:
-    """Return the most probable stretches of at most so many tokens: first and last token, and the score."""
-    count = len(begins_T)
+    """Return the most probable spans of at most so many tokens: first and last token, and the score."""
+    count = len(starts_T)
     longest = min(max_tokens, count)
     padded = torch.cat([ends_T, ends_T.new_full((longest - 1,), -1.0)])
     # Row k holds the ends of answers of k + 1 tokens.
-    scores_KT = begins_T * torch.stack([padded[extra : extra + count] for extra in range(longest)])
+    scores_KT = starts_T * torch.stack([padded[extra : extra + count] for extra in range(longest)])
     is_inside_KT: Bool[Tensor, "lengths tokens"] = torch.arange(count) + torch.arange(longest)[:, None] < count
     scores = scores_KT.where(is_inside_KT, -1.0).flatten()
     best = scores.topk(min(top_k, int(is_inside_KT.sum())))

@@ -13,14 +13,14 @@ from clearhead.evaluate.metrics import (
     accuracy,
     confusion_matrix,
     entity_f1,
-    entity_spans,
     f1_by_label,
     macro_f1,
     mean_squared_error,
+    multi_label_scores,
     pearson,
-    several_scores,
     spearman,
 )
+from clearhead.predict.tag import entity_spans
 
 
 def classes(count: int, num_labels: int, seed: int) -> np.ndarray:
@@ -69,7 +69,7 @@ def test_several_labels_against_plain_counting() -> None:
         wrong = sum(p != e for p, e, label in cells if label in labels)
         return 2 * true_positive / (2 * true_positive + wrong)
 
-    scores = several_scores(predicted, expected)
+    scores = multi_label_scores(predicted, expected)
     assert scores.micro_f1 == pytest.approx(f1(set(range(7))))
     assert scores.macro_f1 == pytest.approx(sum(f1({label}) for label in (0, 1, 2, 3, 5, 6)) / 6)
     assert scores.exact == pytest.approx(sum(list(p) == list(e) for p, e in zip(predicted, expected, strict=True)) / 31)
@@ -77,9 +77,9 @@ def test_several_labels_against_plain_counting() -> None:
 
 def test_no_label_anywhere_is_met() -> None:
     nothing = np.zeros((3, 2), dtype=bool)
-    scores = several_scores(nothing, nothing)
+    scores = multi_label_scores(nothing, nothing)
     assert (scores.micro_f1, scores.macro_f1, scores.exact) == (1.0, 1.0, 1.0)
-    assert several_scores(~nothing, nothing).micro_f1 == 0.0
+    assert multi_label_scores(~nothing, nothing).micro_f1 == 0.0
 
 
 def ranks(values: list[float]) -> list[Fraction]:

@@ -7,8 +7,9 @@ import torch
 
 from clearhead import core as ch
 from clearhead.errors import InputError
+from clearhead.evaluate.text_loss import text_loss
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prompts import generate_texts, score_texts, stream_text, texts_loss
+from clearhead.generate.prompts import generate_texts, score_texts, stream_text
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
@@ -122,7 +123,7 @@ def test_scores_and_loss_of_texts_are_those_of_framed_ids() -> None:
             log_probs = module(torch.tensor([ids[:-1]])).logits[0].double().log_softmax(1)
         expected = log_probs[range(len(ids) - 1), ids[1:]].tolist()
         assert found.token_log_probabilities == pytest.approx(expected, abs=1e-4)
-    loss = texts_loss(module, tokenizer, texts, window=5, stride=2)
+    loss = text_loss(module, tokenizer, texts, window=5, stride=2)
     assert loss.num_bytes == sum(len(text.encode()) for text in texts)
     assert loss.num_tokens == sum(len(score.ids) for score in scores)
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import InputError
+from clearhead.evaluate.text_loss import sequence_loss
 from clearhead.generate.scoring import texts as scoring_texts
-from clearhead.generate.scoring.texts import score_sequences, text_loss, windows
+from clearhead.generate.scoring.texts import score_sequences, windows
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, tiny_decoder, tiny_model
 
 
@@ -70,19 +71,18 @@ def test_each_token_is_scored_behind_its_own_window(window: int, stride: int) ->
 
 def test_loss_is_in_nats_per_token_and_bits_per_byte() -> None:
     module = tiny_decoder("original", seed=5).train()
-    told: list[int] = []
     arrays = [np.array(ids, dtype=np.uint16) for ids in sequences()]
-    found = text_loss(module, arrays, pad_id=PAD, num_bytes=211, window=11, stride=5, on_batch=told.append)
+    found = sequence_loss(module, arrays, pad_id=PAD, num_bytes=211, window=11, stride=5)
     assert module.training
     scores = score_sequences(module.eval(), sequences(), pad_id=PAD, window=11, stride=5)
     nats = -sum(score.log_probability for score in scores)
-    assert found.num_tokens == told[-1] == sum(len(ids) - 1 for ids in sequences())
+    assert found.num_tokens == sum(len(ids) - 1 for ids in sequences())
     assert found.nats == pytest.approx(nats, rel=1e-6)
     assert found.loss == pytest.approx(nats / found.num_tokens) and found.perplexity == pytest.approx(
         math.exp(found.loss)
     )
     assert found.bits_per_byte == pytest.approx(nats / math.log(2) / 211)
-    assert text_loss(module, arrays, pad_id=PAD).bits_per_byte is None
+    assert sequence_loss(module, arrays, pad_id=PAD).bits_per_byte is None
 
 
 def test_faults_are_named_together() -> None:
@@ -93,6 +93,6 @@ def test_faults_are_named_together() -> None:
     with pytest.raises(InputError, match="stride must be from 1 to the window of 7 tokens, not 8"):
         score_sequences(module, [[BOS, 3]], pad_id=PAD, window=7, stride=8)
     with pytest.raises(InputError, match="nothing to score"):
-        text_loss(module, [], pad_id=PAD)
+        sequence_loss(module, [], pad_id=PAD)
     with pytest.raises(InputError, match="score targets given their sources"):
         score_sequences(tiny_model("original", seed=7), [[BOS, 3]], pad_id=PAD)

@@ -114,14 +114,8 @@ def test_search_runs_without_dropout_and_leaves_the_mode_as_it_was() -> None:
     assert not module.training
 
 
-def test_progress_is_told_after_each_batch_and_nothing_in_gives_nothing_out() -> None:
-    module = tiny_model("original", seed=6)
-    told: list[int] = []
-    options = SearchOptions(beam_size=2, max_length=3, batch_size=2)
-    sources = some_sources(5, longest=3)
-    translate_ids(module, sources, bos_id=BOS, eos_id=EOS, pad_id=PAD, options=options, on_batch=told.append)
-    assert told == [2, 4, 5]
-    assert translate(module, [], options) == []
+def test_no_sources_give_no_translations() -> None:
+    assert translate(tiny_model("original", seed=6), [], SearchOptions(beam_size=2)) == []
 
 
 def test_bad_sources_are_all_named() -> None:

@@ -8,9 +8,8 @@ import torch
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, RunFailure
-from clearhead.evaluate.retrieval import Recall, evaluate_retrieval, recall_at
-from clearhead.predict.embed import embed, vector_width
-from clearhead.predict.similarity import similarity
+from clearhead.evaluate.retrieval import Recall, recall_at
+from clearhead.predict.embed import embed, similarity, vector_width
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, vector_head, with_head
 from clearhead.text.tokenizer import Tokenizer
@@ -206,16 +205,6 @@ def test_equal_vectors_find_nothing() -> None:
     assert recall_at(same, same) == Recall(0.0, 0.0)
     assert recall_at(same, same, 7) == Recall(1.0, 1.0)
     assert recall_at(same, same, groups=np.zeros(7, dtype=np.int64)) == Recall(1.0, 1.0)
-
-
-def test_retrieval_is_recall_of_the_vectors(tokenizer: Tokenizer) -> None:
-    module = model(tokenizer)
-    firsts, seconds = ["aa bb", "cc", "aa bb", "dd ee", "ff"], ["bb aa", "cc dd", "gg", "ee", "ff ff"]
-    vectors = [embed(module, tokenizer, texts) for texts in (firsts, seconds)]
-    groups = np.array([0, 1, 0, 3, 4])
-    found = evaluate_retrieval(module, tokenizer, firsts, seconds, ks=(1, 3))
-    assert found == {k: recall_at(vectors[0], vectors[1], k, groups=groups) for k in (1, 3)}
-    assert found[3].mean >= found[1].mean
 
 
 def test_recall_says_what_it_needs() -> None:

@@ -39,43 +39,7 @@ class PairScore:
     score: float
 
 
-def score_pairs(
-    module: Transformer,
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    *,
-    bos_id: int,
-    eos_id: int,
-    pad_id: int,
-    length_penalty: float,
-    batch_tokens: int = 8192,
-) -> list[PairScore]:
-    """Return the log-probabilities of each target given its source, in the order given.
-
-    Args:
-        module: an encoder-decoder model; run in evaluation mode, its own mode is restored.
-        sources: ids as the encoder reads them, none empty.
-        targets: ids without start and end token; these are added here. An empty target is the end token alone.
-        bos_id: id the decoder starts from.
-        eos_id: id that ends a target.
-        pad_id: padding id.
-        length_penalty: exponent alpha of the score.
-        batch_tokens: most padded source + target tokens scored together.
-
-    Raises:
-        InputError: unequal counts, an empty source, or a sequence beyond the model's positions.
-    """
-    return score_framed(
-        module,
-        sources,
-        [[bos_id, *target, eos_id] for target in targets],
-        pad_id=pad_id,
-        length_penalty=length_penalty,
-        batch_tokens=batch_tokens,
-    )
-
-
-def score_framed(
+def score_targets(
     module: Transformer,
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],

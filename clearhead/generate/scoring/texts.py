@@ -10,8 +10,7 @@ Shapes: B windows of a batch, T tokens of a window, C scored tokens of a window,
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,38 +27,6 @@ from clearhead.generate.results import length_normalised
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
 
 Ids = Sequence[int] | Integer[ndarray, " _"]
-
-
-@dataclass(frozen=True)
-class TextLoss:
-    """How well a model predicts text.
-
-    Args:
-        nats: sum of the cross-entropies of all scored tokens.
-        num_tokens: scored tokens, end tokens included.
-        num_bytes: bytes of the text in UTF-8; None where that is not known.
-        seconds: wall time of the pass.
-    """
-
-    nats: float
-    num_tokens: int
-    num_bytes: int | None
-    seconds: float
-
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return self.nats / self.num_tokens
-
-    @property
-    def perplexity(self) -> float:
-        """The exponential of the loss."""
-        return math.exp(self.loss) if self.loss < math.log(1e300) else math.inf
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """What each byte of the text costs: comparable between vocabularies; None where the bytes are not known."""
-        return self.nats / math.log(2) / self.num_bytes if self.num_bytes else None
 
 
 @dataclass(frozen=True)
@@ -121,7 +88,7 @@ def score_sequences(
             out of range.
     """
     scored = [np.empty(len(ids) - 1) for ids in sequences]
-    for part, log_probs in _log_probabilities(module, sequences, pad_id, window, stride):
+    for part, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride):
         scored[part.sequence][part.first - 1 : part.stop] = log_probs
     results = []
     for ids, row in zip(sequences, scored, strict=True):
@@ -131,39 +98,7 @@ def score_sequences(
     return results
 
 
-def text_loss(
-    module: Transformer,
-    sequences: Sequence[Ids],
-    *,
-    pad_id: int,
-    num_bytes: int | None = None,
-    window: int | None = None,
-    stride: int | None = None,
-    on_batch: Callable[[int], None] | None = None,
-) -> TextLoss:
-    """Return the loss of all sequences together; nothing is kept for each token.
-
-    Args:
-        module, sequences, pad_id, window, stride: as for `score_sequences`; memory-mapped arrays will do.
-        num_bytes: bytes of the text in UTF-8, for the bits per byte.
-        on_batch: called with the number of tokens done, whenever more are.
-
-    Raises:
-        InputError: as for `score_sequences`; or no sequences.
-    """
-    if not len(sequences):
-        raise InputError("there is nothing to score: give at least one text.")
-    started = time.perf_counter()
-    nats, num_tokens = 0.0, 0
-    for _, log_probs in _log_probabilities(module, sequences, pad_id, window, stride):
-        nats -= float(log_probs.sum())
-        num_tokens += len(log_probs)
-        if on_batch is not None:
-            on_batch(num_tokens)
-    return TextLoss(nats, num_tokens, num_bytes, time.perf_counter() - started)
-
-
-def _log_probabilities(
+def token_log_probabilities(
     module: Transformer, sequences: Sequence[Ids], pad_id: int, window: int | None, stride: int | None
 ) -> Iterator[tuple[Window, Float[ndarray, " scored"]]]:
     """Yield each window with the log-probabilities of its scored tokens, longest windows first."""

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
-from clearhead.evaluate.labels import label_outputs
+from clearhead.predict.outputs import run_batch
 from clearhead.task import LabelKind
 
 
@@ -33,7 +33,7 @@ def label_loss(
         The sum in nats, or of squared differences, and the number of labels it runs over.
     """
     assert isinstance(module, Transformer), "labels need the module that was built for them"
-    logits_BL = label_outputs(module, batch).float()
+    logits_BL = run_batch(module, batch).float()
     match kind:
         case "single_label":
             loss = F.cross_entropy(logits_BL, batch.labels, reduction="sum", label_smoothing=label_smoothing)

@@ -18,7 +18,7 @@ from clearhead.data.stores.label_set import LabelSet
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled
 from clearhead.data.stores.tokenizers import cached_tokenizer
 from clearhead.errors import InputError
-from clearhead.evaluate.labels import judge_labelled, main_score
+from clearhead.evaluate.labels import evaluate_label_store, main_score
 from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import label_head, token_head, with_head
 from clearhead.spec import Model
@@ -68,8 +68,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
     def validate(module: nn.Module) -> Validation:
         assert isinstance(module, Transformer), "labels need the module that was built for them"
-        judged = judge_labelled(module, tokenizer, stores.valid, batch_tokens=budget, repeats=record.repeats)
-        return Validation(loss=judged.loss, score=main_score(judged.scores))
+        found = evaluate_label_store(module, tokenizer, stores.valid, batch_tokens=budget, repeats=record.repeats)
+        return Validation(loss=found.loss, score=main_score(found.scores))
 
     return TaskParts(
         tokenizers=one_sided(tokenizer),

@@ -16,7 +16,7 @@ from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.data.stores.tokenizers import cached_tokenizer
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
-from clearhead.predict.tag import judge_tagged
+from clearhead.evaluate.tags import evaluate_tag_store
 from clearhead.presets.task_heads import token_head
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
@@ -60,8 +60,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
     def validate(module: nn.Module) -> Validation:
         assert isinstance(module, Transformer), "tags need the module that was built for them"
-        judged = judge_tagged(module, tokenizer, stores.valid, batch_tokens=budget)
-        return Validation(loss=judged.loss, score=100 * judged.scores.all.f1)
+        found = evaluate_tag_store(module, tokenizer, stores.valid, batch_tokens=budget)
+        return Validation(loss=found.loss, score=100 * found.scores.all.f1)
 
     return TaskParts(
         tokenizers=one_sided(tokenizer),

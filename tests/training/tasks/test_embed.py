@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import clearhead as ch
+from clearhead.data.batches.contrastive import positive_groups
 from clearhead.data.sources.lines import read_lines
 from clearhead.errors import InputError
-from clearhead.evaluate.retrieval import evaluate_retrieval
+from clearhead.evaluate.retrieval import recall_at
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
@@ -69,7 +70,8 @@ def test_it_learns_what_belongs_together(tmp_path: Path, family: str) -> None:
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     model = ch.load(tmp_path / "run", device="cpu")
     firsts, seconds = (read_lines(tmp_path / f"valid.{side}") for side in "ab")
-    found = evaluate_retrieval(model.module, model.tokenizer, firsts, seconds, ks=(1,))[1]
+    groups = positive_groups(zip(firsts, seconds, strict=True))
+    found = recall_at(model.embed(firsts), model.embed(seconds), groups=groups)
     assert last["valid_score"] == pytest.approx(100 * found.mean), "what validation says is what the vectors do"
     assert found.mean > 0.25, "chance is 0.02"
     assert (model.task.kind, model.task.max_length) == ("embed", 7)
