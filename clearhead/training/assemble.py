@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,14 +21,14 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run, take_weights
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.optim.schedules import KINDS_WITH_AN_END, build_schedule
+from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, build_schedule
 from clearhead.training.optim.weight_averages import average_checkpoints
 from clearhead.training.preflight import preflight
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
 from clearhead.training.runfile.read import RunFile, to_toml
-from clearhead.training.settings import EarlyStop, TrainResult, TrainSettings, planned_steps
+from clearhead.training.settings import TrainResult, TrainSettings, planned_steps
 from clearhead.training.tasks.base import TaskParts, TaskSetup
 from clearhead.training.tasks.registry import parts_of
 from clearhead.training.token_counts import count_tokens
@@ -98,7 +97,7 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
             new = take_weights(module, start, parts.record, progress)
         if run_file.lora is not None:
             progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
-            settings = replace(settings, choices={**settings.choices, NEW_TENSORS: " ".join(new)})
+            settings = _remembering(settings, NEW_TENSORS, " ".join(new))
         trainer = _trainer(run_file, settings, module, parts, progress, directory)
         if resume:
             _mention_moved_schedule(run_file, choices, trainer.settings, progress)
@@ -189,36 +188,18 @@ def _settle_spec(spec: Model, directory: RunDirectory, resume: bool) -> None:
 
 
 def _settings(run_file: RunFile, precision: Literal["fp32", "bf16"], parts: TaskParts[Batch]) -> TrainSettings:
-    train = run_file.train
-    early = train.early_stop
-    assert train.validate_every is not None, "the run file fills its defaults"
-    return TrainSettings(
-        run=Path(train.run),
-        steps=train.steps,
-        epochs=train.epochs,
-        seconds=train.seconds,
-        accumulate=train.accumulate,
-        clip=train.clip,
-        validate_every=train.validate_every,
-        save_every=train.save_every,
-        keep=train.keep,
-        average=train.average or 0,
-        ema=train.ema,
-        early_stop=EarlyStop("loss" if early.metric == "loss" else "score", early.patience)
-        if early is not None
-        else None,
-        seed=train.seed,
-        precision=precision,
-        threads=train.threads,
-        best_by=parts.best_by,
-        score_name=parts.score_name,
-        choices={
-            "tokenizer": parts.tokenizers.fingerprint,
-            "score_name": parts.score_name,
-            "valid_data": parts.valid_data,
-            **count_tokens(parts.batches).choices(),
-        },
-    )
+    choices = {
+        "tokenizer": parts.tokenizers.fingerprint,
+        "score_name": parts.score_name,
+        "valid_data": parts.valid_data,
+        **count_tokens(parts.batches).choices(),
+    }
+    table = run_file.train.model_dump() | {"precision": precision}
+    return TrainSettings(**table, best_by=parts.best_by, score_name=parts.score_name, choices=choices)
+
+
+def _remembering(settings: TrainSettings, name: str, value: str | int) -> TrainSettings:
+    return settings.model_copy(update={"choices": {**settings.choices, name: value}})
 
 
 def _trainer(
@@ -231,9 +212,9 @@ def _trainer(
 ) -> Trainer[Batch]:
     """Put the parts of a training run together."""
     train = run_file.train
-    assert train.learning_rate is not None and train.warmup is not None and train.weight_decay is not None
+    assert train.learning_rate is not None and train.warmup is not None, "the run file fills its defaults"
     steps = planned_steps(settings, parts.batches.batches_per_epoch)
-    settings = replace(settings, choices={**settings.choices, PLANNED_STEPS: steps or 0})
+    settings = _remembering(settings, PLANNED_STEPS, steps or 0)
     return Trainer(
         module=module,
         optimizer=build_optimizer(
@@ -265,7 +246,7 @@ def _mention_moved_schedule(
 ) -> None:
     """A run may go on for longer than it was planned, but then a schedule with an end is another schedule."""
     before, now = choices.get(PLANNED_STEPS), settings.choices[PLANNED_STEPS]
-    if run_file.train.schedule in KINDS_WITH_AN_END and before is not None and before != now:
+    if run_file.train.schedule in SCHEDULES_WITH_AN_END and before is not None and before != now:
         progress.message(
             f"the {run_file.train.schedule} schedule now ends at step {now:,} instead of {before:,}: from here on the "
             "learning rates differ from those of the run as it was planned"

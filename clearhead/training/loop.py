@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.result import Validation
 from clearhead.runs import checkpoint as files
-from clearhead.runs.checkpoint import saved_choices
 from clearhead.runs.directory import AVERAGED, RunDirectory, held
 from clearhead.runs.metrics import Metrics, MetricsLog
 from clearhead.runs.recent_weights import (
@@ -50,19 +49,8 @@ from clearhead.training.random_state import (
     seed_everything,
     threads_put_back,
 )
-from clearhead.training.settings import EarlyStop, TrainResult, TrainSettings, planned_steps
+from clearhead.training.settings import TrainResult, TrainSettings, planned_steps
 from clearhead.training.signals import Interrupted, StopRequested, StopSignals
-
-__all__ = [
-    "EarlyStop",
-    "Interrupted",
-    "TrainResult",
-    "TrainSettings",
-    "Trainer",
-    "Validation",
-    "planned_steps",
-    "saved_choices",
-]
 
 
 @dataclass
@@ -71,7 +59,7 @@ class Trainer(Generic[BatchT]):
 
     Attributes:
         module: what is trained.
-        optimizer: over its parameters; a group's "learning_rate_scale" multiplies the schedule's learning rate.
+        optimizer: over its parameters.
         schedule: the learning rate of each step.
         batches: endless training batches.
         loss: gives, for a batch, the summed loss (a scalar with gradient) and the number of labels it was summed over.
@@ -103,7 +91,7 @@ class Trainer(Generic[BatchT]):
             Interrupted: a signal asked to stop; everything is saved.
         """
         with contextlib.ExitStack() as stack:
-            run = stack.enter_context(held(self.directory, self.settings.run, resume=resume))
+            run = stack.enter_context(held(self.directory, Path(self.settings.run), resume=resume))
             stack.enter_context(threads_put_back())
             stack.enter_context(deterministic_algorithms())
             signals = stack.enter_context(StopSignals())
@@ -274,7 +262,7 @@ class _Training(Generic[BatchT]):
         step, parts = self.tally.step + 1, self.parts
         learning_rate = parts.schedule(step)
         for group in parts.optimizer.param_groups:
-            group["lr"] = learning_rate * group.get("learning_rate_scale", 1.0)
+            group["lr"] = learning_rate
         loss_sum, num_labels, num_tokens = self._accumulate_gradients(step)
         norm = scale_gradients(self.parameters, 1.0 / max(1, num_labels), longest=self.settings.clip)
         if not math.isfinite(norm):
@@ -322,7 +310,7 @@ class _Training(Generic[BatchT]):
         return loss_sum, num_labels, num_tokens
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
-        if self.settings.precision == "fp32":
+        if self.settings.precision != "bf16":
             return contextlib.nullcontext()
         return torch.autocast(self.parameters[0].device.type, dtype=torch.bfloat16)
 
@@ -381,7 +369,7 @@ class _Training(Generic[BatchT]):
             tally.best_step, tally.best_value = tally.step, value
         tally.misses = 0 if is_best else tally.misses + 1
         tally.validated_step = tally.step
-        if self.settings.average > 1:
+        if self.settings.average:
             tally.ring = [*tally.ring, tally.step][-self.settings.average :]
         return is_best
 
@@ -441,7 +429,7 @@ class _Training(Generic[BatchT]):
         """Delete the checkpoints nobody asked to keep, and the weights that no kept checkpoint needs for averaging."""
         settings, tally = self.settings, self.tally
         files.prune_checkpoints(self.run, newest=tally.step, keep=settings.keep, best=tally.best_step)
-        prune_ring(self.run, keep=settings.average + settings.keep)
+        prune_ring(self.run, keep=(settings.average or 0) + settings.keep)
 
     def _draw(self) -> None:
         if self.plotter is not None:

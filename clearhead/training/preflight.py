@@ -122,9 +122,10 @@ def preflight(
         InputError: one report of everything that does not fit.
     """
     faults = [fault for side in sides for fault in side_faults(side)]
-    faults += run_directory_faults(settings.run)
+    run = Path(settings.run)
+    faults += run_directory_faults(run)
     checkpoint_bytes, disk_bytes = disk_forecast(module, settings)
-    disk_free = _free_disk(settings.run)
+    disk_free = _free_disk(run)
     if disk_bytes > disk_free:
         faults.append(
             f"The checkpoints need up to {size(disk_bytes)}, but the disk of {settings.run} has {size(disk_free)} "
@@ -196,7 +197,7 @@ def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]
     checkpoint = weights * (1 + (settings.ema is not None)) + trained * OPTIMIZER_SLOTS
     # The last ones, the best one, and the one being written before an old one may go
     kept = checkpoint * (settings.keep + 2)
-    averaging = weights * (settings.average + 1) if settings.average > 1 else 0
+    averaging = weights * (settings.average + 1) if settings.average else 0
     return checkpoint, kept + averaging
 
 

@@ -24,8 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.evaluate.result import Validation
 from clearhead.runs.checkpoint import checkpoint_steps
-from clearhead.training.loop import EarlyStop, Trainer, TrainSettings, Validation
+from clearhead.training.loop import Trainer
+from clearhead.training.runfile.sections import EarlyStop
+from clearhead.training.settings import TrainSettings
 from tests.training.small import Recorder, small_trainer
 
 STEPS = 28
@@ -79,8 +82,9 @@ def real_trainer(run: Path) -> Trainer[Any]:
         loss=loss,
         validate=validate,
         settings=TrainSettings(
-            run, steps=STEPS, accumulate=3, validate_every=4, save_every=3, log_every=1, keep=2, average=3, ema=0.9,
-            early_stop=EarlyStop("loss", 100), plots=False, seed=5,
+            run=str(run), steps=STEPS, accumulate=3, clip=1.0,
+            validate_every=4, save_every=3, log_every=1, keep=2, average=3, ema=0.9,
+            early_stop=EarlyStop(metric="loss", patience=100), plots=False, seed=5,
         ),
         progress=Recorder(),
     )  # fmt: skip
@@ -99,7 +103,7 @@ def die_after(trainer: Trainer[Any], seconds: float) -> None:
         return fast_loss(module, batch)
 
     def wait_and_kill() -> None:
-        while not checkpoint_steps(trainer.settings.run):
+        while not checkpoint_steps(Path(trainer.settings.run)):
             time.sleep(0.005)
         time.sleep(seconds)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.training.loop import Trainer, TrainSettings, Validation
+from clearhead.evaluate.result import Validation
+from clearhead.training.loop import Trainer
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
+from clearhead.training.settings import TrainSettings
 
 VOCABULARY, WIDTH = 13, 7
 
@@ -149,7 +151,8 @@ def small_trainer(
     torch.manual_seed(17)
     module = NextToken()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1.0, weight_decay=0.01)
-    settings = TrainSettings(run=run, **({"steps": 12, "validate_every": 4, "log_every": 3, "plots": False} | changes))
+    defaults = {"steps": 12, "clip": 1.0, "validate_every": 4, "log_every": 3, "plots": False}
+    settings = TrainSettings(run=str(run), **(defaults | changes))
     return Trainer(module, optimizer, Falling(), ShuffledTokens(), loss, validate, settings, Recorder())
 
 

@@ -39,7 +39,7 @@ def check(run: Path, *sides: TokenSide, **settings: Any) -> module_under_test.Pr
         NextToken(),
         summed_loss,
         next(ShuffledTokens()),
-        TrainSettings(run, **({"steps": 40} | settings)),
+        TrainSettings(run=str(run), **({"steps": 40} | settings)),
         sides=sides or (side(),),
         mean_tokens=13.0,
         batches_per_epoch=5,

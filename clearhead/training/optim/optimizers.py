@@ -6,15 +6,13 @@ Shape suffixes: K matrices of one shape, R the smaller and C the larger of their
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.errors import InputError, nearest
-
-KINDS = ("adam", "adamw", "muon")
+from clearhead.errors import InputError
 
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ_STEPS = 5
@@ -28,17 +26,16 @@ _FUSED_DEVICES = ("cpu", "cuda")
 def build_optimizer(
     module: nn.Module,
     *,
-    kind: str,
+    kind: Literal["adam", "adamw", "muon"],
     learning_rate: float,
     weight_decay: float = 0.0,
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
-    decay_everything: bool = False,
 ) -> torch.optim.Optimizer:
     """Build an optimizer over the parameters that require a gradient.
 
-    Each group carries "learning_rate_scale", by which a schedule's learning rate is to be multiplied. One learning rate
-    serves all groups, with Muon too: its updates are scaled to the size of AdamW's.
+    Weight decay applies to matrices only, not to biases, norms and embeddings. One learning rate serves all groups,
+    with Muon too, whose updates are scaled to the size of AdamW's.
 
     Args:
         module: whose parameters to train.
@@ -48,17 +45,15 @@ def build_optimizer(
         weight_decay: share of the weights taken off per unit of learning rate, not negative.
         betas: decay of the first and second moment, from 0 up to but not 1.
         eps: added to the root of the second moment, positive.
-        decay_everything: decay biases, norms and embeddings too, not matrices alone.
 
     Returns:
         the optimizer.
 
     Raises:
-        InputError: a number lies outside its range, the kind is unknown, or there is nothing to train.
+        InputError: no parameter requires a gradient.
 
     Source: arXiv 1412.6980 (Adam), arXiv 1711.05101 (AdamW).
     """
-    _check(kind, learning_rate, weight_decay, betas, eps)
     matrices = matrix_parameters(module)
     known = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in module.parameters() if parameter.requires_grad and id(parameter) not in known]
@@ -68,13 +63,12 @@ def build_optimizer(
         {
             "params": parameters,
             "lr": learning_rate,
-            "learning_rate_scale": 1.0,
             "weight_decay": decay,
             "matrices": is_matrix,
         }
         for parameters, decay, is_matrix in (
             (matrices, weight_decay, True),
-            (others, weight_decay if decay_everything else 0.0, False),
+            (others, 0.0, False),
         )
         if parameters
     ]
@@ -207,20 +201,3 @@ def orthogonalise(matrices: Float[Tensor, "count rows columns"]) -> Float[Tensor
 
 def _can_fuse(parameters: list[nn.Parameter]) -> bool:
     return all(parameter.device.type in _FUSED_DEVICES for parameter in parameters)
-
-
-def _check(kind: str, learning_rate: float, weight_decay: float, betas: tuple[float, float], eps: float) -> None:
-    """Refuse numbers outside their range, all in one report."""
-    faults = []
-    if kind not in KINDS:
-        faults.append(f"the optimizer must be one of {', '.join(KINDS)}, got '{kind}'{nearest(kind, KINDS)}")
-    if not 0.0 < learning_rate < float("inf"):
-        faults.append(f"learning_rate must be a positive number, got {learning_rate}")
-    if not 0.0 <= weight_decay < float("inf"):
-        faults.append(f"weight_decay must be a number that is not negative, got {weight_decay}; 0 turns it off")
-    if not all(0.0 <= beta < 1.0 for beta in betas):
-        faults.append(f"betas must lie from 0 up to but not 1, got {betas}; 0.9 and 0.98 are usual")
-    if not 0.0 < eps < float("inf"):
-        faults.append(f"eps must be a positive number, got {eps}; 1e-9 is usual")
-    if faults:
-        raise InputError.from_faults(faults, subject="the optimizer's settings")

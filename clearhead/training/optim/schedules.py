@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError
 
-KINDS = ("paper", "inverse-sqrt", "cosine", "linear", "wsd", "plateau", "constant")
-KINDS_WITH_AN_END = ("cosine", "linear", "wsd")
+SCHEDULES_WITH_AN_END = ("cosine", "linear", "wsd")
 """The kinds that must know how many steps the run takes."""
-KINDS_WITH_WARMUP = ("paper", "inverse-sqrt")
+SCHEDULES_WITH_WARMUP = ("paper", "inverse-sqrt")
 """The kinds whose formula needs a warm-up of at least one step."""
 
 _DECAY_SHARE = 0.2
@@ -144,6 +144,18 @@ def constant(span: Span, step: int) -> float:
     return span.learning_rate * span.rise(step)
 
 
+RULES: Mapping[str, Callable[[Span, int], float]] = MappingProxyType(
+    {
+        "paper": paper,
+        "inverse-sqrt": inverse_square_root,
+        "cosine": cosine,
+        "linear": linear,
+        "wsd": warmup_stable_decay,
+        "constant": constant,
+    }
+)
+
+
 def build_schedule(kind: str, *, learning_rate: float, warmup: int, steps: int | None, width: int | None) -> Schedule:
     """Build the schedule of a run.
 
@@ -151,35 +163,19 @@ def build_schedule(kind: str, *, learning_rate: float, warmup: int, steps: int |
         kind: the shape of the learning rate over the run.
         learning_rate: the peak, positive; for "paper" a factor on the published formula, 1 for the formula itself.
         warmup: steps of a straight rise that ends at the peak; 0 for none.
-        steps: the last step of the run; needed by the kinds in KINDS_WITH_AN_END.
+        steps: the last step of the run; needed by the kinds in SCHEDULES_WITH_AN_END.
         width: the model's width; needed by "paper".
 
     Returns:
         the schedule; call it with a step, from 1.
 
     Raises:
-        InputError: the kind is unknown, or a number is missing or impossible for it.
+        InputError: the schedule has an end, which the number of steps does not allow.
     """
-    faults = []
-    if kind not in KINDS:
-        faults.append(f"the schedule must be one of {', '.join(KINDS)}, got '{kind}'{nearest(kind, KINDS)}")
-    if not 0.0 < learning_rate < math.inf:
-        faults.append(f"learning_rate must be a positive number, got {learning_rate}")
-    if warmup < 0 or (warmup == 0 and kind in KINDS_WITH_WARMUP):
-        least = 1 if kind in KINDS_WITH_WARMUP else 0
-        faults.append(f"warmup must be at least {least} for the schedule '{kind}', got {warmup}")
-    if kind in KINDS_WITH_AN_END:
+    if kind in SCHEDULES_WITH_AN_END:
         if steps is None:
-            faults.append(f"the schedule '{kind}' ends at a known step; give the number of steps or epochs")
-        elif steps <= warmup:
-            faults.append(f"the schedule '{kind}' needs more steps than its warmup of {warmup}, got {steps}")
-    if kind == "paper" and (width is None or width < 1):
-        faults.append(f"the schedule 'paper' needs the model's width, at least 1, got {width}")
-    if faults:
-        raise InputError.from_faults(faults, subject="the learning rate schedule")
+            raise InputError(f"the schedule '{kind}' ends at a known step; give the number of steps or epochs")
+        if steps <= warmup:
+            raise InputError(f"the schedule '{kind}' needs more steps than its warmup of {warmup}, got {steps}")
     span = Span(learning_rate, warmup, steps, width)
-    if kind == "plateau":
-        return Plateau(partial(constant, span))
-    rules = {"paper": paper, "inverse-sqrt": inverse_square_root, "cosine": cosine, "linear": linear}
-    rules |= {"wsd": warmup_stable_decay, "constant": constant}
-    return Schedule(partial(rules[kind], span))
+    return Plateau(partial(constant, span)) if kind == "plateau" else Schedule(partial(RULES[kind], span))

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from clearhead.errors import InputError
+from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP
 from clearhead.training.runfile.faults import Address, Fault, name_of
 from clearhead.training.runfile.sections import SUBWORD_KINDS, RunFile, Section, Train
 
 LENGTHS = ("steps", "epochs", "seconds")
-SCHEDULES_WITH_AN_END = ("cosine", "linear", "wsd")
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 Kind = TypeVar("Kind", bound=Section)
 Family = Literal["encoder", "decoder", "encoder-decoder"]
@@ -198,7 +198,7 @@ def _schedule(run: RunFile) -> Iterator[Fault]:
             "train.schedule",
             f"= '{train.schedule}' ends at a known step, so it needs 'steps' or 'epochs', not 'seconds'",
         )
-    if train.schedule in ("paper", "inverse-sqrt") and train.warmup == 0:
+    if train.schedule in SCHEDULES_WITH_WARMUP and train.warmup == 0:
         yield _fault("train.warmup", f"must be at least 1 for the schedule '{train.schedule}', received the number 0")
     if train.schedule in SCHEDULES_WITH_AN_END and train.steps is not None and (train.warmup or 0) >= train.steps:
         yield _fault("train.warmup", f"= {train.warmup} must be less than the {train.steps} steps of the run")
@@ -284,8 +284,6 @@ def _train_defaults(run: RunFile) -> dict[str, Any]:
     return {
         "learning_rate": _learning_rate(train),
         "warmup": _warmup(train),
-        "weight_decay": 0.0,
-        "validate_every": 500,
         **({"bleu_sentences": 500 if asks_for_bleu else 100} if run.task.kind == "translate" else {}),
     }
 

@@ -217,7 +217,7 @@ class Train(Section):
     accumulate: Count = 1
     optimizer: Literal["adam", "adamw", "muon"] = "adamw"
     learning_rate: Positive | None = None
-    weight_decay: Annotated[float, Field(ge=0.0)] | None = None
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.98)
     eps: Positive = 1e-9
     schedule: Literal["paper", "inverse-sqrt", "cosine", "linear", "wsd", "plateau", "constant"] = "inverse-sqrt"
@@ -228,7 +228,7 @@ class Train(Section):
     device: str = "auto"
     threads: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    validate_every: Count | None = None
+    validate_every: Count = 500
     bleu_sentences: CountOrZero | None = None
     save_every: Count | None = None
     keep: Count = 3

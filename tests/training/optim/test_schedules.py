@@ -7,9 +7,16 @@ import json
 import pytest
 
 from clearhead.errors import InputError
-from clearhead.training.optim.schedules import KINDS, KINDS_WITH_AN_END, KINDS_WITH_WARMUP, Schedule, build_schedule
+from clearhead.training.optim.schedules import (
+    RULES,
+    SCHEDULES_WITH_AN_END,
+    SCHEDULES_WITH_WARMUP,
+    Schedule,
+    build_schedule,
+)
 
 PEAK, WARMUP, STEPS, WIDTH = 0.003, 97, 1009, 64
+KINDS = (*RULES, "plateau")
 STRAIGHT: tuple[str, ...] = tuple(kind for kind in KINDS if kind != "paper")
 
 
@@ -48,7 +55,7 @@ def test_the_rate_is_continuous_where_the_warm_up_ends(kind: str) -> None:
     assert abs(schedule(WARMUP + 1) - schedule(WARMUP)) < 1.01 * schedule(WARMUP) / WARMUP
 
 
-@pytest.mark.parametrize("kind", KINDS_WITH_AN_END)
+@pytest.mark.parametrize("kind", SCHEDULES_WITH_AN_END)
 def test_the_rate_ends_at_zero_and_stays_there(kind: str) -> None:
     schedule = make(kind)
     assert schedule(STEPS) == pytest.approx(0.0, abs=1e-15)
@@ -82,7 +89,7 @@ def test_a_schedule_is_a_function_of_the_step(kind: str) -> None:
     assert schedule(0) == schedule(1) > 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in KINDS_WITH_WARMUP])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SCHEDULES_WITH_WARMUP])
 def test_without_a_warm_up_the_first_step_is_near_the_peak(kind: str) -> None:
     assert make(kind, warmup=0)(1) == pytest.approx(PEAK, rel=0.01)
 
@@ -136,20 +143,9 @@ def test_only_a_plateau_listens_to_validations() -> None:
         assert (schedule(500) != before) == (kind == "plateau")
 
 
-def test_wrong_settings_are_refused() -> None:
-    for kind in KINDS_WITH_AN_END:
+def test_a_schedule_with_an_end_needs_enough_steps() -> None:
+    for kind in SCHEDULES_WITH_AN_END:
         with pytest.raises(InputError, match="number of steps"):
             make(kind, steps=None)
         with pytest.raises(InputError, match="more steps than its warmup"):
             make(kind, steps=WARMUP)
-    for kind in KINDS_WITH_WARMUP:
-        with pytest.raises(InputError, match="at least 1"):
-            make(kind, warmup=0)
-    with pytest.raises(InputError, match="at least 0"):
-        make("constant", warmup=-1)
-    with pytest.raises(InputError, match="did you mean 'cosine'"):
-        make("cosin")
-    with pytest.raises(InputError, match="width"):
-        build_schedule("paper", learning_rate=1.0, warmup=10, steps=None, width=None)
-    with pytest.raises(InputError, match="learning_rate"):
-        build_schedule("constant", learning_rate=0.0, warmup=10, steps=None, width=None)
