@@ -1,11 +1,11 @@
 from . import presets as presets
 from . import spec as spec
 from . import surgery as surgery
-from .core.attention import MultiHeadAttention as MultiHeadAttention
 from .core.cache import Cache as Cache
 from .core.model import Output as Output
 from .core.model import Transformer as Transformer
 from .core.model import build as build
+from .core.rare.multi_head_attention import MultiHeadAttention as MultiHeadAttention
 from .errors import InputError as InputError
 from .errors import RunFailure as RunFailure
 from .generate.results import Generation as Generation

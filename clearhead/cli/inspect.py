@@ -305,6 +305,6 @@ def attention_bodies(module: nn.Module) -> list[AttentionBody]:
     found = []
     for mode in ("training", "evaluation"):
         module.train(mode == "training")
-        bodies = Counter(attention.body() for attention in attentions)
+        bodies = Counter(attention.kernel() for attention in attentions)
         found += [AttentionBody(mode, body, count, len(attentions), why) for (body, why), count in bodies.items()]
     return found

@@ -1,8 +1,9 @@
 """Tensors in, tensors out: everything that computes, and nothing else."""
 
-from clearhead.core.attention import Attention, MultiHeadAttention
+from clearhead.core.attention import Attention
 from clearhead.core.cache import Cache
+from clearhead.core.context import Sequence
 from clearhead.core.model import Output, Transformer, build
-from clearhead.core.stack import Sequence
+from clearhead.core.rare.multi_head_attention import MultiHeadAttention
 
 __all__ = ["Attention", "Cache", "MultiHeadAttention", "Output", "Sequence", "Transformer", "build"]

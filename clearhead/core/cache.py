@@ -1,4 +1,4 @@
-"""Keys and values of tokens already read. Legend: R rows, M sentences, K key/value heads, S keys, E head size."""
+"""The KV cache. Legend: R rows, M sentences, K key/value heads, S keys, E head size."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class KeyValues:
 
 
 class Cache:
-    """What a decoder remembers between calls: it grows by each call's tokens.
+    """What a decoder keeps between calls; it grows by the tokens of each call.
 
     Keys and values of the memory are kept once for each sentence, however many rows (beams) decode it; the rows of a
     sentence lie side by side. A cache belongs to one sequence of calls of one model and holds no gradients.
 
     Args:
-        declared_length: how many tokens a sequence will have in the end, for all rows or for each; rotations that
-            depend on the length need it beyond the length of training, for what is cached cannot be turned again.
+        total_length: how many tokens a sequence will have in the end, for all rows or for each; RoPE scaling that
+            depends on the length needs it beyond its original length, for cached keys cannot be rotated again.
     """
 
-    def __init__(self, declared_length: int | Int[Tensor, " rows"] | None = None) -> None:
-        self.declared_length = declared_length
+    def __init__(self, total_length: int | Int[Tensor, " rows"] | None = None) -> None:
+        self.total_length = total_length
         # By the attention and the depth it runs at: layers that share their weights still see different states.
         self.self_attention: dict[tuple[nn.Module, int], KeyValues] = {}
         self.memory_attention: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
@@ -60,7 +60,7 @@ class Cache:
     def extend(
         self, mask: Bool[Tensor, "rows new"] | None, num_rows: int, num_new: int, device: torch.device
     ) -> Bool[Tensor, "rows keys"] | None:
-        """Count the tokens that a call adds and return the mask of all; call it once, before the attentions."""
+        """Count the tokens of a call and return the mask of all; called once, before the attentions."""
         if mask is not None or self.mask is not None:
             if mask is None:
                 mask = torch.ones(num_rows, num_new, dtype=torch.bool, device=device)
@@ -81,8 +81,8 @@ class Cache:
             entry.select(rows)
         if self.mask is not None:
             self.mask = self.mask[rows]
-        if isinstance(self.declared_length, Tensor):
-            self.declared_length = self.declared_length[rows]
+        if isinstance(self.total_length, Tensor):
+            self.total_length = self.total_length[rows]
         if memory_rows is not None:
             for place, (key, value) in self.memory_attention.items():
                 self.memory_attention[place] = (key[memory_rows], value[memory_rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -80,12 +81,12 @@ class Linear(nn.Module):
         return self.projection.outputs(x_D)
 
 
-class Activation(nn.Module):
-    """A pointwise function."""
+class Pointwise(nn.Module):
+    """A function without weights: an activation, or the scaling of states to length 1."""
 
-    def __init__(self, function: spec.Activation) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.function = activation(function.function)
+        self.function = function
 
     def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
         return self.function(x_D)
@@ -124,35 +125,27 @@ class Pool(nn.Module):
         return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]
 
 
-class L2Normalize(nn.Module):
-    """States of length 1."""
-
-    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
-        return F.normalize(x_D, dim=-1)
-
-
 class Head(nn.Module):
     """Layers in order; a pool among them turns the states of a sequence into one."""
 
     def __init__(self, width: int, head: spec.Head) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
+        self.layers = nn.ModuleList()
         for layer in head.layers:
             match layer:
                 case spec.Linear():
-                    layers.append(Linear(width, layer))
+                    self.layers.append(Linear(width, layer))
                     width = layer.size
                 case spec.Activation():
-                    layers.append(Activation(layer))
+                    self.layers.append(Pointwise(activation(layer.function)))
                 case spec.LayerNorm() | spec.RMSNorm():
-                    layers.append(build_norm(width, layer))
+                    self.layers.append(build_norm(width, layer))
                 case spec.Pool():
-                    layers.append(Pool(layer))
+                    self.layers.append(Pool(layer))
                 case spec.SoftCap():
-                    layers.append(SoftCap(layer))
+                    self.layers.append(SoftCap(layer))
                 case spec.L2Normalize():
-                    layers.append(L2Normalize())
-        self.layers = nn.ModuleList(layers)
+                    self.layers.append(Pointwise(lambda x_D: F.normalize(x_D, dim=-1)))
 
     @property
     def is_pooled(self) -> bool:

@@ -1,6 +1,6 @@
-"""The mask algebra: who may attend to whom. Legend: B batch, T queries, S keys.
+"""The mask algebra: which keys a query may attend to. Legend: B batch, T queries, S keys.
 
-A mask is boolean and True means "may attend". Rules are joined with "and"; None stands for a mask that is True
+A mask is boolean and True means "may attend". Masks are joined with "and"; None stands for a mask that is True
 everywhere, so that nothing is built, read or added where nothing is hidden.
 """
 
@@ -28,11 +28,11 @@ def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 def structure(
     mask: AnyMask, query_index: Int[Tensor, "#batch queries"], key_index: Int[Tensor, "#batch keys"]
 ) -> Bool[Tensor, "#batch 1 queries keys"] | None:
-    """Say what the kind of mask allows, by the places of queries and keys in the sequence."""
+    """Return what a kind of mask allows, by the indices of queries and keys in the sequence."""
     if isinstance(mask, spec.Full):
         return None
     if isinstance(mask, spec.Causal | spec.Prefix):
-        if query_index.shape[1] == 1:  # the newest token sees all that is there
+        if query_index.shape[1] == 1:  # the newest token attends to all tokens that are there
             return None
         return (key_index[:, None, :] <= query_index[:, :, None])[:, None]
     distance = query_index[:, :, None] - key_index[:, None, :]
@@ -40,16 +40,16 @@ def structure(
 
 
 @dataclass(frozen=True)
-class Visibility:
-    """What the tokens of one call may see of the keys, apart from the structure of each attention's own mask.
+class Masking:
+    """What one call masks, beside the structure of each attention's own mask.
 
     Args:
-        num_queries: how many tokens ask; they are the last ones of the keys.
-        num_keys: how many tokens can be seen, cached ones included.
+        num_queries: tokens of this call; they are the last ones of the keys.
+        num_keys: all tokens, cached ones included.
         key_mask: True = a real token; None: all are.
-        documents: the number of the document each token belongs to; None: all belong together.
-        allowed: a mask given from outside, in addition.
-        prefix: True = a token that an attention with a prefix mask shows to all; None: there is none.
+        documents: the number of the document of each token; None: all are of one.
+        allowed: a mask of the caller, in addition.
+        prefix: True = a token of the prefix, to which a prefix mask lets all attend; None: there is none.
     """
 
     num_queries: int
@@ -59,19 +59,19 @@ class Visibility:
     allowed: AttentionMask | None = None
     prefix: Bool[Tensor, "batch keys"] | None = None
 
-    def is_purely_causal(self, mask: AnyMask) -> bool:
-        """True where the causal triangle says everything, so that a kernel can skip the hidden half."""
-        unhidden = self.key_mask is None and self.documents is None and self.allowed is None
-        triangle = isinstance(mask, spec.Causal) or (isinstance(mask, spec.Prefix) and self.prefix is None)
-        return triangle and unhidden and self.num_queries == self.num_keys > 1
+    def is_only_causal(self, mask: AnyMask) -> bool:
+        """True where the causal triangle is the whole mask, so that a kernel can skip the hidden half."""
+        is_triangle = isinstance(mask, spec.Causal) or (isinstance(mask, spec.Prefix) and self.prefix is None)
+        hides_nothing_else = self.key_mask is None and self.documents is None and self.allowed is None
+        return is_triangle and hides_nothing_else and self.num_queries == self.num_keys > 1
 
-    def resolve(self, mask: AnyMask, device: torch.device) -> AttentionMask | None:
-        """Join structure, padding, documents and the mask from outside into one, or None where all is visible."""
-        place = torch.arange(max(self.num_keys, self.num_queries), device=device)[None]
+    def build(self, mask: AnyMask, device: torch.device) -> AttentionMask | None:
+        """Join structure, padding, documents and the caller's mask into one, or None where nothing is hidden."""
+        index = torch.arange(max(self.num_keys, self.num_queries), device=device)[None]
         if self.key_mask is not None and isinstance(mask, spec.Window):
-            place = self.key_mask.cumsum(dim=1)  # padding between two tokens is no distance
+            index = self.key_mask.cumsum(dim=1)  # padding between two tokens is no distance
         first = max(0, self.num_keys - self.num_queries)
-        result = structure(mask, place[:, first : first + self.num_queries], place[:, : self.num_keys])
+        result = structure(mask, index[:, first : first + self.num_queries], index[:, : self.num_keys])
         if isinstance(mask, spec.Prefix) and self.prefix is not None and result is not None:
             result = result | self.prefix[:, None, None, :]
         if self.key_mask is not None:

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead import spec
-from clearhead.core.attention import Attention
 from clearhead.core.cache import Cache
-from clearhead.core.embedding import Embedding, Table
-from clearhead.core.head import Head, Linear
+from clearhead.core.context import Sequence
+from clearhead.core.head import Head
+from clearhead.core.hooks import HookPoints
 from clearhead.core.initialize import initialize
-from clearhead.core.position import RelativeBuckets
-from clearhead.core.rare.disentangled import Disentangled, DistanceTable
-from clearhead.core.stack import Sequence, Stack
+from clearhead.core.stack import Stack
 from clearhead.errors import InputError
 
 
@@ -39,12 +37,14 @@ class Output:
     memory: Float[Tensor, "sentences keys memory_width"] | None = None
 
 
-class Transformer(nn.Module):
+class Transformer(HookPoints):
     """A Transformer of any of the three families, as its spec says.
 
     Raises:
         InputError: the spec is inconsistent; every fault is named.
     """
+
+    points = ("hidden", "logits")
 
     def __init__(self, model: spec.Model) -> None:
         super().__init__()
@@ -55,7 +55,10 @@ class Transformer(nn.Module):
         top = model.decoder or model.encoder
         assert top is not None
         self.head = Head(top.output_width, model.head) if model.head else None
-        self._borrow()
+        for path, node in spec.walk(model):
+            if isinstance(node, spec.Reference | spec.TableHeads):
+                borrower = self.get_submodule(path.rpartition(".")[0])
+                vars(borrower)["borrowed"] = (self.get_submodule(node.path),)
         if next(self.parameters()).device.type != "meta":
             initialize(self, model.initialization)
 
@@ -71,8 +74,6 @@ class Transformer(nn.Module):
         documents: Int[Tensor, "batch tokens"] | None = None,
         cache: Cache | None = None,
         embeddings: Float[Tensor, "batch tokens width"] | None = None,
-        prefix: Bool[Tensor, "batch tokens"] | None = None,
-        declared_length: int | Int[Tensor, " batch"] | None = None,
     ) -> Output:
         """Run the whole model.
 
@@ -81,29 +82,40 @@ class Transformer(nn.Module):
             target_ids: what the decoder of a two-stack model reads, already shifted.
             mask: True = a real token of ids.
             target_mask: True = a real token of target_ids.
-            segments, positions, documents, embeddings, prefix, declared_length: of the first stack; see `Sequence`.
+            segments, positions, documents, embeddings: of the first stack; see `Sequence`.
             cache: of the decoder; it grows by the tokens of this call.
 
         Raises:
             InputError: target_ids are missing or not wanted, or a sequence is longer than the model's positions.
         """
-        first = Sequence(ids, mask, segments, positions, documents, embeddings, prefix, declared_length)
-        return self._with_logits(self._states(first, target_ids, target_mask, cache), self._top(first, target_mask))
+        if target_ids is None and target_mask is not None:
+            raise InputError("target_mask belongs to target_ids, and this call reads ids alone")
+        target = None if target_ids is None else Sequence(target_ids, target_mask)
+        return self.run(Sequence(ids, mask, segments, positions, documents, embeddings), target, cache)
 
-    def states(
-        self,
-        ids: Int[Tensor, "batch tokens"],
-        target_ids: Int[Tensor, "targets target_tokens"] | None = None,
-        *,
-        mask: Bool[Tensor, "batch tokens"] | None = None,
-        target_mask: Bool[Tensor, "targets target_tokens"] | None = None,
-        segments: Int[Tensor, "batch tokens"] | None = None,
-        documents: Int[Tensor, "batch tokens"] | None = None,
-        prefix: Bool[Tensor, "batch tokens"] | None = None,
-    ) -> Output:
+    def run(self, source: Sequence, target: Sequence | None = None, cache: Cache | None = None) -> Output:
+        """Run the whole model on all that a sequence can say; `forward` takes what is common.
+
+        Args:
+            source: what the first stack reads.
+            target: what the decoder of a two-stack model reads, already shifted.
+            cache: of the decoder; it grows by the tokens of this call.
+        """
+        return self._with_logits(self.states(source, target, cache), (target or source).mask)
+
+    def states(self, source: Sequence, target: Sequence | None = None, cache: Cache | None = None) -> Output:
         """Run the stacks and stop before the head, for losses that never build all the logits."""
-        first = Sequence(ids, mask, segments, documents=documents, prefix=prefix)
-        return self._states(first, target_ids, target_mask, None)
+        if target is not None and (self.encoder is None or self.decoder is None):
+            raise InputError("target_ids are for a model with both stacks; this one reads ids alone")
+        if self.encoder is None:
+            return self._decode(source, None, None, cache)
+        if self.decoder is None:
+            if cache is not None:
+                raise InputError("a cache is for a decoder; this model has only an encoder")
+            return self._seen(self.encoder(source))
+        if target is None:
+            raise InputError("a model with encoder and decoder needs target_ids: what the decoder reads, shifted")
+        return self._decode(target, self.encoder(source), source.mask, cache)
 
     def encode(
         self,
@@ -150,48 +162,28 @@ class Transformer(nn.Module):
             raise InputError("decode() needs a model with a decoder; this one has only an encoder")
         if memory is not None and self.encoder is None:
             raise InputError("this model has no encoder, so no part of it could attend to a memory")
-        sequence = Sequence(target_ids, target_mask)
-        return self._with_logits(self._decode(sequence, memory, memory_mask, cache), target_mask)
+        output = self._decode(Sequence(target_ids, target_mask), memory, memory_mask, cache)
+        return self._with_logits(output, target_mask)
 
     @property
     def max_positions(self) -> int | None:
         """The longest sequence that every stack has positions for; None: no limit."""
-        limits = []
-        for stack in (self.spec.encoder, self.spec.decoder):
-            position = stack.embedding.position if stack else None
-            if isinstance(position, spec.Learned):
-                limits.append(position.rows - position.offset)
-        return min(limits, default=None)
+        positions = [stack.embedding.position for stack in (self.spec.encoder, self.spec.decoder) if stack]
+        return min((place.rows - place.offset for place in positions if isinstance(place, spec.Learned)), default=None)
 
     @property
     def num_source_ids(self) -> int:
         """Rows of the table that the first stack reads."""
-        first = self.encoder or self.decoder
-        assert first is not None
-        return first.embedding.rows.weight.shape[0]
+        return self._stacks[0].embedding.rows.weight.shape[0]
 
     @property
     def num_target_ids(self) -> int:
         """Rows of the table that the last stack reads."""
-        last = self.decoder or self.encoder
-        assert last is not None
-        return last.embedding.rows.weight.shape[0]
+        return self._stacks[-1].embedding.rows.weight.shape[0]
 
-    def _states(
-        self, first: Sequence, target_ids: Tensor | None, target_mask: Tensor | None, cache: Cache | None
-    ) -> Output:
-        if self.encoder is None or self.decoder is None:
-            if target_ids is not None or target_mask is not None:
-                raise InputError("target_ids are for a model with both stacks; this one reads ids alone")
-            if self.encoder is None:
-                return self._decode(first, None, None, cache)
-            if cache is not None:
-                raise InputError("a cache is for a decoder; this model has only an encoder")
-            return Output(self.encoder(first))
-        if target_ids is None:
-            raise InputError("a model with encoder and decoder needs target_ids: what the decoder reads, shifted")
-        memory = self.encoder(first)
-        return self._decode(Sequence(target_ids, target_mask), memory, first.mask, cache)
+    @property
+    def _stacks(self) -> list[Stack]:
+        return [stack for stack in (self.encoder, self.decoder) if stack is not None]
 
     def _decode(
         self, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None
@@ -207,33 +199,15 @@ class Transformer(nn.Module):
             memory_mask = cache.memory_mask
         elif memory is None and self.encoder is not None:
             raise InputError("decode() needs the memory that encode() returned, unless its cache already holds it")
-        return Output(self.decoder(sequence, memory, memory_mask, cache), memory=memory)
+        return self._seen(self.decoder(sequence, memory, memory_mask, cache), memory)
 
-    def _top(self, first: Sequence, target_mask: Tensor | None) -> Tensor | None:
-        """Return the mask of what the stack that runs last reads."""
-        return target_mask if self.encoder is not None and self.decoder is not None else first.mask
+    def _seen(self, hidden: Tensor, memory: Tensor | None = None) -> Output:
+        return Output(self.point("hidden", hidden), memory=memory)
 
     def _with_logits(self, output: Output, mask: Tensor | None) -> Output:
         if self.head is None:
             return output
-        return Output(output.hidden, self.head(output.hidden, mask), output.memory)
-
-    def _borrow(self) -> None:
-        """Hand every borrower the table that its reference names."""
-        for path, node in spec.walk(self.spec):
-            if not isinstance(node, spec.Reference | spec.TableHeads):
-                continue
-            borrower = self.get_submodule(path.rpartition(".")[0])
-            owner = self.get_submodule(node.path)
-            if isinstance(borrower, Embedding | Linear):
-                assert isinstance(owner, Table)
-                borrower.borrowed = (owner,)
-            elif isinstance(borrower, Disentangled):
-                assert isinstance(owner, DistanceTable)
-                borrower.borrowed = (owner,)
-            else:
-                assert isinstance(borrower, Attention) and isinstance(owner, RelativeBuckets)
-                borrower.borrowed = (owner,)
+        return Output(output.hidden, self.point("logits", self.head(output.hidden, mask)), output.memory)
 
 
 def build(model: spec.Model, *, device: torch.device | str = "cpu") -> Transformer:

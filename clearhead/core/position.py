@@ -1,13 +1,12 @@
-"""Positions in their three places: at the embedding, on query and key, on the scores.
+"""Positions at the embedding, and as rotations of query and key; those on the scores are in `rare.score_bias`.
 
-Legend: B batch, T queries, S keys, D width, H heads, E head size.
+Legend: B batch, T queries, D width, H heads, E head size.
 A position is the number of real tokens before a token, so padding on either side changes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.core.rare.rope_scaling import rotary_frequencies, sequence_lengths
+from clearhead.core.rare.rope_scaling import depends_on_length, rotary_frequencies, sequence_lengths
 from clearhead.errors import InputError
 
 
@@ -109,7 +108,7 @@ def rotary_angles(
 
     Source: arXiv 2104.09864, section 3.2.2.
     """
-    if length_BT is None:
+    if length_BT is None and depends_on_length(rotary):
         length_BT = sequence_lengths(position_BT, None)
     frequency, magnitude = rotary_frequencies(rotary, rotary.size or head_size, length_BT, position_BT.device)
     angle_BTE = position_BT[..., None].float() * frequency
@@ -127,72 +126,3 @@ def rotate(
     first, second, rest = x_BHTE.split([half, half, x_BHTE.shape[-1] - 2 * half], dim=-1)
     cos, sin = cos.to(x_BHTE.dtype), sin.to(x_BHTE.dtype)
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
-
-
-def alibi_slopes(num_heads: int) -> Float[Tensor, " {num_heads}"]:
-    """Return the slope of each head: a geometric sequence, filled up from the next finer one.
-
-    Source: arXiv 2108.12409, section 3, and its reference code for head counts that are no power of two.
-    """
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2.0 ** (-8.0 * head / power) for head in range(1, power + 1)]
-    slopes += [2.0 ** (-4.0 * head / power) for head in range(1, 2 * (num_heads - power), 2)]
-    return torch.tensor(slopes)
-
-
-def alibi_bias(
-    query_position: Int[Tensor, "batch queries"],
-    key_position: Int[Tensor, "batch keys"],
-    num_heads: int,
-    rounding: Literal["none", "bfloat16"] = "none",
-    slopes: tuple[float, ...] | None = None,
-) -> Float[Tensor, "batch {num_heads} queries keys"]:
-    """Return minus slope times distance, the slopes given or usual; in a bidirectional stack distance counts both ways.
-
-    Rounded, it is slope times the key's position, which in a softmax is the same but for the rounding; slope, position
-    and product are rounded, since the models that do so were trained with it.
-    """
-    slope = (alibi_slopes(num_heads) if slopes is None else torch.tensor(slopes)).to(key_position.device)
-    if rounding == "bfloat16":
-        bias = (slope.bfloat16()[:, None] * key_position[:, None, :].bfloat16()).float()
-        return bias[:, :, None].expand(-1, -1, query_position.shape[1], -1)
-    distance = (query_position[:, None, :, None] - key_position[:, None, None, :]).abs().float()
-    return -distance * slope[:, None, None]
-
-
-def relative_bucket(
-    relative: Int[Tensor, "*axes"], count: int, max_distance: int, bidirectional: bool
-) -> Int[Tensor, "*axes"]:
-    """Number the bucket of key position minus query position: exact when near, logarithmic when far.
-
-    Source: arXiv 1910.10683, section 2.1; the numbering is that of its released code.
-    """
-    start = torch.zeros_like(relative)
-    if bidirectional:
-        count //= 2
-        start = (relative > 0) * count
-        distance = relative.abs()
-    else:
-        distance = (-relative).clamp(min=0)
-    exact = count // 2
-    # The maximum keeps the logarithm finite where the exact branch is taken.
-    ratio = distance.clamp(min=exact).float() / exact
-    far = exact + (ratio.log() / math.log(max_distance / exact) * (count - exact)).long()
-    return start + torch.where(distance < exact, distance, far.clamp(max=count - 1))
-
-
-class RelativeBuckets(nn.Module):
-    """A trained score bias [buckets, heads], read by the bucket of the distance between key and query."""
-
-    def __init__(self, buckets: spec.RelativeBuckets) -> None:
-        super().__init__()
-        self.buckets = buckets
-        self.weight = nn.Parameter(torch.empty(buckets.count, buckets.num_heads))
-
-    def forward(
-        self, query_position: Int[Tensor, "batch queries"], key_position: Int[Tensor, "batch keys"]
-    ) -> Float[Tensor, "batch heads queries keys"]:
-        relative = key_position[:, None, :] - query_position[:, :, None]
-        spec_ = self.buckets
-        bucket_BTS = relative_bucket(relative, spec_.count, spec_.max_distance, spec_.bidirectional)
-        return F.embedding(bucket_BTS, self.weight).permute(0, 3, 1, 2)

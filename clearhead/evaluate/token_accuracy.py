@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.core import Transformer
+from clearhead.core import Sequence, Transformer
 from clearhead.data.batches.base import Batch
 from clearhead.evaluate.result import Validation
 from clearhead.kernels.linear_cross_entropy import NO_LABEL, select_rows
@@ -46,14 +46,9 @@ def labelled_states(module: Transformer, batch: Batch) -> tuple[Float[Tensor, "l
     A causal decoder gets no padding mask: padding is on the right, where no real token attends, and without a mask
     attention uses its causal kernel.
     """
-    out = module.states(
-        batch.ids,
-        batch.target_ids,
-        mask=None if module.encoder is None else batch.mask,
-        segments=batch.segments,
-        documents=batch.documents,
-        prefix=batch.prefix,
-    )
+    mask = None if module.encoder is None else batch.mask
+    source = Sequence(batch.ids, mask, batch.segments, documents=batch.documents, prefix=batch.prefix)
+    out = module.states(source, None if batch.target_ids is None else Sequence(batch.target_ids))
     labels_N = batch.labels.flatten()
     rows = (labels_N != NO_LABEL).nonzero().squeeze(1)
     assert module.head is not None, "tokens are scored by a head over a vocabulary"

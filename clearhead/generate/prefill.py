@@ -75,7 +75,7 @@ def read_prompts(
     cache = Cache()
     if limits is not None:
         declared = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
-        cache.declared_length = torch.tensor(declared, device=ids_RT.device)
+        cache.total_length = torch.tensor(declared, device=ids_RT.device)
     assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
     prompt_RT = read_RS = ids_RT.masked_fill(~mask_RT, NO_ID)
     memory, memory_mask = None, None

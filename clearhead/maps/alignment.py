@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.maps.capture import capture
+from clearhead.maps.hook_points import capture
 from clearhead.spec import Attention, walk
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ def memory_attention_weights(
     Raises:
         InputError: the model has no attention to the memory.
     """
-    paths = [f"{path}.weights" for path in memory_attention_paths(module)]
+    points = [f"{path}.weights" for path in memory_attention_paths(module)]
     was_training = module.training
     module.eval()
     try:
-        with capture(module, paths) as found:
+        with capture(module, points) as found:
             module(ids, target_ids, mask=mask, target_mask=target_mask)
     finally:
         module.train(was_training)
-    return torch.stack([found[path] for path in paths], dim=1)
+    return torch.stack([found.tensor(point) for point in points], dim=1)

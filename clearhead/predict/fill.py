@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead import spec
+from clearhead import core, spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
@@ -178,7 +178,7 @@ def _best(
     """Return the probabilities and ids of the best candidates of every blank, text by text."""
     device = device_of(module)
     ids_BT, mask_BT = pad_ids([question.ids for question in questions], pad_id, device)
-    hidden_BTD = module.states(ids_BT, mask=mask_BT).hidden
+    hidden_BTD = module.states(core.Sequence(ids_BT, mask_BT)).hidden
     row_N = torch.tensor([row for row, question in enumerate(questions) for _ in question.places], device=device)
     place_N = torch.tensor([place for question in questions for place in question.places], device=device)
     assert module.head is not None, "a model that fills blanks has a head"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Transformer
-from clearhead.core.position import alibi_slopes
+from clearhead.core.rare.score_bias import alibi_slopes
 from clearhead.errors import InputError
 from clearhead.surgery.addresses import branch_functions, check_numbers, match_addresses
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, select_rows, unchanged_origins

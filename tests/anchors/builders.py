@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from clearhead import spec
-from clearhead.core.attention import MultiHeadAttention
+from clearhead.core import MultiHeadAttention
 
 
 def attention(
@@ -36,7 +36,7 @@ def multi_head(width: int, num_heads: int, *, bias: bool = True, scale: float | 
     """Multi-head attention by itself, with biases that are not zero and, where wanted, another scale."""
     attention = MultiHeadAttention(width, num_heads, bias=bias)
     if scale is not None:
-        attention.scale = scale
+        attention.attention.scale = scale
     for part in (attention.query, attention.key, attention.value, attention.out):
         if part.bias is not None:
             nn.init.uniform_(part.bias, -1.0, 1.0)

@@ -40,7 +40,7 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import spec
-from clearhead.core.mask import Visibility
+from clearhead.core.mask import Masking
 from clearhead.core.norm import LayerNorm
 from clearhead.core.position import sinusoidal_table
 from clearhead.data.batches.pairs import collate
@@ -155,12 +155,12 @@ def test_projections_and_heads() -> None:
 
 def test_masks() -> None:
     """The tutorial's masks are added: -inf hides, 0 shows. Ours are boolean and say the same."""
-    visible = Visibility(num_queries=LENGTH, num_keys=LENGTH)
-    causal = visible.resolve(spec.Causal(), torch.device("cpu"))
+    visible = Masking(num_queries=LENGTH, num_keys=LENGTH)
+    causal = visible.build(spec.Causal(), torch.device("cpu"))
     additive = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
     assert causal is not None
     assert torch.equal(causal[0, 0], additive == 0)
-    assert visible.resolve(spec.Full(), torch.device("cpu")) is None, "nothing is hidden, so nothing is built"
+    assert visible.build(spec.Full(), torch.device("cpu")) is None, "nothing is hidden, so nothing is built"
 
 
 def test_layer_norm_by_hand() -> None:

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 import clearhead as ch
 from clearhead import spec
 from clearhead.core.feedforward import FeedForward
-from clearhead.core.mask import Visibility
+from clearhead.core.mask import Masking
 from clearhead.core.norm import LayerNorm
 from clearhead.core.position import sinusoidal_table
 from clearhead.errors import InputError
@@ -212,8 +212,8 @@ def rows_of_blocked(allowed_TS: Tensor) -> list[str]:
 
 
 def test_padding_and_look_ahead_masks() -> None:
-    padding = Visibility(5, 5, key_mask=SOURCE != 0).resolve(spec.Full(), CPU)
-    combined = Visibility(5, 5, key_mask=TARGET != 0).resolve(spec.Causal(), CPU)
+    padding = Masking(5, 5, key_mask=SOURCE != 0).build(spec.Full(), CPU)
+    combined = Masking(5, 5, key_mask=TARGET != 0).build(spec.Causal(), CPU)
     assert padding is not None
     assert combined is not None
     assert padding.shape == (2, 1, 1, 5)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.core import MultiHeadAttention, attention, build
+from clearhead.core import MultiHeadAttention, build
 from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.position import rotary_angles, rotate
 from clearhead.errors import InputError
+from clearhead.kernels import attention
 from tests.laws.tiny import TARGET_VOCAB, difference, resolved, tiny
 from tests.laws.tiny import hparams as recipe_of
 
@@ -20,21 +21,21 @@ def attentions(module: nn.Module) -> list[Attention]:
 
 
 def test_body_answers_for_the_present_mode() -> None:
-    plain, dropped = MultiHeadAttention(15, 3), MultiHeadAttention(15, 3, dropout=0.3)
-    assert plain.train().body()[0] == "fused"
-    assert dropped.train().body() == ("explicit", "the fused kernel has no attention dropout on a CPU")
-    assert dropped.eval().body()[0] == "fused"
+    plain, dropped = MultiHeadAttention(15, 3).attention, MultiHeadAttention(15, 3, dropout=0.3).attention
+    assert plain.train().kernel()[0] == "fused"
+    assert dropped.train().kernel() == ("eager", "the fused kernel has no attention dropout on a CPU")
+    assert dropped.eval().kernel()[0] == "fused"
     buckets = tiny("decoder/post/buckets")
-    assert all(one.body()[0] == "fused" for one in attentions(buckets))
-    assert all("trainable score bias" in one.body()[1] for one in attentions(buckets.train()))
-    handle = plain.weights.register_forward_hook(lambda *call: None)
-    assert plain.body() == ("explicit", "scores or weights are being watched")
-    handle.remove()
-    assert plain.body()[0] == "fused"
+    assert all(one.kernel()[0] == "fused" for one in attentions(buckets))
+    assert all("trainable score bias" in one.kernel()[1] for one in attentions(buckets.train()))
+    stop = plain.watch("weights", lambda weights: weights)
+    assert plain.kernel() == ("eager", "scores or weights are being watched")
+    stop()
+    assert plain.kernel()[0] == "fused"
 
 
 @pytest.mark.parametrize(("length", "fused"), [(attention.SHORT_ON_CPU, False), (attention.SHORT_ON_CPU + 1, True)])
-def test_short_sequences_take_the_explicit_body_on_a_cpu(
+def test_short_sequences_take_the_eager_kernel_on_a_cpu(
     length: int, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -52,25 +53,26 @@ def test_watching_weights_shows_them_and_replacing_them_counts() -> None:
     ids = torch.randint(TARGET_VOCAB, (2, 7))
     before, seen = module(ids).logits, []
     target = module.decoder.layers[0].steps[0].branches[0].function
-    watch = target.weights.register_forward_hook(lambda *call: seen.append(call[2]))
+    stop = target.watch("weights", lambda weights: (seen.append(weights), weights)[1])
     assert torch.equal(module(ids).logits, before)
-    watch.remove()
+    stop()
     assert seen[0].shape == (2, 6, 7, 7)
     assert difference(seen[0].sum(-1), torch.ones(2, 6, 7)) <= 1e-5
     assert not seen[0].triu(1).any()
-    replace = target.weights.register_forward_hook(lambda *call: torch.zeros_like(call[2]))
+    stop = target.watch("weights", torch.zeros_like)
     assert (module(ids).logits - before).abs().max() > 1e-3
-    replace.remove()
-    scores = target.scores.register_forward_hook(lambda *call: call[2] * 0)
+    stop()
+    stop = target.watch("scores", lambda scores: scores.clamp(max=0))
     assert (module(ids).logits - before).abs().max() > 1e-3, "scores can be replaced as well"
-    scores.remove()
+    stop()
+    assert target.watchers is None
     assert torch.equal(module(ids).logits, before)
 
 
 def test_weights_sum_to_one_over_what_is_allowed() -> None:
     scores, allowed = torch.randn(2, 3, 5, 7), torch.rand(2, 1, 5, 7) > 0.5
     allowed[0, 0, 1] = False
-    weights = attention_weights(scores, allowed)
+    weights = attention_weights(scores.masked_fill(~allowed, float("-inf")), allowed)
     assert not weights.masked_select(~allowed).any()
     torch.testing.assert_close(weights.sum(-1), allowed.any(-1).expand(2, 3, 5).float())
     expected = scores.exp().masked_fill(~allowed, 0)
@@ -104,10 +106,10 @@ def test_scale_and_query_key_norm() -> None:
     ).eval()
     one, seen = attentions(module)[0], []
     nn.init.normal_(one.query_norm.weight), nn.init.normal_(one.key_norm.weight)
-    handle = one.scores.register_forward_hook(lambda *call: seen.append(call[2]))
+    stop = one.watch("scores", lambda scores: (seen.append(scores), scores)[1])
     x = torch.randn(3, 7, 11)
     module.encode(torch.zeros(3, 7, dtype=torch.long), embeddings=x)
-    handle.remove()
+    stop()
 
     def normed(y: Tensor, weight: Tensor) -> Tensor:
         heads = y.unflatten(-1, (2, 5)).transpose(1, 2)
@@ -156,10 +158,10 @@ def alone(**changes: object) -> tuple[nn.Module, Attention]:
 def seen_by(module: nn.Module, one: Attention, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Scores and weights of a call, and what the attention adds to the stream."""
     taps: list[Tensor] = []
-    handles = [tap.register_forward_hook(lambda *call: taps.append(call[2])) for tap in (one.scores, one.weights)]
+    stops = [one.watch(name, lambda x: (taps.append(x), x)[1]) for name in ("scores", "weights")]
     out = module.encode(torch.zeros(x.shape[:2], dtype=torch.long), embeddings=x, mask=mask).hidden - x
-    for handle in handles:
-        handle.remove()
+    for stop in stops:
+        stop()
     return taps[0], taps[1], out
 
 
@@ -187,7 +189,7 @@ def test_a_sink_takes_its_share_and_mixes_nothing_in() -> None:
     assert weights.sum(-1).min() < 0.99
     mixed = weights @ split(one.value(x)).repeat_interleave(2, 1)
     torch.testing.assert_close(out, one.out(mixed.transpose(1, 2).flatten(2)), atol=1e-4, rtol=1e-4)
-    assert one.body() == ("explicit", "the fused kernel has no sink")
+    assert one.kernel() == ("eager", "the fused kernel has no sink")
     _, _, out = seen_by(module, one, x, torch.zeros(2, 7, dtype=torch.bool))
     torch.testing.assert_close(out, one.out.bias.expand_as(out), atol=1e-5, rtol=1e-5)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.core.mask import Visibility, both, structure
+from clearhead.core.mask import Masking, both, structure
 
 CPU = torch.device("cpu")
 
@@ -51,7 +51,7 @@ def test_every_rule_must_agree(mask: spec.Full | spec.Causal | spec.Window) -> N
     real = torch.arange(keys) < torch.tensor([7, 5, 2])[:, None]
     documents = torch.tensor([[1, 1, 1, 2, 2, 2, 2], [4, 4, 5, 5, 5, 6, 6], [3] * 7])
     allowed = torch.rand(batch, 2, queries, keys) > 0.3
-    found = Visibility(queries, keys, real, documents, allowed).resolve(mask, CPU)
+    found = Masking(queries, keys, real, documents, allowed).build(mask, CPU)
     assert found.shape == (batch, 2, queries, keys)
     for b in range(batch):
         for i in range(queries):
@@ -65,16 +65,16 @@ def test_every_rule_must_agree(mask: spec.Full | spec.Causal | spec.Window) -> N
 
 
 def test_nothing_hidden_builds_nothing() -> None:
-    assert Visibility(5, 7).resolve(spec.Full(), CPU) is None
-    assert Visibility(1, 7).resolve(spec.Causal(), CPU) is None, "the newest token sees all that is there"
+    assert Masking(5, 7).build(spec.Full(), CPU) is None
+    assert Masking(1, 7).build(spec.Causal(), CPU) is None, "the newest token sees all that is there"
 
 
 def test_only_the_bare_triangle_is_left_to_the_kernel() -> None:
     real = torch.ones(2, 7, dtype=torch.bool)
-    assert Visibility(7, 7).is_purely_causal(spec.Causal())
-    assert not Visibility(7, 7).is_purely_causal(spec.Full())
-    assert not Visibility(7, 7).is_purely_causal(spec.Window(before=7, after=0))
-    assert not Visibility(5, 7).is_purely_causal(spec.Causal())
-    assert not Visibility(7, 7, real).is_purely_causal(spec.Causal())
-    assert not Visibility(7, 7, documents=real.long()).is_purely_causal(spec.Causal())
-    assert not Visibility(7, 7, allowed=real[:, None, None]).is_purely_causal(spec.Causal())
+    assert Masking(7, 7).is_only_causal(spec.Causal())
+    assert not Masking(7, 7).is_only_causal(spec.Full())
+    assert not Masking(7, 7).is_only_causal(spec.Window(before=7, after=0))
+    assert not Masking(5, 7).is_only_causal(spec.Causal())
+    assert not Masking(7, 7, real).is_only_causal(spec.Causal())
+    assert not Masking(7, 7, documents=real.long()).is_only_causal(spec.Causal())
+    assert not Masking(7, 7, allowed=real[:, None, None]).is_only_causal(spec.Causal())

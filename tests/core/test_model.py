@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.core import Cache, Transformer, build
+from clearhead.core import Cache, Sequence, Transformer, build
 from clearhead.errors import InputError
 from tests.conftest import ROOT
 from tests.laws.tiny import MAX_POSITIONS, SMALL, TARGET_VOCAB, VOCAB, difference, resolved, tiny
@@ -24,7 +24,7 @@ PAIR, ENCODER, DECODER = "encoder-decoder/post/sinusoidal", "encoder/post/learne
 REFUSED: list[tuple[str, str, Callable[[Transformer], object]]] = [
     (PAIR, "needs target_ids: what the decoder reads", lambda m: m(IDS)),
     (ENCODER, "this one reads ids alone", lambda m: m(IDS, TARGET)),
-    (DECODER, "this one reads ids alone", lambda m: m(IDS, target_mask=TARGET > 0)),
+    (DECODER, "this call reads ids alone", lambda m: m(IDS, target_mask=TARGET > 0)),
     (ENCODER, "a cache is for a decoder", lambda m: m(IDS, cache=Cache())),
     (ENCODER, r"decode\(\) needs a model with a decoder", lambda m: m.decode(IDS)),
     (DECODER, r"encode\(\) needs a model with an encoder", lambda m: m.encode(IDS)),
@@ -48,7 +48,8 @@ def test_what_a_model_cannot_do_is_said(index: int) -> None:
 UNTYPED = """
 import torch
 from clearhead import spec
-from clearhead.core import MultiHeadAttention, attention, build
+from clearhead.core import MultiHeadAttention, build
+from clearhead.kernels import attention
 from clearhead.errors import InputError
 from tests.laws.tiny import tiny
 
@@ -90,7 +91,7 @@ def test_halves_make_the_whole() -> None:
     encoded = module.encode(source, mask=mask)
     assert torch.equal(encoded.memory, encoded.hidden) and torch.equal(encoded.memory, whole.memory)
     assert torch.equal(module.decode(target, encoded.memory, memory_mask=mask).logits, whole.logits)
-    states = module.states(source, target, mask=mask)
+    states = module.states(Sequence(source, mask), Sequence(target))
     assert states.logits is None and torch.equal(states.hidden, whole.hidden)
     projection = module.head.projection()
     prepared = module.head.prepare(whole.hidden) * projection.scale

@@ -11,17 +11,9 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.core.position import (
-    LearnedPosition,
-    SinusoidalPosition,
-    alibi_bias,
-    alibi_slopes,
-    relative_bucket,
-    rotary_angles,
-    rotate,
-    sinusoidal_table,
-)
-from clearhead.core.stack import _positions
+from clearhead.core.context import token_positions
+from clearhead.core.position import LearnedPosition, SinusoidalPosition, rotary_angles, rotate, sinusoidal_table
+from clearhead.core.rare.score_bias import alibi_bias, alibi_slopes, relative_bucket
 from clearhead.errors import InputError
 
 
@@ -174,8 +166,8 @@ def test_positions_count_the_real_tokens_before() -> None:
     real = torch.tensor([[False, False, True, True, True], [True, True, False, True, False]])
     documents = torch.tensor([[8, 8, 8, 2, 2], [5, 5, 6, 6, 6]])
     cpu = torch.device("cpu")
-    assert _positions(None, None, 5, cpu).tolist() == [[0, 1, 2, 3, 4]]
-    assert _positions(real, None, 5, cpu)[real].tolist() == [0, 1, 2, 0, 1, 2]
-    assert _positions(None, documents, 5, cpu).tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
-    assert _positions(real, documents, 5, cpu)[real].tolist() == [0, 0, 1, 0, 1, 0]
-    assert _positions(real, documents, 5, cpu).min() >= 0
+    assert token_positions(None, None, 5, cpu).tolist() == [[0, 1, 2, 3, 4]]
+    assert token_positions(real, None, 5, cpu)[real].tolist() == [0, 1, 2, 0, 1, 2]
+    assert token_positions(None, documents, 5, cpu).tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
+    assert token_positions(real, documents, 5, cpu)[real].tolist() == [0, 0, 1, 0, 1, 0]
+    assert token_positions(real, documents, 5, cpu).min() >= 0

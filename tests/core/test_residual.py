@@ -8,7 +8,7 @@ from torch import nn
 from clearhead import spec
 from clearhead.core.attention import Context
 from clearhead.core.feedforward import FeedForward, activation
-from clearhead.core.mask import Visibility
+from clearhead.core.mask import Masking
 from clearhead.core.residual import Step
 
 WIDTH = 7
@@ -16,7 +16,7 @@ WIDTH = 7
 
 def context(length: int) -> Context:
     place = torch.arange(length)[None]
-    return Context(Visibility(length, length), place, place)
+    return Context(Masking(length, length), place, place)
 
 
 def test_every_slot_of_the_equation() -> None:

@@ -37,8 +37,8 @@ def random_logits(vocab: int, *, spread: float = 2.0, end_bonus: float = 0.0) ->
 class PrefixCache(Cache):
     """Remembers sources and prefixes themselves, and reorders them as a cache of keys and values would be."""
 
-    def __init__(self, declared_length: int | Tensor | None = None) -> None:
-        super().__init__(declared_length)
+    def __init__(self, total_length: int | Tensor | None = None) -> None:
+        super().__init__(total_length)
         self.sources: list[tuple[int, ...]] = []
         self.prefixes: list[tuple[int, ...]] = []
         self.rows_decoded = 0

@@ -1,7 +1,7 @@
 """Compare a compiled step with an eager one in a process of its own, without the import hook that types shapes.
 
 Prints the largest difference, in the sense of house rule 8, of outputs and gradients. The model is one graph: a step
-that is cut in pieces compiles for minutes and runs no faster. Its source takes the fused body, its target the explicit
+that is cut in pieces compiles for minutes and runs no faster. Its source takes the fused kernel, its target the eager
 one.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from clearhead.core import build
-from clearhead.core.attention import SHORT_ON_CPU
+from clearhead.kernels.attention import SHORT_ON_CPU
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 if __name__ == "__main__":

@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from clearhead.core import attention
+from clearhead.kernels import attention
 
 
 @pytest.fixture
 def prefer(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Prefer one body for sequences of any length (a single query is always fused, as in decoding)."""
-    return lambda body: monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if body == "fused" else 1000)
+    """Prefer one kernel for sequences of any length (a single query is always fused, as in decoding)."""
+    return lambda kernel: monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if kernel == "fused" else 1000)
 
 
-@pytest.fixture(params=["explicit", "fused"])
-def body(request: pytest.FixtureRequest, prefer: Callable[[str], None]) -> str:
-    """Run the test with each body."""
+@pytest.fixture(params=["eager", "fused"])
+def kernel(request: pytest.FixtureRequest, prefer: Callable[[str], None]) -> str:
+    """Run the test with each kernel."""
     prefer(request.param)
     return request.param

@@ -74,7 +74,7 @@ def test_cache_without_padding(name: str) -> None:
 
 
 @torch.no_grad()
-def test_a_mask_may_come_late(body: str) -> None:
+def test_a_mask_may_come_late(kernel: str) -> None:
     """Tokens read before any mask was given were real, and so are those read after."""
     reader = Reader.of(tiny("decoder/post/alibi"), 2)
     rows = [torch.randint(reader.vocab, (length,)) for length in (11, 9)]
@@ -90,7 +90,7 @@ def test_a_mask_may_come_late(body: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("style", ["post/sinusoidal", "pre-grouped/rotary", "pre-grouped/buckets"])
-def test_beams_over_one_memory_are_rows_over_repeated_memory(style: str, body: str) -> None:
+def test_beams_over_one_memory_are_rows_over_repeated_memory(style: str, kernel: str) -> None:
     beams, module = 5, tiny(f"encoder-decoder/{style}")
     once = Reader.of(module, 3)
     repeated = Reader(module, once.memory.repeat_interleave(beams, 0), once.memory_mask.repeat_interleave(beams, 0))

@@ -35,7 +35,7 @@ LENGTH = 19
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_of_a_padded_batch_are_the_rows_alone(name: str, side: str, prefer: Callable[[str], None]) -> None:
     """Also for what stands on the padding: another filler changes nothing."""
-    prefer("fused" if side == "left" else "explicit")
+    prefer("fused" if side == "left" else "eager")
     reader = Reader.of(tiny(name), 5)
     rows = ragged(reader.vocab, (7, MAX_POSITIONS, 3, 1, 5))
     ids, mask = padded(rows, side, LENGTH, filler=3)
@@ -102,7 +102,7 @@ def pack(rows: list[Tensor], gap: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("name", ONE_STACK)
 def test_packed_documents_are_the_documents_alone(name: str, gap: int, prefer: Callable[[str], None]) -> None:
     """Positions restart with each document, also where padding stands before it, and none sees another."""
-    prefer("fused" if gap else "explicit")
+    prefer("fused" if gap else "eager")
     reader = Reader.of(tiny(name), 1)
     rows = ragged(reader.vocab)
     ids, real, documents = pack(rows, gap)
@@ -126,7 +126,7 @@ def test_packed_documents_with_padding_at_the_end() -> None:
 
 @pytest.mark.parametrize("place", [None, spec.Alibi(), spec.RelativeBuckets(num_heads=3, bidirectional=True)])
 @pytest.mark.parametrize("structure", [spec.Full(), spec.Causal()])
-def test_queries_that_may_attend_to_nothing_mix_to_zero(place: object, structure: object, body: str) -> None:
+def test_queries_that_may_attend_to_nothing_mix_to_zero(place: object, structure: object, kernel: str) -> None:
     attention = MultiHeadAttention(15, 3, position=place, mask=structure)
     x = torch.randn(2, 7, 15, requires_grad=True)
     allowed = torch.ones(2, 7, 7, dtype=torch.bool)
@@ -145,7 +145,7 @@ def test_queries_that_may_attend_to_nothing_mix_to_zero(place: object, structure
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "/post/" in name])
-def test_a_row_of_padding_alone_harms_nothing(name: str, body: str) -> None:
+def test_a_row_of_padding_alone_harms_nothing(name: str, kernel: str) -> None:
     """Finite outputs and gradients, and the other rows as ever."""
     module = tiny(name)
     reader = Reader.of(module, 2)
@@ -159,7 +159,7 @@ def test_a_row_of_padding_alone_harms_nothing(name: str, body: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["sinusoidal", "rotary", "buckets"])
-def test_an_empty_memory_harms_nothing(place: str, body: str) -> None:
+def test_an_empty_memory_harms_nothing(place: str, kernel: str) -> None:
     module = tiny(f"encoder-decoder/post/{place}")
     mask = torch.tensor([[True] * 7, [False] * 7])
     logits = module(torch.randint(VOCAB, (2, 7)), torch.randint(TARGET_VOCAB, (2, 5)), mask=mask).logits
@@ -170,7 +170,7 @@ def test_an_empty_memory_harms_nothing(place: str, body: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("window", [spec.Window(before=3, after=0), spec.Window(before=1, after=2)])
-def test_a_window_counts_real_tokens(window: spec.Window, body: str) -> None:
+def test_a_window_counts_real_tokens(window: spec.Window, kernel: str) -> None:
     """Padding in the middle of a row is no distance."""
     module = build(masked(resolved(hparams("encoder/post/alibi")), window, "encoder")).eval()
     row = torch.randint(VOCAB, (1, 7))

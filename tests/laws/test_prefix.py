@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from clearhead.core import Cache, build
+from clearhead.core import Cache, Sequence, build
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 HPARAMS = Hyperparameters(
@@ -39,14 +39,16 @@ def test_without_a_prefix_the_mask_is_causal() -> None:
     model, causal = models()
     ids, _ = sample()
     torch.testing.assert_close(model(ids).logits, causal(ids).logits)
-    torch.testing.assert_close(model(ids, prefix=torch.zeros_like(ids, dtype=torch.bool)).logits, causal(ids).logits)
+    torch.testing.assert_close(
+        model.run(Sequence(ids, prefix=torch.zeros_like(ids, dtype=torch.bool))).logits, causal(ids).logits
+    )
 
 
 def test_everything_sees_the_prefix_and_nothing_sees_later_tokens_behind_it() -> None:
     model, _ = models()
     ids, prefix = sample()
     embeddings = model.decoder.embedding.rows.weight[ids].detach().requires_grad_()
-    logits = model(ids, prefix=prefix, embeddings=embeddings).logits
+    logits = model.run(Sequence(ids, prefix=prefix, embeddings=embeddings)).logits
     for row in range(3):
         for query in range(13):
             (gradient,) = torch.autograd.grad(logits[row, query].sum(), embeddings, retain_graph=True)
@@ -59,7 +61,7 @@ def test_decoding_after_a_prefix_is_the_whole_sequence_at_once() -> None:
     model, _ = models()
     ids, _ = sample()
     cache = Cache()
-    first = model(ids[:, :5], prefix=torch.ones(3, 5, dtype=torch.bool), cache=cache).logits
+    first = model.run(Sequence(ids[:, :5], prefix=torch.ones(3, 5, dtype=torch.bool)), cache=cache).logits
     steps = [model(ids[:, place : place + 1], cache=cache).logits for place in range(5, 13)]
-    whole = model(ids, prefix=(torch.arange(13) < 5).expand(3, 13)).logits
+    whole = model.run(Sequence(ids, prefix=(torch.arange(13) < 5).expand(3, 13))).logits
     torch.testing.assert_close(torch.cat([first, *steps], 1), whole, rtol=1e-5, atol=1e-5)

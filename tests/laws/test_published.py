@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.core import Cache, Transformer, attention, build
+from clearhead.core import Attention, Cache, Sequence, Transformer, build
+from clearhead.kernels import attention
 from tests.laws.published import DEPENDS_ON_LENGTH, LENGTH, PUBLISHED, published
 from tests.laws.tiny import Reader, difference, padded, ragged
 
@@ -14,7 +15,7 @@ DECODERS = [name for name in PUBLISHED if PUBLISHED[name]().decoder is not None]
 
 
 def only_explicit(module: Transformer) -> bool:
-    parts = [part.spec for part in module.modules() if isinstance(part, attention.Attention)]
+    parts = [part.spec for part in module.modules() if isinstance(part, Attention)]
     return any(part.sink or part.soft_cap is not None for part in parts)
 
 
@@ -55,17 +56,17 @@ def test_a_cache_changes_nothing(name: str, side: str | None) -> None:
     # Rows on both sides of the length up to which such a rotation is plain.
     declared = torch.tensor([7, 13, 6, 5, 11]) if side else 13
     if name in DEPENDS_ON_LENGTH:
-        expected = module(ids, mask=mask if side else None, declared_length=declared).logits
+        expected = module.run(Sequence(ids, mask if side else None, total_length=declared)).logits
     else:
         expected = reader(ids, mask if side else None).logits
-    cache, pieces = Cache(declared_length=declared), []
+    cache, pieces = Cache(total_length=declared), []
     for start, end in [(0, 3), (3, 4), (4, 9), (9, 10), (10, 11)]:
         pieces.append(reader(ids[:, start:end], real[:, start:end] if side else None, cache=cache).logits)
     assert difference(torch.cat(pieces, dim=1), expected, real) <= 1e-5
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_fused_body_is_the_explicit_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_kernel_is_the_eager_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only the explicit one can compute a part, it runs whatever the length."""
     module = published(name)
     reader = Reader.of(module, 5)
@@ -140,24 +141,26 @@ def test_a_cache_past_the_original_length_must_know_the_length(name: str) -> Non
     cache = Cache()
     short = module(ids[:, :LENGTH], cache=cache).logits
     assert difference(short, module(ids[:, :LENGTH]).logits) <= 1e-5
-    with pytest.raises(ValueError, match=f"of 8 tokens is longer than the {LENGTH}.*declared_length"):
+    with pytest.raises(ValueError, match=f"of 8 tokens is longer than the {LENGTH}.*total_length"):
         module(ids[:, LENGTH:], cache=cache)
-    with pytest.raises(ValueError, match="of 8 tokens is longer than its declared length"):
-        module(ids, cache=Cache(declared_length=7))
-    with pytest.raises(ValueError, match="of 8 tokens is longer than its declared length"):
-        module(ids, declared_length=torch.tensor([9, 7]))
-    with pytest.raises(ValueError, match="declared to its cache"):
-        module(ids, cache=Cache(), declared_length=9)
-    assert difference(module(ids, declared_length=8).logits, module(ids).logits) <= 1e-6
-    assert difference(module(ids, declared_length=23).logits, module(ids).logits) > 1e-3 or name.endswith("rope")
+    with pytest.raises(ValueError, match="of 8 tokens is longer than its total length"):
+        module(ids, cache=Cache(total_length=7))
+    with pytest.raises(ValueError, match="of 8 tokens is longer than its total length"):
+        module.run(Sequence(ids, total_length=torch.tensor([9, 7])))
+    with pytest.raises(ValueError, match="belongs to its cache"):
+        module.run(Sequence(ids, total_length=9), cache=Cache())
+    assert difference(module.run(Sequence(ids, total_length=8)).logits, module(ids).logits) <= 1e-6
+    assert difference(module.run(Sequence(ids, total_length=23)).logits, module(ids).logits) > 1e-3 or name.endswith(
+        "rope"
+    )
 
 
 @torch.no_grad()
-def test_selected_rows_keep_their_declared_length() -> None:
+def test_selected_rows_keep_their_total_length() -> None:
     module = published("rotation dynamic")
     ids, declared = torch.randint(module.num_source_ids, (3, 11)), torch.tensor([11, 17, 23])
-    expected = module(ids, declared_length=declared).logits
-    cache, rows = Cache(declared_length=declared), torch.tensor([2, 0, 1, 2])
+    expected = module.run(Sequence(ids, total_length=declared)).logits
+    cache, rows = Cache(total_length=declared), torch.tensor([2, 0, 1, 2])
     module(ids[:, :6], cache=cache)
     cache.select(rows)
     assert difference(module(ids[rows, 6:], cache=cache).logits, expected[rows, 6:]) <= 1e-5

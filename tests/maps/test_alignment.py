@@ -9,7 +9,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.errors import InputError
 from clearhead.maps.alignment import memory_attention_paths, memory_attention_weights
-from clearhead.maps.capture import capture, edit
+from clearhead.maps.hook_points import capture, edit
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 SENTENCES, SOURCE, TARGET, LAYERS, HEADS, VOCABULARY = 3, 11, 5, 2, 7, 23
@@ -72,10 +72,10 @@ def test_looking_changes_nothing() -> None:
 
 def test_replacing_the_weights_steers_the_model() -> None:
     module, (ids, mask, target_ids) = build().eval(), batch()
-    taps = [f"{path}.weights" for path in memory_attention_paths(module)]
-    assert len(taps) == LAYERS
+    points = [f"{path}.weights" for path in memory_attention_paths(module)]
+    assert len(points) == LAYERS
     before = module(ids, target_ids, mask=mask).logits
-    with edit(module, dict.fromkeys(taps, torch.zeros_like)):
+    with edit(module, dict.fromkeys(points, lambda weights, at: torch.zeros_like(weights))):
         blind = module(ids, target_ids, mask=mask).logits
         other = module(ids.flip(1), target_ids, mask=mask).logits
     assert not torch.allclose(blind, before)

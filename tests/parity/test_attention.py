@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.core import MultiHeadAttention, attention
+from clearhead.core import MultiHeadAttention
+from clearhead.kernels import attention
 from tests.laws.tiny import difference
 
 B, T, S, D, H = 3, 7, 11, 26, 2
@@ -53,16 +54,16 @@ def masks(kind: str, keys: int) -> tuple[Tensor | None, Tensor, spec.Full | spec
     }[kind]
 
 
-@pytest.mark.parametrize("body", ["explicit", "fused"])
+@pytest.mark.parametrize("kernel", ["eager", "fused"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("kind", ["none", "padding", "causal", "both", "arbitrary", "arbitrary and causal"])
 def test_outputs_weights_and_gradients(
-    kind: str, cross: bool, bias: bool, body: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, cross: bool, bias: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cross and kind in ("causal", "both", "arbitrary and causal"):  # these are about a stream and itself
         kind = "padding" if kind == "both" else "arbitrary"
-    monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if body == "fused" else 1000)
+    monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if kernel == "fused" else 1000)
     keys = S if cross else T
     mask, allowed, structure = masks(kind, keys)
     if kind == "arbitrary and causal":

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.core import Attention, Transformer, attention, build
+from clearhead.core import Attention, Transformer, build
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.residual import Layer
+from clearhead.kernels import attention
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.laws.tiny import difference, with_mask
 
@@ -88,11 +89,11 @@ def run_torch(
     return hidden, hidden @ table.T
 
 
-@pytest.mark.parametrize("body", ["explicit", "fused"])
+@pytest.mark.parametrize("kernel", ["eager", "fused"])
 @pytest.mark.parametrize("kind", ["causal", "padding", "window"])
 @pytest.mark.parametrize("norm_place", ["post", "pre"])
-def test_outputs_and_all_gradients(norm_place: str, kind: str, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if body == "fused" else 1000)
+def test_outputs_and_all_gradients(norm_place: str, kind: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if kernel == "fused" else 1000)
     window = spec.Window(before=2, after=1) if kind == "window" else None
     ours, theirs = original(norm_place, window), torch_twin(norm_place)
     for name, parameter in ours.named_parameters():

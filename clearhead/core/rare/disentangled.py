@@ -1,18 +1,20 @@
-"""Scores of content with distance. Legend: B batch, Q queries, S keys, D width, H heads, E head size, R table rows."""
+"""Disentangled attention.
+
+Legend: B batch, Q queries, S keys, D width, H heads, E head size, R table rows.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.core.attention import Attention, Bias, Keys, Queries
+from clearhead.core.context import Context
 from clearhead.core.norm import build_norm
-
-Split = Callable[[nn.Module, Tensor], Tensor]
 
 
 def distance_row(distance: Int[Tensor, "*axes"], table: spec.DistanceTable) -> Int[Tensor, "*axes"]:
@@ -43,48 +45,42 @@ class DistanceTable(nn.Module):
         return distance_row(query_position[:, :, None] - key_position[:, None, :], self.spec)[:, None]
 
 
-class Disentangled(nn.Module):
-    """query . key_map(row) + key . query_map(row), row the table's for the distance of query and key.
-
-    The maps are those of the attention, or separate ones. Source: arXiv 2006.03654, eq. 4.
-    """
+class PositionProjections(nn.Module):
+    """The projections of the distance table that are not those of keys and queries, and the table that they read."""
 
     def __init__(self, width: int, attention: spec.Attention, scores: spec.Disentangled) -> None:
         super().__init__()
-        self.terms = scores.terms
         inner = attention.num_heads * attention.head_size
         own = () if scores.shared_projections else scores.terms
         self.position_key = nn.Linear(width, inner) if "content_to_position" in own else None
         self.position_query = nn.Linear(width, inner) if "position_to_content" in own else None
         self.borrowed: tuple[DistanceTable, ...] = ()  # in a tuple, so that the table is not registered twice
 
-    def forward(
-        self,
-        query_BHQE: Float[Tensor, "batch heads queries head_size"],
-        key_BHSE: Float[Tensor, "batch heads keys head_size"],
-        row_BQS: Int[Tensor, "#batch 1 queries keys"],
-        maps: tuple[nn.Module, nn.Module, Split],
-    ) -> Float[Tensor, "batch heads queries keys"]:
-        """Sum the terms.
 
-        Args:
-            query_BHQE, key_BHSE: the content.
-            row_BQS: the row of the table for each pair.
-            maps: of query and key in the attention, and what splits the heads of what they give.
-        """
-        query_map, key_map, split = maps
-        (table,) = self.borrowed
+class DisentangledAttention(Attention):
+    """scores + (query . key_map(row) + key . query_map(row)) * scale, row the table's for query and key position.
+
+    The maps are the key and query projections of the attention, or separate ones. Source: arXiv 2006.03654, eq. 4.
+    """
+
+    def __init__(self, width: int, attention: spec.Attention) -> None:
+        super().__init__(width, attention)
+        assert isinstance(attention.score_bias, spec.Disentangled)
+        self.terms = attention.score_bias.terms
+        self.score_bias = PositionProjections(width, attention, attention.score_bias)
+
+    def bias(self, query: Queries, key: Keys, context: Context) -> Bias | None:
+        (table,), maps = self.score_bias.borrowed, self.score_bias
+        row_BQS = context.once(table, lambda: table(context.query_position, context.key_position))
         rows_RD = table.norm(table.weight)[None]
         scores: Tensor | None = None
         for term in self.terms:
             if term == "content_to_position":
-                position = split(self.position_key or key_map, rows_RD)
-                every = query_BHQE @ position.transpose(-1, -2)
+                every = query @ self.split((maps.position_key or self.key)(rows_RD)).transpose(-1, -2)
                 part = every.gather(-1, row_BQS.expand(*every.shape[:3], -1))
             else:
-                position = split(self.position_query or query_map, rows_RD)
-                every = key_BHSE @ position.transpose(-1, -2)
+                every = key @ self.split((maps.position_query or self.query)(rows_RD)).transpose(-1, -2)
                 part = every.gather(-1, row_BQS.transpose(-1, -2).expand(*every.shape[:3], -1)).transpose(-1, -2)
             scores = part if scores is None else scores + part
         assert scores is not None
-        return scores
+        return scores * self.scale

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead import spec
+from clearhead.errors import InputError
 
 
 def depends_on_length(rotary: spec.Rotary | None) -> bool:
@@ -32,8 +33,37 @@ def sequence_lengths(
     return last_BS.gather(1, number_BS) + 1
 
 
+def total_lengths(
+    rotary: spec.Rotary,
+    position_BS: Int[Tensor, "#batch tokens"],
+    documents_BS: Int[Tensor, "batch tokens"] | None,
+    total_length: int | Int[Tensor, " batch"] | None,
+    is_cached: bool,
+) -> Int[Tensor, "batch tokens"]:
+    """Return how long the sequence of each token is or will be.
+
+    Raises:
+        InputError: a cached sequence is longer than the original length, so that cached keys are rotated for another
+            length; or a sequence is longer than its total length.
+    """
+    assert isinstance(rotary.scaling, spec.DynamicScaling | spec.LongRopeScaling)
+    length_BS = sequence_lengths(position_BS, documents_BS)
+    longest, original = int(length_BS.max()) if length_BS.numel() else 0, rotary.scaling.original_length
+    if total_length is None:
+        if is_cached and longest > original:
+            raise InputError(
+                f"a cached sequence of {longest} tokens is longer than the {original} tokens beyond which RoPE scaling "
+                "depends on the total length; pass Cache(total_length=...)"
+            )
+        return length_BS
+    total_B1 = torch.as_tensor(total_length, device=length_BS.device).reshape(-1, 1)
+    if bool((length_BS > total_B1).any()):
+        raise InputError(f"a sequence of {longest} tokens is longer than its total length")
+    return total_B1.expand(max(len(total_B1), len(length_BS)), length_BS.shape[1])
+
+
 def rotary_frequencies(
-    rotary: spec.Rotary, size: int, length_BS: Int[Tensor, "batch #tokens"], device: torch.device
+    rotary: spec.Rotary, size: int, length_BS: Int[Tensor, "batch #tokens"] | None, device: torch.device
 ) -> tuple[Float[Tensor, "*batch_and_tokens pairs"], float]:
     """Return by how much each pair turns from one position to the next, and what multiplies cosines and sines.
 
@@ -58,11 +88,13 @@ def rotary_frequencies(
             divided_P = 1.0 / (scaling.factor * period_P)
             return divided_P * (1 - kept_P) + 1.0 / period_P * kept_P, scaling.magnitude
         case spec.LongRopeScaling() as scaling:
+            assert length_BS is not None
             is_long_BS1 = (length_BS > scaling.original_length)[..., None]
             long_P = torch.tensor(scaling.long_factor, dtype=torch.float32, device=device)
             short_P = torch.tensor(scaling.short_factor, dtype=torch.float32, device=device)
             return 1.0 / (torch.where(is_long_BS1, long_P, short_P) * period_P), scaling.magnitude
         case spec.DynamicScaling(factor=factor, original_length=original):
+            assert length_BS is not None
             stretch_BS = factor * length_BS.clamp(min=original) / original - (factor - 1)
             theta_BS1 = (rotary.theta * stretch_BS ** (size / (size - 2)))[..., None]
             is_long_BS1 = (length_BS > original)[..., None]

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int, Integer
 from numpy import ndarray
 from torch import Tensor
 
+from clearhead import core
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode
@@ -131,7 +132,7 @@ def _score(
         places.append(row * longest + np.arange(part.first - 1 - part.start, part.stop - part.start))
     device = device_of(module)
     # No mask: what is padded lies behind all real tokens, where a causal stack does not look.
-    hidden_BTD = module.states(torch.from_numpy(ids_BT).to(device)).hidden
+    hidden_BTD = module.states(core.Sequence(torch.from_numpy(ids_BT).to(device))).hidden
     places_C = torch.from_numpy(np.concatenate(places)).to(device)
     labels_C = torch.from_numpy(np.concatenate(labels)).to(device)
     found = _label_log_probabilities(module, hidden_BTD.flatten(0, 1)[places_C], labels_C, most_states)

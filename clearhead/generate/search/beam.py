@@ -83,7 +83,7 @@ def beam_search(
         chain += config.processors(1, None) if config else []
         search = _Search(limits, ends, options, start_N1, ids_NS.new_tensor(banned), chain=chain)
         # What a decoder has read in the end: the start token and all but the last that is generated.
-        cache = Cache(declared_length=ids_NS.new_tensor(limits))
+        cache = Cache(total_length=ids_NS.new_tensor(limits))
         memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
         out = module.decode(start_N1, memory_NSD, memory_mask=mask_NS, cache=cache)
         return _run(module, search, _newest_logits(out), cache)

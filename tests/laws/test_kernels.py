@@ -1,4 +1,4 @@
-"""The explicit and the fused body give one answer and one gradient; bfloat16 stays close to float32."""
+"""The explicit and the fused kernel give one answer and one gradient; bfloat16 stays close to float32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.core import MultiHeadAttention, Transformer, attention, build
+from clearhead.core import MultiHeadAttention, Transformer, build
+from clearhead.kernels import attention
 from tests.laws.tiny import MODELS, Reader, difference, hparams, padded, ragged, resolved, tiny, with_mask
 
 Results = tuple[Tensor, list[Tensor]]
@@ -26,7 +27,9 @@ def count_fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def both_bodies(module: Transformer, monkeypatch: pytest.MonkeyPatch, mask_side: str | None) -> tuple[Results, Results]:
+def both_kernels(
+    module: Transformer, monkeypatch: pytest.MonkeyPatch, mask_side: str | None
+) -> tuple[Results, Results]:
     torch.manual_seed(5)
     reader = Reader.of(module, 5)
     rows = ragged(reader.vocab)
@@ -37,7 +40,7 @@ def both_bodies(module: Transformer, monkeypatch: pytest.MonkeyPatch, mask_side:
         monkeypatch.setattr(attention, "SHORT_ON_CPU", short)
         before = len(calls)
         logits = reader(ids, mask if mask_side else None).logits
-        assert (len(calls) > before) == (short == 0), "each answer must come from the body it is meant to test"
+        assert (len(calls) > before) == (short == 0), "each answer must come from the kernel it is meant to test"
         module.zero_grad()
         logits[real].square().sum().backward()
         results.append((logits.detach()[real], [p.grad for p in module.parameters() if p.grad is not None]))
@@ -47,7 +50,7 @@ def both_bodies(module: Transformer, monkeypatch: pytest.MonkeyPatch, mask_side:
 @pytest.mark.parametrize("mask_side", [None, "left"])
 @pytest.mark.parametrize("name", [name for name in MODELS if not name.endswith("buckets")])
 def test_explicit_is_fused(name: str, mask_side: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    (logits, gradients), (fused_logits, fused_gradients) = both_bodies(tiny(name), monkeypatch, mask_side)
+    (logits, gradients), (fused_logits, fused_gradients) = both_kernels(tiny(name), monkeypatch, mask_side)
     assert difference(fused_logits, logits) <= 1e-5
     assert len(gradients) == len(fused_gradients) > 10
     largest = max(float(gradient.abs().max()) for gradient in gradients)
@@ -58,7 +61,7 @@ def test_explicit_is_fused(name: str, mask_side: str | None, monkeypatch: pytest
 
 def test_explicit_is_fused_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel reads a bias of another type than its queries as if it were of theirs."""
-    (logits, _), (fused_logits, _) = both_bodies(tiny("decoder/post/alibi").double(), monkeypatch, "left")
+    (logits, _), (fused_logits, _) = both_kernels(tiny("decoder/post/alibi").double(), monkeypatch, "left")
     assert difference(fused_logits, logits) <= 1e-6
 
 
@@ -66,7 +69,7 @@ def test_explicit_is_fused_in_double_precision(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.endswith("buckets")])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_explicit_is_fused_where_the_bias_is_trained(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table has a gradient in the explicit body only, so outputs alone can be compared."""
+    """The table has a gradient in the eager kernel only, so outputs alone can be compared."""
     reader = Reader.of(tiny(name), 5)
     ids, mask = padded(ragged(reader.vocab), side, 13)
     calls = count_fused(monkeypatch)
@@ -78,9 +81,9 @@ def test_explicit_is_fused_where_the_bias_is_trained(name: str, side: str, monke
     assert calls
 
 
-@pytest.mark.parametrize("body", ["explicit", "fused"])
-def test_a_trained_bias_gets_its_gradient_whatever_the_length(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if body == "fused" else 1000)
+@pytest.mark.parametrize("kernel", ["eager", "fused"])
+def test_a_trained_bias_gets_its_gradient_whatever_the_length(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if kernel == "fused" else 1000)
     module = tiny("encoder/post/buckets")
     module(torch.randint(29, (2, 11))).logits.square().sum().backward()
     assert module.encoder.score_table.weight.grad.abs().max() > 0
@@ -104,7 +107,7 @@ def test_bodies_agree_for_every_mask(mask: object, kv_heads: int, monkeypatch: p
 
 
 def test_returned_weights_are_those_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking for them takes the explicit body and changes nothing else; in training they are those before dropout."""
+    """Asking for them takes the eager kernel and changes nothing else; in training they are those before dropout."""
     monkeypatch.setattr(attention, "SHORT_ON_CPU", 0)
     module = MultiHeadAttention(14, 2, num_kv_heads=1, dropout=0.5).eval()
     x, memory = torch.randn(3, 5, 14), torch.randn(3, 11, 14)
@@ -119,7 +122,7 @@ def test_returned_weights_are_those_of_the_answer(monkeypatch: pytest.MonkeyPatc
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in MODELS if "/post/" in name])
-def test_bfloat16_is_close_to_float32(name: str, body: str) -> None:
+def test_bfloat16_is_close_to_float32(name: str, kernel: str) -> None:
     module = tiny(name)
     reader = Reader.of(module, 5)
     ids, mask = padded(ragged(reader.vocab), "left", 13)
@@ -132,5 +135,5 @@ def test_bfloat16_is_close_to_float32(name: str, body: str) -> None:
 
 def test_window_of_a_whole_model_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     model = with_mask(resolved(hparams("encoder/post/alibi")), spec.Window(before=2, after=1), "encoder")
-    (logits, _), (fused, _) = both_bodies(build(model).eval(), monkeypatch, "left")
+    (logits, _), (fused, _) = both_kernels(build(model).eval(), monkeypatch, "left")
     assert difference(fused, logits) <= 1e-5

@@ -1,4 +1,4 @@
-"""Laws of observing and replacing: what is seen is what was computed, and outside the context nothing has changed."""
+"""Laws of hook points: what is captured is what was computed, and outside the block nothing has changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
-from clearhead.maps.capture import capture, edit, matching_paths
+from clearhead.maps.hook_points import capture, edit, matching_addresses
 
 
 class Doubling(nn.Module):
@@ -25,14 +25,14 @@ def doublings(count: int = 3) -> nn.Sequential:
 
 
 def test_patterns_name_paths_in_order() -> None:
-    assert matching_paths(doublings(), "*.0") == ["0.0", "1.0", "2.0"]
-    assert matching_paths(doublings(), "[02]") == ["0", "2"]
+    assert matching_addresses(doublings(), "*.0") == ["0.0", "1.0", "2.0"]
+    assert matching_addresses(doublings(), "[02]") == ["0", "2"]
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"no submodule matches 'layer2' \(did you mean 'layer1'\?\)"):
-        matching_paths(nn.ModuleDict({"layer1": Doubling()}), "layer2")
-    with pytest.raises(InputError, match="no submodule"), capture(doublings(), ["0", "x"]):
+    with pytest.raises(InputError, match=r"has the address 'layer2' \(did you mean 'layer1'\?\)"):
+        matching_addresses(nn.ModuleDict({"layer1": Doubling()}), "layer2")
+    with pytest.raises(InputError, match="no activation"), capture(doublings(), ["0", "x"]):
         pass
 
 
@@ -41,39 +41,43 @@ def test_capture_returns_what_each_part_computed() -> None:
     with capture(module, ["0.0", "2"]) as found:
         module(x)
     assert set(found) == {"0.0", "2"}
-    assert torch.equal(found["0.0"], 2 * x)
-    assert torch.equal(found["2"], 8 * x)
+    assert torch.equal(found.tensor("0.0"), 2 * x)
+    assert torch.equal(found.tensor("2"), 8 * x)
     module(x + 1)
-    assert torch.equal(found["2"], 8 * x), "outside the context nothing is observed"
+    assert torch.equal(found.tensor("2"), 8 * x), "outside the context nothing is observed"
 
 
-def test_the_latest_call_counts() -> None:
+def test_every_call_leaves_a_record() -> None:
     module = doublings(1)
     with capture(module, "0") as found:
         module(torch.tensor(3.0))
         module(torch.tensor(5.0))
-    assert found["0"] == 10
+    assert [(record.tensor.item(), record.depth, record.step) for record in found["0"]] == [(6, 0, 0), (10, 0, 1)]
+    with pytest.raises(InputError, match="'0' has 2 records, not one"):
+        found.tensor("0")
+    with pytest.raises(InputError, match="'00' was not captured"):
+        found.tensor("00")
 
 
-def test_replace_changes_what_follows_and_ends_with_the_context() -> None:
+def test_an_edit_changes_what_follows_and_ends_with_the_context() -> None:
     module, x = doublings(), torch.arange(5.0)
-    with edit(module, {"1.*": lambda output: output - 1}), capture(module, "1") as found:
+    with edit(module, {"1.*": lambda output, at: output - 1}), capture(module, "1") as found:
         assert torch.equal(module(x), 2 * (4 * x - 1))
-        assert torch.equal(found["1"], 4 * x - 1)
+        assert torch.equal(found.tensor("1"), 4 * x - 1)
     assert torch.equal(module(x), 8 * x)
 
 
 def test_changes_of_one_part_apply_in_order() -> None:
     module = doublings(1)
-    with edit(module, {"0": lambda output: output + 1, "*": lambda output: output * 3}):
+    with edit(module, {"0": lambda output, at: output + 1, "*": lambda output, at: output * 3}):
         assert module(torch.tensor(2.0)) == 3 * (3 * 4 + 1)  # "*" names 0.0 too, which comes first
 
 
-def test_a_replacement_of_another_shape_is_refused() -> None:
+def test_an_edit_of_another_shape_is_refused() -> None:
     module = doublings()
     with (
-        pytest.raises(InputError, match=r"'1' must have the shape \[5\], not \[3\]"),
-        edit(module, {"1": lambda o: o[:3]}),
+        pytest.raises(InputError, match=r"the edit of '1' must return a tensor of \[5\], not the shape \[3\]"),
+        edit(module, {"1": lambda o, at: o[:3]}),
     ):
         module(torch.arange(5.0))
     assert torch.equal(module(torch.ones(5)), 8 * torch.ones(5)), "the hooks are gone after a failure too"
@@ -87,6 +91,6 @@ def test_only_single_tensors_can_be_observed() -> None:
 
 def test_gradients_flow_through_what_is_captured_and_replaced() -> None:
     module, x = doublings(), torch.ones(5, requires_grad=True)
-    with capture(module, "0") as found, edit(module, {"1": lambda output: output * found["0"]}):
+    with capture(module, "0") as found, edit(module, {"1": lambda output, at: output * found.tensor("0")}):
         module(x).sum().backward()
     assert torch.allclose(x.grad, torch.full((5,), 2 * 2 * 2 * 2 * 2.0))  # d/dx 2 * (4x * 2x) = 32x

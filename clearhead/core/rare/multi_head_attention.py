@@ -1,0 +1,131 @@
+"""Multi-head attention by itself, to use outside of a model. Legend: B batch, T queries, S keys, D width, H heads."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from clearhead import spec
+from clearhead.core.attention import Attention
+from clearhead.core.context import Context
+from clearhead.core.initialize import initialize
+from clearhead.core.mask import AnyMask, AttentionMask, Masking
+from clearhead.core.position import rotary_angles, rotate
+from clearhead.core.residual import build_attention
+from clearhead.errors import InputError
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention with fresh weights.
+
+    Args:
+        width: of queries and memory.
+        num_heads: of the queries.
+        num_kv_heads: of keys and values; None: as many as of the queries.
+        head_size: None: width / num_heads.
+        bias: whether the four projections have one.
+        dropout: probability of dropping a weight, in training.
+        mask: the structure that is always there; padding comes with the call.
+        position: rotation of query and key, or a bias on the scores.
+
+    Raises:
+        InputError: sizes that do not fit together.
+
+    Source: arXiv 1706.03762, section 3.2.2.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_size: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        mask: AnyMask = spec.Full(),
+        position: spec.Rotary | spec.Alibi | spec.RelativeBuckets | None = None,
+    ) -> None:
+        super().__init__()
+        if head_size is None:
+            if num_heads < 1 or width % num_heads:
+                raise InputError(f"width must be a multiple of num_heads; got width {width} and {num_heads} heads")
+            head_size = width // num_heads
+        self.spec = spec.Attention(
+            num_heads=num_heads,
+            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+            head_size=head_size,
+            mask=mask,
+            position=position if isinstance(position, spec.Rotary) else None,
+            score_bias=None if isinstance(position, spec.Rotary) else position,
+            bias=spec.Biases(query=bias, key=bias, value=bias, out=bias),
+            dropout=dropout,
+        )
+        spec.validate(self.spec)
+        inner = build_attention(width, self.spec)
+        self.query, self.key, self.value, self.out = inner.query, inner.key, inner.value, inner.out
+        self.score_bias = getattr(inner, "score_bias", None)
+        self._attention = (inner,)  # in a tuple, so that its weights are registered once, under their own names
+        initialize(self, spec.Xavier())
+
+    @property
+    def attention(self) -> Attention:
+        """The attention as it is in a model, with its hook points."""
+        return self._attention[0]
+
+    def train(self, mode: bool = True) -> MultiHeadAttention:
+        """Set the mode, of the attention inside too."""
+        self.attention.train(mode)
+        return super().train(mode)
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch queries width"],
+        memory: Float[Tensor, "batch keys width"] | None = None,
+        mask: Bool[Tensor, "#batch keys"] | Bool[Tensor, "#batch queries keys"] | AttentionMask | None = None,
+        return_weights: bool = False,
+    ) -> Float[Tensor, "batch queries width"] | tuple[Tensor, Tensor]:
+        """Attend from query to memory, or to query itself.
+
+        Args:
+            query: [batch, queries, width].
+            memory: [batch, keys, width]; None: the query.
+            mask: True = may attend; [batch, keys] hides padding, [batch, queries, keys] or
+                [batch, heads, queries, keys] says all. It is joined with the mask of the construction.
+            return_weights: also return the weights [batch, heads, queries, keys], before dropout.
+
+        Raises:
+            InputError: a mask that is not boolean: True must mean "may attend", and numbers leave that open.
+        """
+        if mask is not None and mask.dtype != torch.bool:
+            raise InputError(f"mask must be boolean, True = may attend; got {mask.dtype}")
+        if mask is not None and mask.dim() < 4:
+            mask = mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
+        inner, source = self.attention, query if memory is None else memory
+        num_queries, num_keys = query.shape[1], source.shape[1]
+        positions = torch.arange(max(num_queries, num_keys), device=query.device)[None]
+        # Where lengths differ, the queries are the last tokens of the keys, as in decoding with a cache.
+        first = max(0, num_keys - num_queries)
+        masking = Masking(num_queries, num_keys, allowed=mask)
+        context = Context(masking, positions[:, first : first + num_queries], positions[:, :num_keys])
+        heads, key = inner.split(inner.query(query)), inner.split(inner.key(source))
+        if (rotary := self.spec.position) is not None:
+            length = positions.new_full((1, 1), num_keys)
+            heads = rotate(heads, *rotary_angles(context.query_position, rotary, self.spec.head_size, length))
+            key = rotate(key, *rotary_angles(context.key_position, rotary, self.spec.head_size, length))
+        seen: list[Tensor] = []
+
+        def watch(weights: Tensor) -> Tensor:
+            seen.append(weights)
+            return weights
+
+        # Watched weights need the eager kernel, the one that has weights to show.
+        stop = inner.watch("weights", watch) if return_weights else None
+        try:
+            mixed = inner.mix(heads, key, inner.split(inner.value(source)), inner.bias(heads, key, context), context)
+        finally:
+            if stop is not None:
+                stop()
+        out = inner.out(mixed.transpose(1, 2).flatten(2))
+        return (out, seen[0]) if return_weights else out

@@ -1,0 +1,55 @@
+"""The fused kernel of attention, and when the eager one is faster.
+
+Legend: B batch, T queries, S keys, H heads, K key/value heads, E head size.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+# Up to here a batch of small matrix products beats the fused kernel of a CPU, forward and backward.
+SHORT_ON_CPU = 64
+
+
+def eager_is_better(
+    query_BHTE: Float[Tensor, "batch heads queries head_size"],
+    key_BKSE: Float[Tensor, "batch kv_heads keys head_size"],
+    bias: Float[Tensor, "#batch heads queries keys"] | None,
+) -> bool:
+    """Say whether the eager kernel is faster, or the only one with a gradient for the bias, for these tensors."""
+    num_queries = query_BHTE.shape[2]
+    is_short = max(num_queries, key_BKSE.shape[2]) <= SHORT_ON_CPU and num_queries > 1
+    return (is_short and query_BHTE.device.type == "cpu") or (bias is not None and bias.requires_grad)
+
+
+def fused_attention(
+    query_BHTE: Float[Tensor, "batch heads queries head_size"],
+    key_BKSE: Float[Tensor, "batch kv_heads keys head_size"],
+    value_BKSE: Float[Tensor, "batch kv_heads keys head_size"],
+    mask: Bool[Tensor, "#batch #heads #queries keys"] | None,
+    bias: Float[Tensor, "#batch heads queries keys"] | None = None,
+    *,
+    scale: float,
+    is_causal: bool = False,
+) -> Float[Tensor, "batch heads queries head_size"]:
+    """Attend with PyTorch's fused kernel, which never builds the weights.
+
+    Args:
+        query_BHTE, key_BKSE, value_BKSE: a group of query heads may share each key/value head.
+        mask: True = may attend.
+        bias: added to the scores.
+        scale: multiplies the products of queries and keys.
+        is_causal: hides the keys behind each query, in place of a mask; half the work is skipped.
+
+    Source: arXiv 2205.14135, algorithm 1.
+    """
+    allowed: Tensor | None = mask
+    if bias is not None:
+        bias = bias.to(query_BHTE.dtype)  # the kernel does not check, and reads one dtype as the other
+        allowed = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+    is_grouped = query_BHTE.shape[1] != key_BKSE.shape[1]
+    return F.scaled_dot_product_attention(
+        query_BHTE, key_BKSE, value_BKSE, allowed, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
+    )

@@ -1,0 +1,223 @@
+"""Capture and edit activations at their addresses while a model runs, without touching the model.
+
+An address that names a module (`decoder.layers.0.steps.1.branches.0.function`, `decoder.final_norm`, `head`) means its
+output. Beside these are hook points: `embedded` of a stack; `before` and `after` of a layer and of a step, the residual
+stream; `queries`, `keys`, `values`, `scores`, `weights` and `mixed` of an attention; `hidden` and `logits`. `*` in a
+pattern matches any part of an address, dots included.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.core.hooks import HookPoints
+from clearhead.core.residual import Layer
+from clearhead.core.stack import Stack
+from clearhead.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and when an activation is: what an edit is told beside the tensor.
+
+    Args:
+        address: of the activation.
+        depth: how many layers of its stack ran before; 0 outside of the layers.
+        step: how many calls of its stack came before in this block: the decoding step, where tokens are generated.
+    """
+
+    address: str
+    depth: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """An activation as the model computed it, still part of the graph where there is one; see `Place`."""
+
+    tensor: Tensor
+    depth: int
+    step: int
+
+
+class Captured(dict[str, list[Record]]):
+    """The records of each address, in the order in which they were computed."""
+
+    def tensor(self, address: str) -> Tensor:
+        """Return the only activation of an address.
+
+        Raises:
+            InputError: the address was not captured, or it has no record or several.
+        """
+        if address not in self:
+            raise InputError(f"'{address}' was not captured{nearest(address, self)}")
+        records = self[address]
+        if len(records) != 1:
+            raise InputError(f"'{address}' has {len(records)} records, not one: choose among captured['{address}']")
+        return records[0].tensor
+
+
+Edit = Callable[[Tensor, Place], Tensor]
+
+
+def addresses(module: nn.Module) -> list[str]:
+    """Return every address of a module's activations, those of modules in the order of `named_modules()`."""
+    found = []
+    for path, part in module.named_modules():
+        if path and not isinstance(part, nn.ModuleList):
+            found.append(path)
+        if isinstance(part, HookPoints):
+            found += [f"{path}.{point}" if path else point for point in part.points]
+    return found
+
+
+def matching_addresses(module: nn.Module, patterns: str | Sequence[str]) -> list[str]:
+    """Return the addresses that patterns match, each once.
+
+    Raises:
+        InputError: a pattern matches none; the nearest addresses are named.
+    """
+    known, found = addresses(module), dict[str, None]()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        matches = [address for address in known if fnmatchcase(address, pattern)]
+        if not matches:
+            raise InputError(f"no activation of the model has the address '{pattern}'{nearest(pattern, known)}")
+        found |= dict.fromkeys(matches)
+    return list(found)
+
+
+@contextmanager
+def capture(module: nn.Module, patterns: str | Sequence[str]) -> Iterator[Captured]:
+    """Collect activations while the block is open.
+
+    Args:
+        module: a model, or any part of one.
+        patterns: addresses, or patterns of them.
+
+    Returns:
+        a dictionary that fills as the model runs: one record for each time that an activation is computed.
+
+    Raises:
+        InputError: a pattern matches nothing, or a module returns something else than one tensor.
+    """
+    found = Captured({address: [] for address in matching_addresses(module, patterns)})
+
+    def keep(tensor: Tensor, at: Place) -> Tensor:
+        found[at.address].append(Record(tensor, at.depth, at.step))
+        return tensor
+
+    with _watching(module, dict.fromkeys(found, keep)):
+        yield found
+
+
+@contextmanager
+def edit(module: nn.Module, edits: Mapping[str, Edit]) -> Iterator[None]:
+    """Put something else in the place of activations while the block is open; gradients flow through it.
+
+    Args:
+        module: a model, or any part of one.
+        edits: address or pattern -> function(tensor, at) that returns a tensor of the same shape. Where several
+            patterns match one address, their functions are applied in the order given.
+
+    Raises:
+        InputError: a pattern matches nothing, a module returns something else than one tensor, or a function returns
+            something else than a tensor of the same shape.
+    """
+    with ExitStack() as blocks:
+        for pattern, change in edits.items():
+            actions = dict.fromkeys(matching_addresses(module, pattern), _checked(change))
+            blocks.enter_context(_watching(module, actions))
+        yield
+
+
+def _checked(change: Edit) -> Edit:
+    def checked(tensor: Tensor, at: Place) -> Tensor:
+        edited: object = change(tensor, at)
+        if not isinstance(edited, Tensor) or edited.shape != tensor.shape:
+            given = f"the shape {list(edited.shape)}" if isinstance(edited, Tensor) else type(edited).__name__
+            raise InputError(f"the edit of '{at.address}' must return a tensor of {list(tensor.shape)}, not {given}")
+        return edited
+
+    return checked
+
+
+class _Clock:
+    """Counts, while a block is open, the calls of each stack and the layers that ran in the present one."""
+
+    def __init__(self, module: nn.Module, blocks: ExitStack) -> None:
+        self.step: dict[str, int] = {}
+        self.depth: dict[str, int] = {}
+        self.stacks = [path for path, part in module.named_modules() if isinstance(part, Stack)] or [""]
+        for path in self.stacks:
+            part = module.get_submodule(path)
+            blocks.callback(part.register_forward_pre_hook(self._begin(path)).remove)
+            layers = [one for one in part.modules() if isinstance(one, Layer)] if isinstance(part, Stack) else []
+            for layer in layers:
+                blocks.callback(layer.register_forward_pre_hook(self._enter(path)).remove)
+
+    def _begin(self, path: str) -> Callable[..., None]:
+        def begin(*call: object) -> None:
+            self.step[path], self.depth[path] = self.step.get(path, -1) + 1, -1
+
+        return begin
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        def enter(*call: object) -> None:
+            self.depth[path] += 1
+
+        return enter
+
+    def place(self, address: str) -> Place:
+        """Return where and when an activation is that is computed now; what is in no stack is after the last one."""
+        own = [path for path in self.stacks if address.startswith(f"{path}.") or not path]
+        stack = own[-1] if own else self.stacks[-1]
+        inner = address.removeprefix(f"{stack}.")
+        depth = self.depth.get(stack, 0) if inner.startswith("layers.") else 0
+        return Place(address, max(depth, 0), self.step.get(stack, 0))
+
+
+@contextmanager
+def _watching(module: nn.Module, actions: Mapping[str, Edit]) -> Iterator[None]:
+    parts = dict(module.named_modules())
+    with ExitStack() as blocks:
+        clock = _Clock(module, blocks)
+        for address, action in actions.items():
+            if address in parts:
+                blocks.callback(parts[address].register_forward_hook(_output_hook(address, action, clock)).remove)
+            else:
+                path, _, point = address.rpartition(".")
+                owner = parts[path]
+                assert isinstance(owner, HookPoints)
+                blocks.callback(owner.watch(point, _watcher(address, action, clock)))
+        if _has_compiled():
+            warnings.warn("compiled steps run uncompiled while activations are watched", stacklevel=4)
+            blocks.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def _has_compiled() -> bool:
+    """Say whether this process compiled anything; asking the compiler itself would import it, which takes seconds."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and utils.counters["stats"].get("unique_graphs", 0) > 0
+
+
+def _watcher(address: str, action: Edit, clock: _Clock) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: action(tensor, clock.place(address))
+
+
+def _output_hook(address: str, action: Edit, clock: _Clock) -> Callable[..., Tensor]:
+    def act(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Tensor:
+        if not isinstance(output, Tensor):
+            raise InputError(f"'{address}' returns {type(output).__name__}, not one tensor; name a part inside it")
+        return action(output, clock.place(address))
+
+    return act
