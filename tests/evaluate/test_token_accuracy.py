@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from clearhead.core import build
+from clearhead.core import Sequence, build
 from clearhead.data.batches.base import NO_LABEL
 from clearhead.data.objectives.infilling import TextInfilling
 from clearhead.data.objectives.masking import MaskedLM
@@ -38,9 +38,8 @@ def test_scores_are_those_of_all_the_logits(family: str, objective: MaskedLM | S
     batches = [objective(pieces("word", count), generator) for count in (5, 7)]
     losses, hits = [], []
     for batch in batches:
-        logits = module(
-            batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask, prefix=batch.prefix
-        ).logits
+        target = None if batch.target_ids is None else Sequence(batch.target_ids, batch.target_mask)
+        logits = module.run(Sequence(batch.ids, batch.mask, prefix=batch.prefix), target).logits
         asked = batch.labels != NO_LABEL
         losses += F.cross_entropy(logits[asked], batch.labels[asked], reduction="none").tolist()
         hits += (logits[asked].argmax(1) == batch.labels[asked]).tolist()

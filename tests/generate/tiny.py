@@ -101,4 +101,4 @@ def next_logits(
         if source is not None:
             return module(torch.tensor([source]), torch.tensor([ids])).logits[0, -1]
         prefix = torch.arange(len(ids))[None] < prefix_length if prefix_length else None
-        return module(torch.tensor([ids]), prefix=prefix).logits[0, -1]
+        return module.run(ch.Sequence(torch.tensor([ids]), prefix=prefix)).logits[0, -1]

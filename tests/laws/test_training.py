@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core import build
+from clearhead.data.batches.base import Batch
 from clearhead.kernels.dropout import Dropout
 from clearhead.training.losses.tokens import token_loss
 from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, difference, resolved, tiny
 from tests.laws.tiny import hparams as hparams_of
 
 
-@dataclass(frozen=True)
-class Pairs:
-    ids: Tensor
-    mask: Tensor
-    target_ids: Tensor
-    target_mask: Tensor
-    labels: Tensor
-    segments: None = None
-    documents: None = None
-    prefix: None = None
-
-    def rows(self, rows: slice) -> Pairs:
-        """Some rows, without the padding that all of them share."""
-        source, target = int(self.mask[rows].sum(1).max()), int(self.target_mask[rows].sum(1).max())
-        return Pairs(
-            self.ids[rows, :source],
-            self.mask[rows, :source],
-            self.target_ids[rows, :target],
-            self.target_mask[rows, :target],
-            self.labels[rows, :target],
-        )
+def pairs_of(ids: Tensor, mask: Tensor, target_ids: Tensor, target_mask: Tensor, labels: Tensor) -> Batch:
+    counts = {"num_labels": int((labels != -100).sum()), "num_tokens": int(mask.sum() + target_mask.sum())}
+    return Batch(ids, mask, labels, **counts, rows=np.arange(len(ids)), target_ids=target_ids, target_mask=target_mask)
 
 
-def some_pairs() -> Pairs:
+def rows_of(pairs: Batch, rows: slice) -> Batch:
+    """Some rows, without the padding that all of them share."""
+    source, target = int(pairs.mask[rows].sum(1).max()), int(pairs.target_mask[rows].sum(1).max())
+    first, second = (rows, slice(source)), (rows, slice(target))
+    return pairs_of(
+        pairs.ids[first], pairs.mask[first], pairs.target_ids[second], pairs.target_mask[second], pairs.labels[second]
+    )
+
+
+def some_pairs() -> Batch:
     mask = torch.arange(13) < torch.tensor([13, 5, 3, 2, 7])[:, None]
     target_mask = torch.arange(11) < torch.tensor([2, 11, 3, 1, 5])[:, None]
     labels = torch.randint(TARGET_VOCAB, (5, 11)).masked_fill(~target_mask, -100)
-    return Pairs(torch.randint(VOCAB, (5, 13)), mask, torch.randint(TARGET_VOCAB, (5, 11)), target_mask, labels)
+    return pairs_of(torch.randint(VOCAB, (5, 13)), mask, torch.randint(TARGET_VOCAB, (5, 11)), target_mask, labels)
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
@@ -55,7 +46,7 @@ def test_accumulated_is_one_batch(style: str, label_smoothing: float) -> None:
     names = [name for name, parameter in module.named_parameters() if parameter.dim() > 1]
     parameters = [module.get_parameter(name) for name in names]
     expected = torch.autograd.grad(total / count, parameters)
-    parts = [token_loss(module, pairs.rows(r), label_smoothing=label_smoothing) for r in (slice(2), slice(2, 5))]
+    parts = [token_loss(module, rows_of(pairs, r), label_smoothing=label_smoothing) for r in (slice(2), slice(2, 5))]
     assert [part[1] for part in parts] == [13, 9]
     assert count == 22
     assert sum(part[0].item() for part in parts) == pytest.approx(total.item(), rel=1e-5)
