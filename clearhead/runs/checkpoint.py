@@ -25,10 +25,9 @@ from torch import Tensor
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.files import replacing, sync
-from clearhead.runs.state_tree import flatten, unflatten
 from clearhead.weights.files import load_tensors, save_tensors
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 WEIGHTS: Final = "weights.safetensors"
 AVERAGED_WEIGHTS: Final = "ema.safetensors"
 OPTIMIZER: Final = "optimizer.safetensors"
@@ -46,8 +45,8 @@ class Checkpoint:
     Attributes:
         step: optimizer steps taken.
         weights: the module's state dict; tied tensors may appear under several names.
-        optimizer: the optimizer's state dict, any nesting of dicts, lists, tuples, tensors and plain values.
-        ema: the exponential average in the same nesting, or None where there is none.
+        optimizer: the optimizer's state dict.
+        ema: the exponential average of the weights, or None.
         state: JSON values: counters, random states, the iterator's place, choices.
     """
 
@@ -86,8 +85,8 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
         RunFailure: the disk is full or refuses the write; earlier checkpoints are untouched.
     """
     folder = checkpoint_folder(run, checkpoint.step)
-    structure, tensors = flatten(checkpoint.optimizer)
-    state = {"format": FORMAT, "step": checkpoint.step, "optimizer": structure, **checkpoint.state}
+    values, tensors = _split_optimizer(checkpoint.optimizer)
+    state = {"format": FORMAT, "step": checkpoint.step, "optimizer": values, **checkpoint.state}
     with writing_folder(folder) as temporary:
         save_tensors(temporary / WEIGHTS, checkpoint.weights)
         save_tensors(temporary / OPTIMIZER, tensors)
@@ -113,7 +112,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(
         step=state.pop("step"),
         weights=load_tensors(folder / WEIGHTS),
-        optimizer=unflatten(state.pop("optimizer"), load_tensors(folder / OPTIMIZER)),
+        optimizer=_join_optimizer(state.pop("optimizer"), load_tensors(folder / OPTIMIZER)),
         ema=load_tensors(ema) if ema.exists() else None,
         state=state,
     )
@@ -237,7 +236,7 @@ def write_text(path: Path, text: str) -> None:
 
 def clear_leftovers(run: Path) -> None:
     """Remove what a killed process left half done; call it only while the run directory is locked."""
-    for folder in (run, run / "plots", run / "checkpoints", run / "checkpoints" / "ring"):
+    for folder in (run, run / "plots", run / "checkpoints", run / "checkpoints" / "recent"):
         for entry in list(folder.iterdir()) if folder.is_dir() else []:
             replaced = re.fullmatch(r"\.(.+)\.replaced", entry.name)
             if replaced and not (folder / replaced[1]).exists():
@@ -256,6 +255,29 @@ def remove_folder(folder: Path) -> None:
     except OSError:
         doomed = folder
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return an optimizer's state dict without its tensors, as JSON values, and the tensors as "parameter.name"."""
+    values: dict[int, dict[str, Any]] = {}
+    tensors: dict[str, Tensor] = {}
+    for index, parameter in state["state"].items():
+        values[index] = {name: value for name, value in parameter.items() if not isinstance(value, Tensor)}
+        tensors |= {f"{index}.{name}": value for name, value in parameter.items() if isinstance(value, Tensor)}
+    return {"state": values, "param_groups": state["param_groups"]}, tensors
+
+
+def _join_optimizer(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the state dict that `_split_optimizer` split; JSON knows neither integer keys nor tuples."""
+    state = {int(index): dict(parameter) for index, parameter in values["state"].items()}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition(".")
+        state[int(index)][key] = tensor
+    groups = [
+        {key: tuple(value) if isinstance(value, list) and key != "params" else value for key, value in group.items()}
+        for group in values["param_groups"]
+    ]
+    return {"state": state, "param_groups": groups}
 
 
 def _seal(folder: Path, name: str) -> None:

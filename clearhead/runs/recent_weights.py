@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.runs.checkpoint import WEIGHTS, checkpoint_damage, checkpoint_folder, remove_folder, writing_folder
 from clearhead.runs.directory import AVERAGED, measured_weights
@@ -19,55 +18,59 @@ from clearhead.weights.files import load_tensors, save_tensors
 ABOUT: Final = "average.json"
 
 
-def add_to_ring(run: Path, step: int) -> None:
-    """Keep the validated weights of a checkpoint beyond the checkpoint's own life.
+def keep_recent(run: Path, step: int) -> None:
+    """Keep the validated weights of a checkpoint after the checkpoint is deleted.
 
     Raises:
         RunFailure: the disk is full or refuses the write.
     """
     source = measured_weights(checkpoint_folder(run, step))
-    with writing_folder(_member(run, step)) as temporary:
+    with writing_folder(_folder(run, step)) as temporary:
         try:
-            # A second name for the same bytes costs no room while the checkpoint is there
+            # A hard link takes no space while the checkpoint exists.
             os.link(source, temporary / WEIGHTS)
         except OSError:
             shutil.copyfile(source, temporary / WEIGHTS)
 
 
-def prune_ring(run: Path, *, keep: int) -> None:
-    """Drop all but the last `keep` members of the ring."""
+def prune_recent(run: Path, *, keep: int) -> None:
+    """Delete all but the last `keep` recent weights."""
     for step in _kept_steps(run)[:-keep]:
-        remove_folder(_member(run, step))
+        remove_folder(_folder(run, step))
 
 
-def restore_ring(run: Path, steps: Sequence[int]) -> list[str]:
-    """Make the ring what it was at a checkpoint: later members go, a missing one comes back from its checkpoint.
+def restore_recent(run: Path, steps: Sequence[int]) -> list[str]:
+    """Restore the recent weights of a checkpoint: later ones are deleted, missing ones copied from their checkpoints.
+
+    Args:
+        run: the run directory.
+        steps: whose weights the checkpoint lists as recent.
 
     Returns:
-        One sentence for each member that is lost or damaged.
+        One message for each step whose weights are missing or damaged.
     """
     for step in _kept_steps(run):
         if step > max(steps, default=0):
-            remove_folder(_member(run, step))
+            remove_folder(_folder(run, step))
     lost = []
     for step in steps:
-        member = _member(run, step)
-        if checkpoint_damage(member) is None:
+        folder = _folder(run, step)
+        if checkpoint_damage(folder) is None:
             continue
         if checkpoint_damage(checkpoint_folder(run, step)) is None:
-            add_to_ring(run, step)
+            keep_recent(run, step)
         else:
             lost.append(
-                f"The weights of step {step}, kept for averaging in {member}, are missing or damaged; "
+                f"The weights of step {step}, kept for averaging in {folder}, are missing or damaged; "
                 "the average goes without them."
             )
     return lost
 
 
-def ring_weights(run: Path, steps: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Read the members of the ring that are sound, in the order of `steps`."""
-    members = [_member(run, step) for step in steps]
-    return [load_tensors(member / WEIGHTS) for member in members if checkpoint_damage(member) is None]
+def load_recent(run: Path, steps: Sequence[int]) -> list[dict[str, Tensor]]:
+    """Load the recent weights that are undamaged, in the order of `steps`."""
+    folders = [_folder(run, step) for step in steps]
+    return [load_tensors(folder / WEIGHTS) for folder in folders if checkpoint_damage(folder) is None]
 
 
 def save_averaged(run: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
@@ -97,22 +100,14 @@ def about_averaged(run: Path) -> dict[str, Any] | None:
     return about
 
 
-@contextlib.contextmanager
-def weights_in_place(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give a module other weights, and its own ones back afterwards."""
-    own = {name: value.clone() for name, value in module.state_dict().items()}
-    module.load_state_dict(weights)
-    try:
-        yield
-    finally:
-        module.load_state_dict(own)
+def recent_folder(run: Path) -> Path:
+    """Return the folder of the recent weights."""
+    return run / "checkpoints" / "recent"
 
 
-def _member(run: Path, step: int) -> Path:
-    return run / "checkpoints" / "ring" / f"step-{step}"
+def _folder(run: Path, step: int) -> Path:
+    return recent_folder(run) / f"step-{step}"
 
 
 def _kept_steps(run: Path) -> list[int]:
-    ring = run / "checkpoints" / "ring"
-    names = [entry.name for entry in ring.iterdir()] if ring.is_dir() else []
-    return sorted(int(name.removeprefix("step-")) for name in names if name.startswith("step-"))
+    return sorted(int(path.name.removeprefix("step-")) for path in recent_folder(run).glob("step-*"))

@@ -14,7 +14,7 @@ from clearhead.hf.export import save_origin
 from clearhead.machine import choose_device, choose_precision
 from clearhead.runs.checkpoint import checkpoint_damage, checkpoint_folder, checkpoint_steps, saved_choices
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, RunDirectory, is_run_directory, measured_weights, open_run
-from clearhead.runs.recent_weights import save_averaged
+from clearhead.runs.recent_weights import recent_folder, save_averaged
 from clearhead.spec import Model
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
 
 
 def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
-    """Average the weights of a run's newest checkpoints, members of its averaging ring included.
+    """Average the weights of a run's newest checkpoints, recent weights included.
 
     Args:
         run: the run directory.
@@ -136,10 +136,11 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
 
 
 def _kept_weights(run: Path) -> dict[int, Path]:
-    """Return the weights file of every step that has a sound one: in the averaging ring or in a checkpoint."""
+    """Return the weights file of every step that has a sound one: a recent one or that of a checkpoint."""
     found: dict[int, Path] = {}
-    ring = run / "checkpoints" / "ring"
-    for folder in sorted(ring.glob("step-*")) + [checkpoint_folder(run, step) for step in checkpoint_steps(run)]:
+    for folder in [*recent_folder(run).glob("step-*")] + [
+        checkpoint_folder(run, step) for step in checkpoint_steps(run)
+    ]:
         if checkpoint_damage(folder) is None:
             found[int(folder.name.removeprefix("step-"))] = measured_weights(folder)
     return found

@@ -11,7 +11,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NoReturn
@@ -26,15 +26,14 @@ from clearhead.runs.directory import AVERAGED, RunDirectory, held
 from clearhead.runs.metrics import Metrics, MetricsLog
 from clearhead.runs.recent_weights import (
     about_averaged,
-    add_to_ring,
-    prune_ring,
-    restore_ring,
-    ring_weights,
+    keep_recent,
+    load_recent,
+    prune_recent,
+    restore_recent,
     save_averaged,
-    weights_in_place,
 )
 from clearhead.training.optim.gradients import scale_gradients
-from clearhead.training.optim.weight_averages import NUM_UPDATES, ExponentialAverage, average_checkpoints
+from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
 from clearhead.training.preflight import is_out_of_memory
 from clearhead.training.progress.plots import Plotter
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
@@ -129,7 +128,7 @@ class _Training(Generic[BatchT]):
         self.choices = self._choices_here()
         files.clear_leftovers(self.run)
         self.log.cut_back(0)
-        restore_ring(self.run, [])
+        restore_recent(self.run, [])
         files.remove_folder(self.run / "checkpoints" / AVERAGED)
         seed_everything(self.settings.seed)
         self._save()
@@ -154,7 +153,7 @@ class _Training(Generic[BatchT]):
         self.saved_step = self.tally.step
         self.log.cut_back(self.tally.logged_step)
         self.rows = self.log.rows()
-        for lost in restore_ring(self.run, self.tally.ring):
+        for lost in restore_recent(self.run, self.tally.recent):
             self.parts.progress.message(lost)
         self._settle_best()
         self._prune()
@@ -168,7 +167,7 @@ class _Training(Generic[BatchT]):
             parts.optimizer.load_state_dict(dict(saved.optimizer))
             if self.ema is not None:
                 assert saved.ema is not None, "the run was started without an average"
-                self.ema.load_state_dict({**saved.ema, NUM_UPDATES: torch.tensor(saved.state["ema_updates"])})
+                self.ema.load(saved.ema, saved.state["ema_updates"])
         except (RuntimeError, ValueError, KeyError, AssertionError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(
@@ -330,9 +329,7 @@ class _Training(Generic[BatchT]):
         began, step = time.monotonic(), self.tally.step
         self.parts.progress.validating(step)
         try:
-            found = self._measure(
-                self.ema.applied(self.parts.module) if self.ema is not None else contextlib.nullcontext()
-            )
+            found = self._measure(self.ema.weights if self.ema is not None else None)
         except StopRequested:
             return
         if not math.isfinite(found.loss):
@@ -344,10 +341,11 @@ class _Training(Generic[BatchT]):
         report = ValidationReport(step, found.loss, found.score, is_best, time.monotonic() - began)
         self.parts.progress.validated(report)
 
-    def _measure(self, weights: contextlib.AbstractContextManager[object]) -> Validation:
-        """Validate with the given weights in place, leaving no trace in the random states or in the module."""
+    def _measure(self, weights: Mapping[str, Tensor] | None) -> Validation:
+        """Validate the given weights, or the module's own; random states and module are the same afterwards."""
         module = self.parts.module
-        with preserved_random_state(), weights, torch.no_grad():
+        in_place = weights_in_place(module, weights) if weights is not None else contextlib.nullcontext()
+        with preserved_random_state(), in_place, torch.no_grad():
             module.eval()
             try:
                 with self.signals.abandoning(), self._precision():
@@ -370,7 +368,7 @@ class _Training(Generic[BatchT]):
         tally.misses = 0 if is_best else tally.misses + 1
         tally.validated_step = tally.step
         if self.settings.average:
-            tally.ring = [*tally.ring, tally.step][-self.settings.average :]
+            tally.recent = [*tally.recent, tally.step][-self.settings.average :]
         return is_best
 
     # What goes to the disk
@@ -413,23 +411,21 @@ class _Training(Generic[BatchT]):
         }
         ema = None
         if self.ema is not None:
-            # The file of the average holds weights and nothing else, so that it can be loaded as weights
-            ema = self.ema.state_dict()
-            state["ema_updates"] = int(ema.pop(NUM_UPDATES))
+            ema, state["ema_updates"] = self.ema.weights, self.ema.num_updates
         weights, optimizer = self.parts.module.state_dict(), self.parts.optimizer.state_dict()
         files.save_checkpoint(self.run, files.Checkpoint(tally.step, weights, optimizer, ema, state))
         self.saved_step = tally.step
         if tally.best_step is not None and files.read_best(self.run) != tally.best_step:
             files.write_best(self.run, tally.best_step)
-        if tally.ring and tally.ring[-1] == tally.step:
-            add_to_ring(self.run, tally.step)
+        if tally.recent and tally.recent[-1] == tally.step:
+            keep_recent(self.run, tally.step)
         self._prune()
 
     def _prune(self) -> None:
         """Delete the checkpoints nobody asked to keep, and the weights that no kept checkpoint needs for averaging."""
         settings, tally = self.settings, self.tally
         files.prune_checkpoints(self.run, newest=tally.step, keep=settings.keep, best=tally.best_step)
-        prune_ring(self.run, keep=(settings.average or 0) + settings.keep)
+        prune_recent(self.run, keep=(settings.average or 0) + settings.keep)
 
     def _draw(self) -> None:
         if self.plotter is not None:
@@ -459,16 +455,16 @@ class _Training(Generic[BatchT]):
 
     def _average(self) -> Validation | None:
         """Average the last validated weights, measure the average and save it."""
-        steps = self.tally.ring
+        steps = self.tally.recent
         if len(steps) < 2:
             return None
         about = about_averaged(self.run)
         if about is not None and about["steps"] == steps and about["valid_loss"] is not None:
             return Validation(about["valid_loss"], about["valid_score"])
-        weights = average_checkpoints(ring_weights(self.run, steps))
+        weights = average_checkpoints(load_recent(self.run, steps))
         self.parts.progress.validating(self.tally.step)
         try:
-            found = self._measure(weights_in_place(self.parts.module, weights))
+            found = self._measure(weights)
         except StopRequested:
             assert self.signals.received is not None, "only a signal abandons a validation"
             self._leave(self.signals.received)

@@ -67,7 +67,7 @@ class Tally:
         misses: validations since the best one.
         validated_step: the last step that was validated.
         logged_step: the last step that has a line of metrics.
-        ring: the last validated steps, for averaging.
+        recent: the last validated steps, for averaging.
         loss_sum, loss_count: training loss and labels since the last line of metrics.
         window_tokens, window_seconds: tokens and training time since the last line of metrics.
     """
@@ -80,7 +80,7 @@ class Tally:
     misses: int = 0
     validated_step: int = 0
     logged_step: int = 0
-    ring: list[int] = field(default_factory=list)
+    recent: list[int] = field(default_factory=list)
     loss_sum: float = 0.0
     loss_count: int = 0
     window_tokens: int = 0

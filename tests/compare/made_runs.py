@@ -113,7 +113,7 @@ class Made:
             "environment": environment(),
         }  # fmt: skip
         weights = {"weight": torch.zeros(2, 3)}
-        save_checkpoint(run, Checkpoint(step, weights, {"state": {}}, None, state))
+        save_checkpoint(run, Checkpoint(step, weights, {"state": {}, "param_groups": []}, None, state))
         write_best(run, step)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
-from clearhead.training.optim.weight_averages import NUM_UPDATES, ExponentialAverage, average_checkpoints
+from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
 
 
 class Model(nn.Module):
@@ -44,7 +44,7 @@ def test_a_long_average_follows_the_decay() -> None:
         average.update(model)
         decay = min(0.3, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * model.head.bias.detach().double()
-    torch.testing.assert_close(average.state_dict()["head.bias"].double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(average.weights["head.bias"].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_average_of_equal_weights_is_those_weights_and_nothing_older() -> None:
@@ -53,7 +53,7 @@ def test_an_average_of_equal_weights_is_those_weights_and_nothing_older() -> Non
     moved(model, 1)
     for _ in range(400):
         average.update(model)
-    torch.testing.assert_close(average.state_dict()["table.weight"], model.table.weight.detach())
+    torch.testing.assert_close(average.weights["table.weight"], model.table.weight.detach())
 
 
 def test_tied_weights_stay_tied_and_integers_are_the_last() -> None:
@@ -62,9 +62,9 @@ def test_tied_weights_stay_tied_and_integers_are_the_last() -> None:
     for step in range(3):
         moved(model, step)
         average.update(model)
-    with average.applied(model):
+    with weights_in_place(model, average.weights):
         assert model.head.weight is model.table.weight
-        assert torch.equal(average.state_dict()["head.weight"], model.table.weight)
+        assert torch.equal(average.weights["head.weight"], model.table.weight)
         assert model.norm.num_batches_tracked == 3
 
 
@@ -74,8 +74,8 @@ def test_applying_changes_the_module_and_gives_its_weights_back_bit_by_bit() -> 
     moved(model, 1)
     average.update(model)
     before, addresses = copied(model), [parameter.data_ptr() for parameter in model.parameters()]
-    with pytest.raises(KeyError), average.applied(model):
-        assert torch.equal(model.head.bias, average.state_dict()["head.bias"])
+    with pytest.raises(KeyError), weights_in_place(model, average.weights):
+        assert torch.equal(model.head.bias, average.weights["head.bias"])
         assert not torch.equal(model.head.bias, before["head.bias"])
         raise KeyError("anything")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -85,10 +85,10 @@ def test_applying_changes_the_module_and_gives_its_weights_back_bit_by_bit() -> 
 def test_the_average_is_its_own_copy_and_carries_no_gradient() -> None:
     model = Model()
     average = ExponentialAverage(model, 0.9)
-    before = {name: value.clone() for name, value in average.state_dict().items()}
+    before = {name: value.clone() for name, value in average.weights.items()}
     moved(model, 1)
-    assert all(torch.equal(value, before[name]) for name, value in average.state_dict().items())
-    assert not any(value.requires_grad for value in average.state_dict().values())
+    assert all(torch.equal(value, before[name]) for name, value in average.weights.items())
+    assert not any(value.requires_grad for value in average.weights.values())
 
 
 def test_a_stored_average_continues_bit_by_bit() -> None:
@@ -103,31 +103,25 @@ def test_a_stored_average_continues_bit_by_bit() -> None:
         moved(model, step)
         first.update(model)
     second = ExponentialAverage(Model(), 0.9)
-    second.load_state_dict({name: value.clone() for name, value in first.state_dict().items()})
+    second.load({name: value.clone() for name, value in first.weights.items()}, first.num_updates)
     for step in range(3, 8):
         moved(model, step)
         second.update(model)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(second.state_dict()[name], value), name
+    for name, value in whole.weights.items():
+        assert torch.equal(second.weights[name], value), name
 
 
-def test_a_foreign_state_is_refused_with_every_fault() -> None:
+def test_weights_of_another_model_are_refused() -> None:
     average = ExponentialAverage(Model(), 0.9)
-    state = average.state_dict()
-    with pytest.raises(InputError, match=NUM_UPDATES):
-        average.load_state_dict({name: value for name, value in state.items() if name != NUM_UPDATES})
-    del state["head.bias"]
-    state["stranger"] = torch.zeros(1)
-    state["table.weight"] = torch.zeros(3, 5)
-    with pytest.raises(InputError) as caught:
-        average.load_state_dict(state)
-    for word in ("head.bias", "stranger", "table.weight", "(3, 5)"):
-        assert word in str(caught.value)
-    with pytest.raises(InputError), average.applied(Model(width=7)):
+    with pytest.raises(KeyError, match=r"head\.bias"):
+        average.load({name: value for name, value in average.weights.items() if name != "head.bias"}, 1)
+    with pytest.raises(RuntimeError):
+        average.load(ExponentialAverage(Model(width=7), 0.9).weights, 1)
+    other = Model(width=7)
+    before = copied(other)
+    with pytest.raises(RuntimeError), weights_in_place(other, average.weights):
         pass
-    for wrong in (-0.1, 1.0):
-        with pytest.raises(InputError, match="decay"):
-            ExponentialAverage(Model(), wrong)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
