@@ -11,7 +11,6 @@ both.
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import platform
 import statistics
@@ -26,7 +25,8 @@ from torch.nn import functional as F
 import clearhead as ch
 from clearhead.core.position import sinusoidal_table
 from clearhead.data.batches.base import Batch
-from clearhead.data.batches.pairs import pair_batches
+from clearhead.data.batches.collate import collate_pairs
+from clearhead.data.batches.plans import LengthSortedPlan
 from clearhead.data.sources.pairs import parse_pair_source
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
@@ -109,9 +109,8 @@ def main() -> None:
     source = parse_pair_source({"source": str(args.data / "train.en"), "target": str(args.data / "train.de")})
     tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
-    batches = list(
-        itertools.islice(pair_batches(store, batch_tokens=args.batch_tokens, seed=1), args.steps * args.blocks)
-    )
+    plan = LengthSortedPlan(*store.input_lengths, batch_tokens=args.batch_tokens, seed=1).epoch(0)
+    batches = [collate_pairs(store, rows) for rows in plan[: args.steps * args.blocks]]
     vocab = tokenizers.source.vocab_size
     hparams = Hyperparameters(
         layers=LAYERS, width=WIDTH, heads=HEADS, feedforward=INNER, dropout=DROPOUT, final_norm=True

@@ -54,7 +54,7 @@ class AveragedEmbeddings(nn.EmbeddingBag):
         """Return the vectors of all texts of one side of a store, of length 1."""
         ids = torch.from_numpy(side.ids.astype(np.int64))
         with torch.inference_mode():
-            vectors = nn.functional.normalize(self(ids, torch.from_numpy(side.offsets[:-1])), dim=1)
+            vectors = nn.functional.normalize(self(ids, torch.from_numpy(side.offsets[:-1].copy())), dim=1)
         return vectors.numpy()
 
 
@@ -63,7 +63,7 @@ def co_occurrence_embeddings(store: PairStore, vocab_size: int, width: int) -> A
 
     Source: Levy and Goldberg 2014, "Neural word embedding as implicit matrix factorization", section 5.
     """
-    pairs, sides = np.arange(len(store)), (store.source_side, store.target_side)
+    pairs, sides = np.arange(len(store)), (store.sources, store.targets)
     places = np.concatenate(
         [np.stack([np.repeat(pairs, side.lengths), side.ids.astype(np.int64)]) for side in sides], 1
     )
@@ -128,7 +128,7 @@ def prepare(source: PairSource, tokenizers: TokenizerPair) -> PairStore:
 
 def vectors_of(module: AveragedEmbeddings, store: PairStore) -> tuple[np.ndarray, np.ndarray]:
     """Return the vectors of both sides of a store."""
-    return module.of_side(store.source_side), module.of_side(store.target_side)
+    return module.of_side(store.sources), module.of_side(store.targets)
 
 
 def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Recall]:

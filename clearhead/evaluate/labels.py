@@ -129,7 +129,7 @@ def evaluate_label_store(
         repeats: as in the model's task record.
     """
     collator = InputCollator.of(module.spec, tokenizer, repeats)
-    sides = [list(side) for side in zip(*map(store.texts, range(len(store))), strict=True)]
+    sides = [list(side) for side in zip(*map(store.ids, range(len(store))), strict=True)]
     logits_NL = pooled_outputs(module, collator, sides, width=store.labels.num_outputs, batch_tokens=batch_tokens)
     return LabelEvaluation(_loss(logits_NL, store), _scores(logits_NL, store), len(store), str(store.report))
 

@@ -79,7 +79,7 @@ def evaluate_tag_store(
     Raises:
         RunFailure: the model's outputs are not finite.
     """
-    offsets = store.side.offsets
+    offsets = store.chunks.offsets
     chunks = [slice(start, end) for start, end in itertools.pairwise(offsets)]
     expected_W = np.array(store.word_tags, dtype=np.int64)
     predicted_W = np.full_like(expected_W, store.tags.fallback)
@@ -87,7 +87,7 @@ def evaluate_tag_store(
     for words_N, logits_NL in word_logits(
         module,
         InputCollator.of(module.spec, tokenizer),
-        [store.side.ids[chunk] for chunk in chunks],
+        [store.chunks.ids[chunk] for chunk in chunks],
         [store.words[chunk] for chunk in chunks],
         batch_tokens=batch_tokens,
     ):

@@ -43,7 +43,7 @@ from clearhead import spec
 from clearhead.core.mask import Masking
 from clearhead.core.norm import LayerNorm
 from clearhead.core.position import sinusoidal_table
-from clearhead.data.batches.pairs import collate
+from clearhead.data.batches.collate import collate_pairs
 from clearhead.data.sources.pairs import FilePair
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.errors import InputError
@@ -226,7 +226,7 @@ def test_shift_right(tokenizer: Tokenizer, tmp_path: Path) -> None:
     pairs = FilePair(source=tmp_path / "source", target=tmp_path / "target")
     tokenizers = TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
     store = prepare_pairs(pairs, tokenizers, max_length=20, max_ratio=None, training=True)
-    batch = collate(store, np.array([0, 1]))
+    batch = collate_pairs(store, np.array([0, 1]))
     sentence = OPENING_IDS[5:]
     assert batch.target_ids[0].tolist() == [50256, *sentence]
     assert batch.labels[0].tolist() == [*sentence, 50256]

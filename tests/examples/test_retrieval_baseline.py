@@ -26,7 +26,7 @@ def test_a_text_is_the_mean_of_its_words() -> None:
         ids[row, : len(text)], mask[row, : len(text)] = torch.tensor(text), True
     np.testing.assert_allclose(module.of_batch(ids, mask).detach().numpy(), expected, rtol=1e-5)
     unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(module.of_side(pack(texts, vocab_size=11)), unit, rtol=1e-5)
+    np.testing.assert_allclose(module.of_side(pack(texts, np.dtype(np.uint16))), unit, rtol=1e-5)
 
 
 def test_it_compares_a_run_with_both_baselines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,8 @@ def real_trainer(run: Path) -> Trainer[Any]:
     """The parts of a translation run, with everything on that could be forgotten in a checkpoint."""
     from clearhead.core import build
     from clearhead.data.batches.base import Batch
-    from clearhead.data.batches.pairs import pair_batches
+    from clearhead.data.batches.collate import collate_pairs
+    from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches
     from clearhead.data.sources.pairs import FilePair
     from clearhead.data.stores.pairs import prepare_pairs
     from clearhead.data.stores.tokenizers import cached_tokenizers
@@ -64,7 +65,12 @@ def real_trainer(run: Path) -> Trainer[Any]:
     module = build(
         build_spec(hparams, source_vocab=tokenizers.source.vocab_size, target_vocab=tokenizers.target.vocab_size)
     )
-    valid = pair_batches(store, batch_tokens=66, seed=0, shuffle=False)
+
+    def batches_of(seed: int, shuffle: bool = True) -> EpochBatches[Batch]:
+        plan = LengthSortedPlan(*store.input_lengths, batch_tokens=66, seed=seed, shuffle=shuffle)
+        return training_batches(store, plan, lambda rows: collate_pairs(store, rows))
+
+    valid = batches_of(0, shuffle=False)
 
     def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         return token_loss(module, batch, label_smoothing=0.1)
@@ -78,7 +84,7 @@ def real_trainer(run: Path) -> Trainer[Any]:
         module=module,
         optimizer=build_optimizer(module, kind="muon", learning_rate=0.01, weight_decay=0.01),
         schedule=build_schedule("plateau", learning_rate=0.01, warmup=5, steps=STEPS, width=14),
-        batches=pair_batches(store, batch_tokens=66, seed=9),
+        batches=batches_of(9),
         loss=loss,
         validate=validate,
         settings=TrainSettings(

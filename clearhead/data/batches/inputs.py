@@ -6,7 +6,7 @@ Shape suffixes: B texts, T tokens, U tokens of the decoder.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from jaxtyping import Bool, Int, Int64, Integer
 from numpy import ndarray
 from torch import Tensor
 
+from clearhead.data.batches.base import Batch, DeviceBatch
+from clearhead.data.stores.arrays import Indices
 from clearhead.spec import Model
 from clearhead.task import Repeats
 from clearhead.text.special_tokens import Part, SpecialTokens
@@ -24,7 +26,7 @@ Ids = Integer[ndarray, " _"] | Sequence[int]
 
 
 @dataclass(frozen=True)
-class ModelInputs:
+class ModelInputs(DeviceBatch):
     """Framed texts as a rectangle of ids, and what else a model reads with them.
 
     Args:
@@ -44,16 +46,16 @@ class ModelInputs:
     num_tokens: int
     target_mask: Bool[Tensor, "batch target"] | None = None
 
-    def to(self, device: torch.device | str) -> ModelInputs:
-        """Return the same rectangle on a device."""
-        return replace(
-            self,
-            ids=self.ids.to(device),
-            mask=None if self.mask is None else self.mask.to(device),
-            segments=None if self.segments is None else self.segments.to(device),
-            target_ids=None if self.target_ids is None else self.target_ids.to(device),
-            target_mask=None if self.target_mask is None else self.target_mask.to(device),
-        )
+    def with_labels(self, labels: Tensor, rows: Indices, *, num_labels: int) -> Batch:
+        """Return a batch with labels.
+
+        Args:
+            labels: as of `Batch`.
+            rows: which examples these are.
+            num_labels: labels that are not NO_LABEL.
+        """
+        inputs = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Batch(**inputs, labels=labels, num_labels=num_labels, rows=rows)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""Cuts documents into the pieces that a model reads.
+"""Cuts documents into windows that fit a model.
 
-Two ways to look at a document of n ids. Causal: its sequence is start token, ids, end token; a piece of it is read, and
-the same piece one place further on is predicted, so that n + 1 places are read. Framed: its n ids are cut, and around
-every piece stands what its tokenizer puts around a text, a start and an end token.
+Causal windows cut a document's sequence, which has the special ids of a decoder's target: a window is read, and the
+same window one position further on is predicted. Other windows cut the plain ids, and each gets special ids of its own.
 """
 
 from __future__ import annotations
@@ -20,80 +19,81 @@ from clearhead.text.special_tokens import PrefixSuffix
 
 @dataclass(frozen=True)
 class Windows:
-    """Stretches of documents, in the order of the text.
+    """Windows of documents, in the order of the text.
 
     Args:
-        document: the document of each piece.
-        start: where each begins: in the document's sequence (0 is the start token), or, framed, in its plain ids.
+        document: the document of each window.
+        start: where each begins: in the document's sequence (0 is the start token), or, with special ids, in its plain
+            ids.
         stop: where each ends, counted in the same way.
-        frame: what stands around each piece; None: pieces of sequences.
+        special: the special ids of each window; None: causal windows.
     """
 
-    document: Int64[ndarray, " pieces"]
-    start: Int64[ndarray, " pieces"]
-    stop: Int64[ndarray, " pieces"]
-    frame: PrefixSuffix | None = None
+    document: Int64[ndarray, " windows"]
+    start: Int64[ndarray, " windows"]
+    stop: Int64[ndarray, " windows"]
+    special: PrefixSuffix | None = None
 
     def __len__(self) -> int:
         return len(self.document)
 
     @property
-    def lengths(self) -> Int64[ndarray, " pieces"]:
-        """How many ids the model reads of each piece, special ones included."""
-        lengths: Int64[ndarray, " pieces"] = self.stop - self.start + (0 if self.frame is None else len(self.frame))
+    def lengths(self) -> Int64[ndarray, " windows"]:
+        """The number of ids that the model reads of each window, special ones included."""
+        lengths: Int64[ndarray, " windows"] = self.stop - self.start + len(self.special or ())
         return lengths
 
     def ids(self, corpus: Corpus, index: int | np.int64) -> Int64[ndarray, " _"]:
-        """Return what the model reads of one piece, special ids included.
+        """Return what the model reads of one window, special ids included.
 
         Args:
             corpus: the documents that were cut.
-            index: the number of the piece.
+            index: the number of the window.
         """
         document, start, stop = int(self.document[index]), int(self.start[index]), int(self.stop[index])
-        if self.frame is None:
+        if self.special is None:
             return corpus.sequence(document, start, stop)
-        parts = (self.frame.prefix, corpus.documents[document][start:stop], self.frame.suffix)
+        parts = (self.special.prefix, corpus.documents[document][start:stop], self.special.suffix)
         return np.concatenate(parts).astype(np.int64)
 
     def labels(self, corpus: Corpus, index: int | np.int64) -> Int64[ndarray, " _"]:
-        """Return what the model should say at each place of one causal piece: the id behind it.
+        """Return the labels of one causal window: the next id at each position.
 
         Args:
             corpus: the documents that were cut.
-            index: the number of the piece.
+            index: the number of the window.
         """
-        assert self.frame is None, "only causal pieces predict the id behind each"
+        assert self.special is None, "only causal windows predict the next id"
         return corpus.sequence(int(self.document[index]), int(self.start[index]) + 1, int(self.stop[index]) + 1)
 
 
 def cut_windows(
-    corpus: Corpus, length: int, *, offset: int = 0, stride: int | None = None, framed: bool = False
+    corpus: Corpus, length: int, *, offset: int = 0, stride: int | None = None, with_special: bool = False
 ) -> Windows:
-    """Cut every document into pieces, so that each of its ids is in one; a document that fits stays whole.
+    """Cut every document into windows, so that each of its ids is in one; a document that fits stays whole.
 
     Args:
         corpus: the documents.
-        length: the longest piece, in ids that the model reads, special ones included.
-        offset: how many ids the first piece of a longer document has, below the length of a piece; 0: as many as any.
-        stride: how far each window begins behind the one before it, up to the length of a piece; the last one ends
-            with the document. None: pieces do not overlap.
-        framed: whether each piece gets a start and an end token of its own.
+        length: the longest window, in ids that the model reads, special ones included.
+        offset: how many ids the first window of a longer document has, below the length of a window; 0: a full window.
+        stride: how far each window begins behind the one before it, up to the length of a window; the last one ends
+            with the document. None: windows do not overlap.
+        with_special: whether each window gets special ids of its own; False: causal windows.
 
     Raises:
         InputError: the length has no room for an id, or the offset or the stride is out of range.
     """
-    frame = corpus.special.alone if framed else None
-    room = length - (0 if frame is None else len(frame))
+    special = corpus.tokenizer.special_tokens.for_text if with_special else None
+    room = length - len(special or ())
     if room < 1:
         raise InputError(f"max_length is {length}; expected at least {length - room + 1} tokens, special ones included")
     if not 0 <= offset < room:
         raise InputError(f"offset is {offset}; expected 0 to {room - 1}")
     if stride is not None and not 1 <= stride <= room:
         raise InputError(f"stride is {stride}; expected 1 to {room}, or ids between two windows would be left out")
-    sizes_D = corpus.documents.lengths if framed else corpus.read_lengths
+    sizes_D = corpus.documents.lengths if with_special else corpus.input_lengths[0]
     step = stride or room
-    second = offset or step  # where the second piece of a longer document begins
+    second = offset or step  # where the second window of a longer document begins
     if stride:
         more_D = 1 + np.maximum(-(-(sizes_D - room - second) // step), 0)
     else:
@@ -109,4 +109,4 @@ def cut_windows(
         stop = np.minimum(start + room, size)
     else:
         stop = np.where(is_long, np.minimum(second + number * step, size), size)
-    return Windows(document, start, stop, frame)
+    return Windows(document, start, stop, special)

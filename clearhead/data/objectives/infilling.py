@@ -12,7 +12,8 @@ from jaxtyping import Float, Int64
 from numpy import ndarray
 
 from clearhead.data.batches.base import Batch
-from clearhead.data.objectives.rows import Piece, Ragged, check_share, need_mask_id, places, ranks, two_sided, unframed
+from clearhead.data.objectives.rows import Window, check_share, denoising_batch, need_mask_id, ranks, without_special
+from clearhead.data.stores.arrays import Ragged
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import WordBoundaries
@@ -51,30 +52,30 @@ class TextInfilling:
         self._poisson = _poisson_table(mean_span)
         self._words = WordBoundaries(tokenizer) if permute else None
 
-    def __call__(self, pieces: Sequence[Piece], generator: np.random.Generator) -> Batch:
+    def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
         """Return the pieces, damaged as source and whole as target, for a model of two stacks.
 
         Args:
             pieces: framed ids; at least one.
             generator: where the damage is drawn from.
         """
-        target = unframed(pieces, self._tokenizer)
+        target = without_special(windows, self._tokenizer)
         source = target if self._words is None else _permute(target, self._words, generator)
-        return two_sided(self._infill(source, generator), target, self._tokenizer)
+        return denoising_batch(self._infill(source, generator), target, self._tokenizer)
 
     def _infill(self, rows: Ragged, generator: np.random.Generator) -> Ragged:
         """Put mask tokens and tokens that stay in a random order, where each mask takes the place of its span."""
-        covered_B = np.floor(self._share * rows.counts + generator.random(len(rows.counts))).astype(np.int64)
-        covered_B = np.clip(covered_B, np.minimum(1, rows.counts), rows.counts)
+        covered_B = np.floor(self._share * rows.lengths + generator.random(len(rows.lengths))).astype(np.int64)
+        covered_B = np.clip(covered_B, np.minimum(1, rows.lengths), rows.lengths)
         lengths_S, spans_B = self._spans(covered_B, generator)
-        slots_B = rows.counts - covered_B + spans_B
+        slots_B = rows.lengths - covered_B + spans_B
         is_mask_M = ranks(generator.random(int(slots_B.sum())), slots_B) < np.repeat(spans_B, slots_B)
         widths_M = np.ones(len(is_mask_M), dtype=np.int64)
         widths_M[is_mask_M] = lengths_S
         # A mask behind the last token stands in front of nothing; what is read there is not used.
         begins_M = np.minimum(np.cumsum(widths_M) - widths_M, max(len(rows.ids) - 1, 0))
         kept_M = rows.ids[begins_M] if len(rows.ids) else begins_M
-        return Ragged(np.where(is_mask_M, self._mask_id, kept_M), slots_B)
+        return Ragged.of(np.where(is_mask_M, self._mask_id, kept_M), slots_B)
 
     def _spans(
         self, covered_B: Int64[ndarray, " rows"], generator: np.random.Generator
@@ -96,11 +97,11 @@ class TextInfilling:
 def _permute(rows: Ragged, words: WordBoundaries, generator: np.random.Generator) -> Ragged:
     """Put the sentences of each row in a random order."""
     begins_N = np.concatenate([[True], words.ends_sentence(rows.ids)[:-1]])[: len(rows.ids)]
-    begins_N |= places(rows.counts) == 0
+    begins_N |= rows.positions == 0
     sentence_N = np.cumsum(begins_N) - 1
     keys_N = generator.random(int(begins_N.sum()))[sentence_N]
     # Sorting is stable, so the tokens of a sentence stay in order.
-    return Ragged(rows.ids[np.lexsort((keys_N, rows.rows))], rows.counts)
+    return Ragged.of(rows.ids[np.lexsort((keys_N, rows.row_numbers))], rows.lengths)
 
 
 def _poisson_table(mean: float) -> Float[ndarray, " lengths"]:

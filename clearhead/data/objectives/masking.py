@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
 
-from clearhead.data.batches.base import NO_LABEL, Batch
-from clearhead.data.objectives.rows import Piece, Ragged, check_share, need_mask_id, places, ragged, rectangle, sums
+from clearhead.data.batches.base import NO_LABEL, Batch, pad_rows
+from clearhead.data.objectives.rows import Window, check_share, need_mask_id, ragged, sums
+from clearhead.data.stores.arrays import Ragged, positions
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import WordBoundaries
 
@@ -45,25 +46,25 @@ class MaskedLM:
         self._words = WordBoundaries(tokenizer)
         self._ordinary_ids = np.flatnonzero(self._words.ordinary)
 
-    def __call__(self, pieces: Sequence[Piece], generator: np.random.Generator) -> Batch:
+    def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
         """Return the pieces with some tokens hidden, for a model of one stack.
 
         Args:
             pieces: framed ids; at least one.
             generator: where the choices are drawn from.
         """
-        rows = ragged(pieces)
+        rows = ragged(windows)
         chosen_N = self._choose(rows, generator)
         noisy_N = self._hide(rows.ids, chosen_N, generator)
-        read = rectangle(Ragged(noisy_N, rows.counts), fill=self._tokenizer.pad_id)
-        labels = rectangle(Ragged(np.where(chosen_N, rows.ids, NO_LABEL), rows.counts), fill=NO_LABEL)
+        read = pad_rows(Ragged.of(noisy_N, rows.lengths), fill=self._tokenizer.pad_id)
+        labels = pad_rows(Ragged.of(np.where(chosen_N, rows.ids, NO_LABEL), rows.lengths), fill=NO_LABEL)
         return Batch(
             ids=read.ids,
-            mask=read.padded,
+            mask=read.padding_mask,
             labels=labels.ids,
             num_labels=int(chosen_N.sum()),
             num_tokens=len(rows.ids),
-            rows=np.arange(len(pieces)),
+            rows=np.arange(len(windows)),
         )
 
     def _choose(self, rows: Ragged, generator: np.random.Generator) -> Bool[ndarray, " tokens"]:
@@ -73,20 +74,20 @@ class MaskedLM:
         """
         ordinary_N = self._words.ordinary[rows.ids]
         begins_N = self._words.begins(rows.ids) if self._whole_words else np.ones(len(rows.ids), dtype=np.bool_)
-        begins_N[rows.places == 0] = True
+        begins_N[rows.positions == 0] = True
         word_N = np.cumsum(begins_N) - 1
         sizes_W = np.bincount(word_N)
-        row_W = rows.rows[begins_N]
+        row_W = rows.row_numbers[begins_N]
         # A word with an unknown sign in it cannot be hidden whole.
         allowed_W = np.bincount(word_N, weights=ordinary_N) == sizes_W
-        budget_B = self._share * sums(ordinary_N.astype(np.int64), rows.counts)
+        budget_B = self._share * sums(ordinary_N.astype(np.int64), rows.lengths)
 
         order = np.lexsort((generator.random(len(sizes_W)), row_W, ~allowed_W))[: int(allowed_W.sum())]
-        sizes, counts_B = sizes_W[order], np.bincount(row_W[order], minlength=len(rows.counts))
+        sizes, counts_B = sizes_W[order], np.bincount(row_W[order], minlength=len(rows.lengths))
         totals = np.concatenate([[0], np.cumsum(sizes)])
         before = totals[:-1] - np.repeat(totals[np.cumsum(counts_B) - counts_B], counts_B)
-        limits = budget_B[row_W[order]] - sizes * generator.random(len(rows.counts))[row_W[order]]
-        taken = (before < limits) | (places(counts_B) == 0)
+        limits = budget_B[row_W[order]] - sizes * generator.random(len(rows.lengths))[row_W[order]]
+        taken = (before < limits) | (positions(counts_B) == 0)
         chosen_W = np.zeros(len(sizes_W), dtype=np.bool_)
         chosen_W[order[taken]] = True
         chosen_N: Bool[ndarray, " tokens"] = chosen_W[word_N]

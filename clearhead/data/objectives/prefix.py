@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.data.batches.base import NO_LABEL, Batch
-from clearhead.data.objectives.rows import Piece, Ragged, rectangle, two_sided, unframed
+from clearhead.data.batches.base import NO_LABEL, Batch, pad_rows
+from clearhead.data.objectives.rows import Window, denoising_batch, without_special
+from clearhead.data.stores.arrays import Ragged
 from clearhead.text.tokenizer import Tokenizer
 
 
@@ -31,16 +32,16 @@ class PrefixSplit:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def __call__(self, pieces: Sequence[Piece], generator: np.random.Generator) -> Batch:
+    def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
         """Return prefix and end token as source, the rest and end token as target.
 
         Args:
             pieces: framed ids; at least one.
             generator: where the cuts are drawn from.
         """
-        rows = unframed(pieces, self._tokenizer)
-        is_prefix_N = rows.places < np.repeat(_cuts(rows.counts, generator), rows.counts)
-        return two_sided(rows.keep(is_prefix_N), rows.keep(~is_prefix_N), self._tokenizer)
+        rows = without_special(windows, self._tokenizer)
+        is_prefix_N = rows.positions < np.repeat(_cuts(rows.lengths, generator), rows.lengths)
+        return denoising_batch(rows.keep(is_prefix_N), rows.keep(~is_prefix_N), self._tokenizer)
 
 
 class PrefixLM:
@@ -58,26 +59,26 @@ class PrefixLM:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def __call__(self, pieces: Sequence[Piece], generator: np.random.Generator) -> Batch:
+    def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
         """Return the pieces without their end token, and at each place behind the prefix the token that follows.
 
         Args:
             pieces: framed ids; at least one.
             generator: where the cuts are drawn from.
         """
-        rows = unframed(pieces, self._tokenizer)
-        cuts_B = _cuts(rows.counts, generator)
-        shown_N = rows.places < np.repeat(cuts_B, rows.counts)
+        rows = without_special(windows, self._tokenizer)
+        cuts_B = _cuts(rows.lengths, generator)
+        shown_N = rows.positions < np.repeat(cuts_B, rows.lengths)
         around = self._tokenizer.special_tokens.for_target
-        read = rectangle(rows, around.decoder_input, fill=self._tokenizer.pad_id)
-        said = Ragged(np.where(shown_N, NO_LABEL, rows.ids), rows.counts)
+        read = pad_rows(rows, around.decoder_input, fill=self._tokenizer.pad_id)
+        said = Ragged.of(np.where(shown_N, NO_LABEL, rows.ids), rows.lengths)
         return Batch(
             ids=read.ids,
-            mask=read.padded,
-            labels=rectangle(said, around.labels, fill=NO_LABEL).ids,
-            num_labels=int((~shown_N).sum()) + len(around.labels) * len(pieces),
-            num_tokens=int(read.mask.sum()),
-            rows=np.arange(len(pieces)),
+            mask=read.padding_mask,
+            labels=pad_rows(said, around.labels, fill=NO_LABEL).ids,
+            num_labels=int((~shown_N).sum()) + len(around.labels) * len(windows),
+            num_tokens=read.num_tokens,
+            rows=np.arange(len(windows)),
             prefix=torch.arange(read.ids.shape[1]) < torch.from_numpy(cuts_B)[:, None] + len(around.prefix),
         )
 

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Int64
 from numpy import ndarray
 
 from clearhead.data.batches.base import Batch
-from clearhead.data.objectives.rows import Piece, Ragged, check_share, ranks, sums, two_sided, unframed
+from clearhead.data.objectives.rows import Window, check_share, denoising_batch, ranks, sums, without_special
+from clearhead.data.stores.arrays import Ragged
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 
@@ -47,7 +48,7 @@ class SpanCorruption:
                 "with sentinels, or take one that has them"
             )
 
-    def __call__(self, pieces: Sequence[Piece], generator: np.random.Generator) -> Batch:
+    def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
         """Return the pieces as source and target, for a model of two stacks.
 
         Args:
@@ -57,25 +58,25 @@ class SpanCorruption:
         Raises:
             InputError: a piece needs more sentinels than the tokenizer has.
         """
-        rows = unframed(pieces, self._tokenizer)
-        noise_N = noise_mask(rows.counts, share=self._share, mean_span=self._mean_span, generator=generator)
+        rows = without_special(windows, self._tokenizer)
+        noise_N = noise_mask(rows.lengths, share=self._share, mean_span=self._mean_span, generator=generator)
         first_N = noise_N & ~np.concatenate([[False], noise_N[:-1]])
-        first_N |= noise_N & (rows.places == 0)
+        first_N |= noise_N & (rows.positions == 0)
         sentinels_N = self._number(rows, first_N)
-        source = Ragged(np.where(first_N, sentinels_N, rows.ids), rows.counts).keep(~noise_N | first_N)
-        return two_sided(source, _target(rows, noise_N, first_N, sentinels_N), self._tokenizer)
+        source = Ragged.of(np.where(first_N, sentinels_N, rows.ids), rows.lengths).keep(~noise_N | first_N)
+        return denoising_batch(source, _target(rows, noise_N, first_N, sentinels_N), self._tokenizer)
 
     def _number(self, rows: Ragged, first_N: Bool[ndarray, " tokens"]) -> Int64[ndarray, " tokens"]:
         """Return the sentinel of the span that each token is in or behind, counted within its row."""
-        spans_B = sums(first_N.astype(np.int64), rows.counts)
+        spans_B = sums(first_N.astype(np.int64), rows.lengths)
         most = int(spans_B.max())
         if most > len(self._sentinels):
-            longest = int(rows.counts[int(spans_B.argmax())])
+            longest = int(rows.lengths[int(spans_B.argmax())])
             raise InputError(
                 f"a piece of {longest} tokens has {most} spans, but the tokenizer has {len(self._sentinels)} "
                 "sentinels: shorten max_length, raise mean_span, or train the tokenizer with more sentinels"
             )
-        number_N = np.cumsum(first_N) - 1 - np.repeat(np.cumsum(spans_B) - spans_B, rows.counts)
+        number_N = np.cumsum(first_N) - 1 - np.repeat(np.cumsum(spans_B) - spans_B, rows.lengths)
         sentinels_N: Int64[ndarray, " tokens"] = self._sentinels[np.maximum(number_N, 0)]
         return sentinels_N
 
@@ -146,12 +147,12 @@ def _target(
 ) -> Ragged:
     """Put what was taken out behind each other, every span behind its sentinel."""
     taken, first = rows.keep(noise_N), first_N[noise_N]
-    spans_B = sums(first_N.astype(np.int64), rows.counts)
+    spans_B = sums(first_N.astype(np.int64), rows.lengths)
     place = np.arange(len(first)) + np.cumsum(first)
     ids = np.empty(len(first) + int(first.sum()), dtype=np.int64)
     ids[place] = taken.ids
     ids[place[first] - 1] = sentinels_N[first_N]
-    return Ragged(ids, taken.counts + spans_B)
+    return Ragged.of(ids, taken.lengths + spans_B)
 
 
 def _check_mean(mean_span: float) -> float:

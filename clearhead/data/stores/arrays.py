@@ -1,157 +1,208 @@
-"""Named arrays in a folder: written atomically, and memory-mapped when they are read."""
+"""Named arrays in a folder: appended part by part, memory-mapped when they are read."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
-import shutil
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
 from numpy import ndarray
 
-from clearhead.errors import RunFailure
-from clearhead.files import sync
+from clearhead.errors import InputError
+from clearhead.files import write_json
+from clearhead.text.tokenizer import Tokenizer
 
 Ids = Integer[ndarray, " tokens"]
-Rows = Int64[ndarray, " pairs"]
+Rows = Int64[ndarray, " rows"]
 Indices = Int64[ndarray, " _"]
 
-
 _RECORD = "store.json"
-
-
-_STALE_SECONDS = 24 * 3600
+_CHUNK_TEXTS = 20_000
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """The ids of one side, one text behind the other.
+    """Rows of ids of different lengths, one behind the other.
 
     Args:
-        ids: all ids, without special ones.
-        offsets: where each text starts, and behind the last one where it ends.
+        ids: the ids of all rows.
+        offsets: where each row starts; the last number is where the last row ends.
     """
 
     ids: Ids
     offsets: Int64[ndarray, " boundaries"]
 
+    @classmethod
+    def of(cls, ids: Ids, lengths: Rows) -> Ragged:
+        """Return rows of some lengths."""
+        return cls(ids, np.concatenate([[0], np.cumsum(lengths)]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
     @property
     def lengths(self) -> Rows:
-        """The number of ids of each text."""
+        """The number of ids of each row."""
         return np.diff(self.offsets)
+
+    @property
+    def row_numbers(self) -> Int64[ndarray, " tokens"]:
+        """The row of each id."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
+    def positions(self) -> Int64[ndarray, " tokens"]:
+        """The position of each id in its row, counted from 0."""
+        return positions(self.lengths)
 
     def __getitem__(self, index: int | np.int64) -> Ids:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
+    def take(self, rows: Indices) -> Ragged:
+        """Return some rows, in the order of their numbers."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        return Ragged.of(self.ids[positions(lengths) + np.repeat(starts, lengths)], lengths)
 
-def pack(texts: Sequence[Sequence[int]], *, vocab_size: int) -> Ragged:
-    """Put lists of ids behind each other, in the narrowest type that holds the vocabulary.
+    def keep(self, kept: Bool[ndarray, " tokens"]) -> Ragged:
+        """Return all rows without the ids that are not kept."""
+        counts = np.bincount(self.row_numbers[kept], minlength=len(self))
+        return Ragged.of(self.ids[kept], counts.astype(np.int64))
+
+    def truncate(self, lengths: Rows, keep: Bool[ndarray, " rows"]) -> Ragged:
+        """Return the rows to keep, each with its first ids only.
+
+        Args:
+            lengths: how many ids of each row remain.
+            keep: True for each row to keep.
+        """
+        lengths = np.where(keep, lengths, 0)
+        counts = np.stack([lengths, self.lengths - lengths], axis=1).ravel()
+        return Ragged.of(self.ids[np.repeat(np.tile([True, False], len(lengths)), counts)], lengths[keep])
+
+
+def positions(lengths: Rows) -> Int64[ndarray, " items"]:
+    """Number the items of each row from 0, for rows behind each other."""
+    counted: Int64[ndarray, " items"] = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return counted
+
+
+Arrays = Mapping[str, ndarray | Ragged]
+
+
+def id_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
+    """Return the narrowest dtype that holds the ids of a tokenizer."""
+    return np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<i4")
+
+
+def pack(rows: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> Ragged:
+    """Put lists of ids behind each other."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    flat = itertools.chain.from_iterable(rows)
+    return Ragged.of(np.fromiter(flat, dtype=dtype, count=int(lengths.sum())), lengths)
+
+
+def encode_texts(texts: Sequence[str], tokenizer: Tokenizer) -> Ragged:
+    """Return the ids of each text, without special ids."""
+    parts = [
+        pack(tokenizer.encode_batch(texts[start : start + _CHUNK_TEXTS]), id_dtype(tokenizer))
+        for start in range(0, len(texts), _CHUNK_TEXTS)
+    ]
+    return Ragged.of(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
+
+
+class ArrayWriter:
+    """Writes named arrays into a folder.
 
     Args:
-        texts: the ids of each text.
-        vocab_size: one more than the largest id.
+        folder: where the files go; it exists.
     """
-    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
-    np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)), out=offsets[1:])
-    narrow = np.uint16 if vocab_size <= 1 << 16 else np.int32
-    ids = np.fromiter(itertools.chain.from_iterable(texts), dtype=narrow, count=int(offsets[-1]))
-    return Ragged(ids, offsets)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._forms: dict[str, tuple[str, list[int]]] = {}
+        self._hashes: dict[str, Any] = {}
+
+    def append(self, name: str, rows: ndarray | Ragged) -> None:
+        """Append rows to an array; the dtype and all axes but the first stay the same."""
+        if isinstance(rows, Ragged):
+            self.append(f"{name}_ids", rows.ids)
+            self.append(f"{name}_offsets", rows.offsets)
+            return
+        rows = np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("<"))
+        count = self._forms[name][1][0] if name in self._forms else 0
+        self._forms[name] = (rows.dtype.str, [count + len(rows), *rows.shape[1:]])
+        self._hashes.setdefault(name, hashlib.sha256()).update(rows.data)
+        with (self._folder / f"{name}.bin").open("ab") as file:
+            file.write(rows.data)
+
+    def finish(self, record: Mapping[str, Any]) -> None:
+        """Write the record beside the arrays.
+
+        Args:
+            record: JSON values that belong to the arrays.
+        """
+        content = [[name, *form, self._hashes[name].hexdigest()] for name, form in self._forms.items()]
+        identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        write_json(self._folder / _RECORD, {**record, "arrays": self._forms, "identity": identity})
 
 
-def select(side: Ragged, keep: Bool[ndarray, " pairs"]) -> Ragged:
-    """Keep some texts of a side."""
-    lengths = side.lengths
-    return Ragged(side.ids[np.repeat(keep, lengths)], np.concatenate([[0], np.cumsum(lengths[keep])]))
+def write_arrays(folder: Path, arrays: Arrays, record: Mapping[str, Any]) -> None:
+    """Write named arrays and the record that belongs to them into an empty folder."""
+    writer = ArrayWriter(folder)
+    for name, rows in arrays.items():
+        writer.append(name, rows)
+    writer.finish(record)
 
 
-def join(parts: Sequence[Ragged]) -> Ragged:
-    """Put sides behind each other; at least one."""
-    lengths = np.concatenate([part.lengths for part in parts])
-    return Ragged(np.concatenate([part.ids for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
-
-
-def write_arrays(folder: Path, arrays: Mapping[str, ndarray], record: Mapping[str, Any]) -> None:
-    """Write arrays and a record, together with a hash of the arrays, so that others see all of it or nothing.
+class ArrayStore:
+    """Named arrays in a folder, memory-mapped.
 
     Args:
-        folder: where they go; what another process put there meanwhile stays.
-        arrays: by name, in the order in which they are hashed.
-        record: JSON values; its key "identity" becomes the hash.
+        folder: what an `ArrayWriter` wrote.
+
+    Attributes:
+        arrays: by name.
+        record: JSON values that belong to the arrays.
+        identity: a hash of all arrays; a checkpoint remembers it.
 
     Raises:
-        RunFailure: the folder cannot be written.
+        InputError: the folder does not hold a whole store.
     """
-    with atomic_folder(folder) as temporary:
-        identity = hashlib.sha256()
-        for name, array in arrays.items():
-            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
-            identity.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
-        (temporary / _RECORD).write_text(json.dumps({**record, "identity": identity.hexdigest()}), encoding="utf-8")
 
+    contents: ClassVar[str] = "arrays"
 
-def read_arrays(folder: Path, names: Sequence[str]) -> tuple[dict[str, ndarray], dict[str, Any]]:
-    """Map the arrays that `write_arrays` wrote into memory, and read their record.
-
-    Raises:
-        OSError, ValueError: a file is missing or damaged.
-    """
-    record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).view(ndarray) for name in names}
-    return arrays, record
-
-
-@contextlib.contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder to fill, and put it in the place of `folder` when it is whole.
-
-    Two processes may do this for one folder at once: the first to finish wins, and the other's work is thrown away.
-
-    Raises:
-        RunFailure: the folder cannot be written, for want of space or of permission.
-    """
-    temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.tmp"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(folder.parent)
-        temporary.mkdir()
-        yield temporary
-        for file in temporary.iterdir():
-            sync(file)
-        # A rename onto a folder that is not empty fails, which is how the loser of a race learns of it.
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         try:
-            temporary.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    except OSError as error:
-        raise RunFailure(
-            f"{folder.parent}: prepared data cannot be written ({error.strerror or error}); "
-            "free some space, or set CLEARHEAD_CACHE to another folder"
-        ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            self.record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+            self.identity = str(self.record["identity"])
+            forms = self.record["arrays"]
+            self.arrays = {name: _mapped(folder / f"{name}.bin", *form) for name, form in forms.items()}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{folder}: not a whole store of {self.contents} ({error}); prepare the data again"
+            ) from None
+
+    @property
+    def input_lengths(self) -> tuple[Rows, ...]:
+        """The number of ids that each stack of a model reads of each example, special ids included."""
+        raise NotImplementedError
+
+    def ragged(self, name: str) -> Ragged:
+        """Return rows that were written as `Ragged`."""
+        return Ragged(self.arrays[f"{name}_ids"], self.arrays[f"{name}_offsets"])
 
 
-def discard_folder(folder: Path) -> None:
-    """Remove a damaged folder; a reader in another process never sees half of it."""
-    aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.tmp"
-    with contextlib.suppress(FileNotFoundError):
-        folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove_stale(parent: Path) -> None:
-    """Clear what killed processes left behind."""
-    for left in parent.glob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(left)
+def _mapped(file: Path, dtype: str, shape: Sequence[int]) -> ndarray:
+    expected = np.dtype(dtype).itemsize * math.prod(shape)
+    if (size := file.stat().st_size) != expected:
+        raise ValueError(f"{file.name} has {size} bytes instead of {expected}")
+    return np.memmap(file, dtype=dtype, mode="r", shape=tuple(shape)).view(ndarray)

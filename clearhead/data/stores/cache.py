@@ -1,30 +1,101 @@
-"""Prepared data kept between runs: tokenizers and tokenised pairs, found again by what they were made from."""
+"""The cache of prepared data: folders that are written atomically and found again by a hash of what they depend on."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from clearhead.data.sources.records import identity_key
+from clearhead.errors import InputError, RunFailure
+from clearhead.files import sync
 
-Progress = Callable[[int, int], None]
+EntryT = TypeVar("EntryT")
 
 # Raised whenever what is written, or how it is made, changes: older entries are then no longer found.
-_FORMAT = 1
+_FORMAT = 2
+_STALE_SECONDS = 24 * 3600
 
 
 def cache_root() -> Path:
-    """Return the folder of prepared data: the environment variable CLEARHEAD_CACHE, or a folder in the user's cache."""
+    """Return the cache folder: the environment variable CLEARHEAD_CACHE, or a folder in the user's cache."""
     named = os.environ.get("CLEARHEAD_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "clearhead"
 
 
-def cache_folder(what: str, *inputs: object) -> Path:
-    """Return where the cache keeps what is made from some inputs.
+def load_or_make(
+    kind: str, inputs: Sequence[object], load: Callable[[Path], EntryT], make: Callable[[Path], None]
+) -> EntryT:
+    """Load the cache entry of some inputs; make it first if it is missing or damaged.
 
     Args:
-        what: the kind of thing.
-        inputs: JSON values, all that it depends on.
+        kind: the kind of entry, a folder of the cache.
+        inputs: JSON values, everything that the entry depends on.
+        load: loads an entry; an InputError means that it is damaged.
+        make: writes a new entry into an empty folder.
+
+    Raises:
+        RunFailure: the cache cannot be written.
     """
-    return cache_root() / what / identity_key(_FORMAT, *inputs)
+    folder = cache_root() / kind / identity_key(_FORMAT, *inputs)
+    if folder.is_dir():
+        try:
+            return load(folder)
+        except InputError:
+            _discard(folder)
+    with _atomic_folder(folder) as temporary:
+        make(temporary)
+    return load(folder)
+
+
+@contextlib.contextmanager
+def _atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder, and rename it to `folder` when the block ends without an error.
+
+    If two processes make the same folder, the first to finish wins and the other's work is discarded.
+
+    Raises:
+        RunFailure: the folder cannot be written.
+    """
+    temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(folder.parent)
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.iterdir():
+            sync(file)
+        # Renaming onto a folder that is not empty fails, which is how the loser of a race learns of it.
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    except OSError as error:
+        raise RunFailure(
+            f"{folder.parent}: prepared data cannot be written ({error.strerror or error}); "
+            "free some space, or set CLEARHEAD_CACHE to another folder"
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a damaged folder; a reader in another process never sees half of it."""
+    aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.tmp"
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_stale(parent: Path) -> None:
+    """Remove temporary folders that killed processes left behind."""
+    for left in parent.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left)

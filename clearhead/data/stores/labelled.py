@@ -1,13 +1,13 @@
-"""Labelled texts as ids, tokenised once and memory-mapped from then on.
+"""Tokenized texts with labels: stored once and memory-mapped from then on.
 
-Shape suffixes: N texts, L classes.
+Shape suffixes: N texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -15,24 +15,14 @@ from numpy import ndarray
 
 from clearhead.data.sources.labelled import LabelledSource, LabelledTexts, read_labelled
 from clearhead.data.sources.texts import WHOLE, Share
-from clearhead.data.stores.arrays import Ids, Ragged, Rows, discard_folder, join, pack, read_arrays, write_arrays
-from clearhead.data.stores.cache import Progress, cache_folder
+from clearhead.data.stores.arrays import ArrayStore, Ids, Ragged, Rows, encode_texts, write_arrays
+from clearhead.data.stores.cache import load_or_make
 from clearhead.data.stores.label_set import LabelSet, learn_labels
 from clearhead.errors import InputError
 from clearhead.task import LabelKind
 from clearhead.text.tokenizer import Tokenizer
 
-# Raised whenever what is written, or how it is made, changes: older entries are then no longer found.
-_FORMAT = 1
-
-
-_CHUNK_TEXTS = 20_000
-
-
-_ARRAYS = ("ids", "offsets", "labels", "rows")
-
-
-_OTHERS = ("other_ids", "other_offsets")
+_COLUMNS = ("first", "second")
 
 
 @dataclass(frozen=True)
@@ -42,10 +32,10 @@ class LabelReport:
     Args:
         kept: examples in the store.
         empty: dropped because a text has no token.
-        cut: kept, but only the front of what is too long.
-        first_empty: where the first empty one stands; an empty text where none is.
+        cut: kept, but truncated.
+        first_empty: where the first empty example is; an empty string if there is none.
         max_length: the longest sequence that was allowed, special ids included.
-        labels: how often each label stands in the examples read.
+        labels: how often each label occurs in the examples read.
     """
 
     kept: int
@@ -64,57 +54,54 @@ class LabelReport:
         return f"{', '.join(parts)}; {self.labels}"
 
 
-class LabelStore:
-    """Tokenised texts with their labels in a folder, mapped into memory.
+class LabelStore(ArrayStore):
+    """Tokenized texts, or pairs of texts, with labels.
 
     Args:
-        folder: what `prepare_labelled` wrote.
+        folder: the store's folder.
+        tokenizer: what the texts were tokenized with.
 
     Attributes:
         report: what became of the examples.
         labels: what the labels mean.
+        texts: the ids of the texts, or of the first and of the second texts of pairs, without special ids.
         values: the labels as `LabelSet.encode` returns them.
         rows: for each example, its number among those read, counted from 0.
-        identity: a hash of all ids and labels; a checkpoint remembers it.
-
-    Raises:
-        InputError: the folder does not hold a whole store.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        try:
-            self.is_paired = (folder / f"{_OTHERS[0]}.npy").is_file()
-            arrays, record = read_arrays(folder, _ARRAYS + _OTHERS * self.is_paired)
-            self.report = LabelReport(**record["report"])
-            self._extra = int(record["extra"])
-            self.labels = LabelSet(**{**record["labels"], "names": tuple(record["labels"]["names"])})
-            self.identity = str(record["identity"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{folder}: not a whole store of labelled texts ({error}); prepare the data again"
-            ) from None
-        self.side = Ragged(arrays["ids"], np.array(arrays["offsets"]))
-        self.other_side = Ragged(arrays["other_ids"], np.array(arrays["other_offsets"])) if self.is_paired else None
-        self.values = arrays["labels"]
-        self.rows: Rows = np.array(arrays["rows"])
-        for part in (self.side, self.other_side):
-            if part is not None and not (len(part.offsets) == len(self) + 1 and part.offsets[-1] == len(part.ids)):
-                raise InputError(f"{folder}: the parts of the store do not fit each other; prepare the data again")
+    contents: ClassVar[str] = "labelled texts"
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+        super().__init__(folder)
+        self.report = LabelReport(**self.record["report"])
+        self.labels = LabelSet(**{**self.record["labels"], "names": tuple(self.record["labels"]["names"])})
+        self.texts = tuple(self.ragged(name) for name in _COLUMNS if f"{name}_ids" in self.arrays)
+        self.values: ndarray = self.arrays["labels"]
+        self.rows: Rows = self.arrays["rows"]
+        self._num_special = tokenizer.special_tokens.num_added(paired=self.is_paired)
 
     def __len__(self) -> int:
-        return self.report.kept
+        return len(self.rows)
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether each example is a pair of texts."""
+        return len(self.texts) == 2
 
     @property
     def lengths(self) -> Rows:
-        """The length of each sequence with its special ids."""
-        num_ids = self.side.lengths + (0 if self.other_side is None else self.other_side.lengths)
-        return num_ids + self._extra
+        """The length of each sequence, special ids included."""
+        lengths: Rows = np.sum([part.lengths for part in self.texts], axis=0) + self._num_special
+        return lengths
 
-    def texts(self, index: int | np.int64) -> tuple[Ids, ...]:
-        """Return the plain ids of one text, or of the two of a pair."""
-        sides = [self.side] if self.other_side is None else [self.side, self.other_side]
-        return tuple(side[index] for side in sides)
+    @property
+    def input_lengths(self) -> tuple[Rows]:
+        """The lengths of what the model reads of each example."""
+        return (self.lengths,)
+
+    def ids(self, index: int | np.int64) -> tuple[Ids, ...]:
+        """Return the ids of one text, or of the two of a pair."""
+        return tuple(part[index] for part in self.texts)
 
 
 def prepare_labelled(
@@ -125,107 +112,67 @@ def prepare_labelled(
     kind: LabelKind,
     labels: LabelSet | None = None,
     share: Share = WHOLE,
-    progress: Progress | None = None,
 ) -> LabelStore:
-    """Tokenise labelled texts, or open what an earlier run made of the same content.
+    """Tokenize labelled texts, or open what an earlier run made of the same content.
 
     Args:
         source: where they come from.
         tokenizer: turns them into ids.
-        max_length: the longest sequence in tokens, special ids included; of what is longer the front is kept.
+        max_length: the longest sequence in tokens, special ids included; longer ones are truncated.
         kind: what a label is.
         labels: the labels of the training data; None: this is the training data.
         share: which part of the source, from one share of its examples to another.
-        progress: called with texts done and texts in all, as the work goes on.
 
     Raises:
         InputError: the source or a label is unusable, or no text is left.
         RunFailure: the cache cannot be written.
     """
-    known = None if labels is None else asdict(labels)
-    inputs = [_FORMAT, source.identity(), tokenizer.fingerprint, max_length, kind, known, share]
-    folder = cache_folder("labelled", *inputs)
-    if not folder.is_dir() or not _is_whole(folder):
+
+    def make(folder: Path) -> None:
         data = read_labelled(source, share)
-        _prepare(folder, data, tokenizer, max_length, labels or learn_labels(data, kind), progress)
-    return LabelStore(folder)
+        _write(folder, data, tokenizer, max_length, labels or learn_labels(data, kind))
+
+    known = None if labels is None else asdict(labels)
+    inputs = [source.identity(), tokenizer.fingerprint, max_length, kind, known, share]
+    return load_or_make("labelled", inputs, lambda folder: LabelStore(folder, tokenizer), make)
 
 
-def _is_whole(folder: Path) -> bool:
-    """Return whether a store can be opened; what is left of a damaged one is removed."""
-    try:
-        LabelStore(folder)
-    except InputError:
-        discard_folder(folder)
-        return False
-    return True
-
-
-def _prepare(
-    folder: Path,
-    data: LabelledTexts,
-    tokenizer: Tokenizer,
-    max_length: int,
-    labels: LabelSet,
-    progress: Progress | None,
-) -> None:
-    extra = tokenizer.special_tokens.num_added(paired=data.others is not None)
-    shortest = extra + (2 if data.others is not None else 1)
+def _write(folder: Path, data: LabelledTexts, tokenizer: Tokenizer, max_length: int, labels: LabelSet) -> None:
+    columns = [column for column in (data.texts, data.others) if column is not None]
+    num_special = tokenizer.special_tokens.num_added(paired=data.others is not None)
+    shortest = num_special + len(columns)
     if max_length < shortest:
         raise InputError(
             f"max_length is {max_length}; expected at least {shortest}, the special ids and one token each"
         )
     values = labels.encode(data)
-    sides = [_encode(texts, tokenizer, progress) for texts in (data.texts, data.others) if texts is not None]
-    kept = np.flatnonzero(np.all([side.lengths > 0 for side in sides], axis=0))
-    if not len(kept):
+    texts = [encode_texts(column, tokenizer) for column in columns]
+    lengths = [part.lengths for part in texts]
+    keep = np.all([part > 0 for part in lengths], axis=0)
+    if not keep.any():
         raise InputError(f"{data.place(0)}: all {len(data)} texts from here on are empty; nothing is left to use")
-    cut_sides, num_cut = _cut([_take(side, kept, side.lengths[kept]) for side in sides], max_length - extra)
-    empty = np.setdiff1d(np.arange(len(data)), kept)
+    room = max_length - num_special
+    kept = [np.minimum(lengths[0], room)] if len(lengths) == 1 else truncate_pair(lengths[0], lengths[1], room)
+    is_cut = np.any([now < before for now, before in zip(kept, lengths, strict=True)], axis=0)
+    empty = np.flatnonzero(~keep)
     report = LabelReport(
-        kept=len(kept),
+        kept=int(keep.sum()),
         empty=len(empty),
-        cut=num_cut,
+        cut=int(is_cut[keep].sum()),
         first_empty=data.place(int(empty[0])) if len(empty) else "",
         max_length=max_length,
         labels=labels.describe(data),
     )
-    arrays: dict[str, ndarray] = {"ids": cut_sides[0].ids, "offsets": cut_sides[0].offsets}
-    arrays |= {"labels": values[kept], "rows": kept}
-    if len(cut_sides) == 2:
-        arrays |= {"other_ids": cut_sides[1].ids, "other_offsets": cut_sides[1].offsets}
-    write_arrays(folder, arrays, {"report": asdict(report), "labels": asdict(labels), "extra": extra})
-
-
-def _encode(texts: Sequence[str], tokenizer: Tokenizer, progress: Progress | None) -> Ragged:
-    chunks = []
-    for start in range(0, len(texts), _CHUNK_TEXTS):
-        chunk = texts[start : start + _CHUNK_TEXTS]
-        chunks.append(pack(tokenizer.encode_batch(chunk), vocab_size=tokenizer.vocab_size))
-        if progress is not None:
-            progress(start + len(chunk), len(texts))
-    return join(chunks)
-
-
-def _cut(sides: Sequence[Ragged], room: int) -> tuple[list[Ragged], int]:
-    """Keep the front of each text, so that every sequence fits; return how many were cut too."""
-    lengths = [side.lengths for side in sides]
-    kept = [np.minimum(lengths[0], room)] if len(sides) == 1 else list(truncate_pair(lengths[0], lengths[1], room))
-    num_cut = int(np.any([now < before for now, before in zip(kept, lengths, strict=True)], axis=0).sum())
-    return [_take(side, np.arange(len(now)), now) for side, now in zip(sides, kept, strict=True)], num_cut
-
-
-def _take(side: Ragged, rows: Rows, lengths: Rows) -> Ragged:
-    """Return the first ids of some texts of a side, as many as lengths says."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    place = np.arange(int(offsets[-1])) + np.repeat(side.offsets[rows] - offsets[:-1], lengths)
-    return Ragged(side.ids[place], offsets)
+    truncated = [part.truncate(now, keep) for part, now in zip(texts, kept, strict=True)]
+    arrays: dict[str, ndarray | Ragged] = dict(zip(_COLUMNS, truncated, strict=False))
+    arrays |= {"labels": values[keep], "rows": np.flatnonzero(keep)}
+    write_arrays(folder, arrays, {"report": asdict(report), "labels": asdict(labels)})
 
 
 def truncate_pair(
     first_N: Integer[ndarray, " texts"], second_N: Integer[ndarray, " texts"], room: int
 ) -> tuple[Int64[ndarray, " texts"], Int64[ndarray, " texts"]]:
-    """Return how many ids of each text stay where a pair must fit into some room: the longer of the two is cut first.
+    """Return how many ids of each text of a pair fit into some room; the longer text is truncated first.
 
     Args:
         first_N: ids of the first texts.

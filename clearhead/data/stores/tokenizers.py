@@ -1,4 +1,4 @@
-"""Tokenizers trained on the data of a run, once, and opened from the cache from then on."""
+"""Tokenizers trained on the data of a run: trained once and loaded from the cache from then on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from clearhead.data.sources.pairs import PairSource, read_pairs
 from clearhead.data.sources.texts import WHOLE, Share, TextSize, TextSource, measure, read_chunks
-from clearhead.data.stores.arrays import atomic_folder, discard_folder
-from clearhead.data.stores.cache import cache_folder
+from clearhead.data.stores.cache import load_or_make
 from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
@@ -18,7 +17,7 @@ _EXCERPT_CHARACTERS = 1 << 14
 
 
 def cached_tokenizers(source: PairSource, *, kind: str, vocab_size: int, joint: bool) -> TokenizerPair:
-    """Train the tokenizers of both sides on a source, or open what an earlier run trained on the same content.
+    """Train the tokenizers of both sides on a source, or load what an earlier run trained on the same content.
 
     Args:
         source: the training pairs.
@@ -30,41 +29,36 @@ def cached_tokenizers(source: PairSource, *, kind: str, vocab_size: int, joint: 
         InputError: the source is unusable, or does not support the vocabulary.
         RunFailure: the cache cannot be written.
     """
-    library = importlib.metadata.version("tokenizers")
-    folder = cache_folder("tokenizers", source.identity(), kind, vocab_size, joint, library)
-    if folder.is_dir():
-        try:
-            return TokenizerPair.load(folder)
-        except InputError:
-            discard_folder(folder)
-    pairs = read_pairs(source)
-    sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    if joint:
-        one = train_tokenizer(kind, sources + targets, vocab_size=vocab_size)
-        trained = TokenizerPair(source=one, target=one, joint=True)
-    else:
-        trained = TokenizerPair(
-            source=_train_side("source", kind, sources, vocab_size),
-            target=_train_side("target", kind, targets, vocab_size),
-            joint=False,
-        )
-    with atomic_folder(folder) as temporary:
-        trained.save(temporary)
-    return trained
+
+    def train() -> TokenizerPair:
+        sources, targets = (list(column) for column in zip(*read_pairs(source), strict=True))
+        if joint:
+            tokenizer = train_tokenizer(kind, sources + targets, vocab_size=vocab_size)
+            return TokenizerPair(tokenizer, tokenizer, joint=True)
+        trained = []
+        for side, texts in (("source", sources), ("target", targets)):
+            try:
+                trained.append(train_tokenizer(kind, texts, vocab_size=vocab_size))
+            except InputError as error:
+                raise InputError(f"{side} side: {error}") from None
+        return TokenizerPair(trained[0], trained[1], joint=False)
+
+    inputs = [source.identity(), kind, vocab_size, joint, importlib.metadata.version("tokenizers")]
+    return load_or_make("tokenizers", inputs, TokenizerPair.load, lambda folder: train().save(folder))
 
 
 def cached_text_tokenizer(
     source: TextSource, *, kind: str, vocab_size: int, share: Share = WHOLE, mask: bool = False, sentinels: int = 0
 ) -> Tokenizer:
-    """Train a tokenizer on a text, or open what an earlier run trained on the same content.
+    """Train a tokenizer on a text, or load what an earlier run trained on the same content.
 
     Args:
         source: where the text comes from; it may be larger than memory.
         kind: a kind of `train_tokenizer`.
         vocab_size: rows of the vocabulary, special tokens included.
-        share: where the part to train on begins and ends, as for `read_documents`.
-        mask: whether there is a token that stands for a hidden one.
-        sentinels: how many tokens stand for hidden stretches of text.
+        share: where the part to train on begins and ends, as for `read_chunks`.
+        mask: whether there is a mask token.
+        sentinels: the number of sentinel tokens.
 
     Raises:
         InputError: the source is unusable, or does not support the vocabulary.
@@ -72,7 +66,7 @@ def cached_text_tokenizer(
     """
     identity = [*source.identity(), list(share)]
     return cached_tokenizer(
-        _Excerpt(source, share), identity, kind=kind, vocab_size=vocab_size, mask=mask, sentinels=sentinels
+        _Excerpts(source, share), identity, kind=kind, vocab_size=vocab_size, mask=mask, sentinels=sentinels
     )
 
 
@@ -85,37 +79,35 @@ def cached_tokenizer(
     mask: bool = False,
     sentinels: int = 0,
 ) -> Tokenizer:
-    """Train a tokenizer on any texts, or open what an earlier run trained on the same content.
+    """Train a tokenizer on any texts, or load what an earlier run trained on the same content.
 
     Args:
-        texts: the texts; what can be gone through several times need not fit in memory.
+        texts: the texts; an iterable that can be read several times need not fit in memory.
         identity: JSON values that the texts depend on.
         kind: a kind of `train_tokenizer`.
         vocab_size: rows of the vocabulary, special tokens included.
-        mask: whether there is a token that stands for a hidden one.
-        sentinels: how many tokens stand for hidden stretches of text.
+        mask: whether there is a mask token.
+        sentinels: the number of sentinel tokens.
 
     Raises:
         InputError: the texts are unusable, or do not support the vocabulary.
         RunFailure: the cache cannot be written.
     """
     library = importlib.metadata.version("tokenizers")
-    folder = cache_folder("tokenizers", "one", list(identity), kind, vocab_size, mask, sentinels, library)
-    if folder.is_dir():
-        try:
-            return Tokenizer.load(folder)
-        except InputError:
-            discard_folder(folder)
-    trained = train_tokenizer(kind, texts, vocab_size=vocab_size, mask=mask, sentinels=sentinels)
-    with atomic_folder(folder) as temporary:
-        trained.save(temporary / "tokenizer.json")
-    return trained
+    return load_or_make(
+        "tokenizers",
+        ["one", list(identity), kind, vocab_size, mask, sentinels, library],
+        Tokenizer.load,
+        lambda folder: train_tokenizer(kind, texts, vocab_size=vocab_size, mask=mask, sentinels=sentinels).save(
+            folder / "tokenizer.json"
+        ),
+    )
 
 
-class _Excerpt:
-    """The text of a source for the training of a tokenizer, in parts of some thousand characters, any number of times.
+class _Excerpts:
+    """The text of a source for training a tokenizer, in excerpts of some thousand characters, any number of times.
 
-    A long text in one part would need a hundred times its memory, and one core would do all the work.
+    A long text in one part would need a hundred times its memory, and only one core would work.
     """
 
     def __init__(self, source: TextSource, share: Share) -> None:
@@ -125,22 +117,15 @@ class _Excerpt:
     def __iter__(self) -> Iterator[str]:
         if self._size is None:
             self._size = measure(self._source)
-        held = ""
-        for stretch in read_chunks(self._source, self._share, self._size):
-            if stretch.starts and held:
-                yield held
-                held = ""
-            text, start = held + stretch.text, 0
+        rest = ""
+        for chunk in read_chunks(self._source, self._share, self._size):
+            if chunk.starts and rest:
+                yield rest
+                rest = ""
+            text, start = rest + chunk.text, 0
             while stop := text.find("\n", start + _EXCERPT_CHARACTERS) + 1:
                 yield text[start:stop]
                 start = stop
-            held = text[start:]
-        if held:
-            yield held
-
-
-def _train_side(side: str, kind: str, texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    try:
-        return train_tokenizer(kind, texts, vocab_size=vocab_size)
-    except InputError as error:
-        raise InputError(f"{side} side: {error}") from None
+            rest = text[start:]
+        if rest:
+            yield rest

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.data.sources.texts import WHOLE, Share
-from clearhead.data.stores.arrays import Indices, Rows
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import PoolBy, with_head
@@ -229,13 +228,3 @@ class LazyTexts(Iterable[str]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.read())
-
-
-def widest_rows(batches: Iterable[Indices], lengths: Rows) -> Indices:
-    """Return the batch with the most positions, padding included.
-
-    Args:
-        batches: the rows of each.
-        lengths: of the sequences in these rows.
-    """
-    return max(batches, key=lambda rows: len(rows) * int(lengths[rows].max()))

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
+from clearhead.data.batches.collate import collate_labelled
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.batches.labelled import collate_labelled, labelled_batches
+from clearhead.data.batches.plans import LengthSortedPlan, training_batches
 from clearhead.data.sources.labelled import labelled_texts, parse_labelled_source
 from clearhead.data.stores.label_set import LabelSet
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled
@@ -27,7 +28,7 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.labels import label_loss
 from clearhead.training.preflight import TokenSide
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.tasks.base import LazyTexts, TaskParts, TaskSetup, part_of, vocabulary_size, widest_rows
+from clearhead.training.tasks.base import LazyTexts, TaskParts, TaskSetup, part_of, vocabulary_size
 from clearhead.training.tasks.text import one_sided
 
 SCORES: Mapping[LabelKind, str] = MappingProxyType(
@@ -60,7 +61,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     )
     spec, record = _spec(setup, tokenizer, record, store.labels)
     collator = InputCollator.of(spec, tokenizer, record.repeats)
-    batches = labelled_batches(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
+    plan = LengthSortedPlan(store.lengths, batch_tokens=train.batch_tokens, seed=train.seed)
+    batches = training_batches(store, plan, lambda rows: collate_labelled(store, rows, collator))
     budget = max(train.batch_tokens, run_file.data.max_length)
 
     def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
@@ -78,7 +80,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         loss=loss,
         validate=validate,
         sides=lambda module: _sides(setup, tokenizer, stores, module),
-        widest=collate_labelled(store, widest_rows(batches.plan.epoch(0), store.lengths), collator),
+        widest=collate_labelled(store, plan.widest(), collator),
         mean_tokens=int(store.lengths.sum()) / batches.batches_per_epoch,
         record=record,
         valid_data=stores.valid.identity,
@@ -158,6 +160,6 @@ def _spec(setup: TaskSetup, tokenizer: Tokenizer, record: TaskRecord, labels: La
 def _sides(setup: TaskSetup, tokenizer: Tokenizer, stores: _Stores, module: nn.Module) -> list[TokenSide]:
     """Describe the texts as the module will see them, the longest of training and validation."""
     both = (stores.train, stores.valid)
-    largest = max(int(side.ids.max()) for store in both for side in (store.side, store.other_side) if side is not None)
+    largest = max(int(part.ids.max()) for store in both for part in store.texts)
     longest = max(int(store.lengths.max()) for store in both)
     return [setup.side("source", tokenizer, module, largest_id=largest, longest=longest)]

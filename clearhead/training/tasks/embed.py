@@ -16,13 +16,12 @@ from clearhead.core import Transformer
 from clearhead.data.batches.contrastive import (
     ContrastiveBatch,
     collate_contrastive,
-    contrastive_batches,
-    contrastive_epoch,
     contrastive_plan,
     store_groups,
 )
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.stores.arrays import Indices, Rows
+from clearhead.data.batches.plans import training_batches
+from clearhead.data.stores.arrays import Rows
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
@@ -61,7 +60,8 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
     model = _spec(setup, tokenizer)
     collator = InputCollator.of(model, tokenizer)
     plan = contrastive_plan(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
-    batches = contrastive_batches(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
+    groups = store_groups(store)
+    batches = training_batches(store, plan, lambda rows: collate_contrastive(store, rows, groups, collator))
     setup.progress.message(
         f"{len(store) / batches.batches_per_epoch:.0f} pairs in a batch, each to be told from all others; "
         f"padding: {100 * plan.padding_waste(0):.1f} % of the positions"
@@ -84,7 +84,7 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
             device=setup.device,
         ),
         sides=lambda module: _sides(setup, stores, tokenizer, module),
-        widest=_widest(store, plan.epoch(0), collator),
+        widest=collate_contrastive(store, plan.widest(), groups, collator),
         mean_tokens=plan.num_tokens / batches.batches_per_epoch,
         record=TaskRecord(kind="embed", max_length=run_file.data.max_length),
         valid_data=stores["valid"].identity,
@@ -126,7 +126,8 @@ class ValidateContrast:
         """Return the mean loss of a pair in nats, and recall@1 in percent, the mean of both directions."""
         total, count = 0.0, 0
         rows, firsts, seconds = [], [], []
-        for batch in contrastive_epoch(self.store, self.groups, self.collator, batch_tokens=self.batch_tokens):
+        plan = contrastive_plan(self.store, self.collator, batch_tokens=self.batch_tokens, seed=0)
+        for batch in (collate_contrastive(self.store, part, self.groups, self.collator) for part in plan.epoch(0)):
             (loss, labels), first_ND, second_ND = batch_loss(
                 module, batch.to(self.device), temperature=self.temperature, start=self.collator.start
             )
@@ -196,20 +197,11 @@ def _prepare(run_file: RunFile, tokenizer: Tokenizer, progress: Progress) -> dic
     return stores
 
 
-def _widest(store: PairStore, batches: list[Indices], collator: InputCollator) -> ContrastiveBatch:
-    """Return the batch with the most positions, padding included."""
-
-    def positions(rows: Indices) -> int:
-        return len(rows) * int(store.source_lengths[rows].max() + store.target_lengths[rows].max())
-
-    return collate_contrastive(store, max(batches, key=positions), store_groups(store), collator)
-
-
 def _sides(setup: TaskSetup, stores: dict[str, PairStore], tokenizer: Tokenizer, module: nn.Module) -> list[TokenSide]:
     """Describe both sides of the data as the module will see them, the longest of training and validation."""
     sides = []
     for name in ("source", "target"):
-        texts = [store.source_side if name == "source" else store.target_side for store in stores.values()]
+        texts = [store.sources if name == "source" else store.targets for store in stores.values()]
         sides.append(
             setup.side(
                 name,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from clearhead.data.batches.base import Batch, EpochBatches
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.batches.text import causal_batches, causal_epoch, window_batches, window_epoch
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.stores.corpus import Corpus

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
+from clearhead.data.batches.collate import collate_tagged
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.batches.tagged import collate_tagged, tagged_batches
+from clearhead.data.batches.plans import LengthSortedPlan, training_batches
 from clearhead.data.sources.tagged import parse_tagged_source, tagged_texts
 from clearhead.data.stores.tag_set import TagSet
 from clearhead.data.stores.tagged import TagStore, prepare_tagged
@@ -23,7 +24,7 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.tokens import token_loss
 from clearhead.training.preflight import TokenSide
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.tasks.base import LazyTexts, TaskParts, TaskSetup, part_of, vocabulary_size, widest_rows
+from clearhead.training.tasks.base import LazyTexts, TaskParts, TaskSetup, part_of, vocabulary_size
 from clearhead.training.tasks.text import one_sided
 
 
@@ -52,7 +53,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
             "the task 'tag' needs a model with one stack; the decoder of this one would not read the words"
         )
     collator = InputCollator.of(spec, tokenizer)
-    batches = tagged_batches(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
+    plan = LengthSortedPlan(store.lengths, batch_tokens=train.batch_tokens, seed=train.seed)
+    batches = training_batches(store, plan, lambda rows: collate_tagged(store, rows, collator))
     budget = max(train.batch_tokens, run_file.data.max_length)
 
     def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
@@ -70,7 +72,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         loss=loss,
         validate=validate,
         sides=lambda module: _sides(setup, tokenizer, stores, module),
-        widest=collate_tagged(store, widest_rows(batches.plan.epoch(0), store.lengths), collator),
+        widest=collate_tagged(store, plan.widest(), collator),
         mean_tokens=int(store.lengths.sum()) / batches.batches_per_epoch,
         record=record,
         valid_data=stores.valid.identity,
@@ -120,6 +122,6 @@ def _prepare(setup: TaskSetup, tokenizer: Tokenizer) -> _Stores:
 def _sides(setup: TaskSetup, tokenizer: Tokenizer, stores: _Stores, module: nn.Module) -> list[TokenSide]:
     """Describe the words as the module will see them, the longest of training and validation."""
     both = (stores.train, stores.valid)
-    largest = max(int(store.side.ids.max()) for store in both)
+    largest = max(int(store.chunks.ids.max()) for store in both)
     longest = max(int(store.lengths.max()) for store in both)
     return [setup.side("source", tokenizer, module, largest_id=largest, longest=longest)]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
-from clearhead.data.batches.pairs import collate, epoch_batches, pair_batches, pair_plan
+from clearhead.data.batches.collate import collate_pairs
+from clearhead.data.batches.plans import LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.sources.pairs import PairSource, parse_pair_source, read_pairs
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
@@ -43,25 +44,23 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     )
     if spec.encoder is None or spec.decoder is None:
         raise InputError("the task 'translate' needs a model with encoder and decoder; this one has a single stack")
-    plan = pair_plan(stores["train"], batch_tokens=train.batch_tokens, seed=train.seed)
+    store = stores["train"]
+    plan = LengthSortedPlan(*store.input_lengths, batch_tokens=train.batch_tokens, seed=train.seed)
+    batches = training_batches(store, plan, lambda rows: collate_pairs(store, rows))
     setup.progress.message(f"padding: {100 * plan.padding_waste(0):.1f} % of the positions in a batch")
 
     def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         return token_loss(module, batch.to(setup.device), label_smoothing=train.label_smoothing)
 
-    store = stores["train"]
-    rows = plan.epoch(0)
-    widths = [len(part) * int(store.read_lengths[part].max() + store.said_lengths[part].max()) for part in rows]
-    tokens = int(store.read_lengths.sum() + store.said_lengths.sum())
     return TaskParts(
         tokenizers=tokenizers,
         spec=spec,
-        batches=pair_batches(store, batch_tokens=train.batch_tokens, seed=train.seed),
+        batches=batches,
         loss=loss,
         validate=_validation(run_file, tokenizers, stores["valid"], setup.device),
         sides=lambda module: _sides(setup, stores, tokenizers, module),
-        widest=collate(store, rows[widths.index(max(widths))]),
-        mean_tokens=tokens / len(rows),
+        widest=collate_pairs(store, plan.widest()),
+        mean_tokens=plan.num_tokens / batches.batches_per_epoch,
         record=TaskRecord(kind="translate", max_length=run_file.data.max_length),
         valid_data=stores["valid"].identity,
         score_name="BLEU",
@@ -146,7 +145,9 @@ class ValidateTranslation:
     def __call__(self, module: nn.Module) -> Validation:
         """Return the mean loss of a target token in nats, without label smoothing, and BLEU of the scored pairs."""
         assert isinstance(module, Transformer), "translation needs the module that was built for it"
-        batches = epoch_batches(self.store, batch_tokens=self.batch_tokens)
+        batches = validation_batches(
+            self.store, lambda rows: collate_pairs(self.store, rows), batch_tokens=self.batch_tokens
+        )
         loss = mean_token_loss(module, batches, self.device)
         return Validation(loss=loss, score=self.bleu(module) if self.scored else None)
 
@@ -156,7 +157,7 @@ class ValidateTranslation:
         said = target.special_tokens.for_target
         found = translate_ids(
             module,
-            [source.special_tokens.for_source(self.store.source(row).tolist()) for row in self.scored],
+            [source.special_tokens.for_source(self.store.sources[row].tolist()) for row in self.scored],
             bos_id=said.prefix[0],
             eos_id=said.suffix[-1],
             pad_id=target.pad_id,
@@ -173,8 +174,8 @@ def _sides(
     sides = []
     for name, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
         is_source = name == "source"
-        texts = [store.source_side if is_source else store.target_side for store in stores.values()]
-        lengths = [store.read_lengths if is_source else store.said_lengths for store in stores.values()]
+        texts = [store.sources if is_source else store.targets for store in stores.values()]
+        lengths = [store.input_lengths[not is_source] for store in stores.values()]
         sides.append(
             setup.side(
                 name,

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.data.batches.contrastive import (
+    ContrastiveBatch,
     ContrastivePlan,
     collate_contrastive,
-    contrastive_batches,
-    contrastive_epoch,
     contrastive_plan,
     positive_groups,
     store_groups,
 )
 from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.batches.plans import EpochBatches, training_batches
 from clearhead.data.sources.pairs import FilePair
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
@@ -49,6 +49,11 @@ def random_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 1
         return " ".join(draw.choices(WORDS, k=draw.randint(1, longest)))
 
     return store_of(folder, [(text(), text()) for _ in range(count)])
+
+
+def contrastive_batches(store: PairStore, *, seed: int) -> EpochBatches[ContrastiveBatch]:
+    plan, groups = contrastive_plan(store, FRAMING, batch_tokens=128, seed=seed), store_groups(store)
+    return training_batches(store, plan, lambda rows: collate_contrastive(store, rows, groups, FRAMING))
 
 
 def lengths(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,11 +121,11 @@ def test_a_pair_meets_new_wrong_answers_in_every_epoch() -> None:
 
 def test_wrong_sizes_are_named() -> None:
     source = np.array([3, 17, 5])
-    with pytest.raises(InputError, match=r"batch_tokens is 33, but the longest pair has 17 .* at least 34"):
+    with pytest.raises(InputError, match=r"batch_tokens is 33, but the longest example has 17 .* at least 34"):
         ContrastivePlan(source, source, batch_tokens=33, seed=1)
     with pytest.raises(InputError, match="seed is -1"):
         ContrastivePlan(source, source, batch_tokens=160, seed=-1)
-    with pytest.raises(InputError, match="there is 1 pair; contrastive training needs at least 2"):
+    with pytest.raises(InputError, match="there are 1 examples; a batch needs at least 2"):
         ContrastivePlan(source[:1], source[:1], batch_tokens=160, seed=1)
 
 
@@ -139,18 +144,18 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
     rows = np.array([17, 3, 101, 5, 2])
     groups = store_groups(store)
     batch = collate_contrastive(store, rows, groups, FRAMING)
-    special = store.special
+    tokenizer = store.tokenizers.source
     for place, row in enumerate(rows):
         for ids, mask, text in (
-            (batch.ids, batch.mask, store.source(row)),
-            (batch.other_ids, batch.other_mask, store.target(row)),
+            (batch.ids, batch.mask, store.sources[row]),
+            (batch.other_ids, batch.other_mask, store.targets[row]),
         ):
             real = mask[place]
-            assert ids[place][real].tolist() == [special.target_bos, *text.tolist(), special.source_eos]
-            assert (ids[place][~real] == special.source_pad).all()
+            assert ids[place][real].tolist() == [tokenizer.bos_id, *text.tolist(), tokenizer.eos_id]
+            assert (ids[place][~real] == tokenizer.pad_id).all()
             assert real.tolist() == sorted(real.tolist(), reverse=True)
-    assert batch.ids.shape == batch.mask.shape == (5, store.source_lengths[rows].max() + 2)
-    assert batch.other_ids.shape == batch.other_mask.shape == (5, store.target_lengths[rows].max() + 2)
+    assert batch.ids.shape == batch.mask.shape == (5, store.sources.lengths[rows].max() + 2)
+    assert batch.other_ids.shape == batch.other_mask.shape == (5, store.targets.lengths[rows].max() + 2)
     assert batch.groups.tolist() == groups[rows].tolist() and batch.rows.tolist() == rows.tolist()
     assert batch.num_labels == 5
     assert batch.num_tokens == int(batch.mask.sum() + batch.other_mask.sum())
@@ -189,27 +194,31 @@ def test_groups_are_the_connected_parts(pairs: list[tuple[int, int]]) -> None:
 
 def test_training_goes_round_and_validation_once(tmp_path: Path) -> None:
     store = random_store(tmp_path)
-    batches = contrastive_batches(store, FRAMING, batch_tokens=128, seed=5)
+    batches = contrastive_batches(store, seed=5)
     for epoch in range(3):
         assert batches.epoch == epoch
         seen = [next(batches).rows for _ in range(batches.batches_per_epoch)]
         assert sorted(np.concatenate(seen).tolist()) == list(range(len(store)))
     groups = store_groups(store)
     once, again = (
-        [list(batch.rows) for batch in contrastive_epoch(store, groups, FRAMING, batch_tokens=128)] for _ in range(2)
+        [
+            collate_contrastive(store, rows, groups, FRAMING).rows.tolist()
+            for rows in contrastive_plan(store, FRAMING, batch_tokens=128, seed=0).epoch(0)
+        ]
+        for _ in range(2)
     )
     assert once == again and sorted(row for rows in once for row in rows) == list(range(len(store)))
 
 
 def test_a_place_is_found_again(tmp_path: Path) -> None:
     store = random_store(tmp_path)
-    batches = contrastive_batches(store, FRAMING, batch_tokens=128, seed=5)
+    batches = contrastive_batches(store, seed=5)
     for _ in range(batches.batches_per_epoch + 3):
         next(batches)
     state = json.loads(json.dumps(batches.state()))
     expected = next(batches)
-    other = contrastive_batches(store, FRAMING, batch_tokens=128, seed=5)
+    other = contrastive_batches(store, seed=5)
     other.load_state(state)
     assert next(other).rows.tolist() == expected.rows.tolist()
     with pytest.raises(InputError, match="seed was 5, now 6"):
-        contrastive_batches(store, FRAMING, batch_tokens=128, seed=6).load_state(state)
+        contrastive_batches(store, seed=6).load_state(state)

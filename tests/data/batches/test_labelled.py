@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 from clearhead import presets
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.collate import collate_labelled
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.batches.labelled import collate_labelled, labelled_batches, labelled_epoch
+from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.sources.labelled import labelled_texts, parse_labelled_source, read_labelled
 from clearhead.data.stores.label_set import LabelSet, learn_labels
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled, truncate_pair
@@ -160,6 +162,11 @@ def store_of(
     return prepare_labelled(parse_labelled_source(table), tokenizer, max_length=max_length, kind=kind, labels=labels)
 
 
+def labelled_batches(store: LabelStore, *, seed: int) -> EpochBatches[Batch]:
+    plan = LengthSortedPlan(store.lengths, batch_tokens=60, seed=seed)
+    return training_batches(store, plan, lambda rows: collate_labelled(store, rows, FRAMING))
+
+
 def test_classes_are_in_order_of_number_then_name(tmp_path: Path) -> None:
     store = store_of(tmp_path, [("a", "10"), ("b", "9"), ("c", "x"), ("d", "-1"), ("e", " 9 ")])
     assert store.labels == LabelSet("single_label", ("-1", "9", "10", "x"))
@@ -201,7 +208,7 @@ def test_long_texts_keep_their_front(tmp_path: Path) -> None:
     rows = [(words(length), str(length % 2)) for length in (1, 5, 6, 40)]
     store = store_of(tmp_path, rows, max_length=7)
     tokenizer = tokenizer_of([row[0] for row in rows])
-    assert [store.texts(row)[0].tolist() for row in range(4)] == [tokenizer.encode(text)[:5] for text, _ in rows]
+    assert [store.ids(row)[0].tolist() for row in range(4)] == [tokenizer.encode(text)[:5] for text, _ in rows]
     assert store.report.cut == 2
     assert "2 cut to their first 7 tokens" in str(store.report)
     assert store.lengths.tolist() == [3, 7, 7, 7]
@@ -235,10 +242,10 @@ def test_batches_hold_framed_texts(tmp_path: Path, paired: bool) -> None:
     ]
     store = store_of(tmp_path, rows, max_length=19)
     seen = []
-    for batch in labelled_epoch(store, FRAMING, batch_tokens=150):
+    for batch in validation_batches(store, lambda rows: collate_labelled(store, rows, FRAMING), batch_tokens=150):
         assert batch.ids.numel() <= 150
         for row, ids, label in zip(batch.rows, batch.ids.tolist(), batch.labels.tolist(), strict=True):
-            parts = [part.tolist() for part in store.texts(row)]
+            parts = [part.tolist() for part in store.ids(row)]
             expected = [2, *parts[0], 3, *([*parts[1], 3] if paired else [])]
             assert ids == expected + [0] * (len(ids) - len(expected))
             assert len(expected) == store.lengths[row]
@@ -260,15 +267,15 @@ def test_batches_hold_framed_texts(tmp_path: Path, paired: bool) -> None:
 
 def test_training_batches_can_be_resumed(tmp_path: Path) -> None:
     store = store_of(tmp_path, [(words(1 + number % 7), str(number % 3)) for number in range(53)])
-    batches = labelled_batches(store, FRAMING, batch_tokens=60, seed=3)
+    batches = labelled_batches(store, seed=3)
     for _ in range(batches.batches_per_epoch + 2):
         next(batches)
-    again = labelled_batches(store, FRAMING, batch_tokens=60, seed=3)
+    again = labelled_batches(store, seed=3)
     again.load_state(batches.state())
     for _ in range(2 * batches.batches_per_epoch):
         assert next(batches).rows.tolist() == next(again).rows.tolist()
     with pytest.raises(InputError, match="seed was 3, now 4"):
-        labelled_batches(store, FRAMING, batch_tokens=60, seed=4).load_state(batches.state())
+        labelled_batches(store, seed=4).load_state(batches.state())
 
 
 def test_a_second_run_opens_what_the_first_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,10 +284,10 @@ def test_a_second_run_opens_what_the_first_made(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Tokenizer, "encode_batch", lambda *arguments: pytest.fail("tokenised again"))
     again = store_of(tmp_path, rows, name="moved")
     assert (again.folder, again.identity) == (first.folder, first.identity)
-    (first.folder / "labels.npy").unlink()
+    (first.folder / "labels.bin").unlink()
     monkeypatch.undo()
     with pytest.raises(InputError, match="prepare the data again"):
-        LabelStore(first.folder)
+        LabelStore(first.folder, tokenizer_of(["a b", "c"]))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data.batches.base import LengthSortedPlan
-from clearhead.data.batches.pairs import collate, epoch_batches, pair_batches
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.collate import collate_pairs
+from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.sources.pairs import FilePair
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
@@ -35,6 +37,15 @@ def make_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 13)
         joint=False,
     )
     return prepare_pairs(FilePair(folder / "s", folder / "t"), pair, max_length=99, max_ratio=None, training=True)
+
+
+def pair_batches(store: PairStore, *, batch_tokens: int, seed: int) -> EpochBatches[Batch]:
+    plan = LengthSortedPlan(*store.input_lengths, batch_tokens=batch_tokens, seed=seed)
+    return training_batches(store, plan, lambda rows: collate_pairs(store, rows))
+
+
+def epoch_batches(store: PairStore, *, batch_tokens: int) -> Iterator[Batch]:
+    return validation_batches(store, lambda rows: collate_pairs(store, rows), batch_tokens=batch_tokens)
 
 
 def lengths(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -104,11 +115,11 @@ def test_few_pairs_that_fit_one_batch_stay_in_one() -> None:
 
 def test_wrong_sizes_are_named() -> None:
     source = np.array([3, 17, 5])
-    with pytest.raises(InputError, match="batch_tokens is 16, but the longest pair has 17 tokens"):
+    with pytest.raises(InputError, match="batch_tokens is 16, but the longest example has 17 tokens"):
         LengthSortedPlan(source, source, batch_tokens=16, seed=1)
     with pytest.raises(InputError, match="seed is -1"):
         LengthSortedPlan(source, source, batch_tokens=160, seed=-1)
-    with pytest.raises(InputError, match="no pairs"):
+    with pytest.raises(InputError, match="there are 0 examples"):
         LengthSortedPlan(source[:0], source[:0], batch_tokens=160, seed=1)
 
 
@@ -117,7 +128,7 @@ def test_padding_on_multi30k_is_at_most_a_tenth(data_dir: Path) -> None:
     source = FilePair(folder / "train.de", folder / "train.en")
     tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
-    plan = LengthSortedPlan(store.source_lengths + 1, store.target_lengths + 1, batch_tokens=4096, seed=1)
+    plan = LengthSortedPlan(*store.input_lengths, batch_tokens=4096, seed=1)
     waste = [plan.padding_waste(epoch) for epoch in range(3)]
     print(f"padding waste on Multi30k: {', '.join(f'{share:.1%}' for share in waste)}")
     assert max(waste) <= 0.10
@@ -126,20 +137,20 @@ def test_padding_on_multi30k_is_at_most_a_tenth(data_dir: Path) -> None:
 def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     rows = np.array([17, 3, 101, 5, 2])
-    batch = collate(store, rows)
-    special = store.special
+    batch = collate_pairs(store, rows)
+    source_side, target_side = store.tokenizers.source, store.tokenizers.target
     for place, row in enumerate(rows):
-        source, target = store.source(row).tolist(), store.target(row).tolist()
+        source, target = store.sources[row].tolist(), store.targets[row].tolist()
         real, read = batch.mask[place], batch.target_mask[place]
-        assert batch.ids[place][real].tolist() == [*source, special.source_eos]
-        assert batch.target_ids[place][read].tolist() == [special.target_bos, *target]
-        assert batch.labels[place][read].tolist() == [*target, special.target_eos]
-        assert (batch.ids[place][~real] == special.source_pad).all()
-        assert (batch.target_ids[place][~read] == special.target_pad).all()
+        assert batch.ids[place][real].tolist() == [*source, source_side.eos_id]
+        assert batch.target_ids[place][read].tolist() == [target_side.bos_id, *target]
+        assert batch.labels[place][read].tolist() == [*target, target_side.eos_id]
+        assert (batch.ids[place][~real] == source_side.pad_id).all()
+        assert (batch.target_ids[place][~read] == target_side.pad_id).all()
         assert (batch.labels[place][~read] == -100).all()
         assert real.tolist() == sorted(real.tolist(), reverse=True)
-    assert batch.ids.shape == (5, store.source_lengths[rows].max() + 1)
-    assert batch.labels.shape == batch.target_ids.shape == (5, store.target_lengths[rows].max() + 1)
+    assert batch.ids.shape == (5, store.sources.lengths[rows].max() + 1)
+    assert batch.labels.shape == batch.target_ids.shape == (5, store.targets.lengths[rows].max() + 1)
     assert batch.num_labels == int((batch.labels != -100).sum())
     assert batch.num_tokens == batch.num_labels + int(batch.mask.sum())
     assert batch.ids.dtype == batch.labels.dtype == torch.int64
@@ -150,7 +161,7 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
 
 def test_one_pair_is_a_batch_too(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    batch = collate(store, np.array([7]))
+    batch = collate_pairs(store, np.array([7]))
     assert batch.mask.all() and batch.target_mask.all() and (batch.labels >= 0).all()
 
 

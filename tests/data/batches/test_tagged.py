@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from clearhead.data.batches.base import NO_LABEL
+from clearhead.data.batches.base import NO_LABEL, Batch
+from clearhead.data.batches.collate import collate_tagged
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.batches.tagged import tagged_batches, tagged_epoch
+from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.sources.tagged import TaggedTexts, parse_tagged_source, read_tagged, tagged_texts
 from clearhead.data.stores.tag_set import TagSet, find_scheme, to_iob2
 from clearhead.data.stores.tagged import TagStore, prepare_tagged
@@ -219,6 +220,11 @@ def make_store(folder: Path, sentences: list[tuple[list[str], list[str]]], **opt
     return prepare_tagged(parse_tagged_source({"text": path}), tokenizer, **{"max_length": 30, **options})
 
 
+def tagged_batches(store: TagStore) -> EpochBatches[Batch]:
+    plan = LengthSortedPlan(store.lengths, batch_tokens=90, seed=3)
+    return training_batches(store, plan, lambda rows: collate_tagged(store, rows, FRAMING))
+
+
 def random_sentences(count: int, seed: int) -> list[tuple[list[str], list[str]]]:
     draw = random.Random(seed)
     tags = [random_iob2(draw, draw.randint(1, 17)) for _ in range(count)]
@@ -231,7 +237,7 @@ def test_batches_label_first_pieces_and_nothing_else(tmp_path: Path) -> None:
     tokenizer = train_tokenizer("character", [" ".join(words) for words, _ in sentences], vocab_size=90)
     assert store.names_of(store.word_tags) == [tags for _, tags in sentences]
     said: dict[int, list[tuple[str, str]]] = {}
-    for batch in tagged_epoch(store, FRAMING, batch_tokens=200):
+    for batch in validation_batches(store, lambda rows: collate_tagged(store, rows, FRAMING), batch_tokens=200):
         assert batch.ids.numel() <= 200
         assert batch.num_labels == int((batch.labels != NO_LABEL).sum())
         for row, ids, labels in zip(batch.rows, batch.ids.tolist(), batch.labels.tolist(), strict=True):
@@ -243,16 +249,16 @@ def test_batches_label_first_pieces_and_nothing_else(tmp_path: Path) -> None:
             ]
     flat = [item for row in sorted(said) for item in said[row]]
     assert flat == [(word[0], tag) for words, tags in sentences for word, tag in zip(words, tags, strict=True)]
-    assert f"{store.report.cut} cut into stretches of at most 30 tokens" in str(store.report)
+    assert f"{store.report.cut} cut into chunks of at most 30 tokens" in str(store.report)
     assert store.report.cut == sum(len(" ".join(words)) > 28 for words, _ in sentences) > 5
 
 
 def test_training_batches_can_be_resumed(tmp_path: Path) -> None:
     store = make_store(tmp_path, random_sentences(41, 5))
-    batches = tagged_batches(store, FRAMING, batch_tokens=90, seed=3)
+    batches = tagged_batches(store)
     for _ in range(batches.batches_per_epoch + 2):
         next(batches)
-    again = tagged_batches(store, FRAMING, batch_tokens=90, seed=3)
+    again = tagged_batches(store)
     again.load_state(batches.state())
     for _ in range(batches.batches_per_epoch):
         assert next(batches).rows.tolist() == next(again).rows.tolist()
@@ -266,7 +272,7 @@ def test_a_second_run_opens_what_the_first_made(tmp_path: Path, monkeypatch: pyt
     assert (again.folder, again.identity) == (first.folder, first.identity)
     assert again.splitter == WordSplitter()
     monkeypatch.undo()
-    (first.folder / "tags.npy").write_bytes(b"")
+    (first.folder / "tag_ids.bin").write_bytes(b"")
     assert make_store(tmp_path, sentences).identity == first.identity
 
 
@@ -283,7 +289,7 @@ def test_a_word_without_a_piece_is_counted(tmp_path: Path, monkeypatch: pytest.M
     sentences = [(["c"], ["X"]), (["ab", "c", "b"], ["X", "Y", "Z"])]
     store = make_store(tmp_path, sentences)
     assert store.report.unread == 2
-    assert "2 words that the tokenizer has no piece for" in str(store.report)
+    assert "2 words without a token" in str(store.report)
     assert [store.tags.names[tag] for tag in store.word_tags[store.words[store.words != NO_WORD]]] == ["X", "Z"]
     monkeypatch.undo()
 

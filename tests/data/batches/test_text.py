@@ -14,7 +14,8 @@ import torch
 from torch.nn import functional as F
 
 from clearhead.core import Transformer, build
-from clearhead.data.batches.base import Batch, EpochBatches
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.batches.text import causal_batches, causal_epoch, window_batches, window_epoch
 from clearhead.data.sources.texts import TextFiles
 from clearhead.data.stores.corpus import Corpus, prepare_corpus

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data.batches.packing import pack_pieces
+from clearhead.data.batches.packing import pack_windows
 from clearhead.data.batches.windows import Windows, cut_windows
 from clearhead.data.sources.texts import TextFiles
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
@@ -61,7 +61,7 @@ def test_causal_pieces_predict_every_id_once(corpus: Corpus, length: int, offset
 @settings(deadline=None, max_examples=60)
 @given(length=st.integers(3, 61), offset=st.integers(0, 60))
 def test_framed_pieces_hold_every_id_once(corpus: Corpus, length: int, offset: int) -> None:
-    pieces = cut_windows(corpus, length, offset=offset % (length - 2), framed=True)
+    pieces = cut_windows(corpus, length, offset=offset % (length - 2), with_special=True)
     held: list[int] = []
     for index in range(len(pieces)):
         ids = pieces.ids(corpus, index).tolist()
@@ -93,7 +93,7 @@ def test_the_sliding_windows_of_the_tutorial(data_dir: Path, tmp_path: Path) -> 
     (tmp_path / "novel.txt").write_text(text, encoding="utf-8")
     corpus = prepare_corpus(TextFiles(tmp_path / "novel.txt"), tokenizer)
     ids = torch.tensor(tokenizer.encode(text), dtype=torch.int32)
-    framed = cut_windows(corpus, 12, stride=1, framed=True)
+    framed = cut_windows(corpus, 12, stride=1, with_special=True)
     assert len(framed) == len(ids) - 9
     windows = [framed.ids(corpus, index)[1:-1].tolist() for index in range(len(framed))]
     assert windows == ids.unfold(0, 10, 1).tolist()
@@ -105,13 +105,13 @@ def test_the_sliding_windows_of_the_tutorial(data_dir: Path, tmp_path: Path) -> 
 
 def test_sizes_out_of_range_are_named(corpus: Corpus) -> None:
     with pytest.raises(InputError, match="max_length is 2; expected at least 3"):
-        cut_windows(corpus, 2, framed=True)
+        cut_windows(corpus, 2, with_special=True)
     with pytest.raises(InputError, match="offset is 7; expected 0 to 6"):
         cut_windows(corpus, 7, offset=7)
     with pytest.raises(InputError, match="stride is 8; expected 1 to 7"):
         cut_windows(corpus, 7, stride=8)
-    with pytest.raises(AssertionError, match="only causal pieces"):
-        cut_windows(corpus, 7, framed=True).labels(corpus, 0)
+    with pytest.raises(AssertionError, match="only causal windows"):
+        cut_windows(corpus, 7, with_special=True).labels(corpus, 0)
 
 
 def test_pieces_are_arrays(corpus: Corpus) -> None:
@@ -123,7 +123,7 @@ def test_pieces_are_arrays(corpus: Corpus) -> None:
 @given(lengths=st.lists(st.integers(1, 53), max_size=211), block=st.integers(53, 101))
 def test_packing_keeps_every_piece_and_fits(lengths: list[int], block: int) -> None:
     sizes = np.array(lengths, dtype=np.int64)
-    blocks = pack_pieces(sizes, block)
+    blocks = pack_windows(sizes, block)
     assert sorted(index for rows in blocks for index in rows.tolist()) == list(range(len(lengths)))
     sums = [int(sizes[rows].sum()) for rows in blocks]
     assert all(0 < total <= block for total in sums)
@@ -145,10 +145,10 @@ def naive_best_fit(lengths: list[int], block: int) -> list[int]:
 @given(lengths=st.lists(st.integers(1, 53), max_size=101))
 def test_packing_is_best_fit_decreasing(lengths: list[int]) -> None:
     sizes = np.array(lengths, dtype=np.int64)
-    assert sorted(53 - int(sizes[rows].sum()) for rows in pack_pieces(sizes, 53)) == naive_best_fit(lengths, 53)
+    assert sorted(53 - int(sizes[rows].sum()) for rows in pack_windows(sizes, 53)) == naive_best_fit(lengths, 53)
 
 
 def test_little_room_is_left() -> None:
     lengths = np.minimum(np.random.default_rng(3).geometric(1 / 97, 4_999), 256).astype(np.int64)
-    blocks = pack_pieces(lengths, 256)
+    blocks = pack_windows(lengths, 256)
     assert 1 - lengths.sum() / (256 * len(blocks)) < 0.01

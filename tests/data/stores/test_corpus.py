@@ -14,7 +14,7 @@ import clearhead.data.stores.corpus as corpus_module
 import clearhead.data.stores.document_chunks as chunks_module
 import clearhead.data.stores.tokenizers as tokenizers_module
 from clearhead.data.sources.texts import TextChunk, TextFiles, TextJsonLines, read_documents
-from clearhead.data.stores.corpus import Corpus, bits_per_byte, prepare_corpus
+from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.stores.document_chunks import chunk_documents
 from clearhead.data.stores.tokenizers import cached_text_tokenizer, cached_tokenizer
 from clearhead.errors import InputError, RunFailure
@@ -49,10 +49,7 @@ def test_a_corpus_holds_what_the_tokenizer_says(tmp_path: Path) -> None:
     assert [corpus.documents[index].tolist() for index in range(len(lines))] == tokenizer.encode_batch(lines)
     assert corpus.num_tokens == sum(map(len, tokenizer.encode_batch(lines))) == corpus.documents.lengths.sum()
     assert corpus.largest_id == max(map(max, tokenizer.encode_batch(lines)))
-    assert corpus.text_characters == sum(map(len, lines))
     assert corpus.text_bytes == sum(len(line.encode()) for line in lines)
-    special = corpus.special
-    assert (special.pad, special.bos, special.eos, special.mask) == (0, 2, 3, 4)
     assert corpus.documents.ids.dtype == np.uint16
     assert not corpus.documents.ids.flags.writeable
 
@@ -109,11 +106,9 @@ def test_work_in_pieces_gives_the_same_corpus(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(corpus_module, "_BATCH_CHARACTERS", 1_511)
     monkeypatch.setattr(corpus_module, "_BATCH_PARTS", 31)
     for source, expected in zip(sources, whole, strict=True):
-        seen: list[tuple[int, int]] = []
-        corpus = prepare_corpus(source, tokenizer, progress=lambda *counts, seen=seen: seen.append(counts))
+        corpus = prepare_corpus(source, tokenizer)
         assert corpus.identity == expected.identity
         assert (len(corpus), corpus.text_bytes) == (len(expected), expected.text_bytes)
-        assert len(seen) > 5 and seen == sorted(seen) and seen[-1] == (corpus.text_characters,) * 2
 
 
 def test_a_second_preparation_neither_reads_nor_tokenises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,17 +133,17 @@ def test_every_input_is_part_of_the_key(tmp_path: Path) -> None:
     assert len(corpora[2]) + len(corpora[3]) == len(corpora[0])
 
 
-@pytest.mark.parametrize("damage", ["ids.bin", "offsets.bin", "corpus.json", "delete"])
+@pytest.mark.parametrize("damage", ["document_ids.bin", "document_offsets.bin", "store.json", "delete"])
 def test_a_damaged_corpus_is_made_again(tmp_path: Path, damage: str) -> None:
     source, tokenizer = write(tmp_path, make_corpus()), trained()
     corpus = prepare_corpus(source, tokenizer)
-    victim = corpus.folder / ("ids.bin" if damage == "delete" else damage)
+    victim = corpus.folder / ("document_ids.bin" if damage == "delete" else damage)
     if damage == "delete":
         victim.unlink()
     else:
         victim.write_bytes(victim.read_bytes()[:-8])
     with pytest.raises(InputError, match="prepare the data again"):
-        Corpus(corpus.folder)
+        Corpus(corpus.folder, tokenizer)
     again = prepare_corpus(source, tokenizer)
     assert (again.identity, len(again)) == (corpus.identity, len(make_corpus()))
     assert [folder.name for folder in corpus.folder.parent.iterdir()] == [corpus.folder.name]
@@ -161,7 +156,7 @@ def test_a_mistake_or_a_full_disk_leaves_nothing(tmp_path: Path, cache: Path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus_module._Writer, "_append", full)
+        patch.setattr(corpus_module.ArrayWriter, "append", full)
         with pytest.raises(RunFailure, match=r"cannot be written \(No space left on device\)"):
             prepare_corpus(source, tokenizer)
     assert not list((cache / "corpora").iterdir())
@@ -181,10 +176,8 @@ def test_documents_without_a_token_are_left_out(tmp_path: Path) -> None:
         prepare_corpus(TextJsonLines(tmp_path / "b.jsonl"), tokenizer)
 
 
-def test_bits_per_byte(tmp_path: Path) -> None:
-    corpus = prepare_corpus(write(tmp_path, ["東京"] * 13), trained("byte"))
-    assert corpus.text_bytes == 6 * 13
-    assert bits_per_byte(float(np.log(256) * corpus.num_tokens), corpus) == pytest.approx(8)
+def test_bytes_are_those_of_the_text(tmp_path: Path) -> None:
+    assert prepare_corpus(write(tmp_path, ["東京"] * 13), trained("byte")).text_bytes == 6 * 13
 
 
 @pytest.mark.parametrize("kind", ["bpe", "character"])

@@ -15,7 +15,7 @@ import transformers
 import clearhead as ch
 from clearhead.cli.lines import one_line
 from clearhead.cli.main import main
-from clearhead.data.batches.pairs import collate
+from clearhead.data.batches.collate import collate_pairs
 from clearhead.errors import InputError
 from clearhead.training.assemble import train_run
 from clearhead.training.init_from import find_initial_model
@@ -88,7 +88,7 @@ def test_a_pair_is_read_as_its_own_library_reads_it(case: str, tmp_path: Path) -
     assert start is not None
     store = prepare_parallel(loaded, start.tokenizers, Progress())["valid"]
     rows = np.arange(5)
-    batch = collate(store, rows)
+    batch = collate_pairs(store, rows)
     assert batch.mask is not None and batch.target_ids is not None and batch.target_mask is not None
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, src_lang=source, tgt_lang=target)
     other = getattr(transformers, written).from_pretrained(folder).eval()

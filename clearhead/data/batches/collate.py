@@ -1,0 +1,63 @@
+"""Examples of a store as a batch: pairs, labelled texts and tagged words.
+
+Shape suffixes: B rows of a batch, T tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from numpy import ndarray
+
+from clearhead.data.batches.base import NO_LABEL, Batch, seq2seq_batch
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.stores.arrays import Indices
+from clearhead.data.stores.labelled import LabelStore
+from clearhead.data.stores.pairs import PairStore
+from clearhead.data.stores.tagged import TagStore
+from clearhead.data.stores.word_chunks import NO_WORD
+
+
+def collate_pairs(store: PairStore, rows: Indices) -> Batch:
+    """Make a batch of some pairs.
+
+    Args:
+        store: the pairs.
+        rows: which pairs, in the order of the batch; at least one.
+    """
+    tokenizers = store.tokenizers
+    return seq2seq_batch(store.sources.take(rows), store.targets.take(rows), tokenizers.source, tokenizers.target, rows)
+
+
+def collate_labelled(store: LabelStore, rows: Indices, collator: InputCollator) -> Batch:
+    """Make a batch of some labelled texts.
+
+    Args:
+        store: the texts.
+        rows: which of them, in the order of the batch; at least one.
+        collator: adds the special ids and the padding of the model.
+    """
+    inputs = collator.collate(*([part[row] for row in rows] for part in store.texts))
+    values: Int64[ndarray, " batch"] | Float[ndarray, "batch ..."] = store.values[rows]
+    labels = torch.from_numpy(values.astype(np.int64 if store.labels.kind == "single_label" else np.float32))
+    return inputs.with_labels(labels, rows, num_labels=labels.numel())
+
+
+def collate_tagged(store: TagStore, rows: Indices, collator: InputCollator) -> Batch:
+    """Make a batch of some chunks of sentences; the label of a word's first token is the word's tag.
+
+    Args:
+        store: the chunks.
+        rows: which of them, in the order of the batch; at least one.
+        collator: adds the special ids and the padding of the model.
+    """
+    inputs = collator.collate([store.chunks[row] for row in rows])
+    labels_BT = np.full(inputs.ids.shape, NO_LABEL, dtype=np.int64)
+    for index, row in enumerate(rows):
+        start, end = store.chunks.offsets[row : row + 2]
+        words_T = store.words[start:end]
+        labels_BT[index, collator.front : collator.front + end - start] = np.where(
+            words_T == NO_WORD, NO_LABEL, store.word_tags[words_T]
+        )
+    return inputs.with_labels(torch.from_numpy(labels_BT), rows, num_labels=int((labels_BT != NO_LABEL).sum()))

@@ -1,0 +1,253 @@
+"""Which examples form a batch, and endless training batches from such a plan.
+
+A plan keeps every batch within a budget of tokens; its order depends only on the seed and the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from clearhead.data.stores.arrays import ArrayStore, Indices, Rows
+from clearhead.errors import InputError
+
+# In tokens: how far apart the length differences of neighbours may be, so that batches vary; more of it pads more.
+_JITTER = 3.0
+
+BatchT = TypeVar("BatchT")
+
+
+@runtime_checkable
+class BatchPlan(Protocol):
+    """Which rows form a batch in each epoch."""
+
+    def epoch(self, number: int) -> list[Indices]:
+        """Return the batches of an epoch, counted from 0, each the indices of its rows."""
+
+
+class LengthPlan:
+    """Batches of examples of similar lengths, in which rows times the longest side stay within a budget.
+
+    Args:
+        lengths: tokens of each example as the model reads it, special ones included; of the sources and of the targets
+            if examples have two sides.
+        batch_tokens: the budget: the most that rows * longest side may be.
+        seed: from 0; one seed gives one order for every epoch.
+
+    Raises:
+        InputError: there are too few examples, one is longer than the budget, or the seed is negative.
+    """
+
+    least_rows: ClassVar[int] = 1
+    """The fewest rows of a batch."""
+
+    def __init__(self, *lengths: Rows, batch_tokens: int, seed: int) -> None:
+        self._source, self._target = (np.asarray(side, dtype=np.int64) for side in (lengths[0], lengths[-1]))
+        assert len(self._source) == len(self._target), "lengths come in pairs"
+        if len(self) < self.least_rows:
+            raise InputError(f"there are {len(self)} examples; a batch needs at least {self.least_rows}")
+        if seed < 0:
+            raise InputError(f"seed is {seed}; expected 0 or more")
+        self.batch_tokens = batch_tokens
+        self.seed = seed
+        self._longest = np.maximum(self._source, self._target)
+        needed = self.least_rows * int(self._longest.max())
+        if needed > batch_tokens:
+            rows = f" and a batch needs at least {self.least_rows} examples" if self.least_rows > 1 else ""
+            raise InputError(
+                f"batch_tokens is {batch_tokens}, but the longest example has {self._longest.max()} tokens{rows}; "
+                f"raise batch_tokens to at least {needed}, or lower max_length"
+            )
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens of both sides."""
+        return int(self._source.sum() + self._target.sum())
+
+    def identity(self) -> dict[str, Any]:
+        """Return JSON values that tell this plan from others."""
+        return {"seed": self.seed, "batch_tokens": self.batch_tokens, "examples": len(self)}
+
+    def num_positions(self, rows: Indices) -> int:
+        """Return how many positions a batch has, padding included, both sides together."""
+        return len(rows) * int(self._source[rows].max() + self._target[rows].max())
+
+    def epoch(self, number: int) -> list[Indices]:
+        """Return the batches of an epoch, each the indices of its rows; every example is in exactly one.
+
+        Args:
+            number: the epoch, counted from 0.
+        """
+        raise NotImplementedError
+
+    def widest(self) -> Indices:
+        """Return the rows of the batch of the first epoch with the most positions."""
+        return max(self.epoch(0), key=self.num_positions)
+
+    def padding_waste(self, number: int) -> float:
+        """Return the share of padding among all positions of an epoch, 0 to 1."""
+        return 1 - self.num_tokens / sum(map(self.num_positions, self.epoch(number)))
+
+
+class LengthSortedPlan(LengthPlan):
+    """Batches of neighbours in an order of length, which varies a little from epoch to epoch.
+
+    Args:
+        lengths, batch_tokens, seed: as of `LengthPlan`.
+        shuffle: False gives the same batches in order of length in every epoch.
+    """
+
+    def __init__(self, *lengths: Rows, batch_tokens: int, seed: int, shuffle: bool = True) -> None:
+        super().__init__(*lengths, batch_tokens=batch_tokens, seed=seed)
+        self.shuffle = shuffle
+
+    def identity(self) -> dict[str, Any]:
+        """Return JSON values that tell this plan from others."""
+        return {**super().identity(), "shuffle": self.shuffle}
+
+    def epoch(self, number: int) -> list[Indices]:
+        """Return the batches of an epoch; as of `LengthPlan`."""
+        if not self.shuffle:
+            return self._cut(self._order(np.zeros(len(self)), 1), 1.0)
+        # Raw bits: numpy keeps this stream the same for ever, which it does not promise for its distributions.
+        bits = np.random.PCG64(np.random.SeedSequence([self.seed, number])).random_raw(2 * len(self) + 2)
+        draws = (bits >> np.uint64(11)) * 2.0**-53
+        order = self._order(draws[: len(self)], 1 if draws[-1] < 0.5 else -1)
+        batches = self._cut(order, float(draws[-2]))
+        return [batches[index] for index in np.argsort(draws[len(self) : len(self) + len(batches)], kind="stable")]
+
+    def _order(self, jitter: Float[ndarray, " pairs"], direction: int) -> Rows:
+        """Sort so that neighbours agree in the longer side, and nearly so in the other one.
+
+        The second key alternates its direction from one length to the next, so that a batch across that border stays
+        narrow too; the jitter gives examples other neighbours in every epoch.
+        """
+        turn = np.where(self._longest % 2 == 0, direction, -direction)
+        return np.lexsort(((self._source - self._target) * turn + _JITTER * jitter, self._longest))
+
+    def _cut(self, order: Rows, first_share: float) -> list[Indices]:
+        """Cut an order into batches; the first takes only a share of what it could, which moves every border."""
+        longest = self._longest[order]
+        batches: list[Indices] = []
+        start = 0
+        while start < len(order):
+            # Lengths ascend, so the last row of a batch is its longest: the largest count of rows that fits.
+            window = longest[start : start + self.batch_tokens]
+            areas = window * np.arange(1, len(window) + 1)
+            count = int(np.searchsorted(areas, self.batch_tokens, side="right"))
+            if not batches and count < len(order):
+                count = max(1, round(count * first_share))
+            batches.append(order[start : start + count])
+            start += count
+        return batches
+
+
+def random_stream(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Return the generator of one batch, which does not depend on what was drawn before."""
+    # The last number keeps these streams apart from that of the plan: trailing zeros would not count.
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, index, 1])))
+
+
+class EpochBatches(Generic[BatchT]):
+    """Endless training batches, epoch after epoch, whose position is saved in checkpoints.
+
+    Args:
+        plan: which rows form a batch.
+        make: makes a batch of some rows, given the numbers of the epoch and of the batch within it.
+        identity: JSON values that tell these batches from others: data, seed, sizes.
+    """
+
+    def __init__(
+        self, plan: BatchPlan, make: Callable[[Indices, int, int], BatchT], *, identity: Mapping[str, Any]
+    ) -> None:
+        self.plan = plan
+        self._make = make
+        self._identity = dict(identity)
+        self._epoch = 0
+        self._position = 0
+        self._batches = plan.epoch(0)
+
+    @property
+    def epoch(self) -> int:
+        """The number of epochs that are complete."""
+        return self._epoch
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The number of batches of the current epoch."""
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[BatchT]:
+        return self
+
+    def __next__(self) -> BatchT:
+        batch = self.peek()
+        self._position += 1
+        if self._position == len(self._batches):
+            self._go(self._epoch + 1, 0)
+        return batch
+
+    def peek(self) -> BatchT:
+        """Return the next batch without moving on."""
+        return self._make(self._batches[self._position], self._epoch, self._position)
+
+    def _go(self, epoch: int, position: int) -> None:
+        if epoch != self._epoch:
+            self._batches = self.plan.epoch(epoch)
+        self._epoch, self._position = epoch, position
+
+    def state(self) -> dict[str, Any]:
+        """Return the position of the next batch, and the identity of the batches, as JSON values."""
+        return {"epoch": self._epoch, "batch": self._position, **self._identity}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that `state` returned; the work does not grow with the batches already seen.
+
+        Raises:
+            InputError: the position belongs to other data or to another plan.
+        """
+        own = self._identity
+        faults = [f"{key} was {state.get(key)!r}, now {own[key]!r}" for key in own if state.get(key) != own[key]]
+        if faults:
+            raise InputError(
+                f"the position in the training data belongs to another set of batches: {'; '.join(faults)}"
+            )
+        epoch, position = int(state["epoch"]), int(state["batch"])
+        self._go(epoch, position)
+        assert 0 <= position < len(self._batches), "a position that state() returned is inside its epoch"
+
+
+def training_batches(store: ArrayStore, plan: LengthPlan, collate: Callable[[Indices], BatchT]) -> EpochBatches[BatchT]:
+    """Return endless training batches.
+
+    Args:
+        store: the examples.
+        plan: which of them form a batch.
+        collate: makes a batch of some examples.
+    """
+    identity = {**plan.identity(), "data": store.identity}
+    return EpochBatches(plan, lambda rows, epoch, index: collate(rows), identity=identity)
+
+
+def validation_batches(
+    store: ArrayStore, collate: Callable[[Indices], BatchT], *, batch_tokens: int
+) -> Iterator[BatchT]:
+    """Go through all examples once, in order of length.
+
+    Args:
+        store: the examples.
+        collate: makes a batch of some of them.
+        batch_tokens: the budget of `LengthPlan`.
+
+    Raises:
+        InputError: an example is longer than the budget.
+    """
+    plan = LengthSortedPlan(*store.input_lengths, batch_tokens=batch_tokens, seed=0, shuffle=False)
+    return map(collate, plan.epoch(0))
