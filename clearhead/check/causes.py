@@ -1,14 +1,15 @@
-"""Why a checkpoint computes something else here than there, by experiment: change one thing, see how far it agrees.
+"""Likely causes of a divergence from transformers, by experiment: change one thing and see how far the models agree.
 
-Every experiment builds the same model with one choice made otherwise, or with rows of its matrices in another order,
-and runs it on the same tokens. The one after which the first divergence comes latest is taken for a cause, and the
-search goes on from there.
+Every experiment builds the same model with one field of its spec changed, or with the rows of its weights in another
+order, and runs it on the same tokens. The experiment whose first divergence comes latest is taken for a cause, and the
+search continues from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -30,29 +31,28 @@ _THETAS = (1e4, 1e5, 5e5, 1e6)
 State = Mapping[str, Tensor]
 Way = Callable[[list[Tensor], Slots], list[Tensor]]
 Change = Callable[[spec.Node], spec.Node]
-Named = Iterator[tuple[str, Change]]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One thing made otherwise: what it is, and the module that results."""
+    """One change: its description, and a function that builds the changed module."""
 
-    says: str
+    description: str
     make: Callable[[], Transformer]
 
 
-def find_causes(sides: ModelPair, reading: ModelInputs, expected: Trace, tolerance: float) -> Iterator[str]:
-    """Yield what probably makes a checkpoint differ from what another library computed.
+def find_causes(sides: ModelPair, inputs: ModelInputs, expected: Trace, tolerance: float) -> Iterator[str]:
+    """Yield the likely causes of a difference from transformers.
 
     Args:
         sides: both models.
-        reading: what they read.
-        expected: what passes through the parts of the other.
-        tolerance: the largest relative difference that counts as the same.
+        inputs: their inputs.
+        expected: the trace of the other model.
+        tolerance: the largest relative difference that counts as equal.
     """
     module = sides.ours
     for _ in range(MOST_CAUSES):
-        trace = sides.run_ours(module, reading)
+        trace = sides.run_ours(module, inputs)
         place = _place(compare_traces(trace, expected), tolerance)
         if place is None:
             return
@@ -60,24 +60,24 @@ def find_causes(sides: ModelPair, reading: ModelInputs, expected: Trace, toleran
         for experiment in _experiments(sides, module, trace, expected, tolerance):
             try:
                 changed = experiment.make()
-                found = _place(compare_traces(sides.run_ours(changed, reading), expected), tolerance)
+                found = _place(compare_traces(sides.run_ours(changed, inputs), expected), tolerance)
             except (InputError, RuntimeError):
                 continue
             if found is None:
-                yield experiment.says
+                yield experiment.description
                 return
-            # Of those that reach equally far, the one that leaves the smallest difference there.
+            # Of experiments that agree equally far, the one with the smallest difference there.
             if found[0] > place[0] and found > best_place:
                 best, best_place = (experiment, changed), found
         if best is None:
             yield _by_tensors(sides, module)
             return
-        yield best[0].says
+        yield best[0].description
         module = best[1]
 
 
 def _place(found: list[Comparison], tolerance: float) -> tuple[int, float] | None:
-    """How far two models agree: the larger the better; None: to the end."""
+    """Return how far two models agree: the larger the better; None: to the end."""
     first = first_divergence(found, tolerance)
     return None if first is None else (found.index(first), -first.error)
 
@@ -85,10 +85,8 @@ def _place(found: list[Comparison], tolerance: float) -> tuple[int, float] | Non
 def _experiments(
     sides: ModelPair, module: Transformer, trace: Trace, expected: Trace, tolerance: float
 ) -> Iterator[Experiment]:
-    config = dict(sides.theirs.config.to_dict())
-    for changes in (_norms(module, config), _functions(module), _scales(module), _positions(module)):
-        for says, change in changes:
-            yield Experiment(says, partial(_changed, module, change))
+    for description, change in _field_changes(module, sides.theirs.config.to_dict()):
+        yield Experiment(description, partial(_changed, module, change))
     yield from _layouts(module)
     yield from _orders(module, trace, expected, tolerance)
 
@@ -97,73 +95,48 @@ def _changed(module: Transformer, change: Change) -> Transformer:
     return built(spec.map_nodes(module.spec, lambda _, node: change(node)), module.state_dict())
 
 
-def _nodes(module: Transformer, *kinds: type[spec.Node]) -> list[Any]:
-    return [node for _, node in spec.walk(module.spec) if isinstance(node, kinds)]
-
-
 def _setter(kinds: tuple[type[spec.Node], ...], name: str, before: Any, after: Any) -> Change:
     def change(node: spec.Node) -> spec.Node:
-        is_meant = isinstance(node, kinds) and getattr(node, name) == before
-        return node.model_copy(update={name: after}) if is_meant else node
+        is_match = isinstance(node, kinds) and getattr(node, name) == before
+        return node.model_copy(update={name: after}) if is_match else node
 
     return change
 
 
-def _norms(module: Transformer, config: Mapping[str, Any]) -> Named:
-    kinds = (spec.LayerNorm, spec.RMSNorm)
-    said = {value for key, value in config.items() if "eps" in key and isinstance(value, float) and value > 0}
-    for before in sorted({node.eps for node in _nodes(module, *kinds)}):
-        for after in sorted({*_EPSILONS, *said} - {before}):
-            yield f"the epsilon of norms: {before:g} here, {after:g} there", _setter(kinds, "eps", before, after)
-    for before in {node.unit_offset for node in _nodes(module, *kinds)}:
-        says = "norms add 1 to their weights " + ("here, not there" if before else "there, not here")
-        yield says, _setter(kinds, "unit_offset", before, not before)
-
-
-def _functions(module: Transformer) -> Named:
-    for kind, name in ((spec.FeedForward, "activation"), (spec.Activation, "function")):
-        used = {getattr(node, name) for node in _nodes(module, kind)}
-        for before in sorted(one for one in used if isinstance(one, str)):
-            for after in get_args(spec.ActivationName):
-                if after != before:
-                    yield f"the activation variant: {before} here, {after} there", _setter((kind,), name, before, after)
-
-
-def _scales(module: Transformer) -> Named:
-    for node in {(one.scale, one.head_size) for one in _nodes(module, spec.Attention)}:
-        before, size = node
-        now = size**-0.5 if before is None else before
-        for after in (size**-0.5, 1.0, 1.0 / size, _width(module) ** -0.5):
-            if abs(after - now) > 1e-9:
-                says = f"the scale of attention scores: {now:.6g} here, {after:.6g} there"
-                yield says, _setter((spec.Attention,), "scale", before, after)
-    for before in {one.scale for one in _nodes(module, spec.Embedding)}:
-        for after in (1.0, _width(module) ** 0.5):
-            if abs(after - before) > 1e-9:
-                says = f"the scale of the embedding: {before:.6g} here, {after:.6g} there"
-                yield says, _setter((spec.Embedding,), "scale", before, after)
-    for before in {one.scale for one in _nodes(module, spec.Linear)}:
-        for after in (1.0, _width(module) ** -0.5):
-            if abs(after - before) > 1e-9:
-                says = f"the scale of the states before the last map: {before:.6g} here, {after:.6g} there"
-                yield says, _setter((spec.Linear,), "scale", before, after)
-
-
-def _positions(module: Transformer) -> Named:
-    kinds = (spec.Learned, spec.Sinusoidal)
-    for before in {one.offset for one in _nodes(module, *kinds)}:
-        for after in (before + step for step in (-2, -1, 1, 2) if before + step >= 0):
-            yield f"the offset of positions: {before} here, {after} there", _setter(kinds, "offset", before, after)
-    for theta in {one.theta for one in _nodes(module, spec.Rotary)}:
-        for other in (one for one in _THETAS if one != theta):
-            says = f"the base of the rotation: {theta:g} here, {other:g} there"
-            yield says, _setter((spec.Rotary,), "theta", theta, other)
-
-
-def _width(module: Transformer) -> int:
+def _field_changes(module: Transformer, config: Mapping[str, Any]) -> Iterator[tuple[str, Change]]:
+    """Yield other values of the fields that are most often wrong, each with a description."""
+    norms, positions = (spec.LayerNorm, spec.RMSNorm), (spec.Learned, spec.Sinusoidal)
+    known = {value for key, value in config.items() if "eps" in key and isinstance(value, float) and value > 0}
     stack = module.spec.encoder or module.spec.decoder
     assert stack is not None, "a validated model has a stack"
-    return stack.width
+    width, activations = stack.width, get_args(spec.ActivationName)
+    fields: list[tuple[str, tuple[type[spec.Node], ...], str, Callable[[Any], Iterable[Any]]]] = [
+        ("the epsilon of norms", norms, "eps", lambda _: sorted({*_EPSILONS, *known})),
+        ("whether norms add 1 to their weights", norms, "unit_offset", lambda _: (False, True)),
+        ("the activation variant", (spec.FeedForward,), "activation", lambda _: activations),
+        ("the activation variant", (spec.Activation,), "function", lambda _: activations),
+        ("the scale of attention scores", (spec.Attention,), "scale",
+         lambda node: (node.head_size**-0.5, 1.0, 1.0 / node.head_size, width**-0.5)),
+        ("the scale of the embedding", (spec.Embedding,), "scale", lambda _: (1.0, width**0.5)),
+        ("the scale of the input of the head", (spec.Linear,), "scale", lambda _: (1.0, width**-0.5)),
+        ("the offset of positions", positions, "offset",
+         lambda node: [node.offset + step for step in (-2, -1, 1, 2) if node.offset + step >= 0]),
+        ("the theta of RoPE", (spec.Rotary,), "theta", lambda _: _THETAS),
+    ]  # fmt: skip
+    for label, kinds, name, candidates in fields:
+        tried = set()
+        for node in [node for _, node in spec.walk(module.spec) if isinstance(node, kinds)]:
+            before = getattr(node, name)
+            now = node.head_size**-0.5 if isinstance(node, spec.Attention) and before is None else before
+            for after in candidates(node) if isinstance(now, str | float | int) else ():
+                is_other = now != after if isinstance(now, str) else not math.isclose(now, after, abs_tol=0.0)
+                if is_other and (now, after) not in tried:
+                    tried.add((now, after))
+                    yield f"{label}: {_shown(now)} here, {_shown(after)} there", _setter(kinds, name, before, after)
+
+
+def _shown(value: str | float | int) -> str:
+    return f"{value}" if isinstance(value, str | bool) else f"{value:.6g}"
 
 
 def _attentions(module: Transformer) -> dict[str, spec.Attention]:
@@ -171,14 +144,14 @@ def _attentions(module: Transformer) -> dict[str, spec.Attention]:
 
 
 def _layouts(module: Transformer) -> Iterator[Experiment]:
-    """Rotated pairs are neighbours on one side and halves apart on the other."""
+    """Try the other layout of RoPE: pairs are interleaved on one side and half a head apart on the other."""
     rotating = {path: node for path, node in _attentions(module).items() if node.position is not None}
     if not rotating:
         return
     ways = (("neighbours", "halves", Halves().load), ("halves", "neighbours", Halves().save))
     for there, here, way in ways:
-        says = f"the layout of rotated pairs: the tensors were read as {here}, and they are {there}"
-        yield Experiment(says, partial(_laid_out, module, rotating, way))
+        description = f"the layout of rotated pairs: the tensors were read as {here}, and they are {there}"
+        yield Experiment(description, partial(_laid_out, module, rotating, way))
 
 
 def _laid_out(module: Transformer, rotating: Mapping[str, spec.Attention], way: Way) -> Transformer:
@@ -191,7 +164,7 @@ def _laid_out(module: Transformer, rotating: Mapping[str, spec.Attention], way: 
 
 
 def _orders(module: Transformer, trace: Trace, expected: Trace, tolerance: float) -> Iterator[Experiment]:
-    """Find the heads of the first attention that differs again among those of the other side."""
+    """Find the heads of the first diverging attention in another order on the other side."""
     for path, node in _attentions(module).items():
         orders: dict[str, list[int]] = {}
         for part in ("query", "key", "value"):
@@ -199,22 +172,20 @@ def _orders(module: Transformer, trace: Trace, expected: Trace, tolerance: float
             if place not in trace.parts or place not in expected.parts:
                 continue
             found, wanted = (one.parts[place].unflatten(-1, (-1, node.head_size)) for one in (trace, expected))
-            if relative_error(found, wanted) > tolerance and found.shape == wanted.shape:
-                order = _order(found, wanted, tolerance)
-                if order is not None:
-                    orders[part] = order
+            differs = relative_error(found, wanted) > tolerance and found.shape == wanted.shape
+            if differs and (order := _order(found, wanted, tolerance)) is not None:
+                orders[part] = order
         if orders:
-            shown = next(iter(orders.values()))
-            says = f"the order of heads: those of {', '.join(orders)} stand there as {shown} of those here"
-            here = {path: orders}
-            yield Experiment(f"{says}, in {path}", partial(_reordered, module, here))
+            order = next(iter(orders.values()))
+            description = f"the order of heads: the {' and '.join(orders)} heads there are heads {order} here"
+            yield Experiment(f"{description}, in {path}", partial(_reordered, module, {path: orders}))
             everywhere = dict.fromkeys(_attentions(module), orders)
-            yield Experiment(f"{says}, in every layer", partial(_reordered, module, everywhere))
+            yield Experiment(f"{description}, in every layer", partial(_reordered, module, everywhere))
             return
 
 
 def _order(found: Tensor, wanted: Tensor, tolerance: float) -> list[int] | None:
-    """For each head of theirs the one of ours that gives the same; None: not all are there."""
+    """Return for each head of theirs the equal head of ours; None: some have no equal."""
     heads = range(found.shape[-2])
     order = [
         next((i for i in heads if relative_error(found[..., i, :], wanted[..., j, :]) <= tolerance), -1) for j in heads
@@ -234,9 +205,9 @@ def _reordered(module: Transformer, places: Mapping[str, Mapping[str, list[int]]
 
 
 def _by_tensors(sides: ModelPair, module: Transformer) -> str:
-    """Where nothing explains it: which tensors are others."""
-    one = replace(sides.pretrained, module=module)
-    mine = module_to_hf_tensors(module, one.record, one.variant, one.prefix, module.state_dict())
+    """Name the tensors that differ, where no experiment explains the divergence."""
+    loaded = sides.pretrained
+    mine = module_to_hf_tensors(module, loaded.record, loaded.variant, loaded.prefix, module.state_dict())
     base, theirs = f"{getattr(sides.theirs, 'base_model_prefix', '')}.", sides.theirs.state_dict()
     other = {name.removeprefix(base): tensor for name, tensor in theirs.items()}
     found = []
@@ -245,6 +216,6 @@ def _by_tensors(sides: ModelPair, module: Transformer) -> str:
         if known is not None and not (known.shape == tensor.shape and torch.equal(known.float(), tensor.float())):
             found.append(name)
     if not found:
-        return "not found by any experiment: the tensors that could be compared are equal"
+        return "not found by any experiment; all tensors that can be compared are equal"
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"the weights: '{found[0]}'{more} hold other numbers there"
+    return f"the weights: '{found[0]}'{more} have other values there"

@@ -1,4 +1,4 @@
-"""How far two traces are apart, part by part in the order of the computation."""
+"""The differences of two traces, submodule by submodule in the order of the computation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clearhead.check.trace import Trace
 
 @dataclass(frozen=True)
 class Comparison:
-    """One place of comparison.
+    """The difference of two models at one place.
 
     Args:
-        name: for a person.
-        path: of the part of our model, or of the layer.
-        error: the relative difference there.
-        is_layer: whether it is what leaves a layer.
+        name: for display.
+        path: of our submodule, or of the layer.
+        error: the relative difference.
+        is_layer: whether this is the output of a layer.
     """
 
     name: str
@@ -29,8 +29,8 @@ class Comparison:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return max|a-b| / max|b|; infinite where a shape differs or a number is none."""
-    expected = _shaped(expected, found)
+    """Return max|a-b| / max|b|; infinite where shapes differ or a value is not finite."""
+    expected = _reshaped(expected, found)
     if found.shape != expected.shape:
         return float("inf")
     first, second = found.detach().double(), expected.detach().double()
@@ -42,7 +42,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def compare_traces(ours: Trace, theirs: Trace) -> list[Comparison]:
-    """Compare all that both traces have: parts, layers, outputs."""
+    """Compare the submodules, layers and outputs that both traces have."""
     found = [
         Comparison(
             path if count == 0 else f"{path} (run {count + 1})",
@@ -50,13 +50,13 @@ def compare_traces(ours: Trace, theirs: Trace) -> list[Comparison]:
             relative_error(value, theirs.parts[path, count]),
         )
         for (path, count), value in ours.parts.items()
-        if (path, count) in theirs.parts and _is_comparable(value, theirs.parts[path, count])
+        if (path, count) in theirs.parts and _have_one_shape(value, theirs.parts[path, count])
     ]
     for name, value in ours.layers.items():
         if name not in theirs.layers:
             continue
         side = name.split()[0]
-        # The last of their states is what leaves the stack; a few classes list those before the final norm.
+        # Their last state is the output of the stack, or in a few classes its input to the final norm.
         is_last = f"{side} {int(name.split()[1]) + 1}" not in theirs.layers
         ends = [value, ours.layers[f"{side} end"]] if is_last and f"{side} end" in ours.layers else [value]
         found.append(
@@ -70,7 +70,7 @@ def compare_traces(ours: Trace, theirs: Trace) -> list[Comparison]:
 
 
 def first_divergence(found: Sequence[Comparison], tolerance: float) -> Comparison | None:
-    """Return the first place where two models differ; None: nowhere."""
+    """Return the first place where two models differ; None: they agree."""
     return next((point for point in found if not point.error <= tolerance), None)
 
 
@@ -80,15 +80,13 @@ def _layer(name: str) -> str:
 
 
 def _squeezed(found: Tensor, expected: Tensor) -> Tensor:
-    """A single score of each token has no axis of its own in some classes."""
+    """Drop the last axis of a single score per token, which some classes do not have."""
     return found[..., 0] if found.dim() == expected.dim() + 1 and found.shape[-1] == 1 else found
 
 
-def _shaped(value: Tensor, like: Tensor) -> Tensor:
-    """Undo what changes no number: heads before tokens, rows in one line, one row for all."""
-    if value.shape == like.shape:
-        return value
-    if value.dim() == 4 and value.transpose(1, 2).shape == like.shape:
+def _reshaped(value: Tensor, like: Tensor) -> Tensor:
+    """Undo differences of layout: heads before tokens, flattened rows, one row for all."""
+    if value.dim() == 4 and value.transpose(1, 2).shape == like.shape != value.shape:
         return value.transpose(1, 2)
     if value.dim() == 2 and value.numel() == like.numel() and value.shape[-1] == like.shape[-1]:
         return value.view(like.shape)
@@ -97,5 +95,5 @@ def _shaped(value: Tensor, like: Tensor) -> Tensor:
     return value
 
 
-def _is_comparable(found: Tensor, expected: Tensor) -> bool:
-    return _shaped(expected, found).shape == found.shape
+def _have_one_shape(found: Tensor, expected: Tensor) -> bool:
+    return _reshaped(expected, found).shape == found.shape

@@ -1,9 +1,9 @@
-"""The parity card: how far a checkpoint here is from the same, or another, folder in transformers, and why."""
+"""The parity report: the differences between a checkpoint here and in transformers, and their likely causes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,20 @@ TOKENS, TARGETS, LENGTHS = 13, 7, (13, 5, 8)
 
 @dataclass(frozen=True)
 class ParityReport:
-    """What a comparison found.
+    """The result of a comparison.
 
     Args:
-        folder, reference: what was loaded here, and there.
-        cls: the class that transformers took.
+        folder, reference: the folders loaded here and by transformers.
+        cls: the class in transformers.
         version: of transformers.
-        tolerance: the largest relative difference that counts as the same.
-        layers: the largest relative difference of each layer, random tokens.
-        logits: of the outputs, random tokens.
-        padded: of the outputs where shorter rows are filled up; None: not compared.
+        tolerance: the largest relative difference that counts as equal.
+        layers: the largest relative difference of each layer, on random tokens.
+        logits: of the outputs, on random tokens.
+        padded: of the outputs of a padded batch; None: not compared.
         real: of the outputs on real text; None: there is no tokenizer.
-        text: the tokenizers; None: there are none.
-        divergence: the first part that differs; None: none does.
-        causes: what probably is the reason, by experiment.
+        text: the comparison of the tokenizers; None: there are none.
+        divergence: the first submodule that differs; None: none does.
+        causes: the likely causes, by experiment.
     """
 
     folder: str
@@ -51,7 +51,7 @@ class ParityReport:
     real: float | None = None
     text: TokenizerParity | None = None
     divergence: str | None = None
-    causes: tuple[str, ...] = field(default=())
+    causes: tuple[str, ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -61,14 +61,16 @@ class ParityReport:
     @property
     def largest(self) -> float:
         """The largest difference of all."""
-        return max(one for one in (*self.layers.values(), self.logits, self.padded, self.real, 0.0) if one is not None)
+        return max(
+            error for error in (*self.layers.values(), self.logits, self.padded, self.real, 0.0) if error is not None
+        )
 
     def record(self) -> dict[str, Any]:
-        """Return the card as JSON values."""
+        """Return the report as JSON values."""
         return {"same": self.is_same, "largest": _finite(self.largest), **_finite(asdict(self))}
 
     def lines(self) -> Iterator[str]:
-        """Yield the card as a person reads it."""
+        """Yield the report as lines of text."""
         yield f"{self.folder} here, {self.reference} in transformers {self.version} as {self.cls}; float32, eager"
         yield "largest difference over the largest value"
         for name, value in self.layers.items():
@@ -86,9 +88,9 @@ class ParityReport:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no infinity."""
+    """Replace infinity, which JSON does not have, by None."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and value == float("inf") else value
 
 
@@ -96,39 +98,37 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
     """Compare a checkpoint's folder with transformers.
 
     Args:
-        folder: what is loaded here.
-        reference: what transformers loads; None: the same.
-        tolerance: the largest relative difference that counts as the same.
+        folder: the folder loaded here.
+        reference: the folder that transformers loads; None: the same.
+        tolerance: the largest relative difference that counts as equal.
 
     Raises:
-        InputError: transformers is missing, or one of the two cannot load its folder, or they are of different shapes.
+        InputError: transformers is missing, or one of the two cannot load its folder, or their shapes differ.
     """
     version = import_transformers().__version__
     other = folder if reference is None else reference
     pretrained = load_module(folder, dtype=torch.float32)
     sides = ModelPair(pretrained, load_with_transformers(other, pretrained))
-    reading = _random(sides)
+    inputs = _random_inputs(sides)
     try:
-        expected = sides.run_theirs(reading)
+        expected = sides.run_theirs(inputs)
     except (ValueError, RuntimeError, IndexError) as error:
         raise InputError(f"{other}: transformers cannot run it: {first_line(error)}") from None
-    found = compare_traces(sides.run_ours(sides.ours, reading), expected)
+    found = compare_traces(sides.run_ours(sides.ours, inputs), expected)
     divergence = first_divergence(found, tolerance)
-    causes: tuple[str, ...] = ()
-    if divergence is not None:
-        causes = tuple(find_causes(sides, reading, expected, tolerance))
+    causes = () if divergence is None else tuple(find_causes(sides, inputs, expected, tolerance))
     text, real = None, None
     if has_tokenizer(folder):
         texts = load_tokenizers(folder)
         text = compare_tokenizers(texts, other)
-        readings = text_inputs(texts, _limit(sides), sides.ours.num_source_ids)
-        real = max((_outputs(sides, _completed(sides, one)) for one in readings), default=None)
-    filled = _padded(sides)
+        all_inputs = text_inputs(texts, _limit(sides), sides.ours.num_source_ids)
+        real = max((_output_error(sides, _with_target(sides, one)) for one in all_inputs), default=None)
+    padded = _padded_inputs(sides)
     return ParityReport(
         str(folder), str(other), type(sides.theirs).__name__, version, tolerance,
         layers={point.name: point.error for point in found if point.is_layer},
         logits=next((point.error for point in found if point.name == "outputs"), None),
-        padded=None if filled is None else _outputs(sides, filled),
+        padded=None if padded is None else _output_error(sides, padded),
         real=real, text=text, divergence=_named(sides, divergence), causes=causes,
     )  # fmt: skip
 
@@ -140,10 +140,9 @@ def _named(sides: ModelPair, point: Comparison | None) -> str | None:
     return f"{point.name}{f' ({pair[0]})' if pair else ''}: {point.error:.1e}"
 
 
-def _outputs(sides: ModelPair, reading: ModelInputs) -> float:
-    """The difference of the outputs over real places."""
-    ours, theirs = sides.run_ours(sides.ours, reading), sides.run_theirs(reading)
-    mask = reading.mask
+def _output_error(sides: ModelPair, inputs: ModelInputs) -> float:
+    """Return the difference of the outputs at real tokens."""
+    ours, theirs, mask = sides.run_ours(sides.ours, inputs), sides.run_theirs(inputs), inputs.mask
     if ours.outputs is None or theirs.outputs is None:
         return 0.0
     if mask is not None and ours.outputs.shape[:2] == mask.shape and theirs.outputs.shape[:2] == mask.shape:
@@ -152,16 +151,7 @@ def _outputs(sides: ModelPair, reading: ModelInputs) -> float:
 
 
 def _limit(sides: ModelPair) -> int:
-    most = sides.ours.max_positions
-    return 64 if most is None else min(64, most)
-
-
-def _draw(sides: ModelPair, rows: int, length: int, generator: torch.Generator, *, target: bool = False) -> Tensor:
-    """Ids that never are the padding's, by which some classes count positions."""
-    limit = sides.ours.num_target_ids if target else sides.ours.num_source_ids
-    ids = torch.randint(limit - 1, (rows, length), generator=generator)
-    pad = _pad(sides)
-    return ids if pad is None else ids + (ids >= pad)
+    return min(64, sides.ours.max_positions or 64)
 
 
 def _pad(sides: ModelPair) -> int | None:
@@ -169,42 +159,46 @@ def _pad(sides: ModelPair) -> int | None:
     return found if isinstance(found, int) and 0 <= found < sides.ours.num_source_ids else None
 
 
-def _random(sides: ModelPair, rows: int = 1) -> ModelInputs:
-    generator = torch.Generator().manual_seed(7)
+def _random_ids(sides: ModelPair, shape: tuple[int, int], *, seed: int, limit: int) -> Tensor:
+    """Draw ids other than padding, because some classes derive positions from it."""
+    ids, pad = torch.randint(limit - 1, shape, generator=torch.Generator().manual_seed(seed)), _pad(sides)
+    return ids if pad is None else ids + (ids >= pad)
+
+
+def _random_inputs(sides: ModelPair, rows: int = 1) -> ModelInputs:
     length = min(TOKENS, _limit(sides))
-    ids = _ended(sides, _draw(sides, rows, length, generator), torch.full((rows,), length))
+    ids = _random_ids(sides, (rows, length), seed=7, limit=sides.ours.num_source_ids)
+    ids = _with_end_tokens(sides, ids, torch.full((rows,), length))
     table = sides.ours.encoder.embedding.segments if sides.ours.encoder is not None else None
     segments = None
     if table is not None and table.weight.shape[0] > 1:
         segments = (torch.arange(length) > 4).long().expand(ids.shape)
-    return _completed(sides, ModelInputs(ids, segments=segments))
+    return _with_target(sides, ModelInputs(ids, segments=segments))
 
 
-def _completed(sides: ModelPair, reading: ModelInputs) -> ModelInputs:
-    """Add what the decoder of two stacks reads."""
-    if sides.ours.encoder is None or sides.ours.decoder is None:
-        return reading
-    generator = torch.Generator().manual_seed(11)
-    target = _draw(sides, len(reading.ids), min(TARGETS, _limit(sides)), generator, target=True)
-    return ModelInputs(reading.ids, reading.mask, target, reading.segments)
+def _with_target(sides: ModelPair, inputs: ModelInputs) -> ModelInputs:
+    """Add the input of the decoder of two stacks."""
+    if not sides.has_two_stacks:
+        return inputs
+    shape = (len(inputs.ids), min(TARGETS, _limit(sides)))
+    return replace(inputs, target_ids=_random_ids(sides, shape, seed=11, limit=sides.ours.num_target_ids))
 
 
-def _padded(sides: ModelPair) -> ModelInputs | None:
+def _padded_inputs(sides: ModelPair) -> ModelInputs | None:
     pad = _pad(sides)
     if pad is None:
         return None
-    whole = _random(sides, rows=len(LENGTHS))
+    whole = _random_inputs(sides, rows=len(LENGTHS))
     mask = torch.arange(whole.ids.shape[1]) < torch.tensor(LENGTHS)[:, None]
-    ids = _ended(sides, whole.ids, mask.sum(1)).masked_fill(~mask, pad)
-    return ModelInputs(ids, mask, whole.target_ids, whole.segments)
+    return replace(whole, ids=_with_end_tokens(sides, whole.ids, mask.sum(1)).masked_fill(~mask, pad), mask=mask)
 
 
-def _ended(sides: ModelPair, ids: Tensor, lengths: Tensor) -> Tensor:
-    """Let texts that a decoder reads once more end with the end token, by which some classes find the place to pool."""
+def _with_end_tokens(sides: ModelPair, ids: Tensor, lengths: Tensor) -> Tensor:
+    """End texts that the decoder reads again with the end token, by which some classes find the position to pool."""
     end = getattr(sides.theirs.config, "eos_token_id", None)
     if sides.pretrained.task.repeats is None or not isinstance(end, int):
         return ids
-    others = [one for one in range(sides.ours.num_source_ids) if one not in (end, _pad(sides))]
-    ids = ids.masked_fill(ids == end, others[0])
+    other = next(index for index in range(sides.ours.num_source_ids) if index not in (end, _pad(sides)))
+    ids = ids.masked_fill(ids == end, other)
     ids[torch.arange(len(ids)), lengths - 1] = end
     return ids

@@ -1,4 +1,4 @@
-"""Whether two tokenizers give the same ids, and which difference explains those that differ."""
+"""Comparison of two tokenizers: whether they give the same ids, and the likely cause if not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from clearhead.check.trace import ModelInputs, first_line, import_transformers
 from clearhead.hf.tokenizers import CheckpointTokenizers
 
-# What trips tokenizers up; none spells a special token out, which here is plain text and there is not.
+# Hard cases for tokenizers; none contains a special token, which is plain text here and not in transformers.
 HARD = (
     "The quick brown fox jumps over the lazy dog.",
     "Ein kleiner Hund läuft über die grüne Straße, nicht wahr?",
@@ -34,29 +34,29 @@ HARD = (
     "don't I'LL we'Ve; 3.14 (50%) in 1998!",
     "\u00a0non\u2003breaking\u200bspaces\ufeff",
 )
-# What one side may do to a text that the other does not.
+# Normalizations that one side may apply and the other not.
 _CHANGES: dict[str, Callable[[str], str]] = {
     "lower case": str.lower,
     "a space in front": lambda text: f" {text}",
-    "spaces at the ends cut off": str.strip,
-    "white space as single spaces": lambda text: " ".join(text.split()),
+    "spaces at the ends stripped": str.strip,
+    "white space collapsed": lambda text: " ".join(text.split()),
     "Unicode composed (NFC)": lambda text: unicodedata.normalize("NFC", text),
     "Unicode composed for compatibility (NFKC)": lambda text: unicodedata.normalize("NFKC", text),
-    "accents taken off": lambda text: "".join(
-        one for one in unicodedata.normalize("NFD", text) if unicodedata.category(one) != "Mn"
+    "accents stripped": lambda text: "".join(
+        letter for letter in unicodedata.normalize("NFD", text) if unicodedata.category(letter) != "Mn"
     ),
 }
 
 
 @dataclass(frozen=True)
 class TokenizerParity:
-    """What a comparison of two tokenizers found.
+    """The result of comparing two tokenizers.
 
     Args:
         fingerprint: of the tokenizer here.
         count: how many texts were compared; 0: transformers could not load a tokenizer.
-        differing: those with other ids.
-        cause: what probably is the reason.
+        differing: the texts with other ids.
+        cause: the likely reason.
     """
 
     fingerprint: str
@@ -87,38 +87,35 @@ def compare_tokenizers(text: CheckpointTokenizers, reference: Path) -> Tokenizer
     source = text.pair.source
     try:
         theirs: Any = import_transformers().AutoTokenizer.from_pretrained(reference, local_files_only=True)
-        expected = {one: list(theirs(one)["input_ids"]) for one in HARD}
-        plain = {one: list(theirs(one, add_special_tokens=False)["input_ids"]) for one in HARD}
-    except Exception as error:  # noqa: BLE001 - whatever another library makes of a folder
+        expected = {hard: list(theirs(hard)["input_ids"]) for hard in HARD}
+        plain = {hard: list(theirs(hard, add_special_tokens=False)["input_ids"]) for hard in HARD}
+    except Exception as error:  # noqa: BLE001 - another library may raise anything
         return TokenizerParity(source.fingerprint, 0, cause=f"transformers cannot load it: {first_line(error)}")
 
-    def ids(one: str) -> list[int]:
-        return source.special_tokens.add_to(source.encode(one))[0]
+    def encode(text: str) -> list[int]:
+        return list(source.encode(text))
 
-    differing = tuple(one for one in HARD if ids(one) != expected[one])
-    cause = None
-    if differing:
-        cause = _cause(lambda one: list(source.encode(one)), plain, differing)
+    differing = tuple(hard for hard in HARD if source.special_tokens.add_to(encode(hard))[0] != expected[hard])
+    cause = _cause(encode, plain, differing) if differing else None
     return TokenizerParity(source.fingerprint, len(HARD), differing, cause)
 
 
 def _cause(ours: Callable[[str], list[int]], plain: dict[str, list[int]], differing: tuple[str, ...]) -> str:
-    """Try what could explain the difference."""
-    if all(ours(one) == plain[one] for one in differing):
-        return "the pieces are the same, but not what stands around a text"
+    """Return the likely cause of a difference."""
+    if all(ours(text) == plain[text] for text in differing):
+        return "the tokens are equal, but not the special tokens around a text"
     for name, change in _CHANGES.items():
-        if all(ours(change(one)) == plain[one] for one in plain):
+        if all(ours(change(text)) == plain[text] for text in plain):
             return f"there a text is read with {name}, here without"
-        if all(ours(one) == plain[one] for one in plain if change(one) == one):
+        if all(ours(text) == plain[text] for text in plain if change(text) == text):
             return f"here a text is read with {name}, there without"
-    return f"pieces differ, first those of {next(one for one in differing if ours(one) != plain[one])!r}"
+    return f"tokens differ, first those of {next(text for text in differing if ours(text) != plain[text])!r}"
 
 
 def text_inputs(text: CheckpointTokenizers, limit: int, rows: int) -> Iterator[ModelInputs]:
-    """Yield texts as a checkpoint reads them, as far as they fit."""
+    """Yield texts with their special tokens, as far as they fit."""
     source = text.pair.source
-    for one in HARD:
-        ids, segments = source.special_tokens.add_to(source.encode(one))
+    for hard in HARD:
+        ids, segments = source.special_tokens.add_to(source.encode(hard))
         if 0 < len(ids) <= limit and max(ids) < rows:
-            kinds = torch.tensor([segments]) if any(segments) else None
-            yield ModelInputs(torch.tensor([ids]), segments=kinds)
+            yield ModelInputs(torch.tensor([ids]), segments=torch.tensor([segments]) if any(segments) else None)

@@ -93,7 +93,9 @@ def test_another_order_of_heads_is_named(tmp_path: Path) -> None:
     card = check("bert", tmp_path, tamper)
     assert card.divergence is not None and "function.query" in card.divergence
     (cause,) = card.causes
-    assert cause.startswith("the order of heads: those of query stand there as") and cause.endswith("in every layer")
+    assert cause.startswith("the order of heads: the query heads there are heads [") and cause.endswith(
+        "in every layer"
+    )
 
 
 def test_another_layout_of_the_rotation_is_named(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_two_causes_are_both_named(tmp_path: Path) -> None:
 def test_weights_that_differ_are_named(tmp_path: Path) -> None:
     card = check("gpt2", tmp_path, lambda folder: tensors_of(folder, ("h.1.mlp.c_fc.weight",), lambda one: one * 1.5))
     assert card.divergence is not None and "(transformer.h.1.mlp.c_fc)" in card.divergence
-    assert card.causes == ("the weights: 'transformer.h.1.mlp.c_fc.weight' hold other numbers there",)
+    assert card.causes == ("the weights: 'transformer.h.1.mlp.c_fc.weight' have other values there",)
 
 
 def test_the_tokenizer_is_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
