@@ -1,103 +1,121 @@
-"""Places in a spec: references that follow, stacks by name, and what is found by the pattern of an address."""
+"""Addresses in a spec: stacks by name, word tables, functions by pattern, and nodes updated in place."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from clearhead import spec
 from clearhead.errors import InputError, nearest
 
 Side = Literal["encoder", "decoder"]
 AnyNode = TypeVar("AnyNode", bound=spec.Node)
-Wanted = TypeVar("Wanted", bound=spec.Node)
 
 
-def redirect_references(node: AnyNode, rename: Callable[[str], str], path: str = "") -> AnyNode:
-    """Return a tree whose references name other paths."""
+def update_nodes(node: AnyNode, updates: Mapping[str, Mapping[str, Any]], path: str = "") -> AnyNode:
+    """Return a tree with other values of some fields, by the address of their node."""
 
-    def change(_: str, part: spec.Node) -> spec.Node:
-        if isinstance(part, spec.Reference | spec.TableHeads):
-            return part.model_copy(update={"path": rename(part.path)})
-        return part
+    def change(path: str, node: spec.Node) -> spec.Node:
+        return node.model_copy(update=updates[path]) if path in updates else node
 
     return spec.map_nodes(node, change, path)
 
 
+def redirect_references(node: AnyNode, rename: Callable[[str], str], path: str = "") -> AnyNode:
+    """Return a tree whose references have other paths."""
+
+    def change(_: str, node: spec.Node) -> spec.Node:
+        if isinstance(node, spec.Reference | spec.TableHeads):
+            return node.model_copy(update={"path": rename(node.path)})
+        return node
+
+    return spec.map_nodes(node, change, path)
+
+
+def stacks_of(model: spec.Model) -> dict[Side, spec.Stack]:
+    """Return the stacks by name."""
+    named: dict[Side, spec.Stack | None] = {"encoder": model.encoder, "decoder": model.decoder}
+    return {side: stack for side, stack in named.items() if stack is not None}
+
+
 def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, spec.Stack]:
-    """Return the stack that is meant.
+    """Return one stack.
 
     Args:
-        model: what has it.
+        model: the spec.
         name: of the stack; None: the only one.
-        what: what is to be done, for the message.
+        what: what is edited, for the message.
 
     Raises:
-        InputError: there are two and none is named, or the model has none of that name.
+        InputError: there are two stacks and no name, or the model has no stack of that name.
     """
-    found: dict[Side, spec.Stack] = {}
-    if model.encoder is not None:
-        found["encoder"] = model.encoder
-    if model.decoder is not None:
-        found["decoder"] = model.decoder
-    if name is None:
-        if len(found) > 1:
-            raise InputError(f"the model has two stacks: say whose {what}, stack='encoder' or stack='decoder'")
-        return next(iter(found.items()))
-    if name not in found:
-        raise InputError(f"the model has no stack '{name}'; it has {' and '.join(found)}")
-    return name, found[name]
+    found = stacks_of(model)
+    if name is None and len(found) > 1:
+        raise InputError(f"the model has two stacks: say whose {what}, stack='encoder' or stack='decoder'")
+    side = next(iter(found)) if name is None else name
+    if side not in found:
+        raise InputError(f"the model has no stack '{side}'; it has {' and '.join(found)}")
+    return side, found[side]
 
 
-def with_stacks(model: spec.Model, stacks: Mapping[str, spec.Stack | None]) -> spec.Model:
-    """Return the model with other stacks, by name."""
-    return model.model_copy(update=dict(stacks))
+def word_table(model: spec.Model, side: str) -> tuple[str, spec.Table]:
+    """Return the table that a stack looks ids up in, with its address."""
+    table: spec.Table | spec.Reference = getattr(model, side).embedding.table
+    path = table.path if isinstance(table, spec.Reference) else f"{side}.embedding.table"
+    owner = dict(spec.walk(model))[path]
+    assert isinstance(owner, spec.Table), "a validated reference leads to a table"
+    return path, owner
 
 
-def branch_functions(model: spec.Model, kind: type[Wanted]) -> dict[str, Wanted]:
+def token_output(head: spec.Head | None) -> tuple[int, spec.Linear] | None:
+    """Return the layer of a head that gives the logits of every token, with its index; None: the head has none."""
+    layers = head.layers if head is not None else ()
+    found = [(index, layer) for index, layer in enumerate(layers) if isinstance(layer, spec.Linear)]
+    return None if not found or any(isinstance(layer, spec.Pool) for layer in layers) else found[-1]
+
+
+def branch_functions(model: spec.Model, kind: type[AnyNode]) -> dict[str, AnyNode]:
     """Return the functions of branches that are of a kind, by address."""
     return {path: node for path, node in spec.walk(model) if path.endswith(".function") and isinstance(node, kind)}
 
 
 def match_addresses(
-    model: spec.Model, given: Mapping[str, Collection[int]], found: Mapping[str, spec.Node], what: str
+    model: spec.Model, given: Mapping[str, Collection[int]], found: Collection[str], what: str
 ) -> dict[str, set[int]]:
-    """Return which numbers are meant at which address.
+    """Return the numbers for each address that a pattern matches.
 
     Args:
-        model: what the addresses are of.
-        given: numbers by pattern: the address of such a function with * for any part of it, or one that holds one.
-        found: the functions in question, by address.
-        what: what such a function is, for messages.
+        model: the spec.
+        given: numbers by pattern: the address of a function with * for any part of it, or of a node that holds one.
+        found: the addresses of the functions in question.
+        what: such a function, for messages.
 
     Raises:
-        InputError: patterns that match nothing, or the place of several functions; every fault is named.
+        InputError: patterns that match nothing, or a node that holds several functions; every fault is named.
     """
     faults: list[str] = []
     numbers: dict[str, set[int]] = {}
     for pattern, wanted in given.items():
-        direct = [address for address in found if fnmatchcase(address, pattern)]
-        places: dict[str, list[str]] = {}
-        for address in found:
-            parts = address.split(".")
-            for end in range(1, len(parts)):
-                if fnmatchcase(".".join(parts[:end]), pattern) and end == pattern.count(".") + 1:
-                    places.setdefault(".".join(parts[:end]), []).append(address)
-        if not direct and not places:
+        matches = [address for address in found if fnmatchcase(address, pattern)]
+        holders: dict[str, list[str]] = {}
+        for address in () if matches else found:
+            holder = ".".join(address.split(".")[: pattern.count(".") + 1])
+            if holder != address and fnmatchcase(holder, pattern):
+                holders.setdefault(holder, []).append(address)
+        if not matches and not holders:
             faults.append(_unmatched(model, pattern, found, what))
-        for place, inside in places.items() if not direct else ():
+        for holder, inside in holders.items():
             if len(inside) > 1:
-                faults.append(f"{place} holds {len(inside)} of these: name one of {', '.join(inside)}")
-        for address in direct or [inside[0] for inside in places.values()]:
+                faults.append(f"{holder} holds {len(inside)} of these: name one of {', '.join(inside)}")
+        for address in matches or [inside[0] for inside in holders.values()]:
             numbers.setdefault(address, set()).update(wanted)
-    if faults:
-        raise InputError.from_faults(faults)
+    refuse(faults)
     return numbers
 
 
-def _unmatched(model: spec.Model, pattern: str, found: Mapping[str, spec.Node], what: str) -> str:
+def _unmatched(model: spec.Model, pattern: str, found: Iterable[str], what: str) -> str:
     """Say why a pattern matches nothing; where layers share weights, a depth is not an address."""
     depth = re.match(r"(encoder|decoder)\.layers\.(\d+)", pattern)
     if depth is not None:
@@ -112,10 +130,16 @@ def _unmatched(model: spec.Model, pattern: str, found: Mapping[str, spec.Node], 
 
 
 def check_numbers(address: str, wanted: Collection[int], count: int, what: str) -> list[str]:
-    """List what is wrong with the numbers of parts that are to be removed."""
+    """List what is wrong with the numbers of heads or neurons to remove."""
     wrong = sorted(number for number in wanted if not 0 <= number < count)
     if wrong:
         return [f"{address}: there is no {what} {wrong[0]}; the {count} are numbered from 0"]
     if len(set(wanted)) == count:
         return [f"{address}: all {count} {what}s would be removed; keep one, or leave out the layer with keep_layers"]
     return []
+
+
+def refuse(faults: Collection[str]) -> None:
+    """Raise an `InputError` that names all faults, where there are any."""
+    if faults:
+        raise InputError.from_faults(list(faults))

@@ -1,9 +1,9 @@
-"""Heads of attention and neurons of feed-forward networks removed: smaller matrices that compute the same."""
+"""Attention heads and feed-forward neurons removed: smaller matrices that compute the same."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,15 +12,15 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.core.rare.score_bias import alibi_slopes
 from clearhead.errors import InputError
-from clearhead.surgery.addresses import branch_functions, check_numbers, match_addresses
+from clearhead.surgery.addresses import branch_functions, check_numbers, match_addresses, refuse, update_nodes
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, select_rows, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel
 
 
 def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
-    """Remove heads of attention: the output is that of the whole model with these heads silenced.
+    """Remove attention heads: the output is that of the whole model with the output of these heads set to zero.
 
-    Heads that share a key and a value leave as whole groups, or as many of each group.
+    Of heads that share a key and a value, whole groups are removed, or equally many of each group.
 
     Args:
         model: a module or a model; it is not changed.
@@ -28,7 +28,7 @@ def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> Edite
             any part of an address, as in "encoder.layers.*".
 
     Raises:
-        InputError: places or heads that do not exist, or heads that others cannot do without; every fault is named.
+        InputError: places or heads that do not exist, or heads that others depend on; every fault is named.
 
     Source: arXiv 1905.10650, section 3.
     """
@@ -36,12 +36,12 @@ def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> Edite
 
 
 def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
-    """Remove neurons of the inner layer of feed-forward networks: the output is that with these neurons silenced.
+    """Remove neurons of the inner layer of feed-forward networks: the output is that with these neurons set to zero.
 
     Args:
         model: a module or a model; it is not changed.
-        neurons: numbers to remove, by the address of a network or of a layer that has one, with * as for heads; of a
-            mixture every expert loses them.
+        neurons: numbers to remove, by the address of a network or of a layer that has one, with * as for heads; every
+            expert of a mixture loses them.
 
     Raises:
         InputError: places or neurons that do not exist, or no neuron is left; every fault is named.
@@ -51,9 +51,8 @@ def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> E
     return apply_plan(model, lambda module: _plan_neurons(module, neurons))
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """What is left of an attention: the numbers of its heads, and of its key/value heads."""
+class _KeptHeads(NamedTuple):
+    """The numbers of the heads, and of the key/value heads, that an attention keeps."""
 
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
@@ -61,157 +60,137 @@ class _Cut:
 
 def _plan_heads(module: Transformer, given: Mapping[str, Collection[int]]) -> SurgeryPlan:
     found = branch_functions(module.spec, spec.Attention)
-    removed = match_addresses(module.spec, given, found, "attention")
     faults: list[str] = []
-    cuts: dict[str, _Cut] = {}
-    for address, numbers in removed.items():
-        wrong = check_numbers(address, numbers, found[address].num_heads, "head")
-        faults += wrong or _obstacles(address, found[address], numbers)
-        if not wrong:
-            cuts[address] = _cut(found[address], numbers)
-    if faults:
-        raise InputError.from_faults(faults)
+    kept: dict[str, _KeptHeads] = {}
+    for address, numbers in match_addresses(module.spec, given, found, "attention").items():
+        attention = found[address]
+        wrong = check_numbers(address, numbers, attention.num_heads, "head")
+        faults += wrong or _obstacles(address, attention, numbers)
+        heads = tuple(head for head in range(attention.num_heads) if head not in numbers)
+        counts = [] if wrong else _group_sizes(attention, numbers)
+        kept[address] = _KeptHeads(heads, tuple(group for group, count in enumerate(counts) if count))
+    refuse(faults)
     origins = unchanged_origins(module)
-    for address, cut in cuts.items():
-        origins |= _attention_origins(module, address, found[address], cut)
-    biases, resized = _biases(module.spec, found, cuts)
-
-    def change(path: str, node: spec.Node) -> spec.Node:
-        if isinstance(node, spec.Attention) and path in found:
-            update: dict[str, object] = {"score_bias": biases.get(path, node.score_bias)}
-            if path in cuts:
-                update |= {"num_heads": len(cuts[path].heads), "num_kv_heads": len(cuts[path].kv_heads)}
-            return node.model_copy(update=update)
-        if isinstance(node, spec.RelativeBuckets) and path in resized:
-            return node.model_copy(update={"num_heads": len(resized[path])})
-        return node
-
-    origins |= {f"{path}.weight": select_rows(f"{path}.weight", _index(left), 1) for path, left in resized.items()}
-    return SurgeryPlan(spec.map_nodes(module.spec, change), origins)
+    updates: dict[str, dict[str, Any]] = {}
+    for address, (heads, kv_heads) in kept.items():
+        origins |= _attention_origins(module, address, found[address], kept[address])
+        updates[address] = {"num_heads": len(heads), "num_kv_heads": len(kv_heads)}
+    biases, tables = _score_biases(module.spec, found, kept)
+    for address, bias in biases.items():
+        updates.setdefault(address, {})["score_bias"] = bias
+    for path, heads in tables.items():
+        updates[path] = {"num_heads": len(heads)}
+        origins[f"{path}.weight"] = select_rows(f"{path}.weight", _rows(heads), 1)
+    return SurgeryPlan(update_nodes(module.spec, updates), origins)
 
 
 def _obstacles(address: str, attention: spec.Attention, removed: Collection[int]) -> list[str]:
-    """List why heads cannot leave although they exist."""
+    """List why existing heads cannot be removed."""
     norm = attention.query_key_norm
     if norm is not None and norm.over == "width":
         return [f"{address}: query and key are normed over all heads at once, so each head needs all others"]
     group = attention.num_heads // attention.num_kv_heads
-    kept = _counts(attention, removed)
-    if len({count for count in kept if count}) > 1:
-        number = kept.index(min(count for count in kept if count))
+    counts = _group_sizes(attention, removed)
+    if len({count for count in counts if count}) > 1:
+        number = counts.index(min(count for count in counts if count))
         return [
             f"{address}: {group} heads share each key and value; of group {number} (heads {number * group} to "
-            f"{(number + 1) * group - 1}) {kept[number]} would be left, of others {max(kept)}: remove whole groups, or "
-            "as many heads of each"
+            f"{(number + 1) * group - 1}) {counts[number]} would be left, of others {max(counts)}: remove whole "
+            "groups, or equally many heads of each"
         ]
     return []
 
 
-def _counts(attention: spec.Attention, removed: Collection[int]) -> list[int]:
-    """Count the heads that are left in each group."""
+def _group_sizes(attention: spec.Attention, removed: Collection[int]) -> list[int]:
+    """Count the heads that are left of each key/value head."""
     group = attention.num_heads // attention.num_kv_heads
     return [group - sum(head // group == number for head in removed) for number in range(attention.num_kv_heads)]
 
 
-def _cut(attention: spec.Attention, removed: Collection[int]) -> _Cut:
-    kept = tuple(head for head in range(attention.num_heads) if head not in removed)
-    return _Cut(kept, tuple(number for number, count in enumerate(_counts(attention, removed)) if count))
-
-
-def _index(numbers: Sequence[int], size: int = 1) -> Tensor:
+def _rows(numbers: Sequence[int], size: int = 1) -> Tensor:
     """Return the rows of some heads, each of them `size` rows."""
     return (torch.tensor(numbers)[:, None] * size + torch.arange(size)).flatten()
 
 
-def _attention_origins(module: Transformer, address: str, attention: spec.Attention, cut: _Cut) -> dict[str, Origin]:
+def _attention_origins(
+    module: Transformer, address: str, attention: spec.Attention, kept: _KeptHeads
+) -> dict[str, Origin]:
     size = attention.head_size
-    queries, keys = _index(cut.heads, size), _index(cut.kv_heads, size)
+    queries, keys = _rows(kept.heads, size), _rows(kept.kv_heads, size)
     rows = {"query": queries, "key": keys, "value": keys}
     rows |= {"score_bias.position_key": queries, "score_bias.position_query": queries}
     if attention.query_key_norm is not None and attention.query_key_norm.per_head:
-        rows |= {"query_norm": _index(cut.heads), "key_norm": _index(cut.kv_heads)}
-    kept = [(f"{address}.{name}.{leaf}", index, 0) for name, index in rows.items() for leaf in ("weight", "bias")]
-    kept += [(f"{address}.out.weight", queries, 1), (f"{address}.sink", _index(cut.heads), 0)]
-    return {place: select_rows(place, index, axis) for place, index, axis in kept if place in module.state_dict()}
+        rows |= {"query_norm": _rows(kept.heads), "key_norm": _rows(kept.kv_heads)}
+    tensors = [(f"{address}.{name}.{leaf}", index, 0) for name, index in rows.items() for leaf in ("weight", "bias")]
+    tensors += [(f"{address}.out.weight", queries, 1), (f"{address}.sink", _rows(kept.heads), 0)]
+    present = module.state_dict()
+    return {place: select_rows(place, index, axis) for place, index, axis in tensors if place in present}
 
 
-def _biases(
-    model: spec.Model, found: Mapping[str, spec.Attention], cuts: Mapping[str, _Cut]
+def _score_biases(
+    model: spec.Model, found: Mapping[str, spec.Attention], kept: Mapping[str, _KeptHeads]
 ) -> tuple[dict[str, spec.ScoreBias], dict[str, tuple[int, ...]]]:
-    """Return the score bias of each attention that gets another, and the heads that are left of each table."""
+    """Return the score biases of attentions that change, and the heads that are left of each table."""
     biases: dict[str, spec.ScoreBias] = {}
     readers: dict[str, dict[str, tuple[int, ...]]] = {}
     for address, attention in found.items():
-        kept = cuts[address].heads if address in cuts else tuple(range(attention.num_heads))
+        left = kept[address].heads if address in kept else tuple(range(attention.num_heads))
         match attention.score_bias:
-            case spec.Alibi() as alibi if address in cuts:
+            case spec.Alibi() as alibi if address in kept:
                 slopes = alibi.slopes or tuple(alibi_slopes(attention.num_heads).tolist())
-                left = tuple(slopes[head] for head in kept)
-                usual = tuple(alibi_slopes(len(left)).tolist())
-                biases[address] = alibi.model_copy(update={"slopes": None if left == usual else left})
+                slopes = tuple(slopes[head] for head in left)
+                is_default = slopes == tuple(alibi_slopes(len(left)).tolist())
+                biases[address] = alibi.model_copy(update={"slopes": None if is_default else slopes})
             case spec.RelativeBuckets():
-                readers.setdefault(f"{address}.score_bias", {})[address] = kept
+                readers.setdefault(f"{address}.score_bias", {})[address] = left
             case spec.Reference(path=path):
-                readers.setdefault(path, {})[address] = kept
+                readers.setdefault(path, {})[address] = left
             case spec.TableHeads(path=path, heads=heads):
-                readers.setdefault(path, {})[address] = tuple(heads[head] for head in kept)
+                readers.setdefault(path, {})[address] = tuple(heads[head] for head in left)
             case _:
                 continue
-    resized: dict[str, tuple[int, ...]] = {}
+    tables: dict[str, tuple[int, ...]] = {}
     nodes = dict(spec.walk(model))
-    for table, wanted in readers.items():
-        owner = nodes[table]
-        assert isinstance(owner, spec.RelativeBuckets)
-        every = tuple(range(owner.num_heads))
-        if not set(wanted) & set(cuts):
+    for table, read in readers.items():
+        node, owner = nodes[table], table.removesuffix(".score_bias")
+        assert isinstance(node, spec.RelativeBuckets)
+        every = tuple(range(node.num_heads))
+        if not set(read) & set(kept):
             continue
-        if len(set(wanted.values())) == 1:
-            resized[table] = next(iter(wanted.values()))
-            every = resized[table]
-        elif wanted.get(table.removesuffix(".score_bias"), every) != every:
+        if len(set(read.values())) == 1:
+            every = tables[table] = next(iter(read.values()))
+        elif read.get(owner, every) != every:
             raise InputError(
-                f"{table} is a table of scores that {len(wanted)} attentions read: remove the same heads of all, or "
-                "none of its owner's"
+                f"{table} is a table of scores that {len(read)} attentions read: remove the same heads of all, or none "
+                "of its owner's"
             )
-        for address, heads in wanted.items():
-            if f"{address}.score_bias" != table:
-                is_whole = heads == every
-                biases[address] = spec.Reference(path=table) if is_whole else spec.TableHeads(path=table, heads=heads)
-    return biases, resized
+        for address, heads in read.items():
+            if address != owner:
+                whole = heads == every
+                biases[address] = spec.Reference(path=table) if whole else spec.TableHeads(path=table, heads=heads)
+    return biases, tables
 
 
 def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> SurgeryPlan:
-    found: dict[str, spec.FeedForward | spec.MixtureOfExperts] = {
-        **branch_functions(module.spec, spec.FeedForward),
-        **branch_functions(module.spec, spec.MixtureOfExperts),
-    }
-    removed = match_addresses(module.spec, given, found, "feed-forward network")
-    sizes = {address: _network(node).size for address, node in found.items()}
-    faults = [
-        fault for address, numbers in removed.items() for fault in check_numbers(
-            address, numbers, sizes[address], "neuron"
-        )
-    ]  # fmt: skip
-    if faults:
-        raise InputError.from_faults(faults)
+    # The weights of experts have an axis of their own in front.
+    dense = {path: (path, node, 0) for path, node in branch_functions(module.spec, spec.FeedForward).items()}
+    mixtures = branch_functions(module.spec, spec.MixtureOfExperts).items()
+    networks = dense | {path: (f"{path}.expert", node.expert, 1) for path, node in mixtures}
+    removed = match_addresses(module.spec, given, networks, "feed-forward network")
+    refuse(
+        [
+            fault
+            for address, numbers in removed.items()
+            for fault in check_numbers(address, numbers, networks[address][1].size, "neuron")
+        ]
+    )
     origins = unchanged_origins(module)
-    left: dict[str, int] = {}
+    updates = {}
     for address, numbers in removed.items():
-        node = found[address]
-        is_mixed = isinstance(node, spec.MixtureOfExperts)
-        place = f"{address}.expert" if is_mixed else address
-        kept = _index([number for number in range(sizes[address]) if number not in numbers])
-        left[place] = len(kept)
-        first = int(is_mixed)  # the experts' own axis stands in front
-        cut = [(f"{place}.{name}.{leaf}", first) for name in ("up", "gate") for leaf in ("weight", "bias")]
-        cut.append((f"{place}.down.weight", first + 1))
-        origins |= {name: select_rows(name, kept, axis) for name, axis in cut if name in origins}
-
-    def change(path: str, node: spec.Node) -> spec.Node:
-        return node.model_copy(update={"size": left[path]}) if path in left else node
-
-    return SurgeryPlan(spec.map_nodes(module.spec, change), origins)
-
-
-def _network(node: spec.FeedForward | spec.MixtureOfExperts) -> spec.FeedForward:
-    return node.expert if isinstance(node, spec.MixtureOfExperts) else node
+        place, node, axis = networks[address]
+        kept = [number for number in range(node.size) if number not in numbers]
+        updates[place] = {"size": len(kept)}
+        cut = [(f"{place}.{name}.{leaf}", axis) for name in ("up", "gate") for leaf in ("weight", "bias")]
+        cut.append((f"{place}.down.weight", axis + 1))
+        origins |= {name: select_rows(name, torch.tensor(kept), axis) for name, axis in cut if name in origins}
+    return SurgeryPlan(update_nodes(module.spec, updates), origins)

@@ -1,4 +1,4 @@
-"""How a new module is made of an old one: a spec, and for each of its tensors where it comes from."""
+"""Plans of surgery: a new spec, and for each of its tensors the old tensor that it comes from."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from clearhead.core.initialize import initialize
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.errors import InputError
 from clearhead.model.facade import Model
+from clearhead.surgery.addresses import token_output, word_table
 from clearhead.surgery.report import AnyModel, EditedModel, SurgeryReport
 from clearhead.task import LabelKind, TaskKind, TaskRecord
 
-# What is made of the old tensor, beside a newly drawn one of the shape that is needed.
+# Makes a tensor from an old one and a randomly initialized one of the new shape.
 Change = Callable[[Tensor, Tensor], Tensor]
 NewTask = Callable[[spec.Model, TaskRecord], TaskRecord]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a tensor comes from.
+    """The origin of a tensor.
 
     Args:
         address: in the old module.
-        change: what is made of it; None: it is taken as it is.
-        is_drawn: whether the change reads the newly drawn tensor, which otherwise is empty.
+        change: makes the new tensor; None: it is copied.
+        is_drawn: whether the change reads the randomly initialized tensor, which otherwise is empty.
     """
 
     address: str
@@ -41,11 +42,12 @@ class Origin:
 
 @dataclass(frozen=True)
 class SurgeryPlan:
-    """A new module.
+    """A plan for a new module.
 
     Args:
         model: its spec.
-        origins: where its tensors come from, by address; what is missing is drawn, and what has no place is left.
+        origins: the origins of its tensors, by address; tensors without one are initialized randomly, and origins of
+            tensors that the spec does not have are ignored.
         notes: for the report.
     """
 
@@ -55,12 +57,12 @@ class SurgeryPlan:
 
 
 def unchanged_origins(module: Transformer) -> dict[str, Origin]:
-    """Return the origins of a module that keeps every tensor."""
+    """Return the origins of a module that copies every tensor."""
     return {address: Origin(address) for address in module.state_dict()}
 
 
 def select_rows(address: str, index: Tensor, axis: int) -> Origin:
-    """Return the origin of a tensor of which some rows (axis 0) or columns are kept, in the order of the index."""
+    """Return the origin of a tensor that keeps some rows (axis 0) or columns, in the order of the index."""
     return Origin(address, lambda old, _: old.index_select(axis, index.to(old.device)))
 
 
@@ -71,52 +73,39 @@ def apply_plan(
 
     Args:
         model: a module, or a model with its tokenizers; neither is changed.
-        plan_of: makes the plan of a module.
-        task: what the outputs of the new model are for; None: the same.
+        plan_of: makes the plan for a module.
+        task: returns the task of the new model; None: it stays the same.
 
     Raises:
-        InputError: the plan is not possible, or the module has other tensors than its spec says.
+        InputError: the plan is not possible, or the module has other tensors than its spec.
     """
-    module = _module_of(model)
-    new, report = _performed(module, plan_of(module))
-    return EditedModel(_like(model, new, task), report)
-
-
-def _module_of(model: Transformer | Model) -> Transformer:
-    return model.module if isinstance(model, Model) else model
-
-
-def _like(model: Transformer | Model, module: Transformer, task: NewTask | None) -> Any:
-    """Return the new module as what was given: by itself, or with the tokenizers of the model."""
-    if not isinstance(model, Model):
-        return module
-    return model.replaced(module, task=None if task is None else task(module.spec, model.task))
+    given: Transformer | Model = model
+    old = given.module if isinstance(given, Model) else given
+    edited: Any
+    edited, report = _build_module(old, plan_of(old))
+    if isinstance(given, Model):
+        edited = given.replaced(edited, task=None if task is None else task(edited.spec, given.task))
+    return EditedModel(edited, report)
 
 
 def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
-    """Return what the outputs of a model are for, as far as its spec says.
+    """Return the task of a model, as far as its spec determines it.
 
     Args:
         model: the spec.
-        old: of the model that it was made of; it stays where its outputs are still such.
+        old: the task of the original model, which is kept where it still fits.
     """
+    output = token_output(model.head)
     layers = model.head.layers if model.head is not None else ()
-    maps = [layer for layer in layers if isinstance(layer, spec.Linear)]
-    is_pooled = any(isinstance(layer, spec.Pool) for layer in layers)
-    last = model.decoder or model.encoder
-    assert last is not None
-    kinds: tuple[TaskKind, ...]
-    if not maps or (is_pooled and not isinstance(layers[-1], spec.Linear)):
-        kinds = ("embed",)
-    elif is_pooled:
-        kinds = ("classify",)
-    elif maps[-1].weight is None and maps[-1].size != _rows(model, last):
+    count = next((layer.size for layer in reversed(layers) if isinstance(layer, spec.Linear)), 0)
+    is_two_stacks = model.encoder is not None and model.decoder is not None
+    kinds: tuple[TaskKind, ...] = ("translate", "denoise") if is_two_stacks else ("generate",)
+    if output is None:
+        kinds = ("classify",) if layers and isinstance(layers[-1], spec.Linear) else ("embed",)
+    elif output[1].weight is None and count != word_table(model, "decoder" if model.decoder else "encoder")[1].rows:
         kinds = ("tag", "answer")
     elif model.decoder is None:
         kinds = ("fill",)
-    else:
-        kinds = ("generate",) if model.encoder is None else ("translate", "denoise")
-    count = maps[-1].size if maps else 0
     is_labelled = kinds[0] in ("classify", "tag")
     if old.kind in kinds and not (is_labelled and old.kind != "answer" and len(old.labels or (0,)) != count):
         return old
@@ -127,55 +116,43 @@ def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
     return TaskRecord(kind=kinds[0], labels=labels, label_kind=kind, max_length=old.max_length, repeats=old.repeats)
 
 
-def _rows(model: spec.Model, stack: spec.Stack) -> int:
-    table = stack.embedding.table
-    owner = dict(spec.walk(model))[table.path] if isinstance(table, spec.Reference) else table
-    assert isinstance(owner, spec.Table)
-    return owner.rows
-
-
-def _performed(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, SurgeryReport]:
+def _build_module(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, SurgeryReport]:
     tensors = old.state_dict()
     if tensors.keys() != build(old.spec, device="meta").state_dict().keys():
-        raise InputError("the module holds other tensors than its spec says; edit the model as it was built or loaded")
+        raise InputError("the module has other tensors than its spec; edit the model as it was built or loaded")
     new = build(plan.model, device="meta")
-    slots = new.state_dict()
-    fresh = _drawn(new, {name for name in slots if name not in plan.origins or plan.origins[name].is_drawn})
-    like = next(old.parameters())
-    filled: dict[str, Tensor] = {}
-    copied: dict[str, str] = {}
-    changed: dict[str, str] = {}
+    slots, origins, like = new.state_dict(), plan.origins, next(old.parameters())
+    drawn = _draw(new, {name for name in slots if name not in origins or origins[name].is_drawn})
+    state: dict[str, Tensor] = {}
     for name, slot in slots.items():
-        origin = plan.origins.get(name)
-        if origin is None:
-            filled[name] = fresh[name].to(like)
-        elif origin.change is None:
-            filled[name], copied[name] = tensors[origin.address].detach().clone(), origin.address
+        if name not in origins:
+            state[name] = drawn[name].to(like)
         else:
-            drawn = fresh.get(name, torch.empty(0))
-            filled[name] = origin.change(tensors[origin.address].detach(), drawn.to(like)).contiguous()
-            changed[name] = origin.address
-        assert filled[name].shape == slot.shape, f"{name}: {list(filled[name].shape)} for {list(slot.shape)}"
-    new.load_state_dict(filled, strict=True, assign=True)
-    left = {*copied.values(), *changed.values()}
+            tensor, change = tensors[origins[name].address].detach(), origins[name].change
+            fresh = drawn.get(name, torch.empty(0)).to(like)
+            state[name] = tensor.clone() if change is None else change(tensor, fresh).contiguous()
+        assert state[name].shape == slot.shape, f"{name}: {list(state[name].shape)} for {list(slot.shape)}"
+    new.load_state_dict(state, strict=True, assign=True)
+    used = {name: origins[name].address for name in slots if name in origins}
+    kept = set(used.values())
     report = SurgeryReport(
-        copied,
-        changed,
-        new=tuple(name for name in slots if name not in plan.origins),
-        dropped=tuple(name for name in tensors if name not in left),
+        copied={name: address for name, address in used.items() if origins[name].change is None},
+        changed={name: address for name, address in used.items() if origins[name].change is not None},
+        new=tuple(name for name in slots if name not in origins),
+        dropped=tuple(name for name in tensors if name not in kept),
         notes=plan.notes,
     )
     return new.train(old.training), report
 
 
-def _drawn(module: Transformer, addresses: Collection[str]) -> dict[str, Tensor]:
-    """Draw some tensors of a module on the meta device as a new module has them; the others take no memory."""
+def _draw(module: Transformer, addresses: Collection[str]) -> dict[str, Tensor]:
+    """Initialize some tensors of a module on the meta device randomly; the others take no memory."""
     real = copy.deepcopy(module)
     for address in addresses:
         path, _, leaf = address.rpartition(".")
         owner = real.get_submodule(path)
         shape = getattr(owner, leaf).shape
-        # Norms begin as the identity, and all else without rows as zero, as when a module is built.
+        # Norms begin as the identity, and other vectors as zero, as when a module is built.
         is_one = isinstance(owner, LayerNorm | RMSNorm) and leaf == "weight" and not owner.has_unit_offset
         setattr(owner, leaf, nn.Parameter(torch.full(shape, float(is_one))))
     initialize(real, module.spec.initialization)

@@ -1,10 +1,10 @@
-"""Positions extended: learned tables with more rows, and rotations stretched."""
+"""Positions extended: learned tables with more rows, and RoPE with scaling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
-from clearhead.surgery.addresses import Side, branch_functions
+from clearhead.surgery.addresses import Side, branch_functions, stacks_of, update_nodes
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel
 
@@ -23,17 +23,17 @@ By = Literal["repeat", "interpolate", "draw"]
 def resize_positions(
     model: AnyModel, length: int, *, by: By = "repeat", stack: Side | None = None
 ) -> EditedModel[AnyModel]:
-    """Give learned tables of positions rows for sequences of another length.
+    """Resize learned position tables for sequences of another length.
 
     Args:
         model: a module or a model; it is not changed.
-        length: the longest sequence in tokens, from now on; shorter than it was is possible too.
-        by: "repeat": the rows there are, over and over, so that short sequences stay as they were; "interpolate": the
-            rows there are, spread evenly over the new length; "draw": new rows behind the old ones.
-        stack: whose table; None: of every stack that has one.
+        length: the longest sequence in tokens; it may also be shorter than before.
+        by: "repeat": the old rows again and again, so that short sequences compute the same; "interpolate": the old
+            rows, interpolated linearly over the new length; "draw": randomly initialized rows after the old ones.
+        stack: the stack whose table to resize; None: every stack that has one.
 
     Raises:
-        InputError: a length that is none, or no table to resize: the message says where positions come from instead.
+        InputError: an invalid length, or no table to resize; then the message says where positions come from.
 
     Source: repeated arXiv 2004.05150, section 5; interpolated arXiv 2010.11929, section 3.2.
     """
@@ -51,16 +51,16 @@ def scale_rotary(
     theta: float | None = None,
     layers: str = "*",
 ) -> EditedModel[AnyModel]:
-    """Stretch rotations beyond the length of training, by a kind of scaling that the core computes.
+    """Extend RoPE beyond the training length by one of the kinds of scaling in the spec.
 
     Args:
         model: a module or a model; it is not changed.
-        scaling: takes the place of the one that is there, such as spec.LinearScaling(factor=2.0); None: none.
-        theta: the base of the rotation; None: as it is.
+        scaling: replaces the old scaling, such as spec.LinearScaling(factor=2.0); None: no scaling.
+        theta: the base of the rotation; None: unchanged.
         layers: which attentions, by their address or that of their layer, with * for any part.
 
     Raises:
-        InputError: nothing rotates there, or a scaling that does not fit the size of the heads.
+        InputError: nothing rotates there, or the scaling does not fit the size of the heads.
 
     Source: see the kinds of scaling in the spec.
     """
@@ -68,42 +68,35 @@ def scale_rotary(
 
 
 def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) -> SurgeryPlan:
-    if by not in ("repeat", "interpolate", "draw"):
-        raise InputError(f"by='{by}' is not known{nearest(by, ('repeat', 'interpolate', 'draw'))}; expected 'repeat', "
-                         "'interpolate' or 'draw'")  # fmt: skip
+    if by not in get_args(By):
+        raise InputError(
+            f"by='{by}' is not known{nearest(by, get_args(By))}; expected 'repeat', 'interpolate' or 'draw'"
+        )
     if length < 1:
         raise InputError(f"length must be a number of tokens, at least 1; got {length}")
-    stacks = {side: getattr(module.spec, side) for side in ("encoder", "decoder") if name in (None, side)}
-    tables = {
-        f"{side}.embedding.position": stack.embedding.position
-        for side, stack in stacks.items()
-        if stack is not None and isinstance(stack.embedding.position, spec.Learned)
-    }
-    if not tables:
-        raise InputError(f"there is no learned table of positions to resize: {_instead(module.spec, stacks)}")
-    origins = unchanged_origins(module)
-    for path, table in tables.items():
-        if length + table.offset != table.rows:
-            origins[f"{path}.weight"] = _resized(f"{path}.weight", table.offset, length, by)
-
-    def change(path: str, node: spec.Node) -> spec.Node:
-        if path in tables and isinstance(node, spec.Learned):
-            return node.model_copy(update={"rows": length + node.offset})
-        return node
-
-    return SurgeryPlan(spec.map_nodes(module.spec, change), origins)
+    stacks = {side: stack for side, stack in stacks_of(module.spec).items() if name in (None, side)}
+    origins, updates = unchanged_origins(module), {}
+    for side, stack in stacks.items():
+        path, table = f"{side}.embedding.position", stack.embedding.position
+        if isinstance(table, spec.Learned):
+            updates[path] = {"rows": length + table.offset}
+            if length + table.offset != table.rows:
+                origins[f"{path}.weight"] = _resized(f"{path}.weight", table.offset, length, by)
+    if not updates:
+        raise InputError(f"there is no learned position table to resize: {_other_positions(module.spec, stacks)}")
+    return SurgeryPlan(update_nodes(module.spec, updates), origins)
 
 
-def _instead(model: spec.Model, stacks: Mapping[str, spec.Stack | None]) -> str:
-    """Say where positions come from in stacks without a learned table, and what can be done there."""
-    nodes = [node for stack in stacks.values() if stack is not None for _, node in spec.walk(stack)]
+def _other_positions(model: spec.Model, stacks: Mapping[Side, spec.Stack]) -> str:
+    """Say where positions come from in stacks without a learned table, and how to extend those."""
+    nodes = [node for stack in stacks.values() for _, node in spec.walk(stack)]
     if any(isinstance(node, spec.Rotary) for node in nodes):
-        return "queries and keys are rotated, which scale_rotary stretches"
+        return "queries and keys are rotated, which scale_rotary extends"
     if any(isinstance(node, spec.Sinusoidal) for node in nodes):
         return "positions are computed for any length"
     if any(isinstance(node, spec.RelativeBuckets | spec.DistanceTable | spec.Alibi) for node in nodes):
         return "scores are biased by distance, for any length"
-    return f"the stacks are {', '.join(side for side in ('encoder', 'decoder') if getattr(model, side) is not None)}"
+    return f"the stacks are {', '.join(stacks_of(model))}"
 
 
 def _resized(address: str, offset: int, length: int, by: By) -> Origin:
@@ -130,17 +123,15 @@ def _plan_rotary(
         if node.position is not None
     }
     if not rotating:
-        raise InputError("nothing rotates in this model, so that no scaling would have an effect")
-    meant = {address for address in rotating if fnmatchcase(address, pattern) or fnmatchcase(address, f"{pattern}.*")}
+        raise InputError("nothing rotates in this model, so no scaling would have an effect")
+    meant = [address for address in rotating if fnmatchcase(address, pattern) or fnmatchcase(address, f"{pattern}.*")]
     if not meant:
-        raise InputError(f"{pattern}: nothing rotates there; what does is at addresses like {next(iter(rotating))}")
-
-    def change(path: str, node: spec.Node) -> spec.Node:
-        if isinstance(node, spec.Rotary) and path.removesuffix(".position") in meant:
-            return spec.Rotary(theta=node.theta if theta is None else theta, size=node.size, scaling=scaling)
-        return node
-
-    kept = "scaling" if theta is None else "scaling and theta"
-    return SurgeryPlan(
-        spec.map_nodes(module.spec, change), unchanged_origins(module), (f"{kept} changed in {len(meant)} attentions",)
-    )
+        raise InputError(f"{pattern}: nothing rotates there; rotations are at addresses like {next(iter(rotating))}")
+    updates = {}
+    for address in meant:
+        old = rotating[address]
+        rotary = spec.Rotary(theta=old.theta if theta is None else theta, size=old.size, scaling=scaling)
+        updates[address] = {"position": rotary}
+    fields = "scaling" if theta is None else "scaling and theta"
+    note = f"{fields} changed in {len(meant)} attentions"
+    return SurgeryPlan(update_nodes(module.spec, updates), unchanged_origins(module), (note,))

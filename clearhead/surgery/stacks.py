@@ -1,26 +1,26 @@
-"""From one family to another: an encoder that gets a decoder, a decoder that sees both sides, another head."""
+"""Conversions: an encoder to an encoder-decoder, a decoder to an encoder, and other heads."""
 
 from __future__ import annotations
 
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.surgery.addresses import redirect_references
+from clearhead.surgery.addresses import redirect_references, token_output, word_table
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, task_of, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel
 
 
 def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
-    """Make an encoder-decoder of an encoder: its decoder is a copy under a causal mask, with a memory to attend to.
+    """Make an encoder-decoder from an encoder: the decoder is a copy with a causal mask and attention to the memory.
 
-    The attention to the memory is drawn; all else of the decoder is a copy, and words are read from the encoder's
-    table. A head that scores words stays, else a new one scores them.
+    The attention to the memory is initialized randomly; the rest of the decoder is a copy that shares the word table.
+    A language-model head is kept, another head is replaced by one.
 
     Args:
-        model: a module or a model with an encoder alone; it is not changed.
+        model: a module or a model with only an encoder; it is not changed.
 
     Raises:
-        InputError: the model has a decoder, or nothing in its layers attends.
+        InputError: the model has a decoder, or its layers have no self-attention.
 
     Source: arXiv 1907.12461, section 3.
     """
@@ -28,13 +28,13 @@ def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
 
 
 def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> EditedModel[AnyModel]:
-    """Make an encoder of a decoder, whose tokens then see both sides; of two stacks the encoder is what stays.
+    """Make an encoder from a decoder by removing its causal mask; of two stacks, the encoder is kept.
 
-    Biases of scores for what comes later begin as those for what came before.
+    Score biases for later tokens begin as copies of those for earlier tokens.
 
     Args:
         model: a module or a model with a decoder; it is not changed.
-        head: of the new model; parts that the old head has in the same place are kept. None: no head.
+        head: of the new model; its first layers keep the weights of equal layers of the old head. None: no head.
 
     Raises:
         InputError: there is no decoder, the head does not fit, or positions count from the first token.
@@ -45,11 +45,11 @@ def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> EditedModel
 
 
 def replace_head(model: AnyModel, head: spec.Head | None) -> EditedModel[AnyModel]:
-    """Put another head on a model; parts that the old head has in the same place are kept.
+    """Replace the head of a model; its first layers keep the weights of equal layers of the old head.
 
     Args:
         model: a module or a model; it is not changed.
-        head: the new one; None: states are all that is given.
+        head: the new head; None: the outputs are hidden states.
 
     Raises:
         InputError: the head does not fit the states; every fault is named.
@@ -64,11 +64,10 @@ def replace_head(model: AnyModel, head: spec.Head | None) -> EditedModel[AnyMode
 def _with_head(
     model: spec.Model, origins: dict[str, Origin], old: spec.Head | None, head: spec.Head | None
 ) -> SurgeryPlan:
-    """Put a head on a planned model; layers of the old one stay as long as all before them are the same."""
+    """Put a head on a planned model; layers of the old head are kept as long as all before them are equal."""
     kept = {address: origin for address, origin in origins.items() if not address.startswith("head.")}
-    for index, (before, after) in enumerate(
-        zip(old.layers if old is not None else (), head.layers if head is not None else (), strict=False)
-    ):
+    layers = [one.layers if one is not None else () for one in (old, head)]
+    for index, (before, after) in enumerate(zip(*layers, strict=False)):
         if before != after:
             break
         prefix = f"head.layers.{index}."
@@ -82,7 +81,7 @@ def _with_head(
 def _plan_decoder(module: Transformer) -> SurgeryPlan:
     model = module.spec
     if model.decoder is not None or model.encoder is None:
-        raise InputError("this model has a decoder already; what becomes an encoder-decoder is an encoder alone")
+        raise InputError("this model has a decoder already; only an encoder can become an encoder-decoder")
     encoder = model.encoder
     names: dict[str, str] = {}
     layers = []
@@ -92,22 +91,26 @@ def _plan_decoder(module: Transformer) -> SurgeryPlan:
             place = f"layers.{index}.steps"
             names[f"decoder.{place}.{len(steps)}."] = f"encoder.{place}.{number}."
             steps.append(step)
-            asking = _self_attention(step)
-            if asking is not None:
-                steps.append(_memory_step(layer, step, asking))
+            if (attended := _self_attention(step)) is not None:
+                steps.append(_memory_step(layer, step, attended))
         layers.append(spec.Layer(steps=tuple(steps)))
     if not any(_self_attention(step) for layer in encoder.layers for step in layer.steps):
-        raise InputError("no layer of the encoder attends to anything, so that there is no attention to make one of")
-    embedding = encoder.embedding.model_copy(update={"table": spec.Reference(path=_words_of(encoder))})
+        raise InputError("no layer of the encoder has self-attention that attention to the memory could follow")
+    table, _ = word_table(model, "encoder")
+
+    def moved(path: str) -> str:
+        """Return the address in the decoder for one in the encoder; the word table is shared."""
+        if path.removesuffix(".weight") == table or not path.startswith("encoder."):
+            return path
+        found = (new + path.removeprefix(old) for new, old in names.items() if path.startswith(old))
+        return next(found, f"decoder.{path.removeprefix('encoder.')}")
+
+    embedding = encoder.embedding.model_copy(update={"table": spec.Reference(path=table)})
     stack = encoder.model_copy(update={"layers": tuple(layers), "embedding": embedding})
-    decoder = redirect_references(_causal(stack), lambda path: _moved(path, names, encoder))
+    whole = model.model_copy(update={"decoder": redirect_references(_causal(stack), moved)})
     origins = unchanged_origins(module)
-    for address in list(origins):
-        if address.startswith("encoder.") and not address.startswith("encoder.embedding.table."):
-            origins[_moved(address, names, encoder)] = Origin(address)
-    head = _word_head(model.head, encoder)
-    whole = model.model_copy(update={"decoder": decoder})
-    return _with_head(whole, origins, model.head, head)
+    origins |= {moved(address): Origin(address) for address in origins}
+    return _with_head(whole, origins, model.head, _word_head(model, encoder))
 
 
 def _self_attention(step: spec.Step) -> tuple[spec.Branch, spec.Attention] | None:
@@ -117,9 +120,9 @@ def _self_attention(step: spec.Step) -> tuple[spec.Branch, spec.Attention] | Non
     return None
 
 
-def _memory_step(layer: spec.Layer, step: spec.Step, asking: tuple[spec.Branch, spec.Attention]) -> spec.Step:
-    """Return a step like another, that attends to the memory: its norms stand where those of the other do."""
-    branch, attention = asking
+def _memory_step(layer: spec.Layer, step: spec.Step, attended: tuple[spec.Branch, spec.Attention]) -> spec.Step:
+    """Return a step that attends to the memory, with its norms placed as in a self-attention step."""
+    branch, attention = attended
     norm = attention.query_key_norm
     is_disentangled = isinstance(attention.score_bias, spec.Disentangled)
     memory = attention.model_copy(
@@ -129,32 +132,17 @@ def _memory_step(layer: spec.Layer, step: spec.Step, asking: tuple[spec.Branch, 
             "position": None,
             "score_bias": None,
             "sink": False,
-            # Scores that no distance takes part in are sums of fewer terms.
+            # Disentangled scores are sums of more terms, and their scale does not fit plain ones.
             "scale": None if is_disentangled else attention.scale,
             "query_key_norm": None if norm is None else norm.model_copy(update={"after_rotation": False}),
         }
     )
     pre = branch.pre or step.pre
     if pre is None and step.out is None:
-        # A first layer whose states the embedding has normed already: what follows finds them summed with others.
+        # The embedding has normed the input of a first layer; later branches need their own norm.
         pre = next((one.pre for each in layer.steps for one in each.branches if one.pre is not None), None)
     made = spec.Branch(function=memory, pre=pre, post=branch.post, scale=branch.scale, dropout=branch.dropout)
     return spec.Step(branches=(made,), out=step.out)
-
-
-def _moved(path: str, names: dict[str, str], encoder: spec.Stack) -> str:
-    """Return where the decoder has what the encoder has at a path; words are the encoder's for both."""
-    if path == _words_of(encoder) or not path.startswith("encoder."):
-        return path
-    for new, old in names.items():
-        if path.startswith(old):
-            return new + path.removeprefix(old)
-    return f"decoder.{path.removeprefix('encoder.')}"
-
-
-def _words_of(encoder: spec.Stack) -> str:
-    table = encoder.embedding.table
-    return table.path if isinstance(table, spec.Reference) else "encoder.embedding.table"
 
 
 def _causal(stack: spec.Stack) -> spec.Stack:
@@ -171,20 +159,17 @@ def _causal(stack: spec.Stack) -> spec.Stack:
     return spec.map_nodes(stack, attend)
 
 
-def _word_head(head: spec.Head | None, encoder: spec.Stack) -> spec.Head:
-    """Return the head where it scores words, else one that does, by the table itself where that is as wide."""
-    table = encoder.embedding.table
-    assert isinstance(table, spec.Table), "a stack alone owns its table"
-    layers = head.layers if head is not None else ()
-    maps = [layer for layer in layers if isinstance(layer, spec.Linear)]
-    is_pooled = any(isinstance(layer, spec.Pool) for layer in layers)
-    if head is not None and maps and not is_pooled and maps[-1].size == table.rows:
-        return head
-    weight = spec.Reference(path="encoder.embedding.table") if encoder.table_width == encoder.output_width else None
+def _word_head(model: spec.Model, encoder: spec.Stack) -> spec.Head:
+    """Return a language-model head: the old one, or a new one tied to the word table where their widths agree."""
+    path, table = word_table(model, "encoder")
+    output = token_output(model.head)
+    if model.head is not None and output is not None and output[1].size == table.rows:
+        return model.head
+    weight = spec.Reference(path=path) if encoder.table_width == encoder.output_width else None
     return spec.Head(layers=(spec.Linear(size=table.rows, bias=False, weight=weight),))
 
 
-# --- a decoder that sees both sides ---------------------------------------------------------------------------
+# --- a decoder without a causal mask ---------------------------------------------------------------------------
 
 
 def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
@@ -205,23 +190,21 @@ def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
         origins[f"{rename(path)}.weight"] = Origin(f"{path}.weight", lambda old, _: old.repeat(2, 1))
     old_head = None if model.head is None else redirect_references(model.head, rename)
     new_head = None if head is None else redirect_references(head, rename)
-    notes = ("scores for later tokens begin as those for earlier ones at the same distance",) if mirrored else ()
+    notes = ("score biases for later tokens begin as those for earlier ones at the same distance",) if mirrored else ()
     whole = model.model_copy(update={"encoder": stack, "decoder": None})
     planned = _with_head(whole, origins, old_head, new_head)
     return SurgeryPlan(planned.model, planned.origins, notes)
 
 
 def _plan_first_stack(module: Transformer, encoder: spec.Stack, head: spec.Head | None) -> SurgeryPlan:
-    """Keep the encoder of two stacks; a table that it borrows becomes its own."""
+    """Keep the encoder of two stacks; it takes over a table that the decoder owns."""
     origins = {
         address: origin for address, origin in unchanged_origins(module).items() if not address.startswith("decoder.")
     }
-    table = encoder.embedding.table
-    if isinstance(table, spec.Reference):
-        owner = dict(spec.walk(module.spec))[table.path]
-        assert isinstance(owner, spec.Table)
-        encoder = encoder.model_copy(update={"embedding": encoder.embedding.model_copy(update={"table": owner})})
-        origins["encoder.embedding.table.weight"] = Origin(f"{table.path}.weight")
+    if isinstance(encoder.embedding.table, spec.Reference):
+        path, table = word_table(module.spec, "encoder")
+        encoder = encoder.model_copy(update={"embedding": encoder.embedding.model_copy(update={"table": table})})
+        origins["encoder.embedding.table.weight"] = Origin(f"{path}.weight")
     whole = module.spec.model_copy(update={"encoder": encoder, "decoder": None})
     return _with_head(whole, origins, module.spec.head, head)
 
@@ -234,13 +217,13 @@ def _refuse_rounded(decoder: spec.Stack) -> None:
     for path, node in spec.walk(decoder, "decoder"):
         if isinstance(node, spec.Alibi) and node.rounding != "none":
             raise InputError(
-                f"{path}: the penalty is rounded and counts from the first token, which says nothing of later ones; "
-                "only a decoder can have it"
+                f"{path}: a rounded penalty counts from the first token and is undefined for later ones; only a "
+                "decoder can have it"
             )
 
 
 def _bidirectional(stack: spec.Stack) -> spec.Stack:
-    """Return a stack whose tokens see both sides, as far behind them as before them."""
+    """Return a stack with bidirectional masks, as wide after a token as before it."""
 
     def change(_: str, node: spec.Node) -> spec.Node:
         if isinstance(node, spec.Causal | spec.Prefix):
@@ -248,7 +231,7 @@ def _bidirectional(stack: spec.Stack) -> spec.Stack:
         if isinstance(node, spec.Window):
             return spec.Window(before=node.before, after=max(node.before, node.after))
         if isinstance(node, spec.RelativeBuckets) and not node.bidirectional:
-            # Half of twice as many buckets number earlier distances as all of them did.
+            # Half of twice as many buckets cover earlier distances as all of them did.
             return node.model_copy(update={"bidirectional": True, "count": 2 * node.count})
         return node
 

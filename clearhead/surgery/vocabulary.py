@@ -1,4 +1,4 @@
-"""The vocabulary of a model with its tokenizer: words added, entries left out."""
+"""Vocabularies extended or reduced: entries added to or removed from the model and its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clearhead.errors import InputError
 from clearhead.model.facade import Model
 from clearhead.surgery.plan import SurgeryPlan, apply_plan
 from clearhead.surgery.report import AnyModel, EditedModel
-from clearhead.surgery.vocabulary_rows import Reads, RowInit, VocabularyRows, plan_rows
+from clearhead.surgery.vocabulary_rows import RowInit, VocabularyRows, VocabularySide, plan_rows
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 
@@ -21,56 +21,58 @@ def grow_vocabulary(
     words: int | Sequence[str],
     *,
     start: RowInit | Literal["pieces"] = "mean",
-    side: Reads | None = None,
+    side: VocabularySide | None = None,
 ) -> EditedModel[AnyModel]:
-    """Add words to the tables, to the outputs of words and to their biases; what the model says of old words stays.
+    """Add words to the word tables and the outputs with their biases; the logits of old words stay the same.
 
     Args:
         model: a module or a model; it is not changed.
-        words: of a model, which its tokenizer learns too, each as one id; or how many rows, and no more than that.
-        start: how their rows begin: "mean": as the mean of all rows, so that a new word is about as likely as an old
-            one; "pieces": as the mean of the pieces that the word was made of; "draw": as in a new model; or for each
-            the ids whose rows it is the mean of; or a tensor [words, width] for the word tables, where outputs of
+        words: words that the tokenizer of a model gets too, each as one id; or a number of rows without words.
+        start: how new rows begin: "mean": as the mean of all rows, so that a new word is about as likely as an old
+            one; "pieces": as the mean of the tokens that the word was encoded as; "draw": randomly initialized; or for
+            each word the ids whose rows are averaged; or a tensor [words, width] for the word tables, while outputs of
             their own begin as the mean.
-        side: the vocabulary of what is read, "source", or of what is written, "target"; None: the only one.
+        side: "source" or "target"; None: the only vocabulary.
 
     Raises:
-        InputError: words that cannot be added, beginnings that do not fit, or two vocabularies of which none is named.
+        InputError: words that cannot be added, initial values that do not fit, or two vocabularies and no side.
 
     Source: the mean: John Hewitt, "Initializing new word embeddings for pretrained language models", 2021.
     """
     if isinstance(words, int):
         return _with_rows(model, words, start, side)
     if not isinstance(model, Model):
-        raise InputError("a module has no tokenizer that could learn words: say how many rows it gets")
+        raise InputError("a module has no tokenizer to add words to: give a number of rows")
     if not words:
-        raise InputError("name the words to add, or say how many rows")
+        raise InputError("name the words to add, or give a number of rows")
     old = _tokenizer_of(model, side)
     new = old.with_words(words)
     count = VocabularyRows.of(model.spec, side).rows
-    # A table may have rows behind the tokenizer's last entry: those that get a word now begin anew.
+    # A table may have rows beyond the last entry of the tokenizer: those that get a word now are initialized again.
     rows = [
         index if index < old.vocab_size or index >= new.vocab_size else None
         for index in range(max(count, new.vocab_size))
     ]
     if isinstance(start, str) and start == "pieces":
-        # A word that falls into no pieces begins as all words do.
+        # A word without tokens begins as the mean of all rows.
         start = [old.encode(word) or list(range(old.vocab_size)) for word in words]
     return _with_tokenizer(model, side, new, rows, start)
 
 
-def cut_vocabulary(model: AnyModel, keep: Sequence[int], *, side: Reads | None = None) -> EditedModel[AnyModel]:
-    """Keep some rows of the vocabulary, in the order given, which are numbered anew; the tokenizer follows.
+def cut_vocabulary(
+    model: AnyModel, keep: Sequence[int], *, side: VocabularySide | None = None
+) -> EditedModel[AnyModel]:
+    """Keep some rows of the vocabulary in the order given, with new ids; the tokenizer is reduced too.
 
     Args:
         model: a module or a model; it is not changed.
-        keep: ids. The tokenizer of a model must be able to do without the rest, and ids with a meaning of their own
-            must keep their numbers: `model.tokenizer.needed_ids(texts)` are those that texts need.
+        keep: ids. The tokenizer of a model must work without the rest, and special tokens must keep their ids:
+            `model.tokenizer.needed_ids(texts)` returns those that texts need.
         side: as for `grow_vocabulary`.
 
     Raises:
-        InputError: ids that do not exist or stand twice, no id, two vocabularies of which none is named, or a
-            tokenizer that cannot follow.
+        InputError: ids that do not exist or are named twice, no id, two vocabularies and no side, or a tokenizer that
+            cannot be reduced.
 
     Source: arXiv 2010.05609, section 3.
     """
@@ -81,34 +83,34 @@ def cut_vocabulary(model: AnyModel, keep: Sequence[int], *, side: Reads | None =
 
 
 def _with_rows(
-    model: AnyModel, count: int, start: RowInit | Literal["pieces"], side: Reads | None
+    model: AnyModel, count: int, start: RowInit | Literal["pieces"], side: VocabularySide | None
 ) -> EditedModel[AnyModel]:
     if count < 1:
         raise InputError(f"at least 1 row can be added; got {count}")
     if isinstance(start, str) and start == "pieces":
         raise InputError("start='pieces' is for words; rows without words begin as 'mean' or 'draw'")
-    begin: RowInit = start
+    row_init: RowInit = start
 
     def plan(module: Transformer) -> SurgeryPlan:
         found: VocabularyRows = VocabularyRows.of(module.spec, side)
-        return plan_rows(module, found, [*range(found.rows), *([None] * count)], begin)
+        return plan_rows(module, found, [*range(found.rows), *([None] * count)], row_init)
 
     return apply_plan(model, plan)
 
 
-def _tokenizer_of(model: Model, side: Reads | None) -> Tokenizer:
+def _tokenizer_of(model: Model, side: VocabularySide | None) -> Tokenizer:
     pair = model.tokenizers
     if pair.joint and side is not None:
-        raise InputError("both sides have one tokenizer, so that both change: leave side out")
+        raise InputError("both sides share one tokenizer: leave side out")
     if not pair.joint and side is None:
         raise InputError("each side has a tokenizer of its own: say which, side='source' or side='target'")
     return pair.target if side == "target" else pair.source
 
 
 def _with_tokenizer(
-    model: Model, side: Reads | None, tokenizer: Tokenizer, rows: Sequence[int | None], start: RowInit
+    model: Model, side: VocabularySide | None, tokenizer: Tokenizer, rows: Sequence[int | None], start: RowInit
 ) -> EditedModel[Any]:
-    """Change the module, and give the model the tokenizer that goes with it."""
+    """Change the module, and give the model its new tokenizer."""
     edited = apply_plan(
         model.module, lambda module: plan_rows(module, VocabularyRows.of(module.spec, side), rows, start)
     )
@@ -121,13 +123,11 @@ def _with_tokenizer(
 
 
 def _check_named(model: Model, keep: Sequence[int]) -> None:
-    """Refuse to renumber what a checkpoint's files name by its id."""
+    """Refuse to change ids that config.json names."""
     if model.hf_checkpoint is None:
         return
     for key, value in model.hf_checkpoint.config.items():
         for index in value if isinstance(value, list) else [value]:
             named = key.endswith(("_token_id", "_tokens", "_token_ids")) and isinstance(index, int)
             if named and index >= 0 and (index >= len(keep) or keep[index] != index):
-                raise InputError(
-                    f"config.json names {index} as {key}, which must keep its number: keep all ids up to it"
-                )
+                raise InputError(f"config.json names {index} as {key}, so it must keep it: keep all ids up to it")

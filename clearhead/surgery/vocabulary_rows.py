@@ -1,4 +1,4 @@
-"""Vocabularies grown or cut: word tables, what is tied to them, outputs of their own, and biases of outputs."""
+"""The rows of a vocabulary: word tables, the outputs tied to them or of their own, and the biases of outputs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.surgery.addresses import token_output, update_nodes, word_table
 from clearhead.surgery.plan import Change, Origin, SurgeryPlan, unchanged_origins
 
-Reads = Literal["source", "target"]
-# How a new row begins: the mean of all rows, drawn as in a new model, the mean of the rows of some ids, or as given.
+VocabularySide = Literal["source", "target"]
+# How new rows begin: the mean of all rows, randomly initialized, the mean of the rows of some ids, or given values.
 RowInit = Literal["mean", "draw"] | Sequence[Sequence[int]] | Tensor
 
 
 @dataclass(frozen=True)
 class VocabularyRows:
-    """The tables of a vocabulary, and the output that has a row for each word.
+    """The tables of a vocabulary, and the output that has a row for each entry.
 
     Args:
         tables: addresses of the word tables.
         rows: how many each has.
-        output: the index of the head's layer that scores the words; None: none does, or the other vocabulary's.
+        output: the index of the head's layer that gives the logits of the entries; None: there is none.
     """
 
     tables: tuple[str, ...]
@@ -34,70 +35,47 @@ class VocabularyRows:
     output: int | None
 
     @classmethod
-    def of(cls, model: spec.Model, side: Reads | None) -> VocabularyRows:
+    def of(cls, model: spec.Model, side: VocabularySide | None) -> VocabularyRows:
         """Find the tables of a model.
 
         Args:
             model: its spec.
-            side: the vocabulary of what is read or of what is written; None: the only one.
+            side: "source" or "target"; None: the only vocabulary.
 
         Raises:
-            InputError: there are two vocabularies and none is named, or one and it is named.
+            InputError: there are two vocabularies and no side, or one vocabulary and a side.
         """
         tables = {path: node for path, node in spec.walk(model) if isinstance(node, spec.Table)}
-        target = _table_of(model, "decoder" if model.decoder is not None else "encoder")
-        source = _table_of(model, "encoder" if model.encoder is not None else "decoder")
+        source, _ = word_table(model, "encoder" if model.encoder is not None else "decoder")
+        target, _ = word_table(model, "decoder" if model.decoder is not None else "encoder")
         if source == target and side is not None:
-            raise InputError(f"the model reads and writes one vocabulary, so '{side}' is not to be told from the other")
+            raise InputError(f"the model has one vocabulary for both sides: leave out side='{side}'")
         if side is None and len({table.rows for table in tables.values()}) > 1:
             sizes = ", ".join(f"{path} has {table.rows} rows" for path, table in tables.items())
             raise InputError(f"the model has two vocabularies ({sizes}): say which, side='source' or side='target'")
-        meant = tuple(tables) if side is None else (target if side == "target" else source,)
-        rows = tables[meant[0]].rows
-        output = _output(model, rows) if target in meant else None
-        tied = _tied(model)
-        if output is None and tied in meant:
-            output = len(model.head.layers) - 1 if model.head is not None else None
-        if output is not None and tied is not None and tied not in meant:
+        paths = tuple(tables) if side is None else (target if side == "target" else source,)
+        rows = tables[paths[0]].rows
+        output, tied = token_output(model.head), None
+        if output is not None and output[1].weight is not None:
+            tied = output[1].weight.path
+        # An output of another size is for labels.
+        is_output = output is not None and (tied in paths or (target in paths and output[1].size == rows))
+        if is_output and tied is not None and tied not in paths:
             raise InputError(f"the output is {tied}, which belongs to the other vocabulary: leave side out")
-        return cls(meant, rows, output)
-
-
-def _table_of(model: spec.Model, side: str) -> str:
-    stack: spec.Stack = getattr(model, side)
-    table = stack.embedding.table
-    return table.path if isinstance(table, spec.Reference) else f"{side}.embedding.table"
-
-
-def _last_map(model: spec.Model) -> tuple[int, spec.Linear] | None:
-    """Return the map that gives the outputs of every token, and its place in the head."""
-    layers = model.head.layers if model.head is not None else ()
-    maps = [(index, one) for index, one in enumerate(layers) if isinstance(one, spec.Linear)]
-    return None if not maps or any(isinstance(one, spec.Pool) for one in layers) else maps[-1]
-
-
-def _tied(model: spec.Model) -> str | None:
-    found = _last_map(model)
-    return None if found is None or found[1].weight is None else found[1].weight.path
-
-
-def _output(model: spec.Model, rows: int) -> int | None:
-    """Return the place of the map that scores words; a map of another size scores labels."""
-    found = _last_map(model)
-    return found[0] if found is not None and found[1].size == rows else None
+        return cls(paths, rows, output[0] if output is not None and is_output else None)
 
 
 def plan_rows(module: Transformer, words: VocabularyRows, rows: Sequence[int | None], start: RowInit) -> SurgeryPlan:
-    """Plan a vocabulary.
+    """Plan other rows of a vocabulary.
 
     Args:
-        module: what has the vocabulary.
-        words: where its rows are.
-        rows: for each row the old one that it is; None: it is new.
+        module: the module.
+        words: the tables and the output of the vocabulary.
+        rows: for each new row the index of the old one; None: the row is new.
         start: how new rows begin.
 
     Raises:
-        InputError: rows that do not exist or stand twice, none left, or beginnings of another number or width.
+        InputError: rows that do not exist or are named twice, no row, or initial values of another number or width.
     """
     _check_rows(words, [row for row in rows if row is not None])
     _check_start(module.spec, words, start, sum(row is None for row in rows))
@@ -110,14 +88,9 @@ def plan_rows(module: Transformer, words: VocabularyRows, rows: Sequence[int | N
         if place in origins:
             origins[place] = Origin(place, _change(rows, start), is_drawn=is_drawn)
 
-    def change(path: str, node: spec.Node) -> spec.Node:
-        if path in words.tables and isinstance(node, spec.Table):
-            return node.model_copy(update={"rows": len(rows)})
-        if words.output is not None and path == f"head.layers.{words.output}" and isinstance(node, spec.Linear):
-            return node.model_copy(update={"size": len(rows)})
-        return node
-
-    return SurgeryPlan(spec.map_nodes(module.spec, change), origins)
+    updates = {path: {"rows": len(rows)} for path in words.tables}
+    updates[f"head.layers.{words.output}"] = {"size": len(rows)}
+    return SurgeryPlan(update_nodes(module.spec, updates), origins)
 
 
 def _check_rows(words: VocabularyRows, kept: Sequence[int]) -> None:
@@ -137,7 +110,7 @@ def _check_start(model: spec.Model, words: VocabularyRows, start: RowInit, count
             raise InputError(f"new rows cannot begin as '{start}'; expected 'mean', 'draw', ids for each, or a tensor")
         return
     if len(start) != count:
-        raise InputError(f"{count} new rows need {count} beginnings, got {len(start)}")
+        raise InputError(f"{count} new rows need {count} initial values, got {len(start)}")
     if isinstance(start, Tensor):
         widths = {path: getattr(model, path.split(".")[0]).table_width for path in words.tables}
         wrong = [f"{path} is {width} wide" for path, width in widths.items() if list(start.shape) != [count, width]]
@@ -150,18 +123,18 @@ def _check_start(model: spec.Model, words: VocabularyRows, start: RowInit, count
 
 
 def _change(rows: Sequence[int | None], start: RowInit) -> Change:
-    """Return what is made of a table, of an output of its own, or of its bias."""
+    """Return the change of a table, of an output of its own, or of its bias."""
     index = torch.tensor([0 if row is None else row for row in rows])
     places = torch.tensor([place for place, row in enumerate(rows) if row is None], dtype=torch.long)
 
     def change(old: Tensor, drawn: Tensor) -> Tensor:
         made = old[index.to(old.device)]
         if len(places):
-            made[places.to(old.device)] = beginnings(old, drawn).to(made)
+            made[places.to(old.device)] = initial_rows(old, drawn).to(made)
         return made
 
-    def beginnings(old: Tensor, drawn: Tensor) -> Tensor:
-        """Return the new rows; sums are in float32, for a mean of many rows in fewer bits would be off."""
+    def initial_rows(old: Tensor, drawn: Tensor) -> Tensor:
+        """Return the new rows; means are taken in float32, because sums of many rows lose precision in fewer bits."""
         if isinstance(start, Tensor) and start.shape[1:] == old.shape[1:]:
             return start
         if isinstance(start, str) and start == "draw":
