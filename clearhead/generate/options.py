@@ -1,13 +1,13 @@
-"""What a user may choose about search and generation, checked whole before anything runs."""
+"""Options of search and generation, all checked before anything runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nearest
 
 DEFAULT_TARGET_PER_SOURCE = 2
 DEFAULT_TARGET_EXTRA = 10
@@ -49,10 +49,8 @@ class SearchOptions:
     encoder_no_repeat_ngram_size: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what the search cannot do."""
-        faults = _range_faults(self)
-        if not faults:
-            faults = _relation_faults(self)
+        """Check the values, then how they fit together."""
+        faults = _value_faults(self) or _search_conflicts(self)
         if faults:
             raise InputError.from_faults(faults, subject="the search options")
 
@@ -120,10 +118,8 @@ class GenerateOptions:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
-        faults = _value_faults(self)
-        if not faults:
-            faults = _conflicts(self)
+        """Check the values, then how they fit together."""
+        faults = _value_faults(self) or _conflicts(self)
         if faults:
             raise InputError.from_faults(faults, subject="the generation options")
 
@@ -155,38 +151,98 @@ class GenerateOptions:
         return several or self.seed is not None or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
-_NGRAMS = {"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0}
+class StreamKwargs(TypedDict, total=False):
+    """Options of one streamed sequence, as keyword arguments; see `GenerateOptions`. None: not given."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    temperature: float | int | None
+    top_k: int | None
+    top_p: float | int | None
+    min_p: float | int | None
+    repetition_penalty: float | int | None
+    no_repeat_ngram_size: int | None
+    encoder_no_repeat_ngram_size: int | None
+    penalty_alpha: float | int | None
+    stop: str | Sequence[str]
+    seed: int | None
 
 
-def _value_faults(options: GenerateOptions) -> list[str]:
-    """Return one sentence for each value of the wrong type or outside its own range."""
+class GenerateKwargs(StreamKwargs, total=False):
+    """Options of generation, as keyword arguments; see `GenerateOptions`. None: not given."""
+
+    num_return_sequences: int | None
+    beam_size: int | None
+    length_penalty: float | int | None
+    batch_size: int | None
+
+
+class TranslateKwargs(TypedDict, total=False):
+    """Options of a translation, as keyword arguments; see `Model.translate`. None: not given."""
+
+    beam_size: int | None
+    length_penalty: float | int | None
+    max_length: int | None
+    batch_size: int | None
+    from_language: str | None
+    to_language: str | None
+
+
+def given_options(kwargs: Mapping[str, Any], allowed: type) -> dict[str, Any]:
+    """Return the keyword arguments of a call without those that are None.
+
+    Args:
+        kwargs: as the caller gave them.
+        allowed: a TypedDict with all options.
+
+    Raises:
+        InputError: an option that it does not have.
+    """
+    names = allowed.__annotations__
+    if unknown := [name for name in kwargs if name not in names]:
+        raise InputError.from_faults(
+            [
+                f"there is no option '{name}'{nearest(name, names)}; expected one of {', '.join(names)}"
+                for name in unknown
+            ],
+            subject="the options",
+        )
+    return {name: value for name, value in kwargs.items() if value is not None and value != ()}
+
+
+# Lowest values of options that are whole numbers.
+_LOWEST = {
+    "max_new_tokens": 1, "min_new_tokens": 0, "top_k": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+    "num_return_sequences": 1, "beam_size": 1, "seed": 0, "batch_size": 1, "n_best": 1, "max_length": 1,
+    "min_length": 0, "batch_tokens": 1,
+}  # fmt: skip
+# Ranges of options that are real numbers, in words and as a test.
+_RANGES: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+    "temperature": ("of at least 0", lambda x: x >= 0),
+    "top_p": ("above 0 and at most 1", lambda x: 0 < x <= 1),
+    "min_p": ("from 0 to 1", lambda x: 0 <= x <= 1),
+    "repetition_penalty": ("above 0", lambda x: x > 0),
+    "length_penalty": (f"from 0 to {GREATEST_LENGTH_PENALTY:g}", lambda x: 0 <= x <= GREATEST_LENGTH_PENALTY),
+    "penalty_alpha": ("from 0 to 1", lambda x: 0 <= x <= 1),
+}
+
+
+def _value_faults(options: SearchOptions | GenerateOptions) -> list[str]:
+    """Return one sentence for each value of the wrong type or out of range."""
     faults = []
-    lowest = {"max_new_tokens": 1, "min_new_tokens": 0, "top_k": 0, **_NGRAMS}
-    lowest |= {"num_return_sequences": 1, "beam_size": 1, "seed": 0, "batch_size": 1}
-    for name, bound in lowest.items():
-        value: object = getattr(options, name)
-        if value is None and name in ("seed", "batch_size"):
+    for option in fields(options):
+        name, value = option.name, getattr(options, option.name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value is None and option.default is None:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < bound:
-            faults.append(f"{name} must be a whole number of at least {bound}, not {value!r}.")
-    ranges: dict[str, tuple[str, Callable[[float], bool]]] = {
-        "temperature": ("of at least 0", lambda x: x >= 0),
-        "top_p": ("above 0 and at most 1", lambda x: 0 < x <= 1),
-        "min_p": ("from 0 to 1", lambda x: 0 <= x <= 1),
-        "repetition_penalty": ("above 0", lambda x: x > 0),
-        "length_penalty": (f"from 0 to {GREATEST_LENGTH_PENALTY:g}", lambda x: 0 <= x <= GREATEST_LENGTH_PENALTY),
-        "penalty_alpha": ("from 0 to 1", lambda x: 0 <= x <= 1),
-    }
-    for name, (meaning, holds) in ranges.items():
-        number: Any = getattr(options, name)
-        if number is None and name == "temperature":
-            continue
-        if not _is_number(number) or not holds(number):
-            faults.append(f"{name} must be a number {meaning}, not {number!r}.")
-    stop: Any = options.stop
-    texts = [stop] if isinstance(stop, str) else stop
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
-        faults.append(f"stop must be a text or several, none of them empty, not {stop!r}.")
+        if name in _LOWEST and not (is_number and isinstance(value, int) and value >= _LOWEST[name]):
+            faults.append(f"{name} must be a whole number of at least {_LOWEST[name]}, not {value!r}.")
+        elif name in _RANGES and not (is_number and _RANGES[name][1](value)):
+            faults.append(f"{name} must be a number {_RANGES[name][0]}, not {value!r}.")
+        elif name == "stop":
+            texts = [value] if isinstance(value, str) else value
+            if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
+                faults.append(f"stop must be a text or several, none of them empty, not {value!r}.")
     return faults
 
 
@@ -238,31 +294,7 @@ def _conflicts(options: GenerateOptions) -> list[str]:
     return faults
 
 
-def _range_faults(options: SearchOptions) -> list[str]:
-    """Return one sentence for each value of the wrong type or outside its own range."""
-    faults = []
-    optional = ("max_length", "batch_size")
-    lowest = {"beam_size": 1, "n_best": 1, "max_length": 1, "min_length": 0, "batch_size": 1, "batch_tokens": 1}
-    lowest |= _NGRAMS
-    for name, bound in lowest.items():
-        value = getattr(options, name)
-        if value is None and name in optional:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < bound:
-            faults.append(f"{name} must be a whole number of at least {bound}, not {value!r}.")
-    alpha, penalty = options.length_penalty, options.repetition_penalty
-    if not _is_number(alpha) or not 0 <= alpha <= GREATEST_LENGTH_PENALTY:
-        faults.append(f"length_penalty must be a number from 0 to {GREATEST_LENGTH_PENALTY:g}, not {alpha!r}.")
-    if not _is_number(penalty) or penalty <= 0:
-        faults.append(f"repetition_penalty must be a number above 0, not {penalty!r}.")
-    return faults
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _relation_faults(options: SearchOptions) -> list[str]:
+def _search_conflicts(options: SearchOptions) -> list[str]:
     """Return one sentence for each pair of values that contradict each other."""
     faults = []
     if options.n_best > options.beam_size:

@@ -45,7 +45,7 @@ def generate_texts(
     options: GenerateOptions,
     *,
     continues: bool = True,
-    reading: PromptFormat | None = None,
+    prompt_format: PromptFormat | None = None,
     on_token: Callable[[int, int, int], None] | None = None,
 ) -> list[list[Generation]]:
     """Continue each prompt.
@@ -57,7 +57,7 @@ def generate_texts(
         options: how to continue them.
         continues: whether the text of a model with an encoder stands behind the prompt, so that it may begin with a
             space; False where it was trained to say something else about what it reads.
-        reading: how a checkpoint reads prompts; None: a model that was trained here.
+        prompt_format: how a checkpoint reads prompts; None: a model that was trained here.
         on_token: called with the numbers of prompt and sequence and each id, as `generate_ids` does.
 
     Returns:
@@ -69,7 +69,7 @@ def generate_texts(
     """
     if isinstance(prompts, str):
         raise InputError("prompts must be a list of texts; put the single text into a list")
-    request = _request(module, tokenizers, prompts, options, continues, reading)
+    request = _request(module, tokenizers, prompts, options, continues, prompt_format)
     found = generate_ids(module, request, on_token=on_token)
     return [
         [_generation(tokenizers.target, one, request.context(number)) for one in some]
@@ -84,15 +84,15 @@ def stream_text(
     options: GenerateOptions,
     *,
     continues: bool = True,
-    reading: PromptFormat | None = None,
+    prompt_format: PromptFormat | None = None,
 ) -> Generator[str, None, Generation]:
     """Continue one prompt and yield its text as it becomes certain; the pieces together are the text.
 
     Held back are unfinished characters, and what may be the beginning of a stop text.
 
     Args:
-        module, tokenizers, options, continues, reading: as for `generate_texts`; the module is in evaluation mode until
-            the generator is exhausted or closed.
+        module, tokenizers, options, continues, prompt_format: as for `generate_texts`; the module is in evaluation mode
+            until the generator is exhausted or closed.
         prompt: one text.
 
     Returns:
@@ -101,7 +101,7 @@ def stream_text(
     Raises:
         InputError: as for `generate_texts`; or beam search, or several sequences, which are no single growing text.
     """
-    request = _request(module, tokenizers, [prompt], options, continues, reading)
+    request = _request(module, tokenizers, [prompt], options, continues, prompt_format)
     pieces = stream_ids(module, request)
 
     def stream() -> Generator[str, None, Generation]:
@@ -153,14 +153,14 @@ def _request(
     prompts: Sequence[str],
     options: GenerateOptions,
     continues: bool,
-    reading: PromptFormat | None,
+    prompt_format: PromptFormat | None,
 ) -> GenerateRequest:
     """Return prompts in the form in which the stacks read them."""
     source, target = tokenizers.source, tokenizers.target
     has_encoder = module.encoder is not None
     check_model(module, with_sources=has_encoder)
-    if reading is not None:
-        return _checkpoint_request(module, tokenizers, prompts, options, continues, reading)
+    if prompt_format is not None:
+        return _checkpoint_request(module, tokenizers, prompts, options, continues, prompt_format)
     encoded = (source if has_encoder else target).encode_batch(list(prompts))
     starts = [[target.bos_id] for _ in encoded]
     framed = [[target.bos_id, *ids] for ids in encoded]
@@ -182,13 +182,13 @@ def _checkpoint_request(
     prompts: Sequence[str],
     options: GenerateOptions,
     continues: bool,
-    reading: PromptFormat,
+    prompt_format: PromptFormat,
 ) -> GenerateRequest:
     """Return prompts as a checkpoint reads them: with its own template around them, and its own rules behind them."""
-    source, target, config = tokenizers.source, tokenizers.target, reading.config
+    source, target, config = tokenizers.source, tokenizers.target, prompt_format.config
     has_encoder = module.encoder is not None
     check_generation_config(config, needs_start=has_encoder)
-    framed = [encode_prompt(source if has_encoder else target, prompt, reading.chat) for prompt in prompts]
+    framed = [encode_prompt(source if has_encoder else target, prompt, prompt_format.chat) for prompt in prompts]
     starts = framed
     if has_encoder:
         assert config.decoder_start_id is not None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from jaxtyping import Float32
 from numpy import ndarray
@@ -12,7 +12,14 @@ from numpy import ndarray
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.generation_config import GenerationConfig
-from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.options import (
+    GenerateKwargs,
+    GenerateOptions,
+    SearchOptions,
+    StreamKwargs,
+    TranslateKwargs,
+    given_options,
+)
 from clearhead.generate.prompts import PromptFormat, generate_texts, score_texts, stream_text
 from clearhead.generate.results import Generation, Hypothesis
 from clearhead.generate.scoring.targets import PairScore
@@ -64,172 +71,90 @@ class Model:
         """The tokenizer of what the model reads."""
         return self.tokenizers.source
 
-    def translate(
-        self,
-        texts: Sequence[str],
-        *,
-        beam_size: int | None = None,
-        length_penalty: float | None = None,
-        max_length: int | None = None,
-        batch_size: int | None = None,
-        from_language: str | None = None,
-        to_language: str | None = None,
-    ) -> list[str]:
+    def translate(self, texts: Sequence[str], **options: Unpack[TranslateKwargs]) -> list[str]:
         """Return the best translation of each text; an empty text gives an empty one.
 
         Args:
             texts: one sentence each.
-            beam_size: unfinished hypotheses kept for each sentence; 1 is greedy. None: what a checkpoint's own settings
-                say, else 5.
-            length_penalty: exponent alpha in score = log-probability / length ** alpha. None: what a checkpoint's own
-                settings say, else 1.
-            max_length: longest translation in tokens, with the end token; None: follows the source.
-            batch_size: most sentences decoded together; None: as many as a token budget allows.
-            from_language, to_language: codes, for a checkpoint of several languages.
+            options: `beam_size`: unfinished hypotheses kept for each sentence; 1 is greedy. `length_penalty`: exponent
+                alpha in score = log-probability / length ** alpha. `max_length`: longest translation in tokens with the
+                end token; by default it follows the source. `batch_size`: most sentences decoded together; by default
+                a token budget decides. `from_language`, `to_language`: codes, for a multilingual checkpoint. The
+                checkpoint's own settings are the defaults of beam size (else 5) and length penalty (else 1).
 
         Raises:
             InputError: options out of range, a text longer than the model's positions, or a language that is missing,
                 not known or not wanted.
         """
-        options = self._search_options(1, (beam_size, length_penalty, max_length, batch_size))
-        return [found[0].text for found in self._search(texts, options, from_language, to_language)]
+        return [found[0].text for found in self._search(texts, 1, options)]
 
     def translate_n_best(
-        self,
-        texts: Sequence[str],
-        *,
-        n: int = 5,
-        beam_size: int | None = None,
-        length_penalty: float | None = None,
-        max_length: int | None = None,
-        batch_size: int | None = None,
-        from_language: str | None = None,
-        to_language: str | None = None,
+        self, texts: Sequence[str], *, n: int = 5, **options: Unpack[TranslateKwargs]
     ) -> list[list[Hypothesis]]:
         """Return the n best translations of each text, best first, with score and log-probability.
 
         Args:
-            texts, length_penalty, max_length, batch_size, from_language, to_language: as in `translate`.
+            texts: one sentence each.
             n: hypotheses for each text.
-            beam_size: at least n; None: n, but not below what `translate` takes.
+            options: as for `translate`; `beam_size` is at least n, and by default n, but not below that of `translate`.
         """
-        options = self._search_options(n, (beam_size, length_penalty, max_length, batch_size))
-        return self._search(texts, options, from_language, to_language)
+        return self._search(texts, n, options)
 
     @overload
-    def generate(
-        self,
-        prompt: str,
-        *,
-        max_new_tokens: int | None = None,
-        min_new_tokens: int | None = None,
-        temperature: float | int | None = None,
-        top_k: int | None = None,
-        top_p: float | int | None = None,
-        min_p: float | int | None = None,
-        repetition_penalty: float | int | None = None,
-        no_repeat_ngram_size: int | None = None,
-        encoder_no_repeat_ngram_size: int | None = None,
-        num_return_sequences: int | None = None,
-        beam_size: int | None = None,
-        length_penalty: float | int | None = None,
-        penalty_alpha: float | int | None = None,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        batch_size: int | None = None,
-        chat: bool = False,
-    ) -> list[Generation]: ...
+    def generate(self, prompt: str, *, chat: bool = False, **options: Unpack[GenerateKwargs]) -> list[Generation]: ...
     @overload
     def generate(
-        self,
-        prompt: list[str],
-        *,
-        max_new_tokens: int | None = None,
-        min_new_tokens: int | None = None,
-        temperature: float | int | None = None,
-        top_k: int | None = None,
-        top_p: float | int | None = None,
-        min_p: float | int | None = None,
-        repetition_penalty: float | int | None = None,
-        no_repeat_ngram_size: int | None = None,
-        encoder_no_repeat_ngram_size: int | None = None,
-        num_return_sequences: int | None = None,
-        beam_size: int | None = None,
-        length_penalty: float | int | None = None,
-        penalty_alpha: float | int | None = None,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        batch_size: int | None = None,
-        chat: bool = False,
+        self, prompt: list[str], *, chat: bool = False, **options: Unpack[GenerateKwargs]
     ) -> list[list[Generation]]: ...
 
     def generate(
-        self,
-        prompt: str | list[str],
-        *,
-        max_new_tokens: int | None = None,
-        min_new_tokens: int | None = None,
-        temperature: float | int | None = None,
-        top_k: int | None = None,
-        top_p: float | int | None = None,
-        min_p: float | int | None = None,
-        repetition_penalty: float | int | None = None,
-        no_repeat_ngram_size: int | None = None,
-        encoder_no_repeat_ngram_size: int | None = None,
-        num_return_sequences: int | None = None,
-        beam_size: int | None = None,
-        length_penalty: float | int | None = None,
-        penalty_alpha: float | int | None = None,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        batch_size: int | None = None,
-        chat: bool = False,
+        self, prompt: str | list[str], *, chat: bool = False, **options: Unpack[GenerateKwargs]
     ) -> list[Generation] | list[list[Generation]]:
         """Continue a text; a list of texts gives one list for each.
 
         Args:
-            prompt: one text, or a list of them; an empty one is the start of a text.
-            max_new_tokens, min_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size,
-                encoder_no_repeat_ngram_size, num_return_sequences, beam_size, length_penalty, penalty_alpha, stop,
-                seed, batch_size: see `GenerateOptions`, which says what follows from them. What is not given is what a
-                checkpoint's own settings say, else a filter is off.
-            chat: the prompt is a message, which the checkpoint's chat template writes out.
+            prompt: one text, or a list of them; an empty one starts a text.
+            chat: the prompt is a message, which the checkpoint's chat template formats.
+            options: those of `GenerateOptions`, by name; its docstring says which method follows from them. The
+                checkpoint's own settings are the defaults; a filter without a setting is off.
 
         Returns:
-            The sequences asked for, whose text excludes the prompt.
+            The generated sequences, without the prompt.
 
         Raises:
-            InputError: options out of range or without effect, or a prompt longer than a table of positions.
+            InputError: options out of range or without effect, or a prompt longer than the model's positions.
             RunFailure: the model's output is not a number, or the options ban every token.
         """
-        given = {
-            "max_new_tokens": max_new_tokens,
-            "min_new_tokens": min_new_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "no_repeat_ngram_size": no_repeat_ngram_size,
-            "encoder_no_repeat_ngram_size": encoder_no_repeat_ngram_size,
-            "num_return_sequences": num_return_sequences,
-            "beam_size": beam_size,
-            "length_penalty": length_penalty,
-            "penalty_alpha": penalty_alpha,
-            "stop": stop,
-            "seed": seed,
-            "batch_size": batch_size,
-        }
-        prompts = [prompt] if isinstance(prompt, str) else prompt
-        found = self._generate(prompts, given, self._reading(chat, max_new_tokens))
+        given = given_options(options, GenerateKwargs)
+        found = generate_texts(
+            self.module,
+            self.tokenizers,
+            [prompt] if isinstance(prompt, str) else prompt,
+            self._generate_options(given),
+            continues=self._continues,
+            prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
+        )
         return found[0] if isinstance(prompt, str) else found
 
-    def _generate(
-        self, prompts: list[str], given: Mapping[str, Any], reading: PromptFormat | None
-    ) -> list[list[Generation]]:
-        options = self._options(given)
-        return generate_texts(
-            self.module, self.tokenizers, prompts, options, continues=self._continues, reading=reading
+    def stream(self, prompt: str, *, chat: bool = False, **options: Unpack[StreamKwargs]) -> Iterator[str]:
+        """Continue a text and yield its parts as soon as they are final; together they are the text.
+
+        Args:
+            prompt: one text.
+            chat, options: as for `generate`, without the options of several sequences and of beam search.
+
+        Raises:
+            InputError: as for `generate`.
+            RunFailure: as for `generate`.
+        """
+        given = given_options(options, StreamKwargs)
+        return stream_text(
+            self.module,
+            self.tokenizers,
+            prompt,
+            self._generate_options(given),
+            continues=self._continues,
+            prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
         )
 
     def for_task(self, task: str) -> tuple[Model, str]:
@@ -252,53 +177,6 @@ class Model:
             raise InputError("the model was trained here on one pair of languages: leave the languages out")
         hf_checkpoint = self.hf_checkpoint.for_languages(from_language, to_language)
         return Model(self.module, hf_checkpoint.tokenizers.pair, self.task, hf_checkpoint)
-
-    def stream(
-        self,
-        prompt: str,
-        *,
-        max_new_tokens: int | None = None,
-        min_new_tokens: int | None = None,
-        temperature: float | int | None = None,
-        top_k: int | None = None,
-        top_p: float | int | None = None,
-        min_p: float | int | None = None,
-        repetition_penalty: float | int | None = None,
-        no_repeat_ngram_size: int | None = None,
-        encoder_no_repeat_ngram_size: int | None = None,
-        penalty_alpha: float | int | None = None,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        chat: bool = False,
-    ) -> Iterator[str]:
-        """Continue a text and yield what comes as soon as it is certain; the pieces together are the text.
-
-        Args:
-            prompt: one text.
-            max_new_tokens, min_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size,
-                encoder_no_repeat_ngram_size, penalty_alpha, stop, seed, chat: as for `generate`.
-
-        Raises:
-            InputError: as for `generate`.
-            RunFailure: as for `generate`.
-        """
-        given = {
-            "max_new_tokens": max_new_tokens,
-            "min_new_tokens": min_new_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "no_repeat_ngram_size": no_repeat_ngram_size,
-            "encoder_no_repeat_ngram_size": encoder_no_repeat_ngram_size,
-            "penalty_alpha": penalty_alpha,
-            "stop": stop,
-            "seed": seed,
-        }
-        options = self._options(given)
-        reading = self._reading(chat, max_new_tokens)
-        return stream_text(self.module, self.tokenizers, prompt, options, continues=self._continues, reading=reading)
 
     def fill(self, texts: Sequence[str], *, top_k: int = 5) -> list[list[list[Filled]]]:
         """Return what may stand in the blanks of each text.
@@ -366,8 +244,16 @@ class Model:
         Raises:
             InputError: the model was not trained to answer, or a text or a number is out of range.
         """
-        options: dict[str, Any] = {"top_k": top_k, "allow_no_answer": allow_no_answer, "batch_size": batch_size}
-        return answer(self.module, self.tokenizer, self.task, question, context, **options)
+        return answer(
+            self.module,
+            self.tokenizer,
+            self.task,
+            question,
+            context,
+            top_k=top_k,
+            allow_no_answer=allow_no_answer,
+            batch_size=batch_size,
+        )
 
     @overload
     def score(self, source: str, target: str | None = None, *, length_penalty: float = 1.0) -> PairScore: ...
@@ -450,42 +336,30 @@ class Model:
         """Whether generated text stands behind its prompt, as language models were trained to write it."""
         return self.task.kind == "generate"
 
-    def _options(self, given: Mapping[str, Any]) -> GenerateOptions:
-        """Return the options of a call; what was left out is what the checkpoint says."""
-        chosen = {name: value for name, value in given.items() if value is not None and value != ()}
+    def _generate_options(self, given: dict[str, Any]) -> GenerateOptions:
+        """Return the options of a call; the checkpoint's settings are the defaults."""
         checkpoint = self.hf_checkpoint
-        return GenerateOptions(**(chosen if checkpoint is None else checkpoint.options(chosen, self.module)))
+        return GenerateOptions(**(given if checkpoint is None else checkpoint.options(given, self.module)))
 
-    def _reading(self, chat: bool, asked: int | None) -> PromptFormat | None:
-        """Return how the checkpoint reads prompts; a length that was asked for takes the place of its own."""
+    def _prompt_format(self, chat: bool, max_new_tokens: int | None) -> PromptFormat | None:
+        """Return how the checkpoint reads prompts; `max_new_tokens` takes the place of its own length limit."""
         if self.hf_checkpoint is not None:
-            return self.hf_checkpoint.reading(chat=chat, asked=asked)
+            return self.hf_checkpoint.reading(chat=chat, asked=max_new_tokens)
         if chat:
             raise InputError("the model was trained here and has no chat template: leave chat out")
         return None
 
-    def _search_options(
-        self, n: int, given: tuple[int | None, float | int | None, int | None, int | None]
-    ) -> SearchOptions:
-        """Return the options of a search; what was left out is what the checkpoint says."""
-        names = ("beam_size", "length_penalty", "max_length", "batch_size")
-        chosen: dict[str, Any] = {name: value for name, value in zip(names, given, strict=True) if value is not None}
-        said = {} if self.hf_checkpoint is None else self.hf_checkpoint.search_options(self.module)
-        said["beam_size"] = max(n, said.get("beam_size", 5))
-        merged = {**said, **chosen}
+    def _search(self, texts: Sequence[str], n: int, options: TranslateKwargs) -> list[list[Hypothesis]]:
+        """Search for the n best translations of each text; the checkpoint's settings are the default options."""
+        given = given_options(options, TranslateKwargs)
+        special_tokens, config = self._between(given.pop("from_language", None), given.pop("to_language", None))
+        merged = {} if self.hf_checkpoint is None else self.hf_checkpoint.search_options(self.module)
+        merged |= {"beam_size": max(n, merged.get("beam_size", 5)), **given}
         if merged.get("max_length") is not None and "min_length" in merged:
             merged["min_length"] = min(merged["min_length"], merged["max_length"])
-        return SearchOptions(**merged, n_best=n)
-
-    def _search(
-        self,
-        texts: Sequence[str],
-        options: SearchOptions,
-        from_language: str | None = None,
-        to_language: str | None = None,
-    ) -> list[list[Hypothesis]]:
-        special_tokens, config = self._between(from_language, to_language)
-        return translate_texts(self.module, self.tokenizers, texts, options, special_tokens, config)
+        return translate_texts(
+            self.module, self.tokenizers, texts, SearchOptions(**merged, n_best=n), special_tokens, config
+        )
 
     @property
     def special_tokens(self) -> SpecialTokens:
