@@ -1,4 +1,4 @@
-"""`clearhead evaluate`: how good a model is on text with known answers, by what it was trained for."""
+"""`clearhead evaluate`: how good a model is on data with known answers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from clearhead.cli.options import (
 from clearhead.errors import InputError
 
 Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
-Target = Annotated[Path | None, typer.Option("--target", help="What belongs to it, line by line.")]
+Target = Annotated[Path | None, typer.Option("--target", help="Its translation or partner, line by line.")]
 TextFile = Annotated[
-    Path | None, typer.Option("--text", metavar="F", help="Text as [data] names it: a file, a folder, JSON lines.")
+    Path | None, typer.Option("--text", metavar="F", help="Text: a file, a folder or JSON lines, as under [data].")
 ]
 Labels = Annotated[
     str | None, typer.Option("--labels", metavar="COLUMN|F", help="The column of the labels, or a file of them.")
@@ -38,12 +38,10 @@ PairColumn = Annotated[
     str | None, typer.Option("--pair", metavar="COLUMN|F", help="The column, or the file, of each second text.")
 ]
 Document = Annotated[
-    str | None, typer.Option("--document", help="What one text is: file (the default), line or paragraph.")
+    str | None, typer.Option("--document", help="What one document is: file (the default), line or paragraph.")
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="F.png", help="Draw the confusion matrix.")]
-Window = Annotated[
-    int | None, typer.Option("--window", min=1, help="Tokens read at once; by default what it was trained on.")
-]
+Window = Annotated[int | None, typer.Option("--window", min=1, help="Tokens read at once; by default as in training.")]
 Stride = Annotated[
     int | None, typer.Option("--stride", min=1, help="Tokens from one window to the next; by default the window.")
 ]
@@ -52,7 +50,7 @@ Tokenize = Annotated[
     typer.Option("--tokenize", help="sacreBLEU's tokenisation; by default none for segmented text, else 13a."),
 ]
 Lowercase = Annotated[bool, typer.Option("--lowercase", help="Compare without case.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Keep the translations in this file.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the translations to this file.")]
 
 
 # Parameters that name the data.
@@ -94,7 +92,7 @@ def evaluate(
     *,
     compute: ComputeOptions,
 ) -> None:
-    """Measure a model on text with known answers, by what it was trained for.
+    """Measure a model on data with known answers, by the task it was trained for.
 
     \b
     Example:
@@ -106,36 +104,38 @@ def evaluate(
 
     Losses are mean cross-entropies in nats, end tokens counted. Translation is beam search; the score is the sum of
     log-probabilities / length ** A, where A is the length penalty, by default 1.0, and a sentence is finished early
-    once no unfinished hypothesis can still beat the best finished one; a published checkpoint's own settings take the
-    place of these defaults. With --stride below --window the tokens before a window's new ones are read, not counted
-    again. --json ends with one object, for translations {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"}
-    and more.
+    once no unfinished hypothesis can still beat the best finished one; a checkpoint's own settings replace these
+    defaults. With --stride below --window, windows overlap and each token is counted once. --json ends with one object,
+    for translations {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"} and more.
     """
-    given = {name: value for name, value in locals().items() if value is not None and value is not False}
-    options = [_flag(name) for name in given if name not in ("ref", "as_json", "compute")]
-    kind = _check_options(ref, [*options, *(["--batch-size"] if compute.batch_size is not None else [])], plot)
+    _run({name: value for name, value in locals().items() if value is not None and value is not False}, compute)
+
+
+def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
+    """Evaluate with the options that were given, and print the result."""
+    flags = [_flag(name) for name in given if name not in ("ref", "as_json", "compute")]
+    kind = _check_options(given["ref"], [*flags, *(["--batch-size"] if compute.batch_size is not None else [])])
+    plot = given.get("plot")
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
     from clearhead.evaluate.tasks import EvaluateOptions, evaluate_model
 
-    model = compute.load_model(ref)
+    model = compute.load_model(given["ref"])
     if plot is not None and model.task.label_kind != "single_label":
         raise InputError("--plot draws which class is taken for which, and this model gives no single class")
-    if from_language is not None or to_language is not None:
-        model = model.for_languages(from_language, to_language)
-    similarities = Path(labels) if kind == "embed" and labels is not None else None
-    record = evaluate_model(
-        model,
-        _data(kind, {name: value for name, value in given.items() if name in DATA}),
-        EvaluateOptions(
-            window, stride, tokenize, lowercase, beam_size, length_penalty, compute.batch_size, similarities
-        ),
-        notify=print_message,
-    )
+    if "from_language" in given or "to_language" in given:
+        model = model.for_languages(given.get("from_language"), given.get("to_language"))
+    chosen = {name: value for name, value in given.items() if name in EvaluateOptions.__dataclass_fields__}
+    similarities = Path(given["labels"]) if kind == "embed" and "labels" in given else None
+    options = EvaluateOptions(**chosen, batch_size=compute.batch_size, similarities=similarities)
+    data = _data(kind, {name: value for name, value in given.items() if name in DATA})
+    record = evaluate_model(model, data, options, notify=print_message)
     translations = record.pop("translations", None)
-    if output is not None:
-        write_lines(output, translations)
+    if "output" in given:
+        write_lines(given["output"], translations)
     if plot is not None:
         _draw(record, plot)
-    if as_json:
+    if "as_json" in given:
         print_json(record)
         return
     for line in _lines(record):
@@ -146,7 +146,7 @@ def _flag(name: str) -> str:
     return "--" + name.removesuffix("_language").replace("_", "-")
 
 
-def _check_options(ref: str, options: Sequence[str], plot: Path | None) -> str:
+def _check_options(ref: str, options: Sequence[str]) -> str:
     """Refuse options that have no effect on the model's task, and return the task.
 
     Raises:
@@ -169,8 +169,6 @@ def _check_options(ref: str, options: Sequence[str], plot: Path | None) -> str:
         raise InputError(f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect here: {usage}")
     if missing:
         raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {usage}")
-    if plot is not None and plot.suffix.lower() != ".png":
-        raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
     return kind
 
 

@@ -1,9 +1,10 @@
-"""`clearhead generate`: text that goes on from a prompt, shown as it comes."""
+"""`clearhead generate`: text that continues a prompt, printed as it is generated."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,38 +20,32 @@ if TYPE_CHECKING:
     from clearhead.generate.results import Generation
 
 SEPARATOR = "---"
-# The parameters of the command that are options of the same name.
-CHOSEN = (
-    "max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
-    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences", "beam_size", "length_penalty",
-    "penalty_alpha", "stop", "seed", "batch_size",
-)  # fmt: skip
-# What a single growing text has no use for; the check before it lets only values without effect through.
-NOT_STREAMED = ("num_return_sequences", "beam_size", "length_penalty")
 
 Prompt = Annotated[
-    list[str] | None, typer.Option("--prompt", help="What the text begins with; several times: several prompts.")
+    list[str] | None, typer.Option("--prompt", help="Text to continue; given several times: several prompts.")
 ]
 PromptFile = Annotated[
     Path | None,
-    typer.Option("--prompt-file", metavar="F|-", help="A file that is the prompt, its last line end left out."),
+    typer.Option("--prompt-file", metavar="F|-", help="A file with the prompt, without its last line end."),
 ]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens generated; by default 100.")]
 MinNewTokens = Annotated[int | None, typer.Option("--min-new-tokens", help="Fewest tokens before an end.")]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="Draw from logits divided by this; 0: the most probable token.")
+    float | None, typer.Option("--temperature", help="Sample from logits divided by this; 0 is greedy.")
 ]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Draw from the K most probable tokens.")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Draw from the fewest tokens with probability P in all.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Sample from the K most probable tokens.")]
+TopP = Annotated[
+    float | None, typer.Option("--top-p", help="Sample from the smallest set of tokens with probability P.")
+]
 MinP = Annotated[
-    float | None, typer.Option("--min-p", help="Draw from tokens with at least P times the largest probability.")
+    float | None, typer.Option("--min-p", help="Sample from tokens with P times the largest probability or more.")
 ]
 RepetitionPenalty = Annotated[
     float | None, typer.Option("--repetition-penalty", help="Above 1: tokens that have occurred become less likely.")
 ]
-NoRepeat = Annotated[int | None, typer.Option("--no-repeat-ngram-size", help="No N tokens in a row occur twice.")]
+NoRepeat = Annotated[int | None, typer.Option("--no-repeat-ngram-size", help="No N-gram of tokens occurs twice.")]
 NoSourceNGrams = Annotated[
-    int | None, typer.Option("--encoder-no-repeat-ngram-size", help="No N tokens in a row are also in what was read.")
+    int | None, typer.Option("--encoder-no-repeat-ngram-size", help="No N-gram of tokens of the input is repeated.")
 ]
 NumSequences = Annotated[int | None, typer.Option("--num-return-sequences", help="Sequences for each prompt.")]
 Beams = Annotated[int | None, typer.Option("--beam-size", help="Above 1: beam search with this many hypotheses.")]
@@ -60,8 +55,10 @@ PenaltyAlpha = Annotated[
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="Stop before this text; several times: before the first of them.")
 ]
-GenerateSeed = Annotated[int | None, typer.Option("--seed", help="Draw, and draw the same whenever it is the same.")]
-Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message, written out by the chat template.")]
+GenerateSeed = Annotated[
+    int | None, typer.Option("--seed", help="Sample with this seed; the same seed gives the same text.")
+]
+Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message, formatted by the chat template.")]
 Task = Annotated[
     str | None, typer.Option("--task", metavar="PREFIX", help="A task that the checkpoint lists, or its prefix.")
 ]
@@ -95,7 +92,7 @@ def generate(
     batch_size: BatchSize = None,
     seed: GenerateSeed = None,
 ) -> None:
-    """Continue a prompt, shown as it comes; without a prompt, begin a text.
+    """Continue a prompt, printed as it is generated; without a prompt, start a text.
 
     \b
     Example:
@@ -103,27 +100,28 @@ def generate(
       clearhead generate runs/stories --prompt "Once" --temperature 0.8 --top-p 0.95 --seed 7
       clearhead generate runs/code --prompt-file begin.py --beam-size 4 --json
 
-    The most probable token is taken each time, unless --temperature, --top-k, --top-p, --min-p, --seed or several
-    sequences ask for chance. Options that conflict are all named. The output is what follows the prompt. Several
-    sequences, and the best of --beam-size, are shown once they are finished, with a line --- between them; the score is
-    the sum of log-probabilities / length ** A. --json writes {"index", "prompt", "text", "tokens", "score",
-    "stop_reason"} for each. Ctrl-C keeps what was shown. A model with a table of positions refuses a prompt that is
-    longer than the table and stops where it ends; one whose positions are computed goes on beyond the length that it
-    was trained on, and may write worse there. --task puts the prefix of a task in front of each prompt and
-    takes the settings that the checkpoint lists for it; `clearhead inspect` shows them.
+    Generation is greedy unless --temperature, --top-k, --top-p, --min-p, --seed or several sequences ask for sampling.
+    The output is the text after the prompt. Several sequences, and the best of --beam-size, are printed once they are
+    finished, with a line --- between them; the score is the sum of log-probabilities / length ** A. --json writes
+    {"index", "prompt", "text", "tokens", "score", "stop_reason"} for each. A model with learned positions refuses a
+    longer prompt and stops at the last position; one with computed positions generates beyond its trained length, where
+    quality may drop. --task puts the prefix of a task in front of each prompt and uses the settings that the checkpoint
+    lists for it; `clearhead inspect` shows them.
     """
-    # Taken before anything else has a name here: the parameters alone.
+    # The parameters alone, before anything else has a name here.
     given = dict(locals())
+    from clearhead.generate.options import GenerateKwargs, StreamKwargs
+
     prompts = _prompts(prompt or [], prompt_file)
-    options = {name: given[name] for name in CHOSEN if given[name] not in (None, [])}
+    options = {name: given[name] for name in GenerateKwargs.__annotations__ if given[name] not in (None, [])}
     streams = _check(options, prompts) and not as_json
     import clearhead
 
     set_threads_and_seed(threads, seed)
     model = clearhead.load(ref, device=device, precision=precision)
     model, prompts = _for_task(model, task, prompts)
-    if streams and _is_one_growing_text(model, options):
-        streamed = {name: value for name, value in options.items() if name not in NOT_STREAMED}
+    if streams and _is_single_sequence(model, options):
+        streamed = {name: value for name, value in options.items() if name in StreamKwargs.__annotations__}
         _show_stream(model.stream(prompts[0], chat=chat, **streamed))
     else:
         _show_all(prompts, model.generate(prompts, chat=chat, **options), as_json)
@@ -136,7 +134,7 @@ def _prompts(texts: Sequence[str], file: Path | None) -> list[str]:
 
 
 def _check(options: dict[str, Any], prompts: Sequence[str]) -> bool:
-    """Refuse options that conflict before a model is loaded; return whether there is one sequence, piece by piece."""
+    """Refuse options in conflict before a model is loaded; return whether the output is streamed."""
     from clearhead.generate.options import GenerateOptions
 
     try:
@@ -155,8 +153,8 @@ def _for_task(model: Model, task: str | None, prompts: list[str]) -> tuple[Model
     return chosen, [prefix + prompt for prompt in prompts]
 
 
-def _is_one_growing_text(model: Model, options: dict[str, Any]) -> bool:
-    """Whether a checkpoint's own settings leave it at one sequence whose text is certain as it comes."""
+def _is_single_sequence(model: Model, options: dict[str, Any]) -> bool:
+    """Return whether one sequence is generated without beam search, by the checkpoint's settings too."""
     if model.hf_checkpoint is None:
         return True
     merged = model.hf_checkpoint.options(options, model.module)
@@ -164,17 +162,17 @@ def _is_one_growing_text(model: Model, options: dict[str, Any]) -> bool:
 
 
 def _as_flags(message: str, options: type[GenerateOptions]) -> str:
-    """Name options as they are written on a command line."""
+    """Write the options that a message names as command-line options."""
     names = "|".join(sorted(options.__dataclass_fields__, key=len, reverse=True))
     return re.sub(rf"\b({names})\b(?! search)", lambda match: "--" + match[0].replace("_", "-"), message)
 
 
 def _show_stream(pieces: Iterable[str]) -> None:
-    """Show a text piece by piece and end its last line, also where Ctrl-C or a failure cuts it off."""
+    """Print a text as it comes and end its last line, even after Ctrl-C or a failure."""
     last = ""
     try:
         for piece in pieces:
-            # Noted first: Ctrl-C can come as soon as the piece is on its way.
+            # Noted first: Ctrl-C can come while the piece is printed.
             last = piece or last
             print_text(piece)
     finally:
@@ -186,16 +184,7 @@ def _show_all(prompts: Sequence[str], found: Sequence[Sequence[Generation]], as_
     sequences = [(index, one) for index, several in enumerate(found) for one in several]
     for number, (index, one) in enumerate(sequences):
         if as_json:
-            print_json(
-                {
-                    "index": index,
-                    "prompt": prompts[index],
-                    "text": one.text,
-                    "tokens": one.tokens,
-                    "score": one.score,
-                    "stop_reason": one.stop_reason,
-                }
-            )
+            print_json({"index": index, "prompt": prompts[index], **asdict(one)})
             continue
         if number:
             print_result(SEPARATOR)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clearhead.errors import InputError
-from clearhead.generate.processors import BannedAt, BannedSequences, ForcedAt, Processor
+from clearhead.generate.processors import BannedIds, BannedSequences, ForcedAt, Processor
 
 # Keys of these files that choose how tokens are found, and the option that means the same.
 _OPTIONS: Mapping[str, str] = {
@@ -158,7 +158,7 @@ class GenerationConfig:
         if self.banned_sequences:
             chain.append(BannedSequences(self.banned_sequences))
         if self.banned_first_ids:
-            chain.append(BannedAt(self.banned_first_ids, prompt_length))
+            chain.append(BannedIds(self.banned_first_ids, prompt_length, prompt_length + 1))
         if self.forced_bos_id is not None:
             chain.append(ForcedAt(self.forced_bos_id, prompt_length))
         if self.forced_eos_id is not None and limit is not None:

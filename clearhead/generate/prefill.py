@@ -1,7 +1,7 @@
-"""What every method of generation begins with: prompts that a model has read, in one pass, into a cache.
+"""Prefill: prompts are read in one pass into a KV cache, before any token is generated.
 
-Prompts of a batch end together: shorter ones are padded on the left. A position counts real tokens only, so a padded
-prompt gives what it gives alone.
+Prompts of a batch are padded on the left, so that they end together. Positions count real tokens only, so padding does
+not change the results.
 
 Shapes: R rows (prompts), T prompt tokens, S source tokens, D width, V vocabulary.
 """
@@ -26,33 +26,33 @@ from clearhead.generate.processors import NO_ID
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prompts that have been read.
+    """Prompts that the model has read.
 
     Args:
-        cache: holds all their tokens.
-        ids: the prompts, `NO_ID` in front of the shorter ones.
-        read: the sources, `NO_ID` behind the shorter ones; the prompts where there are none.
-        hidden: the decoder's last states of all their tokens.
-        logits: fp32, of the token that follows each.
+        cache: KV cache with all their tokens.
+        ids: the prompts, `NO_ID` for padding.
+        source_ids: the sources, `NO_ID` for padding; the prompts for a decoder-only model.
+        hidden: the decoder's last hidden states of all their tokens.
+        logits: fp32, of the next token of each.
     """
 
     cache: Cache
     ids: Int[Tensor, "rows tokens"]
-    read: Int[Tensor, "rows source"]
+    source_ids: Int[Tensor, "rows source"]
     hidden: Float[Tensor, "rows tokens width"]
     logits: Float[Tensor, "rows vocab"]
 
-    def repeated(self, count: int) -> Prefill:
-        """Return every prompt several times, side by side, each with a memory of its own."""
+    def repeat(self, count: int) -> Prefill:
+        """Return every prompt `count` times, side by side, each with its own rows of the cache."""
         if count == 1:
             return self
         rows_R = torch.arange(len(self.ids), device=self.ids.device).repeat_interleave(count)
         self.cache.select(rows_R, memory_rows=rows_R)
-        parts = {name: getattr(self, name)[rows_R] for name in ("ids", "read", "hidden", "logits")}
+        parts = {name: getattr(self, name)[rows_R] for name in ("ids", "source_ids", "hidden", "logits")}
         return replace(self, **parts)
 
 
-def read_prompts(
+def prefill_prompts(
     module: Transformer,
     prompts: Sequence[Sequence[int]],
     sources: Sequence[Sequence[int]] | None = None,
@@ -60,14 +60,15 @@ def read_prompts(
     pad_id: int,
     limits: Sequence[int] | None = None,
 ) -> Prefill:
-    """Run the model over prompts; where its masks are of the prefix kind, the prompt is the prefix.
+    """Run the model over prompts; a prefix mask covers the whole prompt.
 
     Args:
-        module: in evaluation mode; a decoder alone, or both stacks.
-        prompts: what the decoder reads, none empty.
-        sources: what the encoder reads, one for each prompt; None for a decoder alone.
+        module: in evaluation mode; a decoder-only or encoder-decoder model.
+        prompts: ids of the decoder, none empty.
+        sources: ids of the encoder, one sequence for each prompt; None for a decoder-only model.
         pad_id: padding id.
-        limits: most tokens that follow each prompt, for rotations that depend on the length; None: not known.
+        limits: most tokens generated for each prompt, for RoPE scaling that depends on the total length; None: not
+            known.
     """
     ids_RT, mask_RT = pad_left(prompts, pad_id, device_of(module))
     all_real = bool(mask_RT.all())
@@ -77,24 +78,24 @@ def read_prompts(
         declared = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
         cache.total_length = torch.tensor(declared, device=ids_RT.device)
     assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
-    prompt_RT = read_RS = ids_RT.masked_fill(~mask_RT, NO_ID)
+    prompt_RT = source_ids_RS = ids_RT.masked_fill(~mask_RT, NO_ID)
     memory, memory_mask = None, None
     if sources is not None:
         source_RS, memory_mask = pad_ids(sources, pad_id, device_of(module))
         memory = module.encode(source_RS, mask=memory_mask).memory
         cache.memory_mask = memory_mask
-        read_RS = source_RS.masked_fill(~memory_mask, NO_ID)
+        source_ids_RS = source_RS.masked_fill(~memory_mask, NO_ID)
     prefix = mask_RT if has_prefix_mask(module) else None
-    # Logits of the last token alone: those of a long prompt would cost more than its states.
+    # Of the last token only: all logits of a long prompt would take more memory than its hidden states.
     hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), memory, memory_mask, cache)
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
-    return Prefill(cache, prompt_RT, read_RS, hidden_RTD, logits_RV)
+    return Prefill(cache, prompt_RT, source_ids_RS, hidden_RTD, logits_RV)
 
 
 def pad_left(
     sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device
 ) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
-    """Return the sequences as one left-padded int64 tensor and the mask of their real tokens."""
+    """Return sequences as a left-padded int64 tensor, and the mask of their real tokens."""
     longest = max(len(sequence) for sequence in sequences)
     ids_BT = torch.tensor([[*[pad_id] * (longest - len(sequence)), *sequence] for sequence in sequences], device=device)
     padding_B1 = torch.tensor([[longest - len(sequence)] for sequence in sequences], device=device)
@@ -102,20 +103,20 @@ def pad_left(
 
 
 def has_prefix_mask(module: Transformer) -> bool:
-    """Say whether attentions of the decoder show a prefix to every token."""
+    """Return whether the decoder has prefix masks."""
     return any(isinstance(node, spec.Prefix) for _, node in spec.walk(module.spec))
 
 
 def check_model(module: Transformer, *, with_sources: bool) -> None:
-    """Refuse models that cannot say a next token.
+    """Refuse models that do not predict next tokens.
 
     Raises:
-        InputError: there is no decoder, no head over a vocabulary, or sources do not fit the stacks.
+        InputError: there is no decoder, no head over a vocabulary, or sources do not match the stacks.
     """
     if module.decoder is None:
         raise InputError("generation needs a model with a decoder; this one has only an encoder")
     if module.head is None or module.head.is_pooled:
-        raise InputError("generation needs a model whose head says the next token; this one's head does not")
+        raise InputError("generation needs a model whose head predicts the next token; this one's head does not")
     if with_sources and module.encoder is None:
         raise InputError("sources are for a model with an encoder; this one reads its prompt with the decoder")
     if module.encoder is not None and not with_sources:
@@ -125,28 +126,27 @@ def check_model(module: Transformer, *, with_sources: bool) -> None:
 def token_limits(
     module: Transformer, prompts: Sequence[Sequence[int]], options: GenerateOptions, *, most: int | None = None
 ) -> list[int]:
-    """Return how many tokens can be generated behind each prompt.
+    """Return how many tokens can be generated for each prompt.
 
-    A model with a table of positions reads no prompt that is longer than the table, and stops where the table ends: a
-    token that is generated last is not read, so that one more token than positions left can be had, though not in
-    contrastive search, which reads its candidates. Positions that are computed (rotary, sinusoidal, biases on scores)
-    set no limit; beyond the trained length the model runs, and its text may get worse.
+    Learned positions limit prompt and generated tokens together. The last generated token is not read, so that one more
+    token than positions are left can be generated, except in contrastive search, which reads its candidates. Computed
+    positions (RoPE, sinusoidal, biases on scores) set no limit; beyond the trained length quality may drop.
 
     Args:
         module: the model.
-        prompts: what its decoder reads.
-        options: how many tokens are wanted.
-        most: prompt and generated tokens together, where a checkpoint says so; None: no such limit.
+        prompts: ids of its decoder.
+        options: of generation.
+        most: prompt and generated tokens together, as a checkpoint limits them; None: no such limit.
 
     Raises:
-        InputError: a prompt that is empty, longer than the positions, or holds ids outside the vocabulary.
+        InputError: a prompt is empty, longer than the positions, or holds ids outside the vocabulary.
     """
     positions = module.max_positions
     unread = 0 if options.method == "contrastive" else 1
     faults, limits = [], []
     for number, prompt in enumerate(prompts, start=1):
         room = options.max_new_tokens if positions is None else positions - len(prompt) + unread
-        asked = options.max_new_tokens if most is None else most - len(prompt)
+        wanted = options.max_new_tokens if most is None else most - len(prompt)
         if not prompt:
             faults.append(f"prompt {number} has no tokens: begin it with the start token.")
         elif not 0 <= min(prompt) <= max(prompt) < module.num_target_ids:
@@ -156,12 +156,12 @@ def token_limits(
                 f"prompt {number} has {len(prompt)} tokens, the start token included, but the model has {positions} "
                 f"positions{'' if unread else ' and contrastive search needs one more'}: shorten it."
             )
-        elif asked < 1:
+        elif wanted < 1:
             faults.append(
                 f"prompt {number} has {len(prompt)} tokens, but the checkpoint's max_length is {most} with the prompt: "
-                "say how many tokens you want as max_new_tokens."
+                "set max_new_tokens."
             )
-        limits.append(min(room, asked, options.max_new_tokens))
+        limits.append(min(room, wanted, options.max_new_tokens))
     if faults:
         raise InputError.from_faults(faults, subject="the prompts")
     return limits

@@ -1,10 +1,10 @@
-"""What changes the logits of the next token before it is chosen; `chain.py` puts them in order.
+"""Logits processors: what changes the logits of the next token before it is chosen.
 
-Each is a small frozen value that is called with the logits and the ids so far, and returns new logits. Order and values
-are those of the logits processors of the transformers library, equal scores included, so that settings carry over.
+Each is a frozen value that is called with the logits and the ids so far, and returns new logits. Order and results are
+those of the transformers library, ties included, so that settings carry over.
 
-Shapes: R rows, T tokens so far, S tokens read, V vocabulary, K rows that stay, N size of an n-gram, W windows of that
-size, C candidates of a row.
+Shapes: R rows, T prompt and generated tokens, S source tokens, V vocabulary, K rows that stay, N size of an n-gram, W
+windows of that size, C candidates of a row, X banned ids.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
 from clearhead.generate.options import GenerateOptions, SearchOptions
 
 NO_ID = -1
-"""Fills the ids of rows that are shorter than others; it is no token and repeats nothing."""
+"""Pads the ids of rows that are shorter than others; it is not a token."""
 
-# Below this many outputs sorting them all costs nothing that could be saved.
+# Below this vocabulary size a full sort is as fast as a partial one.
 _FEW_OUTPUTS = 1024
 
+Logits = Float[Tensor, "rows vocab"]
+Ids = Int[Tensor, "rows tokens"]
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""Called with logits [rows, vocab] and ids so far [rows, tokens]; returns logits and leaves those it was given."""
+"""Called with `Logits` and `Ids`; returns new logits and leaves the given ones unchanged."""
 
 
-def apply(
-    chain: Sequence[Processor], logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-) -> Float[Tensor, "rows vocab"]:
+def apply(chain: Sequence[Processor], logits_RV: Logits, ids_RT: Ids) -> Logits:
     """Apply processors one after the other.
 
     Args:
         chain: in order; an empty one returns the logits themselves.
         logits_RV: fp32.
-        ids_RT: prompt and generated ids, `NO_ID` where a row is shorter than the others.
+        ids_RT: prompt and generated ids, `NO_ID` for padding.
     """
     for processor in chain:
         logits_RV = processor(logits_RV, ids_RT)
@@ -46,19 +46,12 @@ def apply(
 
 def select(chain: Sequence[Processor], rows_K: Int[Tensor, " kept"]) -> list[Processor]:
     """Return processors for these rows, in this order."""
-    return [one.select(rows_K) if isinstance(one, NoSourceNGram) else one for one in chain]
-
-
-def without(
-    logits_RV: Float[Tensor, "rows vocab"], marked_RV: Bool[Tensor, "rows vocab"]
-) -> Float[Tensor, "rows vocab"]:
-    """Return the logits with -inf at the marked ids."""
-    return logits_RV.masked_fill(marked_RV, -torch.inf)
+    return [part.select(rows_K) if isinstance(part, NoSourceNGram) else part for part in chain]
 
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Makes ids that have occurred less likely: a positive logit is divided, a negative one multiplied.
+    """Makes ids that have occurred less likely: positive logits are divided, negative ones multiplied.
 
     Args:
         penalty: above 0; 1 changes nothing, more discourages repetition.
@@ -68,9 +61,7 @@ class RepetitionPenalty:
 
     penalty: float | int
 
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
+    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
         spare = logits_RV.shape[1]
         ids_RT = _with_spare(ids_RT, spare)
@@ -92,20 +83,18 @@ class NoRepeatNGram:
 
     size: int
 
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
+    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
-        return _without_completed(logits_RV, ids_RT, ids_RT, self.size)
+        return _ban_completions(logits_RV, ids_RT, ids_RT, self.size)
 
 
 @dataclass(frozen=True, eq=False)
 class NoSourceNGram:
-    """Bans every id that would complete an n-gram of what was read.
+    """Bans every id that would complete an n-gram of the source.
 
     Args:
-        size: n, at least 1; 1 bans every id that was read.
-        source_RS: what was read for each row, `NO_ID` where it is shorter than others.
+        size: n, at least 1; 1 bans every id of the source.
+        source_RS: the source of each row, or the prompt of a decoder-only model; `NO_ID` for padding.
 
     Source: arXiv 2004.13637, "subsequence blocking": a reply must not repeat what it replies to.
     """
@@ -113,55 +102,35 @@ class NoSourceNGram:
     size: int
     source_RS: Int[Tensor, "rows source"]
 
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
+    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
-        return _without_completed(logits_RV, self.source_RS, ids_RT, self.size)
+        return _ban_completions(logits_RV, self.source_RS, ids_RT, self.size)
 
     def select(self, rows_K: Int[Tensor, " kept"]) -> NoSourceNGram:
         """Return the same for these rows, in this order."""
         return NoSourceNGram(self.size, self.source_RS[rows_K])
 
 
-@dataclass(frozen=True)
-class MinimumLength:
-    """Bans the end tokens until enough tokens have been generated.
-
-    Args:
-        length: tokens that come before an end token at the earliest.
-        end_ids: the end tokens.
-        prompt_length: how many of the ids so far are the prompt, padding included.
-    """
-
-    length: int
-    end_ids: tuple[int, ...]
-    prompt_length: int
-
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
-        """Return the changed logits."""
-        if ids_RT.shape[1] - self.prompt_length >= self.length:
-            return logits_RV
-        return logits_RV.index_fill(1, torch.tensor(self.end_ids, device=logits_RV.device), -torch.inf)
-
-
 @dataclass(frozen=True, eq=False)
 class BannedIds:
-    """Bans ids that may never be generated.
+    """Bans ids, either always or at some lengths.
 
     Args:
-        banned_X: the ids, int64, on the device of the logits.
+        ids: the ids, int64; a tensor is on the device of the logits.
+        start: fewest ids so far, prompt and padding included, at which they are banned.
+        stop: fewest ids so far at which they are no longer banned; None: they stay banned.
     """
 
-    banned_X: Int[Tensor, " banned"]
+    ids: Int[Tensor, " banned"] | tuple[int, ...]
+    start: int = 0
+    stop: int | None = None
 
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
+    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
-        return logits_RV.index_fill(1, self.banned_X, -torch.inf)
+        length = ids_RT.shape[1]
+        if length < self.start or (self.stop is not None and length >= self.stop):
+            return logits_RV
+        return logits_RV.index_fill(1, torch.as_tensor(self.ids, device=logits_RV.device), -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -174,16 +143,14 @@ class Temperature:
 
     temperature: float | int
 
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
+    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
         return logits_RV / self.temperature
 
 
 @dataclass(frozen=True)
 class TopK:
-    """Keeps the k most probable ids, and those equal to the last of them.
+    """Keeps the k most probable ids, and those tied with the last of them.
 
     Args:
         count: k, at least 1.
@@ -193,17 +160,15 @@ class TopK:
 
     count: int
 
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
+    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
         top_RC = logits_RV.topk(min(self.count, logits_RV.shape[1]), dim=1).values
-        return without(logits_RV, logits_RV < top_RC[:, -1:])
+        return logits_RV.masked_fill(logits_RV < top_RC[:, -1:], -torch.inf)
 
 
 @dataclass(frozen=True)
 class TopP:
-    """Keeps the smallest set of most probable ids whose probabilities reach p; which of equal ones stay is left open.
+    """Keeps the smallest set of most probable ids whose probabilities reach p; ties are broken arbitrarily.
 
     Args:
         share: p, above 0 and at most 1.
@@ -213,14 +178,12 @@ class TopP:
 
     share: float | int
 
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
+    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
         size = logits_RV.shape[1]
         if size >= _FEW_OUTPUTS:
             probs_RV = logits_RV.softmax(1)
-            # Ids as rare as this cannot together make up what is removed, so they go without being sorted.
+            # Together such rare ids have less probability than is removed, so they need no sorting.
             rare_RV = probs_RV < 0.999 * (1.0 - self.share) / size
             count = max(size - int(rare_RV.sum(1).min()), 1)
             if count < size // 4:
@@ -228,18 +191,16 @@ class TopP:
         sorted_RV, order_RV = logits_RV.sort(dim=1)
         removed_RV = sorted_RV.softmax(1).cumsum(1) <= 1.0 - self.share
         removed_RV[:, -1] = False
-        return without(logits_RV, removed_RV.scatter(1, order_RV, removed_RV))
+        return logits_RV.masked_fill(removed_RV.scatter(1, order_RV, removed_RV), -torch.inf)
 
-    def _of_shortlist(
-        self, logits_RV: Float[Tensor, "rows vocab"], probs_RV: Float[Tensor, "rows vocab"], count: int
-    ) -> Float[Tensor, "rows vocab"]:
-        """Do the same with the most probable ids alone, for sorting a large vocabulary costs more than all else."""
+    def _of_shortlist(self, logits_RV: Logits, probs_RV: Logits, count: int) -> Logits:
+        """Sort the most probable ids only: sorting a large vocabulary costs more than everything else."""
         listed_probs_RC, listed_RC = (part.flip(1) for part in probs_RV.topk(count, dim=1))
         rest_R1 = probs_RV.scatter(1, listed_RC, 0.0).sum(1, keepdim=True)
         removed_RC = rest_R1 + listed_probs_RC.cumsum(1) <= 1.0 - self.share
         removed_RC[:, -1] = False
         removed_RV = torch.ones_like(logits_RV, dtype=torch.bool).scatter_(1, listed_RC, removed_RC)
-        return without(logits_RV, removed_RV)
+        return logits_RV.masked_fill(removed_RV, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -254,29 +215,25 @@ class MinP:
 
     share: float | int
 
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
+    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
         probs_RV = logits_RV.softmax(1)
-        return without(logits_RV, probs_RV < self.share * probs_RV.amax(1, keepdim=True))
+        return logits_RV.masked_fill(probs_RV < self.share * probs_RV.amax(1, keepdim=True), -torch.inf)
 
 
 @dataclass(frozen=True)
 class ForcedAt:
-    """Leaves one id at some length, with the probability 1.
+    """Forces one id at some length, with probability 1.
 
     Args:
         index: the id.
-        length: ids so far, prompt and padding included, at which it comes.
+        length: ids so far, prompt and padding included, at which it is forced.
     """
 
     index: int
     length: int
 
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
+    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
         if ids_RT.shape[1] != self.length:
             return logits_RV
@@ -286,29 +243,8 @@ class ForcedAt:
 
 
 @dataclass(frozen=True)
-class BannedAt:
-    """Bans ids at some length.
-
-    Args:
-        ids: the ids.
-        length: ids so far, prompt and padding included, at which they may not come.
-    """
-
-    ids: tuple[int, ...]
-    length: int
-
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
-        """Return the changed logits."""
-        if ids_RT.shape[1] != self.length:
-            return logits_RV
-        return logits_RV.index_fill(1, torch.tensor(self.ids, device=logits_RV.device), -torch.inf)
-
-
-@dataclass(frozen=True)
 class BannedSequences:
-    """Bans the last id of sequences whose other ids have just come.
+    """Bans the last id of sequences whose other ids are the newest tokens.
 
     Args:
         sequences: each of at least two ids.
@@ -316,9 +252,7 @@ class BannedSequences:
 
     sequences: tuple[tuple[int, ...], ...]
 
-    def __call__(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
-    ) -> Float[Tensor, "rows vocab"]:
+    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
         banned_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
         for sequence in self.sequences:
@@ -330,13 +264,13 @@ class BannedSequences:
 
 
 def repetition_processors(
-    options: GenerateOptions | SearchOptions, read_RS: Int[Tensor, "rows source"]
+    options: GenerateOptions | SearchOptions, source_RS: Int[Tensor, "rows source"]
 ) -> list[Processor]:
-    """Return what keeps text from repeating itself, or what was read, in order.
+    """Return the processors against repetition, in order.
 
     Args:
-        options: what is asked for.
-        read_RS: what was read for each row: the source, or the prompt of a decoder alone; `NO_ID` where it is shorter.
+        options: of the call.
+        source_RS: as in `NoSourceNGram`.
     """
     chain: list[Processor] = []
     if options.repetition_penalty != 1:
@@ -344,7 +278,7 @@ def repetition_processors(
     if options.no_repeat_ngram_size > 0:
         chain.append(NoRepeatNGram(options.no_repeat_ngram_size))
     if options.encoder_no_repeat_ngram_size > 0:
-        chain.append(NoSourceNGram(options.encoder_no_repeat_ngram_size, read_RS))
+        chain.append(NoSourceNGram(options.encoder_no_repeat_ngram_size, source_RS))
     return chain
 
 
@@ -353,19 +287,19 @@ def build_logits_processors(
     end_ids: tuple[int, ...],
     prompt_length: int,
     banned_X: Int[Tensor, " banned"],
-    read_RS: Int[Tensor, "rows source"],
+    source_RS: Int[Tensor, "rows source"],
 ) -> list[Processor]:
-    """Return what changes the logits before a method looks at them, in order."""
-    chain = repetition_processors(options, read_RS)
+    """Return the processors that every method applies, in order."""
+    chain = repetition_processors(options, source_RS)
     if options.min_new_tokens > 0:
-        chain.append(MinimumLength(options.min_new_tokens, end_ids, prompt_length))
+        chain.append(BannedIds(end_ids, stop=prompt_length + options.min_new_tokens))
     if len(banned_X):
         chain.append(BannedIds(banned_X))
     return chain
 
 
 def build_logits_warpers(options: GenerateOptions) -> list[Processor]:
-    """Return what shapes the distribution that sampling draws from, in order; it comes after the processors."""
+    """Return the processors that shape the sampling distribution, in order; they follow the others."""
     chain: list[Processor] = []
     if options.divisor != 1:
         chain.append(Temperature(options.divisor))
@@ -378,13 +312,8 @@ def build_logits_warpers(options: GenerateOptions) -> list[Processor]:
     return chain
 
 
-def _without_completed(
-    logits_RV: Float[Tensor, "rows vocab"],
-    known_RS: Int[Tensor, "rows known"],
-    ids_RT: Int[Tensor, "rows tokens"],
-    size: int,
-) -> Float[Tensor, "rows vocab"]:
-    """Return the logits without the ids that complete an n-gram of the known ids."""
+def _ban_completions(logits_RV: Logits, known_RS: Int[Tensor, "rows known"], ids_RT: Ids, size: int) -> Logits:
+    """Ban the ids that complete an n-gram of the known ids."""
     if ids_RT.shape[1] + 1 < size or known_RS.shape[1] < size:
         return logits_RV
     spare = logits_RV.shape[1]
@@ -393,9 +322,9 @@ def _without_completed(
     matches_RW = (windows_RWN[:, :, :-1] == newest_RN[:, None]).all(dim=2)
     completing_RW = torch.where(matches_RW, _with_spare(windows_RWN[:, :, -1], spare), spare)
     banned_RV = logits_RV.new_zeros((len(logits_RV), spare + 1), dtype=torch.bool)
-    return without(logits_RV, banned_RV.scatter_(1, completing_RW, True)[:, :spare])
+    return logits_RV.masked_fill(banned_RV.scatter_(1, completing_RW, True)[:, :spare], -torch.inf)
 
 
 def _with_spare(ids: Int[Tensor, "*axes"], spare: int) -> Int[Tensor, "*axes"]:
-    """Replace what is no output, padding above all, by a spare column behind the last one."""
+    """Replace ids that are not outputs, such as padding, by an extra column behind the last one."""
     return torch.where((ids < 0) | (ids >= spare), spare, ids)

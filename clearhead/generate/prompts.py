@@ -7,7 +7,7 @@ the start token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from clearhead.core import Transformer
@@ -46,19 +46,17 @@ def generate_texts(
     *,
     continues: bool = True,
     prompt_format: PromptFormat | None = None,
-    on_token: Callable[[int, int, int], None] | None = None,
 ) -> list[list[Generation]]:
     """Continue each prompt.
 
     Args:
-        module: a decoder alone, or both stacks; run in evaluation mode, its own mode is restored.
+        module: a decoder-only or encoder-decoder model; run in evaluation mode, its own mode is restored.
         tokenizers: of the model; a decoder alone uses that of the target.
         prompts: one text each.
         options: how to continue them.
         continues: whether the text of a model with an encoder stands behind the prompt, so that it may begin with a
             space; False where it was trained to say something else about what it reads.
         prompt_format: how a checkpoint reads prompts; None: a model that was trained here.
-        on_token: called with the numbers of prompt and sequence and each id, as `generate_ids` does.
 
     Returns:
         For each prompt the sequences asked for; text and tokens exclude the prompt.
@@ -70,7 +68,7 @@ def generate_texts(
     if isinstance(prompts, str):
         raise InputError("prompts must be a list of texts; put the single text into a list")
     request = _request(module, tokenizers, prompts, options, continues, prompt_format)
-    found = generate_ids(module, request, on_token=on_token)
+    found = generate_ids(module, request)
     return [
         [_generation(tokenizers.target, one, request.context(number)) for one in some]
         for number, some in enumerate(found)

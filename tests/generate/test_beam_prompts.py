@@ -8,7 +8,7 @@ import torch
 from clearhead import core as ch
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.prefill import read_prompts
+from clearhead.generate.prefill import prefill_prompts
 from clearhead.generate.processors import apply, repetition_processors
 from clearhead.generate.results import Candidate, Continuation
 from clearhead.generate.search.beam import continue_beams
@@ -79,7 +79,7 @@ def test_one_beam_is_greedy_search(kind: str) -> None:
     prompts = some_prompts(5, longest=11)
     greedy = generate(module, prompts, GenerateOptions(max_new_tokens=11))
     with torch.inference_mode():
-        start = read_prompts(module, prompts, pad_id=PAD)
+        start = prefill_prompts(module, prompts, pad_id=PAD)
         found = continue_beams(
             module, start, limits=[11] * 5, end_ids=(EOS,), banned_X=torch.tensor([PAD, BOS]), chain=(),
             options=SearchOptions(beam_size=1),

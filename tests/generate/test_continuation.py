@@ -13,7 +13,7 @@ from clearhead.errors import InputError, RunFailure
 from clearhead.generate import continuation
 from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prefill import pad_left, read_prompts
+from clearhead.generate.prefill import pad_left, prefill_prompts
 from clearhead.generate.processors import apply, build_logits_processors, build_logits_warpers
 from clearhead.generate.results import Continuation
 from clearhead.generate.search.sampling import RandomStreams, draw, sequence_seed
@@ -99,9 +99,9 @@ def test_left_padding_is_no_padding(kind: str) -> None:
     ids, mask = pad_left(prompts, PAD, torch.device("cpu"))
     assert [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)] == prompts and mask[:, -1].all()
     with torch.inference_mode():
-        together = read_prompts(module, prompts, pad_id=PAD)
+        together = prefill_prompts(module, prompts, pad_id=PAD)
         for row, prompt in enumerate(prompts):
-            alone = read_prompts(module, [prompt], pad_id=PAD)
+            alone = prefill_prompts(module, [prompt], pad_id=PAD)
             torch.testing.assert_close(together.logits[row], alone.logits[0], atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(together.logits[row], next_logits(module, prompt), atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(together.hidden[row, mask[row]], alone.hidden[0], atol=1e-5, rtol=1e-5)
@@ -242,15 +242,6 @@ def test_a_stream_that_is_closed_leaves_the_model_as_it_was() -> None:
     assert module.training
 
 
-def test_tokens_are_told_as_they_come() -> None:
-    module = tiny_decoder("modern", seed=1, end_bonus=1.0)
-    told: dict[tuple[int, int], list[int]] = {}
-    options = dataclasses.replace(SAMPLING, num_return_sequences=2)
-    asked = request(some_prompts(3, longest=7), options)
-    found = generate_ids(module, asked, on_token=lambda i, j, token: told.setdefault((i, j), []).append(token))
-    assert told == {(i, j): list(one.ids) for i, some in enumerate(found) for j, one in enumerate(some)}
-
-
 def test_a_table_of_positions_is_the_limit() -> None:
     """As many tokens as have a place, and one more that is not read; a longer prompt is refused by its number."""
     module = tiny_decoder("original", seed=8, positions=11, end_bonus=-99.0)
@@ -277,7 +268,7 @@ def test_what_cannot_generate_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         generate(one, [[], [BOS, 13], [3]], options)
     assert all(part in str(caught.value) for part in ("2 faults", "prompt 1 has no tokens", "prompt 2 holds ids"))
-    with pytest.raises(InputError, match="no text is certain before the end"):
+    with pytest.raises(InputError, match="no text is final before the end"):
         next(stream_ids(one, request([[BOS]], GenerateOptions(beam_size=2))))
     with pytest.raises(InputError, match="leave num_return_sequences at 1"):
         next(stream_ids(one, request([[BOS]], GenerateOptions(num_return_sequences=2))))

@@ -13,7 +13,6 @@ from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import (
     NO_ID,
     BannedIds,
-    MinimumLength,
     MinP,
     NoRepeatNGram,
     NoSourceNGram,
@@ -61,9 +60,10 @@ def ids_of(logits_RV: Tensor, length: int = 19) -> Tensor:
 
 def pairs() -> dict[str, tuple[Processor, Any]]:
     """Ours and theirs with the same settings."""
+    shortest = peer.MinNewTokensLengthLogitsProcessor
     found: dict[str, tuple[Processor, Any]] = {
-        "minimum reached": (MinimumLength(14, (EOS,), PROMPT), peer.MinNewTokensLengthLogitsProcessor(PROMPT, 14, EOS)),
-        "minimum ahead": (MinimumLength(15, (EOS,), PROMPT), peer.MinNewTokensLengthLogitsProcessor(PROMPT, 15, EOS)),
+        "minimum reached": (BannedIds((EOS,), stop=PROMPT + 14), shortest(PROMPT, 14, EOS)),
+        "minimum ahead": (BannedIds((EOS,), stop=PROMPT + 15), shortest(PROMPT, 15, EOS)),
         "banned": (BannedIds(torch.tensor([1, 7, 11])), peer.SuppressTokensLogitsProcessor([1, 7, 11])),
     }
     for value in (0.3, 1.7):
@@ -128,7 +128,10 @@ def test_the_order_is_that_of_transformers() -> None:
         "Temperature": "TemperatureLogitsWarper", "TopK": "TopKLogitsWarper", "TopP": "TopPLogitsWarper",
         "MinP": "MinPLogitsWarper",
     }  # fmt: skip
-    assert [same[type(one).__name__] for one in ours] == [type(one).__name__ for one in theirs]
+    names = [
+        "MinimumLength" if isinstance(one, BannedIds) and one.stop is not None else type(one).__name__ for one in ours
+    ]
+    assert [same[name] for name in names] == [type(one).__name__ for one in theirs]
     for length in (PROMPT, PROMPT + 6, PROMPT + 7):
         logits_RV = logits_of("ties")
         ids_RT = ids_of(logits_RV, length)

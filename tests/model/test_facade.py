@@ -85,6 +85,15 @@ def test_batches_change_no_answer(model: ch.Model) -> None:
     assert model.translate(TEXTS, max_length=2) == [h[0].text for h in model.translate_n_best(TEXTS, n=1, max_length=2)]
 
 
+def test_an_unknown_option_is_named(model: ch.Model) -> None:
+    with pytest.raises(InputError, match=r"no option 'beam_sise' \(did you mean 'beam_size'\?\)"):
+        model.translate(TEXTS, beam_sise=3)
+    with pytest.raises(InputError, match=r"no option 'temprature' \(did you mean 'temperature'\?\)"):
+        model.generate("a", temprature=1.0)
+    with pytest.raises(InputError, match="no option 'beam_size'"):
+        model.stream("a", beam_size=3)
+
+
 def test_a_single_text_must_be_put_into_a_list(model: ch.Model) -> None:
     with pytest.raises(InputError, match="takes a list of texts"):
         model.translate("a m u")

@@ -91,7 +91,7 @@ def beam_search(
 
 def continue_beams(
     module: Transformer,
-    start: Prefill,
+    prefill: Prefill,
     *,
     limits: list[int],
     end_ids: tuple[int, ...],
@@ -103,7 +103,7 @@ def continue_beams(
 
     Args:
         module: in evaluation mode.
-        start: the prompts, whose logits are destroyed.
+        prefill: the prompts, whose logits are destroyed.
         limits: most tokens generated behind each prompt.
         end_ids: ids that end a hypothesis.
         banned_X: ids never generated.
@@ -118,9 +118,9 @@ def continue_beams(
         RunFailure: the model's output is not a number, or every token is banned.
     """
     with torch.inference_mode():
-        whole = [*repetition_processors(options, start.read), *chain]
-        search = _Search(limits, end_ids, options, start.ids, banned_X, chain=whole, open_ended=True)
-        found = _run(module, search, start.logits, start.cache)
+        whole = [*repetition_processors(options, prefill.source_ids), *chain]
+        search = _Search(limits, end_ids, options, prefill.ids, banned_X, chain=whole, open_ended=True)
+        found = _run(module, search, prefill.logits, prefill.cache)
     if not all(found):
         raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
     return found

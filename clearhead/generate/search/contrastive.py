@@ -1,9 +1,9 @@
-"""Contrastive search: of the most probable tokens, one that does not resemble what is already there.
+"""Contrastive search: of the most probable tokens, one whose hidden state differs from those before it.
 
     x_t = argmax over the k most probable v of  (1 - alpha) * p(v | x_<t)  -  alpha * max_{j<t} cos(h_v, h_{x_j})
 
-where h are the decoder's last states. Every candidate is read once, as a row of its own; the row of the chosen one
-lives on, so that its logits and states serve the next step.
+where h are the decoder's last hidden states. Every candidate is read once, in its own row; the row of the chosen one is
+kept, with its logits and hidden states for the next step.
 
 Shapes: R rows (sequences still in the batch), C candidates, T tokens so far, D width, V vocabulary.
 """
@@ -28,23 +28,23 @@ class ContrastiveSearch:
 
     Args:
         module: in evaluation mode.
-        start: the prompts, one for each sequence.
-        chain: what changes the logits before candidates are taken.
-        count: k, how many candidates.
-        alpha: weight of the likeness, from 0 to 1.
+        prefill: one prompt for each sequence.
+        chain: logits processors.
+        count: k, the number of candidates.
+        alpha: weight of the similarity, from 0 to 1.
 
     Source: arXiv 2202.06417, eq. 5.
     """
 
     def __init__(
-        self, module: Transformer, start: Prefill, chain: Sequence[Processor], *, count: int, alpha: float
+        self, module: Transformer, prefill: Prefill, chain: Sequence[Processor], *, count: int, alpha: float
     ) -> None:
-        self._module, self._chain, self._alpha, self._cache = module, chain, alpha, start.cache
-        self._count = min(count, start.logits.shape[1])
-        self._ids_RT, self._logits_RV = start.ids, start.logits
-        self._is_real_RT = start.ids != NO_ID
-        self._past_RSD = functional.normalize(start.hidden.float(), dim=-1)
-        self._cached_R = torch.arange(len(start.ids), device=start.ids.device)
+        self._module, self._chain, self._alpha, self._cache = module, chain, alpha, prefill.cache
+        self._count = min(count, prefill.logits.shape[1])
+        self._ids_RT, self._logits_RV = prefill.ids, prefill.logits
+        self._is_real_RT = prefill.ids != NO_ID
+        self._past_RSD = functional.normalize(prefill.hidden.float(), dim=-1)
+        self._cached_R = torch.arange(len(prefill.ids), device=prefill.ids.device)
         self._sentences_R: Int[Tensor, " rows"] | None = None
 
     def step(self) -> tuple[list[int], list[float]]:
@@ -57,7 +57,7 @@ class ContrastiveSearch:
         assert out.logits is not None
         states_RCD = functional.normalize(out.hidden[:, -1].float(), dim=-1).unflatten(0, (-1, count))
         scores_RC = (1 - self._alpha) * changed_RV.softmax(1).gather(1, tokens_RC)
-        scores_RC = scores_RC - self._alpha * self._likeness(states_RCD)
+        scores_RC = scores_RC - self._alpha * self._similarity(states_RCD)
         chosen_R = scores_RC.masked_fill(best_RC == -torch.inf, -torch.inf).argmax(1)
         tokens_R = tokens_RC.gather(1, chosen_R[:, None])[:, 0]
         log_probs_R = self._logits_RV.gather(1, tokens_R[:, None])[:, 0] - self._logits_RV.logsumexp(1)
@@ -69,20 +69,20 @@ class ContrastiveSearch:
         return fetch(tokens_R, log_probs_R)
 
     def keep(self, rows_K: Int[Tensor, " kept"]) -> None:
-        """Go on with these rows only; called after a step."""
+        """Keep these rows only; called after a step."""
         self._cached_R, self._sentences_R = self._cached_R[rows_K], rows_K
         self._logits_RV, self._ids_RT = self._logits_RV[rows_K], self._ids_RT[rows_K]
         self._is_real_RT, self._past_RSD = self._is_real_RT[rows_K], self._past_RSD[rows_K]
         self._chain = select(self._chain, rows_K)
 
-    def _likeness(self, states_RCD: Float[Tensor, "rows candidates width"]) -> Float[Tensor, "rows candidates"]:
-        """Return the greatest cosine of each candidate's state with those of the tokens before it."""
+    def _similarity(self, states_RCD: Float[Tensor, "rows candidates width"]) -> Float[Tensor, "rows candidates"]:
+        """Return the largest cosine of each candidate's hidden state with those of the tokens before it."""
         past_RTD = self._past_RSD[:, : self._is_real_RT.shape[1]]
         cosine_RCT = states_RCD @ past_RTD.transpose(1, 2)
         return cosine_RCT.masked_fill(~self._is_real_RT[:, None], -torch.inf).amax(2)
 
     def _remember(self, tokens_R: Int[Tensor, " rows"], states_RD: Float[Tensor, "rows width"]) -> None:
-        """Add the chosen tokens and their states to what is there; the room for states doubles when it is full."""
+        """Append the chosen tokens and their hidden states; the buffer doubles when it is full."""
         length = self._is_real_RT.shape[1]
         if length == self._past_RSD.shape[1]:
             self._past_RSD = torch.cat([self._past_RSD, torch.empty_like(self._past_RSD)], 1)

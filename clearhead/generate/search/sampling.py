@@ -1,6 +1,6 @@
-"""One token after the other, the most probable one or one drawn by chance.
+"""Greedy search and sampling: one token after the other.
 
-Every sequence has a stream of random numbers of its own, so that its text does not depend on who shares its batch.
+Every sequence has its own stream of random numbers, so that its text does not depend on the other rows of its batch.
 
 Shapes: R rows (sequences still in the batch), T tokens so far, V vocabulary.
 """
@@ -20,24 +20,24 @@ from clearhead.core import Transformer
 from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import Processor, apply, select
 
-# Numbers drawn at a time; what a stream gives does not depend on it.
+# Numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64
 
 
 def fetch(tokens_R: Int[Tensor, " rows"], log_probs_R: Float[Tensor, " rows"]) -> tuple[list[int], list[float]]:
-    """Bring tokens and log-probabilities to Python, waiting for a device only once."""
+    """Copy tokens and log-probabilities to Python with a single synchronisation."""
     both = torch.stack([tokens_R.double(), log_probs_R.double()]).tolist()
     return [int(token) for token in both[0]], both[1]
 
 
 def draw(probs_RV: Float[Tensor, "rows vocab"], uniform_R: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """Return the id at which the running sum of each row's probabilities passes its share of the total.
+    """Draw one id from each row by inverting the cumulative distribution.
 
     Args:
         probs_RV: not negative; ids of probability 0 are never drawn.
-        uniform_R: fp64, from 0 to below 1.
+        uniform_R: uniform random numbers, fp64, from 0 to below 1.
     """
-    # In fp32 the running sum of a large vocabulary would be off by more than its rare tokens have.
+    # The rounding errors of an fp32 cumulative sum exceed the probabilities of rare tokens.
     running_RV = probs_RV.double().cumsum(1)
     total_R1 = running_RV[:, -1:]
     below_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
@@ -50,7 +50,7 @@ class RandomStreams:
 
     Args:
         seeds: one for each row.
-        device: where the numbers are wanted.
+        device: of the numbers.
     """
 
     def __init__(self, seeds: Sequence[SeedSequence], device: torch.device) -> None:
@@ -68,39 +68,39 @@ class RandomStreams:
         return self._drawn_RN[:, self._used - 1]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only."""
+        """Keep these rows only."""
         self._generators = [self._generators[row] for row in rows]
         if self._drawn_RN is not None:
             self._drawn_RN = self._drawn_RN[list(rows)]
 
 
 def sequence_seed(seed: int | None, number: int, ids: Sequence[int]) -> SeedSequence:
-    """Return the seed of one sequence: it follows from the user's seed, the prompt, and its number at that prompt.
+    """Return the seed of one sequence, which depends on the user's seed, the prompt, and the sequence's number.
 
     Args:
-        seed: None: new on every call.
+        seed: None: a new one in every call.
         number: of the sequence among those of its prompt.
-        ids: the prompt, and the source where there is one.
+        ids: the prompt, followed by the source if there is one.
     """
     return SeedSequence() if seed is None else SeedSequence([seed, number, len(ids), *ids])
 
 
 @dataclass(frozen=True)
 class TokenChooser:
-    """The logits of a step on their way to a token.
+    """Chooses the next token of each row from its logits.
 
     Args:
-        chain: what changes the logits before a token is chosen.
-        streams: where chance comes from; None: the most probable token is taken.
+        chain: logits processors.
+        streams: random numbers; None: greedy.
     """
 
     chain: Sequence[Processor]
     streams: RandomStreams | None
 
-    def of(
+    def choose(
         self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
     ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
-        """Return a token for each row and the log-probability that the unchanged logits give it.
+        """Return a token for each row, and its log-probability by the unprocessed logits.
 
         Args:
             logits_RV: fp32.
@@ -116,41 +116,41 @@ class TokenChooser:
         return tokens_R, torch.where(best_R == -torch.inf, best_R, chosen_R)
 
     def keep(self, rows_K: Int[Tensor, " kept"]) -> TokenChooser:
-        """Return the choice that goes on with these rows only."""
+        """Return the chooser of these rows only."""
         if self.streams is not None:
             self.streams.keep(rows_K.tolist())
         return TokenChooser(select(self.chain, rows_K), self.streams)
 
 
 class Sampling:
-    """Sampling, and greedy search where the choice has no streams.
+    """Sampling, or greedy search if the chooser has no random streams.
 
     Args:
         module: in evaluation mode.
-        start: the prompts, one for each sequence.
-        choice: how logits become a token.
+        prefill: one prompt for each sequence.
+        chooser: chooses tokens.
     """
 
-    def __init__(self, module: Transformer, start: Prefill, choice: TokenChooser) -> None:
-        self._module, self._choice, self._cache = module, choice, start.cache
-        self._ids_RT, self._logits_RV = start.ids, start.logits
+    def __init__(self, module: Transformer, prefill: Prefill, chooser: TokenChooser) -> None:
+        self._module, self._chooser, self._cache = module, chooser, prefill.cache
+        self._ids_RT, self._logits_RV = prefill.ids, prefill.logits
         self._newest_R: Int[Tensor, " rows"] | None = None
 
     def step(self) -> tuple[list[int], list[float]]:
         """Return the next token of each row and its log-probability: -inf where every token is banned."""
         if self._newest_R is not None:
-            # A token is read only when one more is wanted behind it.
+            # A token is read only if another one follows.
             out = self._module.decode(self._newest_R[:, None], cache=self._cache)
             assert out.logits is not None
             self._logits_RV = out.logits[:, -1].float()
-        tokens_R, log_probs_R = self._choice.of(self._logits_RV, self._ids_RT)
+        tokens_R, log_probs_R = self._chooser.choose(self._logits_RV, self._ids_RT)
         self._newest_R = tokens_R
         self._ids_RT = torch.cat([self._ids_RT, tokens_R[:, None]], 1)
         return fetch(tokens_R, log_probs_R)
 
     def keep(self, rows_K: Int[Tensor, " kept"]) -> None:
-        """Go on with these rows only; called after a step."""
+        """Keep these rows only; called after a step."""
         assert self._newest_R is not None
         self._cache.select(rows_K, memory_rows=rows_K)
         self._newest_R, self._ids_RT = self._newest_R[rows_K], self._ids_RT[rows_K]
-        self._choice = self._choice.keep(rows_K)
+        self._chooser = self._chooser.keep(rows_K)
