@@ -1,4 +1,4 @@
-"""`clearhead answer`: where in a text a question is answered."""
+"""`clearhead answer`: extractive question answering."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import is_standard_input, print_json, print_result
-from clearhead.cli.lines import one_line
+from clearhead.cli.console import print_either
+from clearhead.cli.lines import is_standard_input, one_line
 from clearhead.cli.options import ComputeOptions, Json, Ref, takes_compute_options
 from clearhead.errors import InputError
 
@@ -47,15 +47,12 @@ def answer(
     text = _text(context, context_file)
     model = compute.load_model(ref)
     answers = model.answer(question, text, top_k=top_k, allow_no_answer=no_answer, batch_size=compute.batch_size)
-    if as_json:
-        print_json({"question": question, "answers": [asdict(one) for one in answers]})
-        return
-    for one in answers:
-        print_result(f"{one_line(one.text)}\t{one.score:.4f}")
+    record = {"question": question, "answers": [asdict(answer) for answer in answers]}
+    print_either(as_json, record, *(f"{one_line(answer.text)}\t{answer.score:.4f}" for answer in answers))
 
 
 def _text(context: str | None, file: Path | None) -> str:
-    """Return the text that is given, or that a file or standard input holds, as it stands there."""
+    """Return the given text, or the unchanged text of a file or of standard input."""
     from clearhead.files import decoded, read_text_file
 
     if context is not None and file is not None:

@@ -1,4 +1,4 @@
-"""`clearhead check`: whether a checkpoint computes here what it computes elsewhere."""
+"""`clearhead check`: whether a checkpoint computes the same here and in transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import print_json, print_message, print_result
+from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import Json
 from clearhead.errors import InputError
 
@@ -26,46 +26,43 @@ Tolerance = Annotated[
 
 
 def check(
-    ref: Annotated[str, typer.Argument(metavar="REF", help="A checkpoint's folder, a hub name or a run directory.")],
+    ref: Annotated[str, typer.Argument(metavar="REF", help="A Hugging Face checkpoint or a run directory.")],
     against: Against = None,
     reference: Reference = None,
     tolerance: Tolerance = 1e-4,
     as_json: Json = False,
 ) -> None:
-    """Compare a checkpoint with what another library computes from it, layer by layer.
+    """Compare the outputs of a checkpoint with those in another library, layer by layer.
 
     \b
     Example:
       clearhead check bert-base-uncased-folder --against transformers
       clearhead check converted --against transformers --reference original
 
-    Both read random tokens, padded ones and, where there is a tokenizer, real text; the tokenizers read hard strings.
-    Where they differ, the first part that does is named, and the likely cause, found by experiment: one thing after
-    another is changed here until the outputs agree. A run directory is written in the layout of the hub first. Ends
-    with exit code 1 where they differ. --json ends with {"same", "largest", "layers", "divergence", "causes"} and more.
+    Both models read random tokens, padded tokens and, if there is a tokenizer, real text; the tokenizers read hard
+    strings. If they differ, the first differing submodule is named with the likely cause, found by experiment: one
+    setting after another is changed here until the outputs agree. A run directory is first saved as a Hugging Face
+    checkpoint. The exit code is 1 if they differ. --json ends with {"same", "largest", "layers", "divergence",
+    "causes"} and more.
     """
     from clearhead.check.parity import compare_with_transformers
 
     if against is None:
-        raise InputError("say what to compare with: --against transformers")
+        raise InputError("name the library to compare with: --against transformers")
     if against != "transformers":
         raise InputError(f"--against {against} is not known; expected transformers")
     if reference is not None and not (reference / "config.json").is_file():
-        raise InputError(f"{reference} is no checkpoint's folder: it holds no config.json")
+        raise InputError(f"{reference} is not a Hugging Face checkpoint: it has no config.json")
     with _folder(ref) as folder:
-        card = compare_with_transformers(folder, reference=reference, tolerance=tolerance)
-    if as_json:
-        print_json(card.record())
-    else:
-        for line in card.lines():
-            print_result(line)
-    if not card.is_same:
+        report = compare_with_transformers(folder, reference=reference, tolerance=tolerance)
+    print_either(as_json, report.record(), *report.lines())
+    if not report.is_same:
         raise typer.Exit(1)
 
 
 @contextmanager
 def _folder(ref: str) -> Iterator[Path]:
-    """Give the folder of a reference in the layout of the hub; a model of ours is written there first."""
+    """Yield the folder of a Hugging Face checkpoint; another model is saved as one first."""
     from clearhead.hf.files.hub import find_checkpoint
 
     found = find_checkpoint(ref)
@@ -78,5 +75,5 @@ def _folder(ref: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "saved"
         model.save(folder, format="hf")
-        print_message(f"{ref} was written in the layout of the hub to be compared")
+        print_message(f"{ref} was saved as a Hugging Face checkpoint for the comparison")
         yield folder

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead.cli.console import print_json, print_result
-from clearhead.cli.lines import Line, answered_lines, answered_pairs, one_line
+from clearhead.cli.console import print_either
+from clearhead.cli.lines import STANDARD_INPUT, answered_lines, one_line
 from clearhead.cli.options import ComputeOptions, JsonLines, LineFile, Paired, Ref, takes_compute_options
 from clearhead.errors import InputError
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 @takes_compute_options
 def classify(
     ref: Ref,
-    file: LineFile = Path("-"),
+    file: LineFile = STANDARD_INPUT,
     pair: Paired = False,
     as_json: JsonLines = False,
     *,
@@ -39,25 +38,15 @@ def classify(
     model = compute.load_model(ref)
     if model.task.is_paired and not pair:
         raise InputError("this model was trained on pairs: add --pair, and put a tab between the two texts of a line")
-    if pair:
-        for both, answer in answered_pairs(file, model.classify, batch_size=compute.batch_size):
-            _show(both, answer, as_json)
-    else:
-        for line, answer in answered_lines(file, model.classify, batch_size=compute.batch_size):
-            _show(line, answer, as_json)
-
-
-def _show(line: Line[str] | Line[tuple[str, str]], answer: Classification | None, as_json: bool) -> None:
-    if as_json:
-        print_json({**line.record(), **_record(answer)})
-    elif answer is None or answer.probability is None:
-        print_result("" if answer is None else answer.label)
-    else:
-        print_result(f"{one_line(answer.label)}\t{answer.probability:.4f}")
+    for line, answer in answered_lines(file, model.classify, paired=pair, batch_size=compute.batch_size):
+        text = "" if answer is None else answer.label
+        if answer is not None and answer.probability is not None:
+            text = f"{one_line(text)}\t{answer.probability:.4f}"
+        print_either(as_json, {**line.record(), **_record(answer)}, text)
 
 
 def _record(answer: Classification | None) -> dict[str, object]:
-    """Return what the model says: of a class, of several, or a number."""
+    """Return a classification as JSON values: of a class, of several, or of a number."""
     if answer is None:
         return {"label": None, "probability": None}
     if answer.value is not None:

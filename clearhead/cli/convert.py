@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import print_json, print_message, print_result
+from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import Json
 from clearhead.errors import InputError
 
@@ -37,18 +37,17 @@ def convert(
       clearhead convert runs/de-en exported --to hf
       clearhead convert downloads/opus-mt-de-en opus-mt-de-en --from-bin
 
-    --to hf writes config.json, safetensors and the tokenizer as the transformers library reads them, in the first
-    published family that can say the model; where none can, the report says what stands in the way. Weights keep the
-    type that they have, and more than --max-shard-size of them go into several files with an index. --from-bin reads
-    weights that were published as pickled files, which nothing else here does, and writes the same folder with
-    safetensors. --json ends with {"path", "format"}, and behind --to hf "model_type".
+    --to hf writes config.json, safetensors and the tokenizer as transformers reads them, in the first model type that
+    can express the model; where none can, the report says why. Weights keep their dtype; above --max-shard-size they
+    are split into shards with an index. --from-bin reads pickled weights, which no other command does, and writes the
+    same folder with safetensors. --json ends with {"path", "format"}, and with "model_type" for --to hf.
     """
     if from_bin == (to is not None):
-        raise InputError("say what to do, one of the two: --to hf, or --from-bin")
+        raise InputError("give one of --to hf and --from-bin")
     if to not in (None, "hf"):
         raise InputError(f"--to {to} is not known; expected hf")
     if from_bin and max_shard_size is not None:
-        raise InputError("--max-shard-size has no effect with --from-bin, which writes one file for each that is there")
+        raise InputError("--max-shard-size has no effect with --from-bin, which writes one file for each file read")
     size = None if max_shard_size is None else _bytes(max_shard_size)
     if out.exists():
         raise InputError(f"{out} exists already; give a new folder")
@@ -57,14 +56,11 @@ def convert(
         _convert_bin(ref, out)
     else:
         record["model_type"] = _convert(ref, out, {} if size is None else {"max_shard_size": size})
-    if as_json:
-        print_json(record)
-    else:
-        print_result(str(out))
+    print_either(as_json, record, str(out))
 
 
 def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
-    """Write the layout of the hub; return the family that was written."""
+    """Write a Hugging Face checkpoint; return its model type."""
     from clearhead.files import read_json_object
     from clearhead.model.loading import load_as_stored
 
@@ -90,12 +86,14 @@ def _convert_bin(ref: str, out: Path) -> None:
 
 
 def _bytes(size: str) -> int:
-    """Return the bytes that a number with a unit means."""
+    """Return the number of bytes of a size with a unit."""
     number, unit = size[:-2].strip(), size[-2:].upper()
     try:
         found = int(float(number) * UNITS[unit])
     except (KeyError, ValueError, OverflowError):
         found = 0
     if found < 1:
-        raise InputError(f"--max-shard-size {size} is no size; expected a number with KB, MB, GB or TB, such as 500MB")
+        raise InputError(
+            f"--max-shard-size {size} is not a size; expected a number and KB, MB, GB or TB, such as 500MB"
+        )
     return found

@@ -1,4 +1,4 @@
-"""`clearhead embed`: a vector for each text, or how alike two texts are."""
+"""`clearhead embed`: a vector for each text, or the similarity of two texts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.console import print_json, print_message, print_result
-from clearhead.cli.lines import Line, answered_lines, answered_pairs, name_of
+from clearhead.cli.console import print_either, print_message
+from clearhead.cli.lines import STANDARD_INPUT, Line, answered_lines, name_of
 from clearhead.cli.options import ComputeOptions, LineFile, Paired, Ref, takes_compute_options
 from clearhead.errors import InputError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from clearhead import Model
 
-    Answered = Iterator[tuple[Line[str], ndarray | None]] | Iterator[tuple[Line[tuple[str, str]], ndarray | None]]
 
 ARRAY = ".npy"
 
@@ -27,7 +26,7 @@ ARRAY = ".npy"
 @takes_compute_options
 def embed(
     ref: Ref,
-    file: LineFile = Path("-"),
+    file: LineFile = STANDARD_INPUT,
     pair: Paired = False,
     similarity: Annotated[
         bool, typer.Option("--similarity", help="The cosine of the two texts in a line, with a tab between them.")
@@ -49,7 +48,7 @@ def embed(
       clearhead embed runs/captions pairs.tsv --similarity
       echo "two dogs in the snow" | clearhead embed runs/captions --json
 
-    Vectors are pooled and normalised as the model says. Without -o a line of output is the vector as a JSON list. With
+    Vectors are pooled and normalized as the model says. Without -o a line of output is the vector as a JSON list. With
     --pair the two texts of a line are read together and have one vector; with --similarity each has its own, and the
     output is their cosine, from -1 to 1. An empty line has no vector: its line of output is empty, or null in JSON, and
     -o refuses it. --json writes {"index", "text", "vector"}, for two texts "pair" too, or "similarity"; with -o it ends
@@ -60,16 +59,14 @@ def embed(
     if similarity:
         _show_similarities(model, file, compute.batch_size, as_json)
         return
-    answered: Answered
-    if pair:
-        answered = answered_pairs(file, lambda pairs: list(model.embed(pairs)), batch_size=compute.batch_size)
-    else:
-        answered = answered_lines(file, lambda texts: list(model.embed(texts)), batch_size=compute.batch_size)
+    answered = answered_lines(file, lambda texts: list(model.embed(texts)), paired=pair, batch_size=compute.batch_size)
     if output is not None:
         _save(output, file, answered, as_json)
         return
     for line, vector in answered:
-        _show(line, vector, as_json)
+        numbers = None if vector is None else [float(number) for number in vector]
+        text = "" if numbers is None else json.dumps(numbers)
+        print_either(as_json, {**line.record(), "vector": numbers}, text)
 
 
 def _check_output(output: Path | None, pair: bool, similarity: bool) -> None:
@@ -80,15 +77,7 @@ def _check_output(output: Path | None, pair: bool, similarity: bool) -> None:
         raise InputError(f"-o writes a {ARRAY} file, but names {output}: give a name that ends in {ARRAY}")
 
 
-def _show(line: Line[str] | Line[tuple[str, str]], vector: ndarray | None, as_json: bool) -> None:
-    numbers = None if vector is None else [float(number) for number in vector]
-    if as_json:
-        print_json({**line.record(), "vector": numbers})
-    else:
-        print_result("" if numbers is None else json.dumps(numbers))
-
-
-def _save(output: Path, file: Path, answered: Answered, as_json: bool) -> None:
+def _save(output: Path, file: Path, answered: Iterator[tuple[Line, ndarray | None]], as_json: bool) -> None:
     """Write the vectors of all lines; a file is left only when every line has one."""
     import numpy as np
 
@@ -105,21 +94,16 @@ def _save(output: Path, file: Path, answered: Answered, as_json: bool) -> None:
     except OSError as error:
         raise InputError(f"{output} cannot be written: {error.strerror or error}") from None
     print_message(f"{len(vectors)} vectors of width {vectors.shape[1]}")
-    if as_json:
-        print_json({"file": str(output), "texts": len(vectors), "width": vectors.shape[1]})
-    else:
-        print_result(str(output))
+    print_either(as_json, {"file": str(output), "texts": len(vectors), "width": vectors.shape[1]}, str(output))
 
 
 def _show_similarities(model: Model, file: Path, batch_size: int | None, as_json: bool) -> None:
     from clearhead.predict.embed import similarity
 
     def cosines(pairs: list[tuple[str, str]]) -> list[float]:
-        firsts, seconds = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return [float(one) for one in similarity(model.module, model.tokenizer, firsts, seconds)]
+        firsts, seconds = (list(texts) for texts in zip(*pairs, strict=True))
+        return [float(cosine) for cosine in similarity(model.module, model.tokenizer, firsts, seconds)]
 
-    for line, cosine in answered_pairs(file, cosines, batch_size=batch_size):
-        if as_json:
-            print_json({**line.record(), "similarity": cosine})
-        else:
-            print_result("" if cosine is None else f"{cosine:.6f}")
+    for line, cosine in answered_lines(file, cosines, paired=True, batch_size=batch_size):
+        text = "" if cosine is None else f"{cosine:.6f}"
+        print_either(as_json, {**line.record(), "similarity": cosine}, text)

@@ -174,7 +174,7 @@ def _check_options(ref: str, options: Sequence[str]) -> str:
 
 def _data(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the [data] table of a run file that names the same data."""
-    from clearhead.cli.labelled import labelled_table
+    from clearhead.data.sources.labelled import labelled_table
 
     if kind == "classify":
         labelled = {"text_column": None, "pair": None, **given}

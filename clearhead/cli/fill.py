@@ -1,23 +1,17 @@
-"""`clearhead fill`: what stands in the blanks of a text, with probabilities."""
+"""`clearhead fill`: the most probable words for the blanks of a text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import print_json, print_result
-from clearhead.cli.lines import Line, answered_lines, one_line
+from clearhead.cli.console import print_either
+from clearhead.cli.lines import STANDARD_INPUT, answered_lines, one_line
 from clearhead.cli.options import ComputeOptions, JsonLines, Ref, takes_compute_options
 from clearhead.errors import InputError
-
-if TYPE_CHECKING:
-    from clearhead.predict.fill import Filled
-
-STANDARD_INPUT = "-"
 
 
 @takes_compute_options
@@ -26,7 +20,7 @@ def fill(
     text: Annotated[
         str,
         typer.Argument(metavar="TEXT|-", help="Text with blanks: ___ or the mask token; - is standard input."),
-    ] = STANDARD_INPUT,
+    ] = "-",
     file: Annotated[
         Path | None, typer.Option("--file", metavar="FILE|-", help="A file of texts, one in a line, instead of TEXT.")
     ] = None,
@@ -49,16 +43,23 @@ def fill(
     """
     _check_source(text, file, compute.batch_size)
     model = compute.load_model(ref)
-    source = Path(STANDARD_INPUT) if file is None else file
-    given = None if text == STANDARD_INPUT else text
-    for line, blanks in answered_lines(
-        source, lambda texts: model.fill(texts, top_k=top_k), batch_size=compute.batch_size, given=given
-    ):
-        _show(line, blanks or [], as_json)
+    answered = answered_lines(
+        file or STANDARD_INPUT,
+        lambda texts: model.fill(texts, top_k=top_k),
+        batch_size=compute.batch_size,
+        given=None if text == "-" else text,
+    )
+    for line, answer in answered:
+        blanks = answer or []
+        filled = blanks[0][0].filled if blanks else ""
+        candidates = [[asdict(candidate) for candidate in blank] for blank in blanks]
+        columns = ["  ".join(f"{one_line(word.text)} {word.probability:.4f}" for word in blank) for blank in blanks]
+        record = {**line.record(), "filled": filled, "blanks": candidates}
+        print_either(as_json, record, "\t".join([one_line(filled), *columns]))
 
 
 def _check_source(text: str, file: Path | None, batch_size: int | None) -> None:
-    if text == STANDARD_INPUT:
+    if text == "-":
         return
     if file is not None:
         raise InputError("TEXT and --file are two ways to give the text: give one of them")
@@ -66,13 +67,3 @@ def _check_source(text: str, file: Path | None, batch_size: int | None) -> None:
         raise InputError("--batch-size has no effect on a single TEXT; remove it, or give a file of texts with --file")
     if "\n" in text:
         raise InputError("TEXT is a single line; give several in a file with --file")
-
-
-def _show(line: Line[str], blanks: Sequence[Sequence[Filled]], as_json: bool) -> None:
-    filled = blanks[0][0].filled if blanks else ""
-    if as_json:
-        candidates = [[asdict(one) for one in blank] for blank in blanks]
-        print_json({**line.record(), "filled": filled, "blanks": candidates})
-        return
-    columns = ["  ".join(f"{one_line(one.text)} {one.probability:.4f}" for one in blank) for blank in blanks]
-    print_result("\t".join([one_line(filled), *columns]))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import print_json, print_result, print_text, read_lines
+from clearhead.cli.console import print_json, print_result, print_text
+from clearhead.cli.lines import read_lines
 from clearhead.cli.options import BatchSize, Device, LengthPenalty, Precision, Ref, Threads, set_threads_and_seed
 from clearhead.errors import InputError
 

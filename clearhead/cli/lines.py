@@ -1,34 +1,36 @@
-"""One line in, one line out: texts are read, answered in chunks and given back with the lines they came from."""
+"""Input of commands: one line in, one line out. Texts are read, answered in chunks and returned with their lines."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
-from clearhead.cli.console import chunks, is_interactive, is_standard_input, read_lines
 from clearhead.errors import InputError
 
 CHUNK = 1024
-TextT = TypeVar("TextT", str, tuple[str, str])
+STANDARD_INPUT = Path("-")
+Item = TypeVar("Item")
 AnswerT = TypeVar("AnswerT")
 
 _NUMBERED = re.compile(r"\btext (\d+)\b(:?)")
 
 
 @dataclass(frozen=True)
-class Line(Generic[TextT]):
+class Line:
     """One line of input.
 
     Attributes:
         number: counted from 1.
-        text: what stands in it; both texts where a line holds a pair.
+        text: its text, or both texts of a pair.
     """
 
     number: int
-    text: TextT
+    text: str | tuple[str, str]
 
     @property
     def is_empty(self) -> bool:
@@ -36,7 +38,7 @@ class Line(Generic[TextT]):
         return not "".join(self.text).strip()
 
     def record(self) -> dict[str, object]:
-        """Return what a JSON object says of the line; its index is counted from 0."""
+        """Return the line as JSON values; its index is counted from 0."""
         if isinstance(self.text, str):
             return {"index": self.number - 1, "text": self.text}
         return {"index": self.number - 1, "text": self.text[0], "pair": self.text[1]}
@@ -44,71 +46,94 @@ class Line(Generic[TextT]):
 
 def answered_lines(
     file: Path,
-    answer: Callable[[list[str]], Sequence[AnswerT]],
+    answer: Callable[[list[Any]], Sequence[AnswerT]],
     *,
     batch_size: int | None,
+    paired: bool = False,
     given: str | None = None,
-) -> Iterator[tuple[Line[str], AnswerT | None]]:
+) -> Iterator[tuple[Line, AnswerT | None]]:
     """Yield every line of a file with its answer; an empty line has None.
 
     Args:
         file: the file, or "-" for standard input.
-        answer: answers some texts, one each; a mistake in one of them is named by its line.
+        answer: answers several texts, or pairs of texts; its errors name a text by its number.
         batch_size: most lines answered together; None: as many as are read at once.
+        paired: whether a line holds two texts with a tab between them.
         given: the only text, instead of those of the file.
 
     Raises:
         InputError: the file is unusable, or a text cannot be answered.
     """
-    if given is not None:
-        return _answered(iter([Line(1, given)]), answer, 1, None)
-    lines = (Line(number, text) for number, text in enumerate(read_lines(file), start=1))
-    return _answered(lines, answer, _size(file, batch_size), name_of(file))
-
-
-def answered_pairs(
-    file: Path, answer: Callable[[list[tuple[str, str]]], Sequence[AnswerT]], *, batch_size: int | None
-) -> Iterator[tuple[Line[tuple[str, str]], AnswerT | None]]:
-    """Yield every line of a file, two texts with a tab between them, with its answer; as `answered_lines`."""
-    name = name_of(file)
-    lines = (_pair(number, text, name) for number, text in enumerate(read_lines(file), start=1))
-    return _answered(lines, answer, _size(file, batch_size), name)
-
-
-def name_of(file: Path) -> str:
-    """Return what a message calls the input."""
-    return "standard input" if is_standard_input(file) else str(file)
-
-
-def _size(file: Path, batch_size: int | None) -> int:
-    return 1 if is_interactive(file) else batch_size or CHUNK
-
-
-def _pair(number: int, text: str, name: str) -> Line[tuple[str, str]]:
-    columns = text.split("\t") if text.strip() else ["", ""]
-    if len(columns) != 2:
-        raise InputError(
-            f"{name}:{number}: expected two texts with one tab between them, received "
-            f"{'one text' if len(columns) == 1 else f'{len(columns)} columns'}"
-        )
-    return Line(number, (columns[0], columns[1]))
-
-
-def _answered(
-    lines: Iterator[Line[TextT]], answer: Callable[[list[TextT]], Sequence[AnswerT]], size: int, name: str | None
-) -> Iterator[tuple[Line[TextT], AnswerT | None]]:
+    name, size = name_of(file), 1 if is_interactive(file) else batch_size or CHUNK
+    numbered = enumerate(read_lines(file) if given is None else [given], start=1)
+    lines = (Line(number, _pair(number, text, name) if paired else text) for number, text in numbered)
     for chunk in chunks(lines, size):
         filled = [line for line in chunk if not line.is_empty]
         try:
             answers = iter(answer([line.text for line in filled]) if filled else ())
         except InputError as error:
-            raise InputError(named_by_line(str(error), [line.number for line in filled], name)) from None
+            numbers = [line.number for line in filled]
+            raise InputError(named_by_line(str(error), numbers, name if given is None else None)) from None
         for line in chunk:
             yield line, None if line.is_empty else next(answers)
 
 
+def _pair(number: int, text: str, name: str) -> tuple[str, str]:
+    columns = text.split("\t") if text.strip() else ["", ""]
+    if len(columns) != 2:
+        received = "one text" if len(columns) == 1 else f"{len(columns)} columns"
+        raise InputError(f"{name}:{number}: expected two texts with one tab between them, received {received}")
+    return columns[0], columns[1]
+
+
+def read_lines(source: Path) -> Iterator[str]:
+    """Yield the lines of a text file, or of standard input for "-", without their line ends.
+
+    Only a line feed ends a line. A file is read whole before its first line is yielded, so that an error in it is found
+    before anything is answered.
+
+    Raises:
+        InputError: the file is missing, empty or unreadable, or a line is not valid UTF-8.
+    """
+    from clearhead.data.sources.lines import read_lines as read_file
+
+    return _decoded(sys.stdin.buffer, "standard input") if is_standard_input(source) else iter(read_file(source))
+
+
+def _decoded(lines: Iterator[bytes], name: str) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name}:{number}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); "
+                "convert the file to UTF-8"
+            ) from None
+
+
+def chunks(lines: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    """Group lines into lists of at most `size`."""
+    while chunk := list(islice(lines, size)):
+        yield chunk
+
+
+def is_standard_input(source: Path) -> bool:
+    """Return whether a file name on the command line means standard input."""
+    return source == STANDARD_INPUT
+
+
+def is_interactive(source: Path) -> bool:
+    """Return whether a person types the lines and expects each answer at once."""
+    return is_standard_input(source) and sys.stdin.isatty()
+
+
+def name_of(file: Path) -> str:
+    """Return the name of the input for messages."""
+    return "standard input" if is_standard_input(file) else str(file)
+
+
 def named_by_line(message: str, numbers: Sequence[int], name: str | None) -> str:
-    """Return a message about "text 3" with the line of a file that this text came from.
+    """Return a message about "text 3" with the line of the file that the text came from.
 
     Args:
         message: counts texts from 1.
@@ -127,5 +152,5 @@ def named_by_line(message: str, numbers: Sequence[int], name: str | None) -> str
 
 
 def one_line(text: str) -> str:
-    """Return a text without line ends and tabs, which would break the form of the output."""
+    """Return a text without line ends and tabs, which would break the output format."""
     return text.replace("\n", " ").replace("\r", " ").replace("\t", " ")

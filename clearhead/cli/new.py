@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import print_json, print_message, print_result, write_lines
+from clearhead.cli.console import print_either, print_message, write_lines
 from clearhead.cli.options import Json
 from clearhead.errors import InputError, nearest
 from clearhead.recipes.data import Draft, Wanted, draft
@@ -88,10 +88,8 @@ def new(
     _write_all(output, found, wanted.folder)
     for message in found.messages:
         print_message(message)
-    if as_json:
-        print_json({"file": str(output), "run": found.run, **found.counts})
-    else:
-        print_result(str(output))
+    print_either(as_json, {"file": str(output), "run": found.run, **found.counts}, str(output))
+    if not as_json:
         print_message(f"next: clearhead train {output}")
 
 

@@ -1,24 +1,18 @@
-"""`clearhead tag`: the entities of each text, with the characters they stand at."""
+"""`clearhead tag`: the entities of each text, with their character offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from clearhead.cli.console import print_json, print_result
-from clearhead.cli.lines import Line, answered_lines, one_line
+from clearhead.cli.console import print_either
+from clearhead.cli.lines import STANDARD_INPUT, answered_lines, one_line
 from clearhead.cli.options import ComputeOptions, JsonLines, LineFile, Ref, takes_compute_options
-
-if TYPE_CHECKING:
-    from clearhead.predict.tag import Entity
 
 
 @takes_compute_options
 def tag(
     ref: Ref,
-    file: LineFile = Path("-"),
+    file: LineFile = STANDARD_INPUT,
     as_json: JsonLines = False,
     *,
     compute: ComputeOptions,
@@ -37,11 +31,6 @@ def tag(
     """
     model = compute.load_model(ref)
     for line, entities in answered_lines(file, model.tag, batch_size=compute.batch_size):
-        _show(line, entities or [], as_json)
-
-
-def _show(line: Line[str], entities: Sequence[Entity], as_json: bool) -> None:
-    if as_json:
-        print_json({**line.record(), "entities": [asdict(one) for one in entities]})
-    else:
-        print_result("\t".join(f"{one.label} {one.start}-{one.end} {one_line(one.text)}" for one in entities))
+        found = entities or []
+        texts = (f"{entity.label} {entity.start}-{entity.end} {one_line(entity.text)}" for entity in found)
+        print_either(as_json, {**line.record(), "entities": [asdict(entity) for entity in found]}, "\t".join(texts))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.console import chunks, is_interactive, is_standard_input, print_json, print_result, read_lines
+from clearhead.cli.console import print_json, print_result
+from clearhead.cli.lines import chunks, is_interactive, is_standard_input, read_lines
 from clearhead.cli.options import (
     BeamSize,
     ComputeOptions,

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.cli.console import read_parallel
-from clearhead.cli.labelled import labelled_table
 from clearhead.errors import InputError
 from clearhead.recipes.survey import Survey, fitting_sizes, fitting_text_sizes, survey, survey_text
 from clearhead.recipes.write import Plan, Value, labelled_file, text_file, translation_file
@@ -167,11 +165,13 @@ def _refuse_few(count: int, what: str, where: str) -> None:
 
 
 def _of_pairs(wanted: Wanted) -> Draft:
+    from clearhead.data.sources.pairs import FilePair, read_pairs
+
     assert wanted.source is not None and wanted.target is not None, "the options were checked"
     source, target = wanted.source, wanted.target
     if wanted.valid_source is not None and wanted.valid_target is not None:
-        read_parallel(wanted.valid_source, wanted.valid_target)
-    pairs = list(zip(*read_parallel(source, target), strict=True))
+        read_pairs(FilePair(wanted.valid_source, wanted.valid_target))
+    pairs = read_pairs(FilePair(source, target))
     found = survey(pairs)
     _refuse_few(found.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
     held = _HeldOut.of(len(pairs), wanted.holds_out)
@@ -252,7 +252,7 @@ def _run_name(text: Path, task: str) -> str:
 
 
 def _of_classes(wanted: Wanted) -> Draft:
-    from clearhead.data.sources.labelled import parse_labelled_source, read_labelled
+    from clearhead.data.sources.labelled import labelled_table, parse_labelled_source, read_labelled
     from clearhead.data.stores.label_set import learn_labels
 
     assert wanted.text is not None and wanted.labels is not None, "the options were checked"

@@ -155,7 +155,7 @@ def test_what_cannot_be_compared_is_one_sentence(
 ) -> None:
     folder = made.language_model(tmp_path / "model")
     for arguments, words in (
-        ([], "say what to compare with: --against transformers"),
+        ([], "name the library to compare with: --against transformers"),
         (["--against", "jax"], "--against jax is not known"),
         (["--against", "transformers", "--reference", str(tmp_path)], "holds no config.json"),
     ):

@@ -77,12 +77,12 @@ def test_what_is_not_weights_is_refused_and_never_run(tmp_path: Path, capfd: pyt
 
 def test_what_to_do_must_be_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert "one of the two: --to hf, or --from-bin" in failing(capfd, tmp_path, out)
-    assert "one of the two: --to hf, or --from-bin" in failing(capfd, tmp_path, out, "--to", "hf", "--from-bin")
+    assert "give one of --to hf and --from-bin" in failing(capfd, tmp_path, out)
+    assert "give one of --to hf and --from-bin" in failing(capfd, tmp_path, out, "--to", "hf", "--from-bin")
     assert "--to onnx is not known; expected hf" in failing(capfd, tmp_path, out, "--to", "onnx")
     assert "exists already" in failing(capfd, tmp_path, tmp_path, "--to", "hf")
     for size in ("5", "fiveGB", "-1GB", "1XB"):
-        assert f"--max-shard-size {size} is no size" in failing(
+        assert f"--max-shard-size {size} is not a size" in failing(
             capfd, tmp_path, out, "--to", "hf", f"--max-shard-size={size}"
         )
     assert "has no effect with --from-bin" in failing(capfd, tmp_path, out, "--from-bin", "--max-shard-size", "5GB")

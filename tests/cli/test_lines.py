@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.cli.lines import answered_lines, answered_pairs, named_by_line, one_line
+from clearhead.cli.lines import answered_lines, named_by_line, one_line
 from clearhead.errors import InputError
 
 TEXT = "a m u\n\n   \nb n\u2028v\nc o w"
@@ -57,7 +57,11 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pairs(tmp_path: Path) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text("a m\tu\n\nb\tn v\n", encoding="utf-8")
-    found = list(answered_pairs(path, lambda pairs: [f"{second}|{first}" for first, second in pairs], batch_size=None))
+
+    def swap(pairs: list[tuple[str, str]]) -> list[str]:
+        return [f"{second}|{first}" for first, second in pairs]
+
+    found = list(answered_lines(path, swap, paired=True, batch_size=None))
     assert [answer for _, answer in found] == ["u|a m", None, "n v|b"]
     assert found[2][0].record() == {"index": 2, "text": "b", "pair": "n v"}
 
@@ -67,7 +71,7 @@ def test_a_line_that_is_no_pair(line: str, received: str, tmp_path: Path) -> Non
     path = tmp_path / "pairs.tsv"
     path.write_text(f"a\tb\n{line}\n", encoding="utf-8")
     with pytest.raises(InputError, match=rf"pairs.tsv:2: expected two texts with one tab .* received {received}"):
-        list(answered_pairs(path, lambda pairs: pairs, batch_size=None))
+        list(answered_lines(path, lambda pairs: pairs, paired=True, batch_size=None))
 
 
 @pytest.mark.parametrize("size", [None, 1, 2])

@@ -314,6 +314,23 @@ def parse_labelled_source(table: Mapping[str, Any]) -> LabelledSource:
     )
 
 
+def labelled_table(text: Path, labels: str, *, text_column: str | None, pair: str | None) -> dict[str, Any]:
+    """Return the [data] table of a run file for labelled texts named on a command line.
+
+    Args:
+        text: the file of the texts.
+        labels: the column of their labels, or a file of them.
+        text_column: the column of the texts.
+        pair: the column of the second texts, or a file of them.
+    """
+    values = {"labels": labels, "text_column": text_column, "pair": pair}
+    given = {key: value for key, value in values.items() if value is not None}
+    # A column of a table is a name or, as in a run file, a number counted from 0.
+    is_table = _is_table(text.name)
+    columns = {key: int(value) if is_table and value.isdecimal() else value for key, value in given.items()}
+    return {"text": str(text), **columns}
+
+
 def _value_faults(key: str, value: object, *, may_count: bool) -> list[str]:
     may_count = may_count and key in ("labels", "text_column", "pair")
     if isinstance(value, str) and value:
