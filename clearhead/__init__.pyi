@@ -11,6 +11,8 @@ from .errors import RunFailure as RunFailure
 from .generate.results import Generation as Generation
 from .generate.results import Hypothesis as Hypothesis
 from .generate.scoring.targets import PairScore as PairScore
+from .maps.hook_points import capture as capture
+from .maps.hook_points import edit as edit
 from .model.facade import Model as Model
 from .model.loading import load as load
 from .predict.answer import Answer as Answer

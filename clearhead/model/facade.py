@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -27,6 +28,7 @@ from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import save_checkpoint, save_origin
 from clearhead.hf.saving import LARGEST_SHARD
+from clearhead.maps.hook_points import Captured, Edit, capture, edit
 from clearhead.predict.answer import Answer, answer
 from clearhead.predict.classify import Classification, classify
 from clearhead.predict.embed import check_vectors, embed
@@ -286,6 +288,14 @@ class Model:
                 self.module, self.tokenizers, sources, targets, special_tokens, config, length_penalty=length_penalty
             )
         return scored[0] if isinstance(source, str) else scored
+
+    def capture(self, patterns: str | Sequence[str]) -> AbstractContextManager[Captured]:
+        """Collect activations while a `with` block is open: see `clearhead.capture`."""
+        return capture(self.module, patterns)
+
+    def edit(self, edits: Mapping[str, Edit]) -> AbstractContextManager[None]:
+        """Put something else in the place of activations while a `with` block is open: see `clearhead.edit`."""
+        return edit(self.module, edits)
 
     def replaced(
         self, module: Transformer, *, tokenizers: TokenizerPair | None = None, task: TaskRecord | None = None

@@ -17,7 +17,7 @@ from tests.house.source import package_sources
 NAMES = {
     "clearhead": """
         Answer Cache Classification Entity Filled Generation Hypothesis InputError Model MultiHeadAttention Output
-        PairScore RunFailure Transformer build load presets spec surgery
+        PairScore RunFailure Transformer build capture edit load presets spec surgery
     """,
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
     "clearhead.presets": "bert_base gpt2 llama_tiny t5_small transformer_base transformer_big",
@@ -40,11 +40,13 @@ NAMES = {
 METHODS = {
     "Cache": "extend select",
     "Model": """
-        answer classify embed fill for_languages for_task generate replaced save score spec special_tokens stream tag
-        tokenizer translate translate_n_best
+        answer capture classify edit embed fill for_languages for_task generate replaced save score spec special_tokens
+        stream tag tokenizer translate translate_n_best
     """,
-    "MultiHeadAttention": "attend body forward",
-    "Transformer": "decode encode forward max_positions num_source_ids num_target_ids states",
+    "MultiHeadAttention": "attention forward train",
+    "Transformer": """
+        decode encode forward is_watched max_positions num_source_ids num_target_ids point run states watch
+    """,
 }
 
 
