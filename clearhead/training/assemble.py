@@ -23,13 +23,13 @@ from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, build_schedule
 from clearhead.training.optim.weight_averages import average_checkpoints
-from clearhead.training.preflight import preflight
+from clearhead.training.preflight import TokenSide, preflight
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
 from clearhead.training.runfile.read import RunFile, to_toml
 from clearhead.training.settings import TrainResult, TrainSettings, planned_steps
-from clearhead.training.tasks.base import TaskParts, TaskSetup
+from clearhead.training.tasks.base import DataSide, TaskParts, TaskSetup, one_sided
 from clearhead.training.tasks.registry import parts_of
 from clearhead.training.token_counts import count_tokens
 from clearhead.weights.lora import adapt, describe, load_merged
@@ -176,8 +176,7 @@ def _tokenizers(
 def _load_tokenizers(path: Path) -> TokenizerPair:
     if path.is_dir():
         return TokenizerPair.load(path)
-    one = Tokenizer.load(path)
-    return TokenizerPair(source=one, target=one, joint=True)
+    return one_sided(Tokenizer.load(path))
 
 
 def _settle_spec(spec: Model, directory: RunDirectory, resume: bool) -> None:
@@ -260,6 +259,17 @@ def _width(spec: Model) -> int:
     return top.width
 
 
+def _token_side(side: DataSide, module: Transformer) -> TokenSide:
+    return TokenSide(
+        name=side.name,
+        largest_id=side.largest_id,
+        vocabulary_rows=module.num_target_ids if side.name == "target" else module.num_source_ids,
+        longest=side.longest,
+        max_positions=module.max_positions,
+        special_ids={role: getattr(side.tokenizer, f"{role}_id") for role in ("pad", "bos", "eos")},
+    )
+
+
 def _preflight(trainer: Trainer[Batch], parts: TaskParts[Batch], module: Transformer) -> None:
     """Check everything once more against the model that was built, and say what the run will cost."""
     report = preflight(
@@ -267,7 +277,7 @@ def _preflight(trainer: Trainer[Batch], parts: TaskParts[Batch], module: Transfo
         trainer.loss,
         parts.widest,
         trainer.settings,
-        sides=parts.sides(module),
+        sides=[_token_side(side, module) for side in parts.sides],
         mean_tokens=parts.mean_tokens,
         batches_per_epoch=parts.batches.batches_per_epoch,
     )

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
+from jaxtyping import Int64
+from numpy import ndarray
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.core import Transformer
+from clearhead.data.batches.base import Batch
 from clearhead.data.sources.texts import WHOLE, Share
+from clearhead.data.stores.arrays import Ragged
+from clearhead.data.stores.tokenizers import cached_tokenizer
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import PoolBy, with_head
@@ -19,7 +23,7 @@ from clearhead.task import Repeats, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.init_from import InitialModel
-from clearhead.training.preflight import TokenSide
+from clearhead.training.losses.tokens import token_loss
 from clearhead.training.progress.reports import Progress
 from clearhead.training.protocols import Batches, BatchT
 from clearhead.training.runfile.model_table import resolve_spec, with_dropout
@@ -28,6 +32,7 @@ from clearhead.training.runfile.sections import Section
 from clearhead.training.settings import Metric
 
 SourceT = TypeVar("SourceT")
+StoreT = TypeVar("StoreT")
 
 _NO_LIMIT = 2**31 - 8
 _BYTE_VOCABULARY = 260
@@ -59,11 +64,7 @@ class TaskSetup:
             InputError: a checkpoint or file holds two, or another than the run began with.
         """
 
-        def pair() -> TokenizerPair:
-            one = train()
-            return TokenizerPair(source=one, target=one, joint=True)
-
-        found = self.find_tokenizers(pair)
+        found = self.find_tokenizers(lambda: one_sided(train()))
         if not found.joint:
             raise InputError(
                 f"the task '{self.run_file.task.kind}' takes one tokenizer, but the source and target sides of this "
@@ -128,29 +129,49 @@ class TaskSetup:
             return None
         return self.resolve_spec(source_vocab=tokenizer.vocab_size, head=head), repeats
 
+    def token_loss(self, module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """Return the summed loss of a batch's labelled tokens, and their number."""
+        return token_loss(module, batch.to(self.device), label_smoothing=self.run_file.train.label_smoothing)
+
     def pool(self, model: spec.Model) -> PoolBy:
         """Return which state stands for a text: what the run file says, or what is usual for the stacks."""
         return self.run_file.task.pool or ("mean" if model.decoder is None else "last")
 
-    def side(self, name: str, tokenizer: Tokenizer, module: nn.Module, *, largest_id: int, longest: int) -> TokenSide:
-        """Describe one side of the data for the check before the first step.
 
-        Args:
-            name: "source" or "target", for the messages.
-            tokenizer: of that side.
-            module: what will be trained.
-            largest_id: the largest id in the data.
-            longest: tokens of the longest sequence as the module sees it.
-        """
-        assert isinstance(module, Transformer)
-        return TokenSide(
-            name=name,
-            largest_id=largest_id,
-            vocabulary_rows=module.num_target_ids if name == "target" else module.num_source_ids,
-            longest=longest,
-            max_positions=module.max_positions,
-            special_ids={role: getattr(tokenizer, f"{role}_id") for role in ("pad", "bos", "eos")},
-        )
+@dataclass(frozen=True)
+class DataSide:
+    """One side of the data, as far as it must fit the model.
+
+    Attributes:
+        name: "source" or "target", for the messages.
+        tokenizer: of this side.
+        largest_id: the largest id in the data.
+        longest: tokens of the longest sequence as the model reads it.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    largest_id: int
+    longest: int
+
+    @classmethod
+    def of(
+        cls, name: str, tokenizer: Tokenizer, texts: Iterable[Ragged], lengths: Iterable[Int64[ndarray, " _"]]
+    ) -> DataSide:
+        """Return the side of these texts, whose rows have these lengths with special tokens."""
+        largest = max(int(part.ids.max()) for part in texts)
+        return cls(name, tokenizer, largest, max(int(part.max()) for part in lengths))
+
+
+@dataclass(frozen=True)
+class Stores(Generic[StoreT]):
+    """The prepared data of a run."""
+
+    train: StoreT
+    valid: StoreT
+
+    def __iter__(self) -> Iterator[StoreT]:
+        return iter((self.train, self.valid))
 
 
 @dataclass(frozen=True)
@@ -163,7 +184,7 @@ class TaskParts(Generic[BatchT]):
         batches: training batches from the beginning, endless.
         loss: gives, for a batch, the summed loss and the number of labels it was summed over.
         validate: measures the module in evaluation mode.
-        sides: describes the data for the check before the first step, given the built module.
+        sides: the sides of the data, for the checks before the first step.
         widest: the training batch that needs most memory.
         mean_tokens: tokens of an average batch.
         record: what the model will have been trained for.
@@ -177,7 +198,7 @@ class TaskParts(Generic[BatchT]):
     batches: Batches[BatchT]
     loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
     validate: Callable[[nn.Module], Validation]
-    sides: Callable[[nn.Module], list[TokenSide]]
+    sides: list[DataSide]
     widest: BatchT
     mean_tokens: float
     record: TaskRecord
@@ -204,10 +225,53 @@ def part_of(run_file: RunFile, name: str, parse: Callable[[Mapping[str, Any]], S
     return parse(table.model_dump(exclude_none=True)), share
 
 
-def vocabulary_size(run_file: RunFile) -> int:
-    """Return the largest size of the vocabulary to train."""
+def prepare_stores(
+    progress: Progress, prepare: Callable[[str], StoreT], describe: Callable[[StoreT], object]
+) -> Stores[StoreT]:
+    """Prepare training and validation data, and report what was kept.
+
+    Args:
+        progress: receives one message for each part.
+        prepare: prepares "train" or "valid".
+        describe: gives what is printed about a part.
+    """
+    stores = []
+    for name in ("train", "valid"):
+        try:
+            stores.append(prepare(name))
+        except InputError as error:
+            raise InputError(f"[data] {name}: {error}") from None
+        progress.message(f"{name}: {describe(stores[-1])}")
+    return Stores(*stores)
+
+
+def vocabulary(run_file: RunFile) -> tuple[str, int]:
+    """Return the kind and the largest size of the vocabulary to train."""
     section = run_file.tokenizer
-    return section.vocab_size or (_BYTE_VOCABULARY if section.kind == "byte" else _NO_LIMIT)
+    assert section.kind is not None, "the rules of the run file want kind or path"
+    return section.kind, section.vocab_size or (_BYTE_VOCABULARY if section.kind == "byte" else _NO_LIMIT)
+
+
+def one_sided(tokenizer: Tokenizer) -> TokenizerPair:
+    """Return one tokenizer as the pair that a run keeps."""
+    return TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
+
+
+def train_word_tokenizer(
+    run_file: RunFile, parse: Callable[[Mapping[str, Any]], Any], texts: Callable[[Any, Share], Iterable[str]]
+) -> Tokenizer:
+    """Train the tokenizer of a run on its labelled texts, or load it from the cache.
+
+    Args:
+        run_file: the checked run file.
+        parse: turns a [data] table into a source.
+        texts: reads the texts of a share of a source.
+    """
+    source, share = part_of(run_file, "train", parse)
+    kind, size = vocabulary(run_file)
+    return cached_tokenizer(
+        LazyTexts(lambda: texts(source, share)), [*source.identity(), list(share)], kind=kind, vocab_size=size
+    )
 
 
 def evenly_spaced(length: int, count: int) -> list[int]:

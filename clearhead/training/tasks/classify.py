@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -17,7 +16,6 @@ from clearhead.data.batches.plans import LengthSortedPlan, training_batches
 from clearhead.data.sources.labelled import labelled_texts, parse_labelled_source
 from clearhead.data.stores.label_set import LabelSet
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled
-from clearhead.data.stores.tokenizers import cached_tokenizer
 from clearhead.errors import InputError
 from clearhead.evaluate.labels import evaluate_label_store, main_score
 from clearhead.evaluate.result import Validation
@@ -26,10 +24,16 @@ from clearhead.spec import Model
 from clearhead.task import LabelKind, TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.labels import label_loss
-from clearhead.training.preflight import TokenSide
-from clearhead.training.runfile.read import RunFile
-from clearhead.training.tasks.base import LazyTexts, TaskParts, TaskSetup, part_of, vocabulary_size
-from clearhead.training.tasks.text import one_sided
+from clearhead.training.tasks.base import (
+    DataSide,
+    Stores,
+    TaskParts,
+    TaskSetup,
+    one_sided,
+    part_of,
+    prepare_stores,
+    train_word_tokenizer,
+)
 
 SCORES: Mapping[LabelKind, str] = MappingProxyType(
     {"single_label": "accuracy", "multi_label": "micro F1", "regression": "Spearman"}
@@ -47,7 +51,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     assert kind is not None, "the run file fills its defaults"
     if kind == "regression" and train.label_smoothing:
         raise InputError("[train] label_smoothing has no effect where labels are numbers; remove it")
-    tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
+    tokenizer = setup.find_tokenizer(lambda: train_word_tokenizer(run_file, parse_labelled_source, labelled_texts))
     stores = _prepare(setup, tokenizer, kind)
     store = stores.train
     record = TaskRecord(
@@ -79,7 +83,14 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         batches=batches,
         loss=loss,
         validate=validate,
-        sides=lambda module: _sides(setup, tokenizer, stores, module),
+        sides=[
+            DataSide.of(
+                "source",
+                tokenizer,
+                [part for store in stores for part in store.texts],
+                [store.lengths for store in stores],
+            )
+        ],
         widest=collate_labelled(store, plan.widest(), collator),
         mean_tokens=int(store.lengths.sum()) / batches.batches_per_epoch,
         record=record,
@@ -89,44 +100,25 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     )
 
 
-@dataclass(frozen=True)
-class _Stores:
-    train: LabelStore
-    valid: LabelStore
-
-
-def _train_tokenizer(run_file: RunFile) -> Tokenizer:
-    section = run_file.tokenizer
-    assert section.kind is not None, "the rules of the run file want kind or path"
-    source, share = part_of(run_file, "train", parse_labelled_source)
-    return cached_tokenizer(
-        LazyTexts(lambda: labelled_texts(source, share)),
-        [*source.identity(), list(share)],
-        kind=section.kind,
-        vocab_size=vocabulary_size(run_file),
-    )
-
-
-def _prepare(setup: TaskSetup, tokenizer: Tokenizer, kind: LabelKind) -> _Stores:
-    """Return the prepared texts of training and validation, and say what became of them."""
+def _prepare(setup: TaskSetup, tokenizer: Tokenizer, kind: LabelKind) -> Stores[LabelStore]:
+    """Return the prepared texts; validation has the labels of training."""
     labels: LabelSet | None = None
-    stores = []
-    for name in ("train", "valid"):
+
+    def prepare(name: str) -> LabelStore:
+        nonlocal labels
         source, share = part_of(setup.run_file, name, parse_labelled_source)
         length = setup.run_file.data.max_length
         prepared = partial(prepare_labelled, source, tokenizer, max_length=length, kind=kind, share=share)
-        try:
-            store = prepared(labels=labels)
-            if labels is None and (own := _labels_of_start(setup, store.labels)) != store.labels:
-                store = prepared(labels=own)
-        except InputError as error:
-            raise InputError(f"[data] {name}: {error}") from None
-        setup.progress.message(f"{name}: {store.report}")
+        store = prepared(labels=labels)
+        if labels is None and (known := _labels_of_start(setup, store.labels)) != store.labels:
+            store = prepared(labels=known)
         labels = store.labels
-        stores.append(store)
-    if stores[0].is_paired != stores[1].is_paired:
+        return store
+
+    stores = prepare_stores(setup.progress, prepare, lambda store: store.report)
+    if stores.train.is_paired != stores.valid.is_paired:
         raise InputError("[data] pair: training and validation texts must both be pairs, or both stand alone")
-    return _Stores(*stores)
+    return stores
 
 
 def _labels_of_start(setup: TaskSetup, found: LabelSet) -> LabelSet:
@@ -155,11 +147,3 @@ def _spec(setup: TaskSetup, tokenizer: Tokenizer, record: TaskRecord, labels: La
             "[task] pool = 'first' is the start token, which in a decoder sees nothing of the text; use 'last'"
         )
     return with_head(model, label_head(top.width, labels.num_outputs, pool=pool)), record
-
-
-def _sides(setup: TaskSetup, tokenizer: Tokenizer, stores: _Stores, module: nn.Module) -> list[TokenSide]:
-    """Describe the texts as the module will see them, the longest of training and validation."""
-    both = (stores.train, stores.valid)
-    largest = max(int(part.ids.max()) for store in both for part in store.texts)
-    longest = max(int(store.lengths.max()) for store in both)
-    return [setup.side("source", tokenizer, module, largest_id=largest, longest=longest)]

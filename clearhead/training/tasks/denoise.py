@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.text import window_batches, window_epoch
@@ -13,11 +13,9 @@ from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.task import Noise, TaskRecord
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.losses.tokens import token_loss
-from clearhead.training.preflight import TokenSide
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.tasks.base import TaskParts, TaskSetup
-from clearhead.training.tasks.text import Corpora, one_sided, prepare_corpora, text_sides, train_text_tokenizer
+from clearhead.training.tasks.base import TaskParts, TaskSetup, one_sided
+from clearhead.training.tasks.text import prepare_corpora, text_side, train_text_tokenizer
 
 
 def parts(setup: TaskSetup) -> TaskParts[Batch]:
@@ -40,9 +38,6 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     batches = window_batches(corpora.train, objective, length=length, batch_tokens=budget, seed=train.seed)
     widest = batches.peek()
 
-    def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        return token_loss(module, batch.to(setup.device), label_smoothing=train.label_smoothing)
-
     def validate(module: nn.Module) -> Validation:
         held_out = window_epoch(corpora.valid, objective, length=length, batch_tokens=budget)
         return score_tokens(module, held_out, setup.device)
@@ -51,9 +46,9 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         tokenizers=one_sided(tokenizer),
         spec=spec,
         batches=batches,
-        loss=loss,
+        loss=setup.token_loss,
         validate=validate,
-        sides=lambda module: _sides(setup, tokenizer, corpora, module),
+        sides=[text_side(name, tokenizer, corpora, longest=length) for name in ("source", "target")],
         widest=widest,
         mean_tokens=float(widest.num_tokens),
         record=TaskRecord(kind="denoise", max_length=length, noise=noise),
@@ -90,11 +85,3 @@ def _sentinels_needed(run_file: RunFile, extra: int) -> int:
     task, length = run_file.task, max(1, run_file.data.max_length - extra)
     assert task.noise_share is not None and task.mean_span is not None, "the run file fills its defaults"
     return num_sentinels(length, share=task.noise_share, mean_span=task.mean_span)
-
-
-def _sides(setup: TaskSetup, tokenizer: Tokenizer, corpora: Corpora, module: nn.Module) -> list[TokenSide]:
-    """Describe both sides of the data as the module will see them: the noise makes neither longer than its piece."""
-    longest = setup.run_file.data.max_length
-    (source,) = text_sides(setup, tokenizer, corpora, module, longest=longest)
-    target = setup.side("target", tokenizer, module, largest_id=source.largest_id, longest=longest)
-    return [source, target]

@@ -22,7 +22,7 @@ from clearhead.data.batches.contrastive import (
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import training_batches
 from clearhead.data.stores.arrays import Rows
-from clearhead.data.stores.pairs import PairStore, prepare_pairs
+from clearhead.data.stores.pairs import PairStore
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
@@ -30,14 +30,12 @@ from clearhead.evaluate.retrieval import recall_at
 from clearhead.presets.task_heads import vector_head, with_head
 from clearhead.spec import Model
 from clearhead.task import TaskRecord
-from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.contrastive import contrastive_loss
-from clearhead.training.preflight import TokenSide
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.tasks.base import TaskParts, TaskSetup, evenly_spaced, vocabulary_size
-from clearhead.training.tasks.translate import pair_source
+from clearhead.training.tasks.base import DataSide, Stores, TaskParts, TaskSetup, evenly_spaced, one_sided, vocabulary
+from clearhead.training.tasks.translate import pair_source, prepare_parallel
 
 # Recall depends on how many texts there are to choose from, so the count is part of what the score means.
 _MOST_CHOICES = 2_000
@@ -56,7 +54,7 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
         raise InputError("[train] label_smoothing has no effect for the task 'embed'; remove it")
     tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
     stores = _prepare(run_file, tokenizer, setup.progress)
-    store = stores["train"]
+    store = stores.train
     model = _spec(setup, tokenizer)
     collator = InputCollator.of(model, tokenizer)
     plan = contrastive_plan(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
@@ -71,23 +69,29 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
         return batch_loss(module, batch.to(setup.device), temperature=temperature, start=collator.start)[0]
 
     return TaskParts(
-        tokenizers=TokenizerPair(source=tokenizer, target=tokenizer, joint=True),
+        tokenizers=one_sided(tokenizer),
         spec=model,
         batches=batches,
         loss=loss,
         validate=ValidateContrast(
-            store=stores["valid"],
-            groups=store_groups(stores["valid"]),
+            store=stores.valid,
+            groups=store_groups(stores.valid),
             batch_tokens=max(train.batch_tokens, 2 * run_file.data.max_length),
             temperature=temperature,
             collator=collator,
             device=setup.device,
         ),
-        sides=lambda module: _sides(setup, stores, tokenizer, module),
+        sides=[
+            DataSide.of(name, tokenizer, texts, [part.lengths + tokenizer.special_tokens.num_added() for part in texts])
+            for name, texts in (
+                ("source", [store.sources for store in stores]),
+                ("target", [store.targets for store in stores]),
+            )
+        ],
         widest=collate_contrastive(store, plan.widest(), groups, collator),
         mean_tokens=plan.num_tokens / batches.batches_per_epoch,
         record=TaskRecord(kind="embed", max_length=run_file.data.max_length),
-        valid_data=stores["valid"].identity,
+        valid_data=stores.valid.identity,
         score_name="recall@1",
         best_by="score",
     )
@@ -163,52 +167,18 @@ def batch_loss(
 
 
 def _train_tokenizer(run_file: RunFile) -> Tokenizer:
-    section = run_file.tokenizer
-    assert section.kind is not None, "the rules of the run file want kind or path"
-    pair = cached_tokenizers(
-        pair_source(run_file.data.train), kind=section.kind, vocab_size=vocabulary_size(run_file), joint=True
-    )
-    return pair.source
+    kind, size = vocabulary(run_file)
+    return cached_tokenizers(pair_source(run_file.data.train), kind=kind, vocab_size=size, joint=True).source
 
 
-def _prepare(run_file: RunFile, tokenizer: Tokenizer, progress: Progress) -> dict[str, PairStore]:
-    """Return the prepared pairs of training and validation, and say what the filters dropped."""
-    data, stores = run_file.data, {}
-    extra = tokenizer.special_tokens.num_added()
-    if data.max_length < extra + 1:
+def _prepare(run_file: RunFile, tokenizer: Tokenizer, progress: Progress) -> Stores[PairStore]:
+    """Return the prepared pairs; either text has the special tokens of a text by itself."""
+    length, extra = run_file.data.max_length, tokenizer.special_tokens.num_added()
+    if length < extra + 1:
         raise InputError(
-            f"[data] max_length is {data.max_length}; a text between its start and end token needs at least {extra + 1}"
+            f"[data] max_length is {length}; a text between its start and end token needs at least {extra + 1}"
         )
-    for name in ("train", "valid"):
-        try:
-            stores[name] = prepare_pairs(
-                pair_source(getattr(data, name)),
-                TokenizerPair(source=tokenizer, target=tokenizer, joint=True),
-                max_length=data.max_length,
-                extra=(extra, extra),
-                max_ratio=data.max_ratio,
-                training=name == "train",
-            )
-        except InputError as error:
-            raise InputError(f"[data] {name}: {error}") from None
-        progress.message(f"{name}: {stores[name].report}")
-    if len(stores["valid"]) < 2:
+    stores = prepare_parallel(run_file, one_sided(tokenizer), progress, extra=(extra, extra))
+    if len(stores.valid) < 2:
         raise InputError("[data] valid: there is 1 pair; recall needs at least 2 to choose from")
     return stores
-
-
-def _sides(setup: TaskSetup, stores: dict[str, PairStore], tokenizer: Tokenizer, module: nn.Module) -> list[TokenSide]:
-    """Describe both sides of the data as the module will see them, the longest of training and validation."""
-    sides = []
-    for name in ("source", "target"):
-        texts = [store.sources if name == "source" else store.targets for store in stores.values()]
-        sides.append(
-            setup.side(
-                name,
-                tokenizer,
-                module,
-                largest_id=max(int(part.ids.max()) for part in texts),
-                longest=max(int(part.lengths.max()) for part in texts) + tokenizer.special_tokens.num_added(),
-            )
-        )
-    return sides

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.text import window_batches, window_epoch
@@ -11,9 +11,8 @@ from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.task import Noise, TaskRecord
-from clearhead.training.losses.tokens import token_loss
-from clearhead.training.tasks.base import TaskParts, TaskSetup
-from clearhead.training.tasks.text import one_sided, prepare_corpora, text_sides, train_text_tokenizer
+from clearhead.training.tasks.base import TaskParts, TaskSetup, one_sided
+from clearhead.training.tasks.text import prepare_corpora, text_side, train_text_tokenizer
 
 
 def parts(setup: TaskSetup) -> TaskParts[Batch]:
@@ -36,9 +35,6 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     budget = max(train.batch_tokens, length)
     batches = window_batches(corpora.train, objective, length=length, batch_tokens=budget, seed=train.seed)
 
-    def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        return token_loss(module, batch.to(setup.device), label_smoothing=train.label_smoothing)
-
     def validate(module: nn.Module) -> Validation:
         held_out = window_epoch(corpora.valid, objective, length=length, batch_tokens=budget)
         return score_tokens(module, held_out, setup.device)
@@ -47,9 +43,9 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         tokenizers=one_sided(tokenizer),
         spec=spec,
         batches=batches,
-        loss=loss,
+        loss=setup.token_loss,
         validate=validate,
-        sides=lambda module: text_sides(setup, tokenizer, corpora, module, longest=length),
+        sides=[text_side("source", tokenizer, corpora, longest=length)],
         widest=batches.peek(),
         mean_tokens=corpora.train.num_tokens / batches.batches_per_epoch,
         record=TaskRecord(kind="fill", max_length=length, noise=noise),

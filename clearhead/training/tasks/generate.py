@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches
@@ -16,16 +16,10 @@ from clearhead.evaluate.result import Validation
 from clearhead.spec import Model, Prefix, walk
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.losses.tokens import mean_token_loss, token_loss
+from clearhead.training.losses.tokens import mean_token_loss
 from clearhead.training.runfile.read import RunFile
-from clearhead.training.tasks.base import TaskParts, TaskSetup
-from clearhead.training.tasks.text import (
-    Corpora,
-    one_sided,
-    prepare_corpora,
-    text_sides,
-    train_text_tokenizer,
-)
+from clearhead.training.tasks.base import Stores, TaskParts, TaskSetup, one_sided
+from clearhead.training.tasks.text import prepare_corpora, text_side, train_text_tokenizer
 
 
 def parts(setup: TaskSetup) -> TaskParts[Batch]:
@@ -44,9 +38,6 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     views = _Views(run_file, tokenizer, spec)
     batches = views.training(corpora.train)
 
-    def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        return token_loss(module, batch.to(setup.device), label_smoothing=run_file.train.label_smoothing)
-
     def validate(module: nn.Module) -> Validation:
         return Validation(loss=mean_token_loss(module, views.held_out(corpora.valid), setup.device))
 
@@ -54,9 +45,9 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         tokenizers=one_sided(tokenizer),
         spec=spec,
         batches=batches,
-        loss=loss,
+        loss=setup.token_loss,
         validate=validate,
-        sides=lambda module: text_sides(setup, tokenizer, corpora, module, longest=views.block),
+        sides=[text_side("source", tokenizer, corpora, longest=views.block)],
         widest=batches.peek(),
         mean_tokens=corpora.train.num_tokens / batches.batches_per_epoch,
         record=TaskRecord(kind="generate", max_length=views.block),
@@ -64,7 +55,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     )
 
 
-def _check_block(corpora: Corpora, block: int) -> None:
+def _check_block(corpora: Stores[Corpus], block: int) -> None:
     """Refuse a training text that does not fill one block: its model would never read as far as it is built for."""
     found = corpora.train.num_tokens
     if found < block:

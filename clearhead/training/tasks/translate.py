@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
@@ -22,12 +22,19 @@ from clearhead.generate.options import SearchOptions
 from clearhead.generate.translation import translate_ids
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.losses.tokens import mean_token_loss, token_loss
-from clearhead.training.preflight import TokenSide
+from clearhead.training.losses.tokens import mean_token_loss
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import RunFile
 from clearhead.training.runfile.sections import Section
-from clearhead.training.tasks.base import TaskParts, TaskSetup, evenly_spaced, vocabulary_size
+from clearhead.training.tasks.base import (
+    DataSide,
+    Stores,
+    TaskParts,
+    TaskSetup,
+    evenly_spaced,
+    prepare_stores,
+    vocabulary,
+)
 
 
 def parts(setup: TaskSetup) -> TaskParts[Batch]:
@@ -44,25 +51,35 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     )
     if spec.encoder is None or spec.decoder is None:
         raise InputError("the task 'translate' needs a model with encoder and decoder; this one has a single stack")
-    store = stores["train"]
+    store = stores.train
     plan = LengthSortedPlan(*store.input_lengths, batch_tokens=train.batch_tokens, seed=train.seed)
     batches = training_batches(store, plan, lambda rows: collate_pairs(store, rows))
     setup.progress.message(f"padding: {100 * plan.padding_waste(0):.1f} % of the positions in a batch")
-
-    def loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        return token_loss(module, batch.to(setup.device), label_smoothing=train.label_smoothing)
 
     return TaskParts(
         tokenizers=tokenizers,
         spec=spec,
         batches=batches,
-        loss=loss,
-        validate=_validation(run_file, tokenizers, stores["valid"], setup.device),
-        sides=lambda module: _sides(setup, stores, tokenizers, module),
+        loss=setup.token_loss,
+        validate=_validation(run_file, tokenizers, stores.valid, setup.device),
+        sides=[
+            DataSide.of(
+                "source",
+                tokenizers.source,
+                [store.sources for store in stores],
+                [store.input_lengths[0] for store in stores],
+            ),
+            DataSide.of(
+                "target",
+                tokenizers.target,
+                [store.targets for store in stores],
+                [store.input_lengths[1] for store in stores],
+            ),
+        ],
         widest=collate_pairs(store, plan.widest()),
         mean_tokens=plan.num_tokens / batches.batches_per_epoch,
         record=TaskRecord(kind="translate", max_length=run_file.data.max_length),
-        valid_data=stores["valid"].identity,
+        valid_data=stores.valid.identity,
         score_name="BLEU",
     )
 
@@ -72,37 +89,35 @@ def pair_source(table: Section) -> PairSource:
     return parse_pair_source(table.model_dump(exclude_none=True))
 
 
-def prepare_parallel(run_file: RunFile, tokenizers: TokenizerPair, progress: Progress) -> dict[str, PairStore]:
-    """Return the prepared pairs of training and validation, and say what the filters dropped.
+def prepare_parallel(
+    run_file: RunFile, tokenizers: TokenizerPair, progress: Progress, *, extra: tuple[int, int] | None = None
+) -> Stores[PairStore]:
+    """Return the prepared pairs of training and validation, and report what the filters dropped.
+
+    Args:
+        run_file: the checked run file.
+        tokenizers: of both sides.
+        progress: receives the reports.
+        extra: special tokens around a source and around a target; None: those of a translation.
 
     Raises:
         InputError: a source is unusable.
     """
-    data, stores = run_file.data, {}
-    for name in ("train", "valid"):
-        try:
-            stores[name] = prepare_pairs(
-                pair_source(getattr(data, name)),
-                tokenizers,
-                max_length=data.max_length,
-                max_ratio=data.max_ratio,
-                training=name == "train",
-            )
-        except InputError as error:
-            raise InputError(f"[data] {name}: {error}") from None
-        progress.message(f"{name}: {stores[name].report}")
-    return stores
+    data = run_file.data
+
+    def prepare(name: str) -> PairStore:
+        source, is_train = pair_source(getattr(data, name)), name == "train"
+        return prepare_pairs(
+            source, tokenizers, max_length=data.max_length, max_ratio=data.max_ratio, training=is_train, extra=extra
+        )
+
+    return prepare_stores(progress, prepare, lambda store: store.report)
 
 
 def _train_tokenizers(run_file: RunFile) -> TokenizerPair:
-    section = run_file.tokenizer
-    assert section.kind is not None, "the rules of the run file want kind or path"
-    return cached_tokenizers(
-        pair_source(run_file.data.train),
-        kind=section.kind,
-        vocab_size=vocabulary_size(run_file),
-        joint=section.joint is not False,
-    )
+    kind, size = vocabulary(run_file)
+    joint = run_file.tokenizer.joint is not False
+    return cached_tokenizers(pair_source(run_file.data.train), kind=kind, vocab_size=size, joint=joint)
 
 
 def _validation(
@@ -165,24 +180,3 @@ class ValidateTranslation:
         )
         texts = [target.decode(candidates[0].ids) for candidates in found]
         return bleu_chrf(texts, self.references, tokenize="none" if target.kind == "split" else "13a").bleu
-
-
-def _sides(
-    setup: TaskSetup, stores: dict[str, PairStore], tokenizers: TokenizerPair, module: nn.Module
-) -> list[TokenSide]:
-    """Describe both sides of the data as the module will see them, the longest of training and validation."""
-    sides = []
-    for name, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
-        is_source = name == "source"
-        texts = [store.sources if is_source else store.targets for store in stores.values()]
-        lengths = [store.input_lengths[not is_source] for store in stores.values()]
-        sides.append(
-            setup.side(
-                name,
-                tokenizer,
-                module,
-                largest_id=max(int(part.ids.max()) for part in texts),
-                longest=max(int(part.max()) for part in lengths),
-            )
-        )
-    return sides

@@ -41,7 +41,7 @@ def test_validation_is_the_same_every_time(tmp_path: Path, task: str) -> None:
     module = build(parts.spec).eval()
     with torch.no_grad():
         assert parts.validate(module) == parts.validate(module)
-    assert {side.name for side in parts.sides(module)} == {"source", "target"}
+    assert {side.name for side in parts.sides} == {"source", "target"}
 
 
 def test_too_few_sentinels_are_refused_before_training(tmp_path: Path) -> None:

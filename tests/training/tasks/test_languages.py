@@ -86,7 +86,7 @@ def test_a_pair_is_read_as_its_own_library_reads_it(case: str, tmp_path: Path) -
     loaded = load_run_file(run_file(tmp_path, folder, source, target), [])
     start = find_initial_model(loaded.task.init, source, target)
     assert start is not None
-    store = prepare_parallel(loaded, start.tokenizers, Progress())["valid"]
+    store = prepare_parallel(loaded, start.tokenizers, Progress()).valid
     rows = np.arange(5)
     batch = collate_pairs(store, rows)
     assert batch.mask is not None and batch.target_ids is not None and batch.target_mask is not None
