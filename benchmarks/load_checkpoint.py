@@ -82,7 +82,7 @@ def make(case: Case, folder: Path) -> int:
     from clearhead.hf.saving import save_module
 
     record = registry.find(case.config)
-    model = record.whole(configs.parse(record, case.config).values, record.variants[0])
+    model = record.spec_of(configs.parse(record, case.config).values, record.variants[0])
     module = build(model, device="meta").to(case.dtype).to_empty(device="cpu")
     with torch.no_grad():
         for parameter in module.parameters():

@@ -21,7 +21,7 @@ from clearhead.check.measure import Comparison, compare_traces, first_divergence
 from clearhead.check.trace import ModelInputs, ModelPair, Trace
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.hf.mapping.tensor_rules import Halves, Slots
+from clearhead.hf.mapping.tensor_rules import RotaryHalves, Slots
 from clearhead.hf.saving import module_to_hf_tensors
 from clearhead.weights.fill import built
 
@@ -148,7 +148,7 @@ def _layouts(module: Transformer) -> Iterator[Experiment]:
     rotating = {path: node for path, node in _attentions(module).items() if node.position is not None}
     if not rotating:
         return
-    ways = (("neighbours", "halves", Halves().load), ("halves", "neighbours", Halves().save))
+    ways = (("neighbours", "halves", RotaryHalves().load), ("halves", "neighbours", RotaryHalves().save))
     for there, here, way in ways:
         description = f"the layout of rotated pairs: the tensors were read as {here}, and they are {there}"
         yield Experiment(description, partial(_laid_out, module, rotating, way))
@@ -207,7 +207,7 @@ def _reordered(module: Transformer, places: Mapping[str, Mapping[str, list[int]]
 def _by_tensors(sides: ModelPair, module: Transformer) -> str:
     """Name the tensors that differ, where no experiment explains the divergence."""
     loaded = sides.pretrained
-    mine = module_to_hf_tensors(module, loaded.record, loaded.variant, loaded.prefix, module.state_dict())
+    mine = module_to_hf_tensors(module, loaded.family, loaded.variant, loaded.prefix, module.state_dict())
     base, theirs = f"{getattr(sides.theirs, 'base_model_prefix', '')}.", sides.theirs.state_dict()
     other = {name.removeprefix(base): tensor for name, tensor in theirs.items()}
     found = []

@@ -175,7 +175,7 @@ class ModelPair:
 
 def _pair_submodules(pretrained: LoadedModule, theirs: nn.Module) -> dict[str, tuple[str, BoundRule]]:
     """Find their counterpart of each of our submodules by the rules for tensors."""
-    bounds, _ = bind_rules(pretrained.record, pretrained.variant, pretrained.prefix, pretrained.module)
+    bounds, _ = bind_rules(pretrained.family, pretrained.variant, pretrained.prefix, pretrained.module)
     parts, known = dict(pretrained.module.named_modules()), dict(theirs.named_modules())
     base = str(getattr(theirs, "base_model_prefix", ""))
     found: dict[str, tuple[str, BoundRule]] = {}
@@ -197,8 +197,8 @@ def _paths(bound: BoundRule) -> list[str]:
 def _in_our_order(bound: BoundRule, value: Tensor) -> list[Tensor]:
     """Reorder the output of their module as the rows of its weight; a transposed weight keeps the order."""
     parts = [value.movedim(-1, 0)]
-    for change in bound.changes:
-        parts = parts if isinstance(change, Transpose) else change.load(parts, bound.place)
+    for change in bound.transforms:
+        parts = parts if isinstance(change, Transpose) else change.load(parts, bound.slots)
     return [part.movedim(0, -1) for part in parts]
 
 

@@ -89,7 +89,7 @@ class HFCheckpoint:
             task: what its outputs are for.
             tokenizers: of the module; None: the same.
         """
-        spare = {} if self.loaded is None else self.loaded.spare
+        spare = {} if self.loaded is None else self.loaded.unused
         text = self.tokenizers if tokenizers is None else replace(self.tokenizers, pair=tokenizers)
         pad = text.pair.source.pad_id
         return replace(self, tokenizers=text, loaded=find_variant_for(self.config, module, task, spare, pad=pad))
@@ -284,7 +284,7 @@ def find_variant_for(
         return None
     named = config.get("architectures") or []
     classes = named if named and named[0] in variant.classes else [variant.classes[0]]
-    kept = {name: one for name, one in spare.items() if any(re.fullmatch(pattern, name) for pattern in variant.spare)}
+    kept = {name: one for name, one in spare.items() if any(re.fullmatch(pattern, name) for pattern in variant.unused)}
     prefix = "" if variant.is_bare else record.prefix_of(variant)
     return LoadedModule(module, task, {**said, "architectures": classes}, record, variant, prefix, (), kept)
 
@@ -307,7 +307,7 @@ def _can_say(record: Family, variant: Variant, config: Mapping[str, Any], module
     """Say whether a class of a family can be this module: as its config says it, or as another config would."""
     try:
         reading = configs.parse(record, config)
-        if not reading.faults and not configs.differences(record.whole(reading.values, variant), module.spec):
+        if not reading.faults and not configs.differences(record.spec_of(reading.values, variant), module.spec):
             return True
         configs.to_config(record, variant, module.spec)
     except InputError:
@@ -318,7 +318,7 @@ def _can_say(record: Family, variant: Variant, config: Mapping[str, Any], module
 def spec_of_config(record: Family, variant: Variant, config: Mapping[str, Any], module: Transformer) -> Model | None:
     """Return the spec that a config says, if a module differs from it in dropout alone, which computes nothing."""
     try:
-        said = record.whole(configs.parse(record, config).values, variant)
+        said = record.spec_of(configs.parse(record, config).values, variant)
     except InputError:
         return None
     differing = configs.differences(said, module.spec)

@@ -55,7 +55,7 @@ def save_origin(hf_checkpoint: HFCheckpoint, folder: Path) -> None:
     origin.mkdir(parents=True, exist_ok=True)
     (origin / _CONFIG).write_text(json.dumps(dict(hf_checkpoint.config), indent=2, sort_keys=True) + "\n", "utf-8")
     copy_files(hf_checkpoint.folder, origin)
-    spare = {} if hf_checkpoint.loaded is None else dict(hf_checkpoint.loaded.spare)
+    spare = {} if hf_checkpoint.loaded is None else dict(hf_checkpoint.loaded.unused)
     if spare:
         save_tensors(origin / _SPARE, spare)
 
@@ -190,9 +190,9 @@ def _as_the_family_says(module: Transformer, loaded: LoadedModule | None) -> Tra
     if loaded is None:
         return module
     try:
-        to_config(loaded.record, loaded.variant, module.spec)
+        to_config(loaded.family, loaded.variant, module.spec)
     except InputError:
-        said = spec_of_config(loaded.record, loaded.variant, loaded.config, module)
+        said = spec_of_config(loaded.family, loaded.variant, loaded.config, module)
         if said is not None and said != module.spec:
             return built(said, module.state_dict())
     return module

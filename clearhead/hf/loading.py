@@ -47,11 +47,11 @@ class LoadedModule:
     module: Transformer
     task: TaskRecord
     config: dict[str, Any]
-    record: Family
+    family: Family
     variant: Variant
     prefix: str = ""
     notes: tuple[str, ...] = ()
-    spare: Mapping[str, Tensor] = field(default_factory=dict)
+    unused: Mapping[str, Tensor] = field(default_factory=dict)
     pooling: Pooling | None = None
 
 
@@ -82,14 +82,14 @@ def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedM
     # Where modules of their own stand on the states, the head of the class counts for nothing.
     is_pooled = has_pooling(directory)
     variant = registry.headless(record) if is_pooled else registry.variant(record, config, frozenset(files))
-    record = record.laid_out(files)
+    record = record.with_layout(files)
     found = _Found.of(record, variant, files)
     values = _tying(found, reading.values)
     faults = [*reading.faults, *_absurd(values)]
     module = None
     if not faults:
         try:
-            module = build(record.whole(values, variant), device="meta")
+            module = build(record.spec_of(values, variant), device="meta")
         except InputError as error:
             faults.append(str(error))
         except (RuntimeError, OverflowError, ArithmeticError) as error:
@@ -183,7 +183,7 @@ class _Found:
 
     def tables(self, is_tied: bool) -> list[str]:
         """Every name under which the word table may stand."""
-        own = [self.prefix + name for name in (self.record.table, *self.record.twins)]
+        own = [self.prefix + name for name in (self.record.table, *self.record.table_copies)]
         return [*own, self.variant.output] if is_tied and self.variant.output else own
 
     def fill(self, module: Transformer, *, is_tied: bool, dtype: torch.dtype, faults: list[str]) -> dict[str, Tensor]:
@@ -195,7 +195,7 @@ class _Found:
             groups = [self._alternatives(group, is_tied) for group in bound.theirs]
             missing = [group[0] for group, names in zip(bound.theirs, groups, strict=True) if not names]
             if missing and bound.zeros:
-                shapes = zip(bound.ours, bound.place.shapes, strict=True)
+                shapes = zip(bound.ours, bound.slots.shapes, strict=True)
                 filled |= {address: torch.zeros(shape, dtype=dtype) for address, shape in shapes}
                 continue
             faults += [f"'{name}' is missing" for name in missing]
@@ -207,7 +207,7 @@ class _Found:
             except ValueError as error:
                 faults.append(f"'{groups[0][-1]}' has the shape {self._shape(groups[0][-1])}; {error}")
                 continue
-            for address, tensor, shape in zip(bound.ours, made, bound.place.shapes, strict=True):
+            for address, tensor, shape in zip(bound.ours, made, bound.slots.shapes, strict=True):
                 if tensor.shape != shape:
                     has, needs = self._shape(groups[0][-1]), list(bound.save_shape())
                     faults.append(f"'{groups[0][-1]}' has the shape {has}, the config needs {needs}")
@@ -222,7 +222,12 @@ class _Found:
         tables = self.tables(is_tied)
         wanted: Sequence[str] = tables if group[0] == tables[0] else group
         # Where each stack has a table of its own, the output may be that of the last.
-        if is_tied and self.variant.output and self.record.twins and group[0] == self.prefix + self.record.twins[-1]:
+        if (
+            is_tied
+            and self.variant.output
+            and self.record.table_copies
+            and group[0] == self.prefix + self.record.table_copies[-1]
+        ):
             wanted = (*group, self.variant.output)
         return [name for name in wanted if name in self.names]
 
@@ -263,7 +268,7 @@ class _Found:
                 if made.shape != self[name].shape or not torch.allclose(made, self[name].float(), rtol=0.0, atol=1e-6):
                     faults.append(f"'{name}' differs from the table that is computed in its place")
                 computed[name] = self[name]
-            elif any(re.fullmatch(pattern, name) for pattern in self.variant.spare):
+            elif any(re.fullmatch(pattern, name) for pattern in self.variant.unused):
                 spare[name] = self[name]
             else:
                 faults.append(f"'{name}' has no place in {self.variant.classes[0]}{nearest(name, known)}")
@@ -275,7 +280,7 @@ class _Found:
 def _tying(found: _Found, values: Values) -> Values:
     """Let the tensors decide whether the output is the word table."""
     output = found.variant.output
-    tables = [found.prefix + name for name in (found.record.table, *reversed(found.record.twins))]
+    tables = [found.prefix + name for name in (found.record.table, *reversed(found.record.table_copies))]
     table = next((name for name in tables if name in found.names), tables[0])
     if output is None or "tie_word_embeddings" not in values:
         return values

@@ -93,12 +93,12 @@ def headless(record: Family) -> Variant:
     Raises:
         InputError: the family has no such class.
     """
-    own = [one for one in record.variants if one.head is blocks.nothing]
+    own = [one for one in record.variants if one.head is blocks.no_head]
     if not own:
         raise InputError(f"config.json: {record.model_type} has no class whose outputs are states")
     chosen = next((one for one in own if not one.has_decoder), own[0])
     heads = (rf"{re.escape(name)}(\..+)?" for one in record.variants for rule in one.rules for name in rule.theirs)
-    return replace(chosen, spare=(*chosen.spare, *heads))
+    return replace(chosen, unused=(*chosen.unused, *heads))
 
 
 def _is_held(variant: Variant, names: frozenset[str]) -> bool:

@@ -57,7 +57,7 @@ def save_module(
     if said is not None and said.kind == "embed" and makes_vectors(module.spec):
         return _save_pooled(module, directory, loaded, said, model_type, max_shard_size)
     if loaded is not None:
-        record, variant, prefix = loaded.record, loaded.variant, loaded.prefix
+        record, variant, prefix = loaded.family, loaded.variant, loaded.prefix
         config = _config_as_loaded(module, loaded)
     else:
         module, record, variant, config = _chosen(module, model_type, task)
@@ -69,12 +69,12 @@ def save_module(
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     tensors = module_to_hf_tensors(module, record, variant, prefix, module.state_dict())
     usual = {key.name: key.default for key in record.keys}
-    rows: int = config.get(record.rows, usual.get(record.rows, 0))
+    rows: int = config.get(record.rows_key, usual.get(record.rows_key, 0))
     for constant in record.constants if loaded is None else ():
         if not (constant.is_written or variant.is_bare):
             continue
         tensors[prefix + constant.name] = constant.compute(module.spec, rows)
-    tensors |= dict(loaded.spare) if loaded is not None else {}
+    tensors |= dict(loaded.unused) if loaded is not None else {}
     directory.mkdir(parents=True, exist_ok=True)
     save_shards(directory, tensors, name=SINGLE, max_size=max_shard_size)
     (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -93,7 +93,7 @@ def _save_pooled(
     stacks, pooling = with_head(module, None, {}), None
     if loaded is not None:
         pooling = loaded.pooling
-        variant = loaded.variant if pooling is not None else registry.headless(loaded.record)
+        variant = loaded.variant if pooling is not None else registry.headless(loaded.family)
         loaded = replace(loaded, variant=variant, module=stacks, pooling=None)
     record = save_module(stacks, directory, loaded=loaded, model_type=model_type, max_shard_size=max_shard_size)
     write_pooling(directory, module, pooling, max_length=task.max_length)
@@ -122,9 +122,9 @@ def module_to_hf_tensors(
 
 
 def _config_as_loaded(module: Transformer, loaded: LoadedModule) -> dict[str, Any]:
-    record, variant = loaded.record, loaded.variant
+    record, variant = loaded.family, loaded.variant
     reading = configs.parse(record, loaded.config)
-    if not reading.faults and not configs.differences(record.whole(reading.values, variant), module.spec):
+    if not reading.faults and not configs.differences(record.spec_of(reading.values, variant), module.spec):
         return dict(loaded.config)
     carried = {key: value for key, value in loaded.config.items() if key in configs.INERT or key in record.inert}
     carried.pop("architectures", None)

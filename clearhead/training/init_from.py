@@ -114,7 +114,7 @@ class InitialModel:
         """
         if self.hf_checkpoint is None or self.hf_checkpoint.loaded is None:
             return {}
-        family, spare = self.hf_checkpoint.loaded.record, self.hf_checkpoint.loaded.spare
+        family, spare = self.hf_checkpoint.loaded.family, self.hf_checkpoint.loaded.unused
         found: dict[str, Tensor] = {}
         for variant in self._variants(kind):
             for bound in bind_rules(family, variant, family.prefix_of(variant), module)[0]:
@@ -126,7 +126,7 @@ class InitialModel:
                 names = [next((one for one in group if one in spare), "") for group in spelled]
                 if bound.ours[0].startswith(HEAD) and all(names) and not found.keys() & {*bound.ours}:
                     made = bound.load([spare[name] for name in names])
-                    shapes = zip(made, bound.place.shapes, strict=True)
+                    shapes = zip(made, bound.slots.shapes, strict=True)
                     if all(tensor.shape == shape for tensor, shape in shapes):
                         found |= dict(zip(bound.ours, made, strict=True))
         return found

@@ -165,7 +165,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "tensor missing": (tensors(lambda found: found.pop(FIRST)), f"'{FIRST}' is missing"),
     "tensor unknown": (tensors(lambda found: found.update({"extra": torch.zeros(2)})), "'extra' has no place in GPT2"),
-    "key unknown": (config(n_hed=2), "'n_hed' is not known to gpt2, so it cannot be honoured (did you mean 'n_head'?)"),
+    "key unknown": (config(n_hed=2), "gpt2 has no key 'n_hed', so it is not supported (did you mean 'n_head'?)"),
     "layers absurd": (config(n_layer=10**9), "config.json: n_layer = 1000000000 is absurd"),
     "rows absurd": (config(vocab_size=10**15), "config.json: vocab_size = 1000000000000000 is absurd"),
     "width negative": (config(n_embd=-26), "config.json: n_embd = -26 counts nothing"),

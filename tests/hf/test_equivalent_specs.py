@@ -83,7 +83,7 @@ def test_transformers_computes_the_same(name: str, tmp_path: Path) -> None:
     model, kind, cls = CASES[name]
     module = built(model)
     labels = LABELS if kind in ("classify", "tag") else ()
-    save_pretrained(
+    save_module(
         module, tmp_path, task=TaskRecord(kind=kind, labels=labels, label_kind="single_label" if labels else None)
     )
     config = json.loads((tmp_path / "config.json").read_text())
@@ -128,7 +128,7 @@ def test_every_form_computes_the_same(family: str, style: dict[str, object], tra
     ("chosen", "sentence"),
     [
         (hparams("bert", positions="sinusoidal"), "encoder.embedding.position.kind: this model has sinusoidal"),
-        (hparams("gpt2", norm="rms"), "gated: this model has false, the format can only say true"),
+        (hparams("gpt2", norm="rms"), "gated: this model has false, the format can only express true"),
         (hparams("gpt2", qk_norm=True), "query_key_norm"),
         (hparams("transformer", activation_dropout=0.1, gated=True), "gated: this model has true"),
     ],

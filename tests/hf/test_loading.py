@@ -77,7 +77,7 @@ def test_a_model_that_no_family_can_say_names_what_is_in_the_way(tmp_path: Path)
     module = build(
         build_spec(Hyperparameters(layers=1, width=14, heads=2, positions="alibi"), source_vocab=23, target_vocab=23)
     )
-    with pytest.raises(InputError, match="the format can only say"):
+    with pytest.raises(InputError, match="the format can only express"):
         save_module(module, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -109,8 +109,8 @@ def test_every_fault_of_the_config_is_in_one_report(folder: Path) -> None:
     )
     said = report(folder)
     for part in (
-        "n_head must be a whole number, got two", "'geluu' is none of", "add_cross_attention = true is not supported",
-        "'n_hed' is not known to gpt2", "did you mean 'n_head'", "auto_map",
+        "n_head must be a whole number, got two", "'geluu' is not supported", "add_cross_attention = true",
+        "gpt2 has no key 'n_hed'", "did you mean 'n_head'", "auto_map",
     ):  # fmt: skip
         assert part in said
 

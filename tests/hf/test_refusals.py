@@ -18,7 +18,7 @@ def model_of(config: dict[str, Any]) -> spec.Model:
     reading = configs.parse(record, config)
     if reading.faults:
         raise InputError("\n".join(reading.faults))
-    return record.whole(reading.values, record.variants[0])
+    return record.spec_of(reading.values, record.variants[0])
 
 
 def attention_of(model: spec.Model, layer: int) -> spec.Attention:
@@ -32,19 +32,19 @@ def attention_of(model: spec.Model, layer: int) -> spec.Attention:
     ("config", "message"),
     [
         ({"model_type": "mpt", "attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max"),
-        ({"model_type": "mpt", "attn_config": {"rope": True}}, "rope is not known"),
-        ({"model_type": "mpt", "no_bias": False}, "there would be biases"),
+        ({"model_type": "mpt", "attn_config": {"rope": True}}, "no key attn_config.rope"),
+        ({"model_type": "mpt", "no_bias": False}, "biases are not supported"),
         ({"model_type": "falcon", "new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
         ({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         ({"model_type": "falcon", "multi_query": False, "num_kv_heads": 1}, "num_kv_heads"),
         ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "normed stream"),
         ({"model_type": "gpt_neo", "num_layers": 3}, "attention_types"),
-        ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "longrope alone"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "longrope only"),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_type": "default"}}, "one object for each"),
-        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "bounded"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "a soft cap on the scores"),
         ({"model_type": "olmo3", "rope_parameters": {"rope_theta": 7.0}}, "one object for each"),
-        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "shaken"),
-        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "36 times"),
+        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router input jitter"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "each of 36 layers"),
         ({"model_type": "stablelm", "head_dim": 7}, "head_dim"),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",

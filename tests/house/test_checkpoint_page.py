@@ -41,7 +41,7 @@ def lines_of(title: str, records: list[Family]) -> Iterator[str]:
     yield from (f"## {title}", "", "| `model_type` | used to | refused where its config asks for it |", "|---|---|---|")
     for record in sorted(records, key=lambda one: one.model_type):
         uses = list(dict.fromkeys(variant.task for variant in record.variants))
-        refused = [f"`{only.name}`: {only.otherwise}" for only in record.only if only.name not in EVERYWHERE]
+        refused = [f"`{only.name}`: {only.reason}" for only in record.fixed if only.name not in EVERYWHERE]
         yield f"| {record.model_type} | {', '.join(uses)} | {'; '.join(refused)} |"
     yield ""
 

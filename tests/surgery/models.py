@@ -30,7 +30,7 @@ def family(case: Case) -> Transformer:
     record = registry.all_families()[case.model_type]
     reading = configs.parse(record, case.config)
     assert not reading.faults
-    return scrambled(build(record.whole(reading.values, case.variant)).eval())
+    return scrambled(build(record.spec_of(reading.values, case.variant)).eval())
 
 
 def scrambled(module: Transformer) -> Transformer:

@@ -235,7 +235,7 @@ def test_every_family_writes_what_it_can_say(name: str, tmp_path: Path) -> None:
     for operation, change in OPERATIONS.items():
         edited = change(module)
         if operation == "neurons" and name in FOURFOLD:
-            with pytest.raises(InputError, match="size: this model has 131, the format can only say 132"):
+            with pytest.raises(InputError, match="size: this model has 131, the format can only express 132"):
                 save_module(edited, tmp_path / operation, model_type=case.model_type)
             continue
         save_module(edited, tmp_path / operation, model_type=case.model_type)

@@ -1,6 +1,6 @@
-"""BART and its kin: two stacks of one width, one word table, biases everywhere, and a bias on the scores of words.
+"""BART and its relatives: two stacks of one width, one token embedding, biases everywhere, also of the output.
 
-They differ in where norms stand and in how positions are told. Source: arXiv 1910.13461, section 2.1; mBART arXiv
+They differ in the places of norms and in the kind of positions. Source: arXiv 1910.13461, section 2.1; mBART arXiv
 2001.08210; Pegasus arXiv 1912.08777; Marian arXiv 1804.00344; M2M-100 arXiv 2010.11125; Blenderbot arXiv 2004.13637.
 """
 
@@ -16,22 +16,23 @@ from clearhead import spec
 from clearhead.core.position import sinusoidal_table
 from clearhead.hf.mapping import blocks
 from clearhead.hf.mapping.family import Constant, Family, Fixed, Key, Values, Variant
-from clearhead.hf.mapping.tensor_rules import OneRow, Rule, module_rule, tensor_rule
+from clearhead.hf.mapping.tensor_rules import OneRow, Rule, attention_rules, module_rule, tensor_rule
 from clearhead.task import Repeats, TaskKind
 
 Side = Literal["encoder", "decoder"]
+SIDES: tuple[Side, ...] = ("encoder", "decoder")
 TABLE, OWN_TABLE = "encoder.embedding.table", "decoder.embedding.table"
 SELF = blocks.function("encoder", 0)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What tells the families apart.
+    """How the families differ.
 
     Args:
-        norm: on the stream after each step, or inside before each branch.
+        norm: after the residual sum ("out"), or before the function ("pre").
         final_norm, embedding_norm: whether each stack has one.
-        position: what the embedding adds, made from the config.
+        position: makes the positions of the embedding.
     """
 
     norm: Literal["out", "pre"]
@@ -41,27 +42,27 @@ class Kind:
 
     def model(self, c: Values) -> spec.Model:
         """Return the two stacks."""
-        encoder, decoder = self._stack(c, "encoder"), self._stack(c, "decoder")
+        encoder, decoder = (self._stack(c, side) for side in SIDES)
         return spec.Model(encoder=encoder, decoder=decoder, initialization=blocks.INITIALIZATION)
 
     def _stack(self, c: Values, side: Side) -> spec.Stack:
         norm, drop = spec.LayerNorm(), c["dropout"]
         sources: tuple[Literal["self", "memory"], ...] = ("self",) if side == "encoder" else ("self", "memory")
-        functions: list[blocks.AnyFunction] = [_attention(c, side, source) for source in sources]
-        functions.append(
-            spec.FeedForward(
-                size=c[f"{side}_ffn_dim"], activation=c["activation_function"], dropout=c["activation_dropout"]
-            )
+        network = spec.FeedForward(
+            size=c[f"{side}_ffn_dim"], activation=c["activation_function"], dropout=c["activation_dropout"]
         )
+        nodes: list[blocks.AnyFunction] = [*(_attention(c, side, source) for source in sources), network]
         step = blocks.after if self.norm == "out" else blocks.pre
         embedding = spec.Embedding(
-            table=spec.Table(rows=_rows(c, side)) if side == "encoder" or _is_apart(c) else spec.Reference(path=TABLE),
+            table=spec.Table(rows=_rows(c, side))
+            if side == "encoder" or _has_two_tables(c)
+            else spec.Reference(path=TABLE),
             scale=c["d_model"] ** 0.5 if c["scale_embedding"] else 1.0,
             position=self.position(c),
             norm=norm if self.embedding_norm else None,
             dropout=drop,
         )
-        layer = spec.Layer(steps=tuple(step(norm, function, drop) for function in functions))
+        layer = spec.Layer(steps=tuple(step(norm, node, drop) for node in nodes))
         return spec.Stack(
             width=c["d_model"],
             embedding=embedding,
@@ -70,37 +71,30 @@ class Kind:
         )
 
 
-def _is_apart(c: Values) -> bool:
-    """Whether each stack has a table of its own."""
+def _has_two_tables(c: Values) -> bool:
+    """Whether each stack has a token embedding of its own."""
     return not c.get("share_encoder_decoder_embeddings", True)
 
 
 def _rows(c: Values, side: Side) -> int:
     rows: int = c["vocab_size"]
-    return c["decoder_vocab_size"] or rows if side == "decoder" and _is_apart(c) else rows
+    return c["decoder_vocab_size"] or rows if side == "decoder" and _has_two_tables(c) else rows
 
 
-def _words(bias: bool) -> Callable[[Values], spec.Head]:
+def _lm_head(bias: bool) -> blocks.MakeHead:
     """Scores of the decoder's vocabulary."""
 
     def head(c: Values) -> spec.Head:
-        path = OWN_TABLE if _is_apart(c) else TABLE
-        weight = spec.Reference(path=path) if c["tie_word_embeddings"] else None
-        return spec.Head(layers=(spec.Linear(size=_rows(c, "decoder"), bias=bias, weight=weight),))
+        path = OWN_TABLE if _has_two_tables(c) else TABLE
+        return blocks.lm_head(path, bias=bias)(c.replaced(vocab_size=_rows(c, "decoder")))
 
     return head
 
 
 def _attention(c: Values, side: Side, source: Literal["self", "memory"]) -> spec.Attention:
-    heads = c[f"{side}_attention_heads"]
-    return spec.Attention(
-        source=source,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_size=c["d_model"] // heads,
-        mask=spec.Causal() if (side, source) == ("decoder", "self") else spec.Full(),
-        dropout=c["attention_dropout"],
-    )
+    mask = spec.Causal() if (side, source) == ("decoder", "self") else spec.Full()
+    heads, drop = c[f"{side}_attention_heads"], c["attention_dropout"]
+    return blocks.attention(c["d_model"], heads, source=source, mask=mask, dropout=drop)
 
 
 def _learned(offset: int) -> Callable[[Values], spec.Learned]:
@@ -111,13 +105,13 @@ def _halves(c: Values) -> spec.Sinusoidal:
     return spec.Sinusoidal(layout="halves")
 
 
-def _counting(c: Values) -> spec.Sinusoidal:
-    """Positions begin after the padding's id."""
+def _after_padding(c: Values) -> spec.Sinusoidal:
+    """Positions begin after the padding id."""
     return spec.Sinusoidal(layout="fairseq", offset=c["pad_token_id"] + 1)
 
 
 def _positions(model: spec.Model) -> int | None:
-    """How many positions there are; sines have no end."""
+    """The number of positions; sinusoidal ones have no limit."""
     position = model.encoder.embedding.position if model.encoder else None
     return position.rows - position.offset if isinstance(position, spec.Learned) else None
 
@@ -128,7 +122,7 @@ def _is_scaled(model: spec.Model) -> bool:
 
 def _keys() -> tuple[Key, ...]:
     sides: list[Key] = []
-    for side in ("encoder", "decoder"):
+    for side in SIDES:
         network = blocks.function(side, 1 if side == "encoder" else 2)
         short = side == "encoder"
         sides += [
@@ -151,126 +145,105 @@ def _keys() -> tuple[Key, ...]:
     )
 
 
-def _attention_rules(side: Side, step: int, name: str) -> tuple[Rule, ...]:
-    theirs, ours = f"{side}.layers.{{layer}}.{name}", blocks.function(side, step)
-    maps = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
-    return tuple(module_rule(f"{theirs}.{one}", f"{ours}.{address}") for one, address in maps.items())
-
-
-def _norm_rules(side: Side, step: int, name: str) -> tuple[Rule, ...]:
-    theirs = f"{side}.layers.{{layer}}.{name}"
-    return module_rule(theirs, blocks.out(side, step)), module_rule(theirs, f"{blocks.branch(side, step)}.pre")
-
-
 def _side_rules(side: Side) -> tuple[Rule, ...]:
-    last = 1 if side == "encoder" else 2
-    memory = (*_attention_rules(side, 1, "encoder_attn"), *_norm_rules(side, 1, "encoder_attn_layer_norm"))
+    last, layer = 1 if side == "encoder" else 2, f"{side}.layers.{{layer}}"
+    names = {"self_attn": 0} | ({"encoder_attn": 1} if side == "decoder" else {})
+    attentions = [
+        rule
+        for name, step in names.items()
+        for rule in (
+            *attention_rules(f"{layer}.{name}", blocks.function(side, step), "q_proj k_proj v_proj out_proj"),
+            *blocks.step_norm_rules(f"{layer}.{name}_layer_norm", side, step),
+        )
+    ]
     return (
         module_rule(f"{side}.embed_positions", f"{side}.embedding.position"),
         module_rule(f"{side}.layernorm_embedding", f"{side}.embedding.norm"),
-        *_attention_rules(side, 0, "self_attn"),
-        *_norm_rules(side, 0, "self_attn_layer_norm"),
-        *(memory if side == "decoder" else ()),
-        module_rule(f"{side}.layers.{{layer}}.fc1", f"{blocks.function(side, last)}.up"),
-        module_rule(f"{side}.layers.{{layer}}.fc2", f"{blocks.function(side, last)}.down"),
-        *_norm_rules(side, last, "final_layer_norm"),
+        *attentions,
+        module_rule(f"{layer}.fc1", f"{blocks.function(side, last)}.up"),
+        module_rule(f"{layer}.fc2", f"{blocks.function(side, last)}.down"),
+        *blocks.step_norm_rules(f"{layer}.final_layer_norm", side, last),
         module_rule(f"{side}.layer_norm", f"{side}.final_norm"),
     )
 
 
-# Where the stacks have tables of their own, and the rows of the decoder's.
-APART = (
+# Whether the stacks have token embeddings of their own, and the rows of the decoder's.
+TWO_TABLES = (
     Key("share_encoder_decoder_embeddings", True, lambda model: _own_rows(model) is None),
     Key("decoder_vocab_size", None, lambda model: _own_rows(model), kind=int),
 )
 RULES = (
-    module_rule("encoder.embed_tokens", TABLE, beside=f"{OWN_TABLE}.weight"),
+    module_rule("encoder.embed_tokens", TABLE, requires=f"{OWN_TABLE}.weight"),
     module_rule("decoder.embed_tokens", OWN_TABLE),
     module_rule("shared", TABLE),
     *_side_rules("encoder"),
     *_side_rules("decoder"),
 )
-SCORES = tensor_rule("final_logits_bias", "head.layers.0.bias", OneRow(), zeros=True)
+OUTPUT_BIAS = tensor_rule("final_logits_bias", "head.layers.0.bias", OneRow(), zeros=True)
 
 
-def _sinusoids(side: Side, *, is_written: bool, layout: Literal["halves", "fairseq"]) -> Constant:
-    def compute(model: spec.Model, rows: int) -> Tensor:
-        assert model.encoder is not None
-        return sinusoidal_table(rows, model.encoder.width, spec.Sinusoidal(layout=layout))
-
-    return Constant(f"{side}.embed_positions.weight", compute, is_written)
+def _sinusoids(model: spec.Model, rows: int) -> Tensor:
+    assert model.encoder is not None
+    return sinusoidal_table(rows, model.encoder.width, spec.Sinusoidal(layout="halves"))
 
 
-def _labels(c: Values) -> spec.Head:
-    inner = (spec.Linear(size=c["d_model"]), spec.Activation(function="tanh"))
-    return spec.Head(layers=(spec.Pool(by="last"), *inner, spec.Linear(size=c.num_labels)))
-
-
-def _repeating(name: str, repeats: Repeats) -> tuple[Variant, ...]:
-    """The classes whose decoder reads the encoder's text once more."""
-    head = (
-        module_rule("classification_head.dense", "head.layers.1"),
-        module_rule("classification_head.out_proj", "head.layers.3"),
-    )
-    return (
-        Variant((f"{name}ForSequenceClassification",), "classify", _labels, head, repeats=repeats),
-        blocks.answering(f"{name}ForQuestionAnswering", repeats=repeats),
-    )
-
-
-def _record(
+def _family(
     model_type: str,
     name: str,
     kind: Kind,
     keys: tuple[Key, ...],
     *,
-    words_class: str = "ForConditionalGeneration",
+    lm_class: str = "ForConditionalGeneration",
     task: TaskKind = "denoise",
     bias: bool = True,
     written: bool | None = None,
     padding: Mapping[str, int | None] | None = None,
     repeats: Repeats | None = None,
 ) -> Family:
-    head = (tensor_rule("lm_head.weight", "head.layers.0.weight"), *((SCORES,) if bias else ()))
-    sides: tuple[Side, ...] = ("encoder", "decoder")
-    # Settings of the first port, which nothing reads; they must not say something else than the family does.
-    only = (
-        Fixed("normalize_before", (kind.norm == "pre",), "norms would stand elsewhere"),
-        Fixed("normalize_embedding", (kind.embedding_norm,), "the embedding would end otherwise"),
-        Fixed("add_final_layer_norm", (kind.final_norm,), "the stacks would end otherwise"),
-        Fixed("static_position_embeddings", (written is not None,), "positions would be others"),
-        Fixed("add_bias_logits", (False,), "the scores would have a second bias"),
-        Fixed(APART[0].name, (True,), "the stacks would have tables of their own"),
-        Fixed("is_causal", (False,), "tokens would see what is before them alone"),
+    head = (tensor_rule("lm_head.weight", "head.layers.0.weight"), *((OUTPUT_BIAS,) if bias else ()))
+    # The first are settings of the original port, which nothing reads; they must agree with the family.
+    fixed = (
+        Fixed("normalize_before", (kind.norm == "pre",), "norms in other places are not supported"),
+        Fixed("normalize_embedding", (kind.embedding_norm,), "norms in other places are not supported"),
+        Fixed("add_final_layer_norm", (kind.final_norm,), "norms in other places are not supported"),
+        Fixed("static_position_embeddings", (written is not None,), "other positions are not supported"),
+        Fixed("add_bias_logits", (False,), "a second bias of the output is not supported"),
+        Fixed(TWO_TABLES[0].name, (True,), "two token embeddings are not supported"),
+        Fixed("is_causal", (False,), "an encoder with causal attention is not supported"),
     )
+    repeating = (
+        (blocks.seq2seq_classification(name, repeats), blocks.question_answering(name, repeats=repeats))
+        if repeats
+        else ()
+    )
+    constants = [Constant(f"{side}.embed_positions.weight", _sinusoids, bool(written)) for side in SIDES]
     return Family(
         model_type=model_type,
         keys=keys,
         model=kind.model,
         rules=RULES,
         variants=(
-            Variant((f"{name}{words_class}",), task, _words(bias), head, output="lm_head.weight"),
-            *(_repeating(name, repeats) if repeats else ()),
-            blocks.bare(f"{name}Model"),
+            Variant((f"{name}{lm_class}",), task, _lm_head(bias), head, output="lm_head.weight"),
+            *repeating,
+            blocks.base_model(f"{name}Model"),
         ),
-        only=tuple(one for one in only if one.name not in {key.name for key in keys}),
+        fixed=tuple(one for one in fixed if one.name not in {key.name for key in keys}),
         inert=(
             "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop", "extra_pos_embeddings",
-            "force_bos_token_to_be_generated", "init_std", "save_step", *(() if APART[1] in keys else (APART[1].name,)),
+            "force_bos_token_to_be_generated", "init_std", "save_step",
+            *(() if TWO_TABLES[1] in keys else (TWO_TABLES[1].name,)),
         ),
         prefix="model.",
         table="shared.weight",
-        twins=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        table_copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         ignored=(r"(encoder|decoder)\.version", r"(encoder|decoder)\.embed_positions\.(_float_tensor|weights)"),
-        constants=tuple(_sinusoids(side, is_written=written, layout="halves") for side in sides)
-        if written is not None
-        else (),
+        constants=() if written is None else tuple(constants),
         written=padding or {},
     )  # fmt: skip
 
 
 def _before_first(model: spec.Model) -> int | None:
-    """The padding's id, where it tells from which row positions count."""
+    """The padding id, where positions begin after it."""
     position = model.encoder.embedding.position if model.encoder else None
     return position.offset - 1 if isinstance(position, spec.Sinusoidal) and position.offset else None
 
@@ -296,26 +269,26 @@ BLENDERBOT = {
 }
 
 FAMILIES = (
-    _record("bart", "Bart", Kind("out", False, True, _learned(2)), KEYS, repeats="start"),
-    # What ends a text is its language, with which the decoder begins.
-    _record("mbart", "MBart", Kind("pre", True, True, _learned(2)), KEYS, task="translate", repeats="last"),
-    _record("blenderbot", "Blenderbot", Kind("pre", True, False, _learned(0)), blocks.defaults(KEYS, BLENDERBOT)),
-    _record("pegasus", "Pegasus", Kind("pre", True, False, _halves), KEYS, written=True),
-    _record(
+    _family("bart", "Bart", Kind("out", False, True, _learned(2)), KEYS, repeats="start"),
+    # A text ends with its language, with which the decoder begins.
+    _family("mbart", "MBart", Kind("pre", True, True, _learned(2)), KEYS, task="translate", repeats="last"),
+    _family("blenderbot", "Blenderbot", Kind("pre", True, False, _learned(0)), blocks.derive(KEYS, BLENDERBOT)),
+    _family("pegasus", "Pegasus", Kind("pre", True, False, _halves), KEYS, written=True),
+    _family(
         "marian",
         "Marian",
         Kind("out", False, False, _halves),
-        (*blocks.defaults(KEYS, {"vocab_size": 58101}), *APART),
+        blocks.derive(KEYS, {"vocab_size": 58101}, *TWO_TABLES),
         task="translate",
-        words_class="MTModel",
+        lm_class="MTModel",
         written=False,
         padding={"pad_token_id": None, "decoder_start_token_id": 0},
     ),
-    _record(
+    _family(
         "m2m_100",
         "M2M100",
-        Kind("pre", True, False, _counting),
-        (*blocks.defaults(KEYS, MANY), PAD),
+        Kind("pre", True, False, _after_padding),
+        blocks.derive(KEYS, MANY, PAD),
         task="translate",
         bias=False,
     ),

@@ -1,114 +1,103 @@
-"""BERT and its kin: a norm on the stream after each sum, three tables at the embedding, a transform before the words.
+"""BERT and its relatives: post-norm layers, three tables at the embedding, a transform before the output.
 
-Source: arXiv 1810.04805, section 3; RoBERTa arXiv 1907.11692; the layout is that of the published files.
+Source: arXiv 1810.04805, section 3; RoBERTa arXiv 1907.11692; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from clearhead import spec
 from clearhead.hf.mapping import blocks
 from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant
-from clearhead.hf.mapping.tensor_rules import Rule, module_rule, tensor_rule
+from clearhead.hf.mapping.tensor_rules import Rule, attention_rules, module_rule
 
 SELF, FEED = blocks.function("encoder", 0), blocks.function("encoder", 1)
 TABLE = "encoder.embedding.table"
 
 
-def layer(
-    c: Values,
-    *,
-    score_bias: spec.ScoreBias | None = None,
-    scale: float | None = None,
-    network_dropout: bool = True,
-) -> spec.Layer:
-    """Attention and a network, a norm on the stream after each."""
-    width, heads, drop = c["hidden_size"], c["num_attention_heads"], c["hidden_dropout_prob"]
-    norm = spec.LayerNorm(eps=c["layer_norm_eps"])
-    attention = spec.Attention(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_size=width // heads,
-        score_bias=score_bias,
-        scale=scale,
-        dropout=c["attention_probs_dropout_prob"],
-    )
+def layer(c: Values, *, network_dropout: bool = True, **fields: Any) -> spec.Layer:
+    """Attention, of which `fields` are others of the node, and a feed-forward network, each with a norm after it."""
+    drop, norm = c["hidden_dropout_prob"], spec.LayerNorm(eps=c["layer_norm_eps"])
+    dropout = {"dropout": c["attention_probs_dropout_prob"]}
+    attention = blocks.attention(c["hidden_size"], c["num_attention_heads"], **dropout, **fields)
     network = spec.FeedForward(size=c["intermediate_size"], activation=c["hidden_act"])
     after = blocks.after(norm, network, drop if network_dropout else 0.0)
     return spec.Layer(steps=(blocks.after(norm, attention, drop), after))
 
 
-def embedding(c: Values, *, offset: int = 0, width: int | None = None) -> spec.Embedding:
-    """Words, segments where there are any, and positions, then a norm; with a width of its own, a map follows."""
-    return spec.Embedding(
-        table=spec.Table(rows=c["vocab_size"]),
-        width=width,
-        projection=None if width is None else spec.Projection(place="after_norm", bias=True),
-        num_segments=c.get("type_vocab_size", 0),
-        position=spec.Learned(rows=c["max_position_embeddings"], offset=offset),
-        norm=spec.LayerNorm(eps=c["layer_norm_eps"]),
-        dropout=c["hidden_dropout_prob"],
-    )
-
-
 def model(
-    c: Values, entry: spec.Embedding, layers: Sequence[spec.Layer], score_table: spec.ScoreTable | None = None
+    c: Values,
+    layers: Sequence[spec.Layer] | None = None,
+    *,
+    offset: int = 0,
+    width: int | None = None,
+    projection: spec.Projection | None = None,
+    has_positions: bool = True,
+    score_table: spec.ScoreTable | None = None,
 ) -> spec.Model:
-    """An encoder that ends with its last layer."""
-    encoder = spec.Stack(width=c["hidden_size"], embedding=entry, layers=tuple(layers), score_table=score_table)
-    return spec.Model(encoder=encoder, initialization=blocks.INITIALIZATION)
-
-
-def _bert(c: Values) -> spec.Model:
-    return model(c, embedding(c), [layer(c)] * c["num_hidden_layers"])
-
-
-def _counting(c: Values) -> spec.Model:
-    """Positions begin after the padding's id, whose row and those before it no token reads."""
-    return model(c, embedding(c, offset=c["pad_token_id"] + 1), [layer(c)] * c["num_hidden_layers"])
-
-
-def transformed(c: Values, activation: str, *, size: str = "hidden_size", tied: bool | None = None) -> spec.Head:
-    """Scores of the vocabulary after one more map, an activation and a norm.
+    """An encoder without a final norm.
 
     Args:
         c: the values.
-        activation: of the inner map.
-        size: the key that tells how wide the inner map's outputs are.
-        tied: whether the last map is the word table; None: as the config says.
+        layers: its layers; None: BERT's.
+        offset: of positions.
+        width: of the token embedding, where a projection follows.
+        projection: where it is; None: after the norm, with a bias.
+        has_positions: whether the embedding has a table of positions.
+        score_table: the table of its score biases.
     """
-    is_tied = c["tie_word_embeddings"] if tied is None else tied
+    found = blocks.one_stack(
+        "encoder",
+        c["hidden_size"],
+        c["vocab_size"],
+        [layer(c)] * c["num_hidden_layers"] if layers is None else layers,
+        width=width,
+        projection=None if width is None else projection or spec.Projection(place="after_norm", bias=True),
+        num_segments=c.get("type_vocab_size", 0),
+        position=spec.Learned(rows=c["max_position_embeddings"], offset=offset) if has_positions else None,
+        norm=spec.LayerNorm(eps=c["layer_norm_eps"]),
+        dropout=c["hidden_dropout_prob"],
+    )
+    assert found.encoder is not None
+    return found.model_copy(update={"encoder": found.encoder.model_copy(update={"score_table": score_table})})
+
+
+def _after_padding(c: Values) -> spec.Model:
+    """Positions begin after the padding id; no token reads the rows up to it."""
+    return model(c, offset=c["pad_token_id"] + 1)
+
+
+def lm_head(c: Values, activation: str, *, size: str = "hidden_size", is_tied: bool | None = None) -> spec.Head:
+    """Scores of the vocabulary after one more linear layer, an activation and a norm.
+
+    Args:
+        c: the values.
+        activation: of the inner layer.
+        size: the key for the width of the inner layer.
+        is_tied: whether the last layer is tied to the token embedding; None: as the config says.
+    """
     inner = (
         spec.Linear(size=c[size]),
         spec.Activation.model_validate({"function": activation}),
         spec.LayerNorm(eps=c["layer_norm_eps"]),
     )
-    weight = spec.Reference(path=TABLE) if is_tied else None
+    weight = spec.Reference(path=TABLE) if (c["tie_word_embeddings"] if is_tied is None else is_tied) else None
     return spec.Head(layers=(*inner, spec.Linear(size=c["vocab_size"], weight=weight)))
 
 
-def sequence(activation: spec.Activation) -> Callable[[Values], spec.Head]:
-    """Scores of labels from the first state, after one more map."""
-
-    def head(c: Values) -> spec.Head:
-        inner = (spec.Linear(size=c["hidden_size"]), activation)
-        return spec.Head(layers=(spec.Pool(by="first"), *inner, spec.Linear(size=c.num_labels)))
-
-    return head
+TANH = blocks.mlp_head("first", "hidden_size", "tanh")
 
 
-TANH = sequence(spec.Activation(function="tanh"))
-
-
-def masked(c: Values) -> spec.Head:
+def _masked(c: Values) -> spec.Head:
     """The inner activation of this head is that of the layers."""
-    return transformed(c, c["hidden_act"])
+    return lm_head(c, c["hidden_act"])
 
 
-def masked_exact(c: Values) -> spec.Head:
-    """The inner activation of this head is exact GELU, whatever the layers have."""
-    return transformed(c, "gelu")
+def masked_gelu(c: Values) -> spec.Head:
+    """The inner activation of this head is exact GELU, whatever that of the layers."""
+    return lm_head(c, "gelu")
 
 
 KEYS = (
@@ -139,74 +128,44 @@ RULES: tuple[Rule, ...] = (
     module_rule("embeddings.position_embeddings", "encoder.embedding.position"),
     module_rule("embeddings.token_type_embeddings", "encoder.embedding.segments"),
     module_rule("embeddings.LayerNorm", "encoder.embedding.norm"),
-    module_rule("encoder.layer.{layer}.attention.self.query", f"{SELF}.query"),
-    module_rule("encoder.layer.{layer}.attention.self.key", f"{SELF}.key"),
-    module_rule("encoder.layer.{layer}.attention.self.value", f"{SELF}.value"),
-    module_rule("encoder.layer.{layer}.attention.output.dense", f"{SELF}.out"),
+    *attention_rules("encoder.layer.{layer}.attention", SELF, "self.query self.key self.value output.dense"),
     module_rule("encoder.layer.{layer}.attention.output.LayerNorm", blocks.out("encoder", 0)),
     module_rule("encoder.layer.{layer}.intermediate.dense", f"{FEED}.up"),
     module_rule("encoder.layer.{layer}.output.dense", f"{FEED}.down"),
     module_rule("encoder.layer.{layer}.output.LayerNorm", blocks.out("encoder", 1)),
 )
-ONLY = (
-    Fixed("position_embedding_type", ("absolute", None), "distances would enter the scores"),
-    Fixed("is_causal", (False,), "tokens would see what is before them alone"),
+FIXED = (
+    Fixed("position_embedding_type", ("absolute", None), "relative position embeddings are not supported"),
+    Fixed("is_causal", (False,), "an encoder with causal attention is not supported"),
 )
 INERT = ("classifier_dropout", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
          "pooler_size_per_head", "pooler_type", "output_past", "type_vocab")  # fmt: skip
-POOLER = r"(bert\.|roberta\.)?pooler\.dense\.(weight|bias)"
+IGNORED = (r"embeddings\.position_ids",)
+POOLER = (r"(bert\.|roberta\.)?pooler\.dense\.(weight|bias)",)
 NEXT_SENTENCE = r"cls\.seq_relationship\.(weight|bias)"
 
 
-def _bert_variants() -> tuple[Variant, ...]:
-    words = (
-        module_rule("cls.predictions.transform.dense", "head.layers.0"),
-        module_rule("cls.predictions.transform.LayerNorm", "head.layers.2"),
-        tensor_rule("cls.predictions.decoder.weight", "head.layers.3.weight"),
-        tensor_rule(("cls.predictions.bias", "cls.predictions.decoder.bias"), "head.layers.3.bias"),
-    )
-    labels = (module_rule("bert.pooler.dense", "head.layers.1"), module_rule("classifier", "head.layers.3"))
-    spare = (POOLER, NEXT_SENTENCE)
-    output = "cls.predictions.decoder.weight"
+def roberta_variants(name: str, unused: tuple[str, ...]) -> tuple[Variant, ...]:
+    """The classes of RoBERTa and those that have its heads."""
     return (
-        Variant(("BertForMaskedLM", "BertForPreTraining"), "fill", masked, words, output=output, spare=spare),
-        Variant(("BertForSequenceClassification",), "classify", TANH, labels),
-        blocks.tagging("BertForTokenClassification", spare=spare),
-        blocks.answering("BertForQuestionAnswering", spare=spare),
-        blocks.bare("BertModel", spare=(POOLER,)),
-    )  # fmt: skip
-
-
-def _roberta_variants(name: str) -> tuple[Variant, ...]:
-    words = (
-        module_rule("lm_head.dense", "head.layers.0"),
-        module_rule("lm_head.layer_norm", "head.layers.2"),
-        tensor_rule("lm_head.decoder.weight", "head.layers.3.weight"),
-        tensor_rule(("lm_head.bias", "lm_head.decoder.bias"), "head.layers.3.bias"),
+        blocks.masked_lm((f"{name}ForMaskedLM",), masked_gelu, "lm_head", norm="layer_norm", unused=unused),
+        blocks.sequence_classification(name, TANH, unused=unused),
+        *blocks.token_tasks(name, unused),
     )
-    labels = (module_rule("classifier.dense", "head.layers.1"), module_rule("classifier.out_proj", "head.layers.3"))
-    spare = (POOLER,)
-    return (
-        Variant((f"{name}ForMaskedLM",), "fill", masked_exact, words, output="lm_head.decoder.weight", spare=spare),
-        Variant((f"{name}ForSequenceClassification",), "classify", TANH, labels, spare=spare),
-        blocks.tagging(f"{name}ForTokenClassification", spare=spare),
-        blocks.answering(f"{name}ForQuestionAnswering", spare=spare),
-        blocks.bare(f"{name}Model", spare=spare),
-    )  # fmt: skip
 
 
 def _roberta(model_type: str, name: str, vocabulary: int) -> Family:
     return Family(
         model_type=model_type,
-        keys=(*blocks.defaults(KEYS, {"vocab_size": vocabulary}), PAD),
-        model=_counting,
+        keys=blocks.derive(KEYS, {"vocab_size": vocabulary}, PAD),
+        model=_after_padding,
         rules=RULES,
-        variants=_roberta_variants(name),
-        only=ONLY,
+        variants=roberta_variants(name, POOLER),
+        fixed=FIXED,
         inert=INERT,
         prefix="roberta.",
         table="embeddings.word_embeddings.weight",
-        ignored=(r"embeddings\.position_ids",),
+        ignored=IGNORED,
     )
 
 
@@ -214,14 +173,27 @@ FAMILIES = (
     Family(
         model_type="bert",
         keys=KEYS,
-        model=_bert,
+        model=model,
         rules=RULES,
-        variants=_bert_variants(),
-        only=ONLY,
+        variants=(
+            blocks.masked_lm(
+                ("BertForMaskedLM", "BertForPreTraining"),
+                _masked,
+                "cls.predictions",
+                dense="transform.dense",
+                norm="transform.LayerNorm",
+                unused=(*POOLER, NEXT_SENTENCE),
+            ),
+            blocks.sequence_classification("Bert", TANH, "bert.pooler.dense", "classifier"),
+            blocks.token_classification("Bert", unused=(*POOLER, NEXT_SENTENCE)),
+            blocks.question_answering("Bert", unused=(*POOLER, NEXT_SENTENCE)),
+            blocks.base_model("BertModel", unused=POOLER),
+        ),
+        fixed=FIXED,
         inert=INERT,
         prefix="bert.",
         table="embeddings.word_embeddings.weight",
-        ignored=(r"embeddings\.position_ids",),
+        ignored=IGNORED,
     ),
     _roberta("roberta", "Roberta", 50265),
     _roberta("xlm-roberta", "XLMRoberta", 30522),

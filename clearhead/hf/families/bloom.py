@@ -1,6 +1,6 @@
-"""BLOOM: a penalty by distance in place of positions, and a norm on the word vectors.
+"""BLOOM: ALiBi in place of positions, and a norm after the token embedding.
 
-Source: arXiv 2211.05100, section 3.2.3; the layout is that of the published files.
+Source: arXiv 2211.05100, section 3.2.3; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -8,31 +8,17 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.hf.mapping import blocks
 from clearhead.hf.mapping.family import Family, Fixed, Key, Values
-from clearhead.hf.mapping.tensor_rules import Grouped, module_rule
+from clearhead.hf.mapping.tensor_rules import GroupedQKV, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 
 
 def _model(c: Values) -> spec.Model:
-    width, heads, drop = c["hidden_size"], c["n_head"], c["hidden_dropout"]
-    norm = spec.LayerNorm(eps=c["layer_norm_epsilon"])
-    attention = spec.Attention(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_size=width // heads,
-        mask=spec.Causal(),
-        score_bias=spec.Alibi(),
-        dropout=c["attention_dropout"],
-    )
+    width, norm, drop = c["hidden_size"], spec.LayerNorm(eps=c["layer_norm_epsilon"]), c["attention_dropout"]
+    attention = blocks.attention(width, c["n_head"], mask=spec.Causal(), score_bias=spec.Alibi(), dropout=drop)
     network = spec.FeedForward(size=4 * width, activation="gelu_tanh")
-    layer = spec.Layer(steps=(blocks.pre(norm, attention, drop), blocks.pre(norm, network, drop)))
-    decoder = spec.Stack(
-        width=width,
-        embedding=spec.Embedding(table=spec.Table(rows=c["vocab_size"]), norm=norm),
-        layers=(layer,) * c["n_layer"],
-        final_norm=norm,
-    )
-    return spec.Model(decoder=decoder, initialization=blocks.INITIALIZATION)
+    layer = blocks.layer(norm, attention, network, dropout=c["hidden_dropout"])
+    return blocks.one_stack("decoder", width, c["vocab_size"], [layer] * c["n_layer"], norm, norm=norm)
 
 
 KEYS = (
@@ -45,15 +31,13 @@ KEYS = (
     Key("attention_dropout", 0.0, f"{SELF}.dropout"),
     blocks.tying(True),
 )
-
+ATTENTION = "h.{layer}.self_attention"
 RULES = (
     module_rule("word_embeddings", "decoder.embedding.table"),
     module_rule("word_embeddings_layernorm", "decoder.embedding.norm"),
     module_rule("h.{layer}.input_layernorm", f"{blocks.branch('decoder', 0)}.pre"),
-    module_rule(
-        "h.{layer}.self_attention.query_key_value", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Grouped()
-    ),
-    module_rule("h.{layer}.self_attention.dense", f"{SELF}.out"),
+    module_rule(f"{ATTENTION}.query_key_value", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), GroupedQKV()),
+    module_rule(f"{ATTENTION}.dense", f"{SELF}.out"),
     module_rule("h.{layer}.post_attention_layernorm", f"{blocks.branch('decoder', 1)}.pre"),
     module_rule("h.{layer}.mlp.dense_h_to_4h", f"{FEED}.up"),
     module_rule("h.{layer}.mlp.dense_4h_to_h", f"{FEED}.down"),
@@ -66,20 +50,14 @@ FAMILIES = (
         keys=KEYS,
         model=_model,
         rules=RULES,
-        variants=(
-            blocks.writing("BloomForCausalLM"),
-            blocks.classifying("BloomForSequenceClassification"),
-            blocks.tagging("BloomForTokenClassification"),
-            blocks.answering("BloomForQuestionAnswering"),
-            blocks.bare("BloomModel"),
-        ),
-        only=(
+        variants=blocks.decoder_variants("Bloom"),
+        fixed=(
             blocks.CAUSAL,
-            Fixed("apply_residual_connection_post_layernorm", (False,), "branches would be added to the normed stream"),
-            Fixed("slow_but_exact", (False,), "the outputs of branches would lose their biases"),
-            Fixed("n_inner", (None,), "the networks would have another size"),
+            blocks.RESIDUAL_BEFORE_NORM,
+            Fixed("slow_but_exact", (False,), "computation split over tensor-parallel ranks is not supported"),
+            Fixed("n_inner", (None,), "another size of the feed-forward networks is not supported"),
         ),
-        # The length of training, how the model was once split and computed, and the dropout of a head.
+        # The length and sharding of training, fused kernels, and the dropout of a head.
         inert=(
             "seq_length", "offset_alibi", "pretraining_tp", "attention_softmax_in_fp32", "masked_softmax_fusion",
             "bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv", "classifier_dropout",

@@ -1,7 +1,7 @@
-"""Command R: both branches of a layer read one norm without bias; neighbours in a head rotate together.
+"""Command R: attention and feed-forward network in parallel after one norm without bias; adjacent pairs are rotated.
 
-Source: the model card and code of the release (2024); norms of query and key arXiv 2302.05442, section 2. The layout
-is that of the published files.
+Source: the model card and code of the release (2024); norms of query and key arXiv 2302.05442, section 2. Tensor names
+are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -9,21 +9,15 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.hf.mapping import blocks, llama_like
 from clearhead.hf.mapping.family import Key, Values
-from clearhead.hf.mapping.tensor_rules import Halves, Rule, module_rule
+from clearhead.hf.mapping.tensor_rules import RotaryHalves, Rule, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 0, 1)
 
 
 def _model(c: Values) -> spec.Model:
     norm = spec.LayerNorm(eps=c["layer_norm_eps"], bias=False)
-    attention = llama_like.attention(
-        c,
-        spec.Causal(),
-        bias=blocks.biases(c["attention_bias"]),
-        query_key_norm=spec.QueryKeyNorm(norm=norm, per_head=True) if c["use_qk_norm"] else None,
-    )
-    branches = tuple(spec.Branch(function=function) for function in (attention, llama_like.feed_forward(c)))
-    layer = spec.Layer(steps=(spec.Step(branches=branches, pre=norm),))
+    both = spec.QueryKeyNorm(norm=norm, per_head=True) if c["use_qk_norm"] else None
+    layer = blocks.parallel(norm, llama_like.attention(c, query_key_norm=both), llama_like.feed_forward(c))
     return llama_like.decoder(c, [layer] * c["num_hidden_layers"], norm)
 
 
@@ -36,44 +30,43 @@ DEFAULTS = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
-KEYS = (
-    *llama_like.replaced(
-        llama_like.without(blocks.defaults(llama_like.KEYS, DEFAULTS), "rms_norm_eps"),
-        Key("intermediate_size", 22528, f"{FEED}.size"),
-        Key("hidden_act", "silu", f"{FEED}.activation", names=blocks.ACTIVATIONS),
-    ),
+KEYS = llama_like.keys(
+    DEFAULTS,
+    Key("intermediate_size", 22528, f"{FEED}.size"),
+    Key("hidden_act", "silu", f"{FEED}.activation", names=blocks.ACTIVATIONS),
     llama_like.ATTENTION_BIAS,
     Key("layer_norm_eps", 1e-5, "decoder.final_norm.eps"),
-    Key("use_qk_norm", False, lambda model: llama_like.first_attention(model).query_key_norm is not None),
+    Key("use_qk_norm", False, llama_like.has_query_key_norm),
     Key("logit_scale", 0.0625, "head.layers.0.scale"),
+    without=("rms_norm_eps",),
 )
 
 
 def _rules() -> tuple[Rule, ...]:
-    usual = {rule.theirs[0].removeprefix("layers.{layer}."): rule for rule in llama_like.RULES}
-    for gone in ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-        del usual[gone]
-    usual["input_layernorm"] = module_rule("layers.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre")
-    for name, ours in (("q", "query"), ("k", "key")):
-        usual[f"self_attn.{name}_proj"] = module_rule(
-            f"layers.{{layer}}.self_attn.{name}_proj", f"{SELF}.{ours}", Halves()
-        )
-        norm = module_rule(f"layers.{{layer}}.self_attn.{name}_norm", f"{SELF}.{ours}_norm", Halves(axis=1))
-        usual[f"self_attn.{name}_norm"] = norm
-    network = (module_rule(f"layers.{{layer}}.mlp.{name}_proj", f"{FEED}.{name}") for name in ("gate", "up", "down"))
-    return (*usual.values(), *network)
+    attention = "layers.{layer}.self_attn"
+    rotated = (("q", "query"), ("k", "key"))
+    return (
+        *llama_like.rules_without("layernorm", ".mlp.", "q_proj", "k_proj", "q_norm", "k_norm"),
+        module_rule("layers.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre"),
+        *(module_rule(f"{attention}.{name}_proj", f"{SELF}.{ours}", RotaryHalves()) for name, ours in rotated),
+        *(
+            module_rule(f"{attention}.{name}_norm", f"{SELF}.{ours}_norm", RotaryHalves(axis=1))
+            for name, ours in rotated
+        ),
+        *(module_rule(f"layers.{{layer}}.mlp.{name}_proj", f"{FEED}.{name}") for name in ("gate", "up", "down")),
+    )
 
 
-WORDS = blocks.words("decoder.embedding.table", scale=lambda c: float(c["logit_scale"]))
+HEAD = blocks.lm_head("decoder.embedding.table", scale=lambda c: float(c["logit_scale"]))
 
 FAMILIES = (
-    llama_like.record(
+    llama_like.family(
         "cohere",
         "Cohere",
         KEYS,
         _model,
         rules=_rules(),
-        classes=tuple(one for one in llama_like.variants("Cohere", words=WORDS) if one.task in ("generate", "embed")),
+        variants=blocks.decoder_variants("Cohere", "generate", "embed", head=HEAD),
         inert=("pretraining_tp", "model_max_length"),
     ),
 )

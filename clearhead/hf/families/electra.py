@@ -1,6 +1,6 @@
-"""ELECTRA: BERT's layers above an embedding of another width, as a generator of words or a judge of them.
+"""ELECTRA: BERT's layers above an embedding of another width, as a generator of tokens or a discriminator.
 
-Source: arXiv 2003.10555, section 3; the layout is that of the published files.
+Source: arXiv 2003.10555, section 3; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from clearhead.hf.mapping.tensor_rules import module_rule
 
 
 def _model(c: Values) -> spec.Model:
-    # Where the two widths are one, the classes have no map between them.
-    width = None if c["embedding_size"] == c["hidden_size"] else c["embedding_size"]
-    return bert.model(c, bert.embedding(c, width=width), [bert.layer(c)] * c["num_hidden_layers"])
+    # Where the two widths are the same, the classes have no projection.
+    return bert.model(c, width=None if c["embedding_size"] == c["hidden_size"] else c["embedding_size"])
 
 
 def _masked(c: Values) -> spec.Head:
-    """The inner activation of this head is exact GELU, whatever the layers have."""
-    return bert.transformed(c, "gelu", size="embedding_size")
+    """The inner activation of this head is exact GELU, whatever that of the layers."""
+    return bert.lm_head(c, "gelu", size="embedding_size")
 
 
-def _judged(c: Values) -> spec.Head:
-    """One score for each token: how much it looks as if another model had put it there."""
+def _discriminator(c: Values) -> spec.Head:
+    """One score for each token: whether another model has replaced it."""
     activation = spec.Activation(function=c["hidden_act"])
     return spec.Head(layers=(spec.Linear(size=c["hidden_size"]), activation, spec.Linear(size=1)))
 
@@ -34,7 +33,7 @@ DEFAULTS = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1
 FAMILIES = (
     Family(
         model_type="electra",
-        keys=(*blocks.defaults(bert.KEYS, DEFAULTS), Key("embedding_size", 128, "encoder.table_width")),
+        keys=blocks.derive(bert.KEYS, DEFAULTS, Key("embedding_size", 128, "encoder.table_width")),
         model=_model,
         rules=(*bert.RULES, module_rule("embeddings_project", "encoder.embedding.projection")),
         variants=(
@@ -52,26 +51,19 @@ FAMILIES = (
             Variant(
                 ("ElectraForPreTraining",),
                 "tag",
-                _judged,
+                _discriminator,
                 (
                     module_rule("discriminator_predictions.dense", "head.layers.0"),
                     module_rule("discriminator_predictions.dense_prediction", "head.layers.2"),
                 ),
             ),
-            Variant(
-                ("ElectraForSequenceClassification",),
-                "classify",
-                bert.sequence(spec.Activation(function="gelu")),
-                (module_rule("classifier.dense", "head.layers.1"), module_rule("classifier.out_proj", "head.layers.3")),
-            ),
-            blocks.tagging("ElectraForTokenClassification"),
-            blocks.answering("ElectraForQuestionAnswering"),
-            blocks.bare("ElectraModel"),
+            blocks.sequence_classification("Electra", blocks.mlp_head("first", "hidden_size", "gelu")),
+            *blocks.token_tasks("Electra"),
         ),
-        only=bert.ONLY,
+        fixed=bert.FIXED,
         inert=(*bert.INERT, "summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"),
         prefix="electra.",
         table="embeddings.word_embeddings.weight",
-        ignored=(r"embeddings\.position_ids",),
+        ignored=bert.IGNORED,
     ),
 )

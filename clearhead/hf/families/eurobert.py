@@ -1,6 +1,6 @@
-"""EuroBERT: the layers of the decoders that followed arXiv 2302.13971, with every token in sight.
+"""EuroBERT: the layers of the decoders that followed arXiv 2302.13971, with bidirectional attention.
 
-Source: arXiv 2503.05500, section 2; the layout is that of the published files.
+Source: arXiv 2503.05500, section 2; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -15,34 +15,19 @@ from clearhead.hf.mapping.tensor_rules import Rule, module_rule
 
 
 def _model(c: Values) -> spec.Model:
-    norm, heads = spec.RMSNorm(eps=c["rms_norm_eps"]), c["num_attention_heads"]
-    head_size = c["head_dim"] or c["hidden_size"] // heads
-    attention = spec.Attention(
-        num_heads=heads,
-        num_kv_heads=c["num_key_value_heads"] or heads,
-        head_size=head_size,
-        position=rope.read(c, head_size=head_size),
-        bias=blocks.biases(c["attention_bias"]),
-        dropout=c["attention_dropout"],
-    )
-    network = llama_like.feed_forward(c, bias=c["mlp_bias"])
-    layer = spec.Layer(steps=(blocks.pre(norm, attention), blocks.pre(norm, network)))
-    encoder = spec.Stack(
-        width=c["hidden_size"],
-        embedding=spec.Embedding(table=spec.Table(rows=c["vocab_size"])),
-        layers=(layer,) * c["num_hidden_layers"],
-        final_norm=norm,
-    )
-    return spec.Model(encoder=encoder, initialization=blocks.INITIALIZATION)
+    norm, network = spec.RMSNorm(eps=c["rms_norm_eps"]), llama_like.feed_forward(c, bias=c["mlp_bias"])
+    layer = blocks.layer(norm, llama_like.attention(c, spec.Full()), network)
+    layers = [layer] * c["num_hidden_layers"]
+    return blocks.one_stack("encoder", c["hidden_size"], c["vocab_size"], layers, norm)
 
 
 def _masked(c: Values) -> spec.Head:
-    """The networks' key says too whether the scores have a bias."""
-    return blocks.words(TABLE, bias=c["mlp_bias"])(c)
+    """The key of the feed-forward networks' biases is also that of the output."""
+    return blocks.lm_head(TABLE, bias=c["mlp_bias"])(c)
 
 
 def _sequence(c: Values) -> spec.Head:
-    """Scores from a pooled state; or, late, from every state, and pooled then."""
+    """Scores from a pooled state; or, "late", from every state and pooled afterwards."""
     inner = (spec.Linear(size=c["hidden_size"]), spec.Activation(function="gelu"), spec.Linear(size=c.num_labels))
     if c["classifier_pooling"] == "late":
         return spec.Head(layers=(*inner, spec.Pool(by="mean")))
@@ -53,7 +38,7 @@ def _pooling(model: spec.Model) -> str | None:
     layers = model.head.layers if model.head else ()
     if layers and isinstance(layers[-1], spec.Pool):
         return "late"
-    return next((one.by for one in layers if isinstance(one, spec.Pool)), None)
+    return next((layer.by for layer in layers if isinstance(layer, spec.Pool)), None)
 
 
 def _in_encoder(rule: Rule) -> Rule:
@@ -81,7 +66,7 @@ FAMILIES = (
             *rope.keys(10000.0, SELF, 8192),
         ),
         model=_model,
-        rules=tuple(_in_encoder(rule) for rule in llama_like.RULES if "_norm" not in rule.theirs[0]),
+        rules=tuple(map(_in_encoder, llama_like.rules_without("_norm"))),
         variants=(
             Variant(
                 ("EuroBertForMaskedLM",),
@@ -101,11 +86,11 @@ FAMILIES = (
                     module_rule("classifier", "head.layers.3"),
                 ),
             ),
-            blocks.tagging("EuroBertForTokenClassification"),
-            blocks.bare("EuroBertModel"),
+            blocks.token_classification("EuroBert"),
+            blocks.base_model("EuroBertModel"),
         ),
-        only=(Fixed("clf_pooling", ("late",), "labels would be read from another state"),),
-        # The published files name code that came before the classes, which compute the same.
+        fixed=(Fixed("clf_pooling", ("late",), "use classifier_pooling for another pooling"),),
+        # Released checkpoints name code that preceded the classes and computes the same.
         inert=("auto_map", "bos_token", "eos_token", "hidden_dropout", "mask_token", "mask_token_id", "pad_token",
                "pretraining_tp"),
         prefix="model.",

@@ -1,14 +1,14 @@
-"""GPT-2: learned positions, a norm inside before each branch, one fused map for query, key and value, stored turned.
+"""GPT-2: learned positions, pre-norm layers, query, key and value in one projection, matrices stored transposed.
 
-Source: the GPT-2 report, section 2.3; the layout is that of its published files.
+Source: the GPT-2 report, section 2.3; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.hf.mapping import blocks
+from clearhead.hf.mapping import blocks, layer_types
 from clearhead.hf.mapping.family import Family, Key, Values
-from clearhead.hf.mapping.tensor_rules import Rows, Transpose, module_rule
+from clearhead.hf.mapping.tensor_rules import SplitRows, Transpose, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 
@@ -16,35 +16,24 @@ SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 def _model(c: Values) -> spec.Model:
     width, heads = c["n_embd"], c["n_head"]
     norm = spec.LayerNorm(eps=c["layer_norm_epsilon"])
+    scale = (width // heads) ** -0.5 if c["scale_attn_weights"] else 1.0
+    network = spec.FeedForward(size=c["n_inner"] or 4 * width, activation=c["activation_function"])
 
     def layer(index: int) -> spec.Layer:
-        scale = (width // heads) ** -0.5 if c["scale_attn_weights"] else 1.0
-        attention = spec.Attention(
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_size=width // heads,
-            mask=spec.Causal(),
-            scale=scale / (index + 1) if c["scale_attn_by_inverse_layer_idx"] else scale,
-            dropout=c["attn_pdrop"],
-        )
-        feed_forward = spec.FeedForward(size=c["n_inner"] or 4 * width, activation=c["activation_function"])
-        drop = c["resid_pdrop"]
-        return spec.Layer(steps=(blocks.pre(norm, attention, drop), blocks.pre(norm, feed_forward, drop)))
+        own = scale / (index + 1) if c["scale_attn_by_inverse_layer_idx"] else scale
+        attention = blocks.attention(width, heads, mask=spec.Causal(), scale=own, dropout=c["attn_pdrop"])
+        return blocks.layer(norm, attention, network, dropout=c["resid_pdrop"])
 
-    embedding = spec.Embedding(
-        table=spec.Table(rows=c["vocab_size"]),
-        position=spec.Learned(rows=c["n_positions"]),
-        dropout=c["embd_pdrop"],
+    layers = [layer(index) for index in range(c["n_layer"])]
+    position = spec.Learned(rows=c["n_positions"])
+    model = blocks.one_stack(
+        "decoder", width, c["vocab_size"], layers, norm, position=position, dropout=c["embd_pdrop"]
     )
-    layers = tuple(layer(index) for index in range(c["n_layer"]))
-    decoder = spec.Stack(width=width, embedding=embedding, layers=layers, final_norm=norm)
-    return spec.Model(decoder=decoder, initialization=spec.Normal())
+    return model.model_copy(update={"initialization": spec.Normal()})
 
 
 def _scale(model: spec.Model, layer: int) -> float:
-    assert model.decoder is not None
-    attention = model.decoder.layers[layer].steps[0].branches[0].function
-    assert isinstance(attention, spec.Attention)
+    attention = layer_types.attentions(model)[layer]
     return attention.head_size**-0.5 if attention.scale is None else attention.scale
 
 
@@ -69,7 +58,7 @@ RULES = (
     module_rule("wte", "decoder.embedding.table"),
     module_rule("wpe", "decoder.embedding.position"),
     module_rule("h.{layer}.ln_1", f"{blocks.branch('decoder', 0)}.pre"),
-    module_rule("h.{layer}.attn.c_attn", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Transpose(), Rows()),
+    module_rule("h.{layer}.attn.c_attn", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Transpose(), SplitRows()),
     module_rule("h.{layer}.attn.c_proj", f"{SELF}.out", Transpose()),
     module_rule("h.{layer}.ln_2", f"{blocks.branch('decoder', 1)}.pre"),
     module_rule("h.{layer}.mlp.c_fc", f"{FEED}.up", Transpose()),
@@ -85,21 +74,15 @@ FAMILIES = (
         rules=RULES,
         prefix="transformer.",
         table="wte.weight",
-        variants=(
-            blocks.writing("GPT2LMHeadModel"),
-            blocks.classifying("GPT2ForSequenceClassification"),
-            blocks.tagging("GPT2ForTokenClassification"),
-            blocks.answering("GPT2ForQuestionAnswering"),
-            blocks.bare("GPT2Model"),
-        ),
-        # Numeric care in half precision, and settings of a head with choices that none of the variants has.
+        variants=blocks.decoder_variants("GPT2", causal_lm="LMHeadModel"),
+        # Numerics in half precision, and settings of a multiple-choice head that none of the variants has.
         inert=(
             "reorder_and_upcast_attn", "n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
             "summary_type", "summary_use_proj", "classifier_dropout", "hidden_dropout",
         ),
-        only=(blocks.CAUSAL,),
+        fixed=(blocks.CAUSAL,),
         ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
-        # The class names ids of the published vocabulary, which another need not have.
+        # The class's default ids are those of the released vocabulary, which another need not have.
         written={"bos_token_id": None, "eos_token_id": None},
     ),
 )  # fmt: skip

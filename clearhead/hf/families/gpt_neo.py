@@ -1,6 +1,6 @@
 """GPT-Neo: the GPT-2 layer with unscaled scores, and a window in every other layer.
 
-Source: the release of 2021 (doi 10.5281/zenodo.5297715) and its code; the layout is that of the published files.
+Source: the release of 2021 (doi 10.5281/zenodo.5297715) and its code; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.hf.mapping import blocks, layer_types, llama_like
 from clearhead.hf.mapping.family import Family, Key, Values
-from clearhead.hf.mapping.tensor_rules import module_rule
+from clearhead.hf.mapping.tensor_rules import attention_rules, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 
 
-def _kinds(c: Values) -> list[str]:
-    """The kind of each layer: a list of patterns, and how often each repeats."""
+def _types(c: Values) -> list[str]:
+    """The type of each layer, from a list of patterns and of how often each is repeated."""
     found: list[str] = []
     for entry in c["attention_types"] or [[["global", "local"], 12]]:
         pattern, times = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
@@ -24,42 +24,37 @@ def _kinds(c: Values) -> list[str]:
         found += pattern * times
     if len(found) != c["num_layers"] or not set(found) <= {"global", "local"}:
         raise InputError(
-            f"config.json: attention_types must say global or local for each of {c['num_layers']} layers, "
+            f"config.json: attention_types must be global or local for each of {c['num_layers']} layers, "
             f"got {len(found)}: {', '.join(sorted(map(str, set(found))))}"
         )
     return found
 
 
 def _model(c: Values) -> spec.Model:
-    width, heads, drop = c["hidden_size"], c["num_heads"], c["resid_dropout"]
-    norm = spec.LayerNorm(eps=c["layer_norm_epsilon"])
+    width, norm = c["hidden_size"], spec.LayerNorm(eps=c["layer_norm_epsilon"])
     network = spec.FeedForward(size=c["intermediate_size"] or 4 * width, activation=c["activation_function"])
 
     def layer(kind: str) -> spec.Layer:
-        attention = spec.Attention(
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_size=width // heads,
+        attention = blocks.attention(
+            width,
+            c["num_heads"],
             mask=spec.Window(before=c["window_size"] - 1, after=0) if kind == "local" else spec.Causal(),
             scale=1.0,
             bias=spec.Biases(query=False, key=False, value=False, out=True),
             dropout=c["attention_dropout"],
         )
-        return spec.Layer(steps=(blocks.pre(norm, attention, drop), blocks.pre(norm, network, drop)))
+        return blocks.layer(norm, attention, network, dropout=c["resid_dropout"])
 
-    embedding = spec.Embedding(
-        table=spec.Table(rows=c["vocab_size"]),
-        position=spec.Learned(rows=c["max_position_embeddings"]),
-        dropout=c["embed_dropout"],
+    layers = [layer(kind) for kind in _types(c)]
+    position = spec.Learned(rows=c["max_position_embeddings"])
+    return blocks.one_stack(
+        "decoder", width, c["vocab_size"], layers, norm, position=position, dropout=c["embed_dropout"]
     )
-    layers = tuple(layer(kind) for kind in _kinds(c))
-    decoder = spec.Stack(width=width, embedding=embedding, layers=layers, final_norm=norm)
-    return spec.Model(decoder=decoder, initialization=blocks.INITIALIZATION)
 
 
 def _pattern(model: spec.Model) -> list[list[object]]:
-    words = [("global", "local")[isinstance(node.mask, spec.Window)] for node in layer_types.attentions(model)]
-    return [[words, 1]]
+    types = [("global", "local")[isinstance(node.mask, spec.Window)] for node in layer_types.attentions(model)]
+    return [[types, 1]]
 
 
 def _window(model: spec.Model) -> int:
@@ -90,10 +85,7 @@ RULES = (
     module_rule("wte", "decoder.embedding.table"),
     module_rule("wpe", "decoder.embedding.position"),
     module_rule("h.{layer}.ln_1", f"{blocks.branch('decoder', 0)}.pre"),
-    *(
-        module_rule(f"h.{{layer}}.attn.attention.{theirs}_proj", f"{SELF}.{ours}")
-        for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "out"))
-    ),
+    *attention_rules("h.{layer}.attn.attention", SELF, "q_proj k_proj v_proj out_proj"),
     module_rule("h.{layer}.ln_2", f"{blocks.branch('decoder', 1)}.pre"),
     module_rule("h.{layer}.mlp.c_fc", f"{FEED}.up"),
     module_rule("h.{layer}.mlp.c_proj", f"{FEED}.down"),
@@ -106,15 +98,9 @@ FAMILIES = (
         keys=KEYS,
         model=_model,
         rules=RULES,
-        variants=(
-            blocks.writing("GPTNeoForCausalLM"),
-            blocks.classifying("GPTNeoForSequenceClassification"),
-            blocks.tagging("GPTNeoForTokenClassification"),
-            blocks.answering("GPTNeoForQuestionAnswering"),
-            blocks.bare("GPTNeoModel"),
-        ),
-        only=(blocks.CAUSAL,),
-        # The list of layers repeats what the types say; the rest are settings of heads that no class has.
+        variants=blocks.decoder_variants("GPTNeo"),
+        fixed=(blocks.CAUSAL,),
+        # The list of layers repeats the types; the rest are settings of heads that no class has.
         inert=(
             "attention_layers", "classifier_dropout", "summary_activation", "summary_first_dropout",
             "summary_proj_to_labels", "summary_type", "summary_use_proj",

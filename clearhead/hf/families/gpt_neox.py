@@ -1,6 +1,6 @@
-"""GPT-NeoX: both branches of a layer read the stream side by side, each through its own norm; part of a head rotates.
+"""GPT-NeoX: attention and feed-forward network in parallel, each after its own norm; part of a head is rotated.
 
-Source: arXiv 2204.06745, section 2.1; the layout is that of the published files.
+Source: arXiv 2204.06745, section 2.1; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -8,50 +8,33 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.hf.mapping import blocks, rope
 from clearhead.hf.mapping.family import Family, Key, Values
-from clearhead.hf.mapping.tensor_rules import Grouped, Rule, module_rule
+from clearhead.hf.mapping.tensor_rules import GroupedQKV, Rule, module_rule
 
-SELF, SIDE, FEED = blocks.function("decoder", 0), blocks.function("decoder", 0, 1), blocks.function("decoder", 1)
+SELF, FEED = blocks.function("decoder", 0), blocks.FEED_FORWARD
 
 
 def _model(c: Values) -> spec.Model:
     width, heads, drop = c["hidden_size"], c["num_attention_heads"], c["hidden_dropout"]
     norm = spec.LayerNorm(eps=c["layer_norm_eps"])
-    given = c["rope_scaling"] or c["rope_parameters"] or {}
-    attention = spec.Attention(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_size=width // heads,
+    given, share = c["rope_scaling"] or c["rope_parameters"] or {}, c["rotary_pct"]
+    position = rope.rotary(
+        given, c, theta=c["rotary_emb_base"], head_size=width // heads, partial=share, is_partial=True
+    )
+    attention = blocks.attention(
+        width,
+        heads,
         mask=spec.Causal(),
-        position=rope.rotary(
-            given,
-            c,
-            theta=c["rotary_emb_base"],
-            head_size=width // heads,
-            partial=c["rotary_pct"],
-            is_partial=True,
-        ),
+        position=position,
         bias=blocks.biases(c["attention_bias"]),
         dropout=c["attention_dropout"],
     )
     network = spec.FeedForward(size=c["intermediate_size"], activation=c["hidden_act"])
-    branches = tuple(spec.Branch(function=function, pre=norm, dropout=drop) for function in (attention, network))
-    beside = (spec.Step(branches=branches),)
-    steps = beside if c["use_parallel_residual"] else tuple(spec.Step(branches=(one,)) for one in branches)
-    embedding = spec.Embedding(table=spec.Table(rows=c["vocab_size"]), dropout=drop)
-    layers = (spec.Layer(steps=steps),) * c["num_hidden_layers"]
-    decoder = spec.Stack(width=width, embedding=embedding, layers=layers, final_norm=norm)
-    return spec.Model(decoder=decoder, initialization=blocks.INITIALIZATION)
-
-
-def _is_parallel(model: spec.Model) -> bool:
-    return model.decoder is not None and len(model.decoder.layers[0].steps) == 1
-
-
-def _network(model: spec.Model) -> spec.FeedForward:
-    assert model.decoder is not None
-    network = model.decoder.layers[0].steps[-1].branches[-1].function
-    assert isinstance(network, spec.FeedForward)
-    return network
+    if c["use_parallel_residual"]:
+        layer = blocks.parallel(norm, attention, network, dropout=drop, is_shared=False)
+    else:
+        layer = blocks.layer(norm, attention, network, dropout=drop)
+    layers = [layer] * c["num_hidden_layers"]
+    return blocks.one_stack("decoder", width, c["vocab_size"], layers, norm, dropout=drop)
 
 
 KEYS = (
@@ -59,16 +42,16 @@ KEYS = (
     Key("hidden_size", 6144, "decoder.width"),
     Key("num_hidden_layers", 44, blocks.count_layers("decoder")),
     Key("num_attention_heads", 64, f"{SELF}.num_heads"),
-    Key("intermediate_size", 24576, lambda model: _network(model).size),
-    Key("hidden_act", "gelu", lambda model: _network(model).activation, names=blocks.ACTIVATIONS),
+    Key("intermediate_size", 24576, f"{FEED}.size"),
+    Key("hidden_act", "gelu", f"{FEED}.activation", names=blocks.ACTIVATIONS),
     Key("attention_dropout", 0.0, f"{SELF}.dropout"),
     Key("hidden_dropout", 0.0, "decoder.embedding.dropout"),
     Key("layer_norm_eps", 1e-5, "decoder.final_norm.eps"),
-    Key("use_parallel_residual", True, _is_parallel),
+    Key("use_parallel_residual", True, blocks.is_parallel),
     Key("attention_bias", True, f"{SELF}.bias.query"),
     Key("rotary_emb_base", 10000.0, f"{SELF}.position.theta"),
-    Key("rotary_pct", 0.25, rope.share(SELF)),
-    *(key for key in rope.keys(10000.0, SELF, 2048) if key.name != "rope_theta"),
+    Key("rotary_pct", 0.25, rope.rotated_share(SELF)),
+    *blocks.derive(rope.keys(10000.0, SELF, 2048), {}, without=("rope_theta",)),
     blocks.tying(False),
 )
 
@@ -81,13 +64,12 @@ def _network_rules(branch: str) -> tuple[Rule, ...]:
     )
 
 
+ATTENTION = "layers.{layer}.attention"
 RULES = (
     module_rule("embed_in", "decoder.embedding.table"),
     module_rule("layers.{layer}.input_layernorm", f"{blocks.branch('decoder', 0)}.pre"),
-    module_rule(
-        "layers.{layer}.attention.query_key_value", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Grouped()
-    ),
-    module_rule("layers.{layer}.attention.dense", f"{SELF}.out"),
+    module_rule(f"{ATTENTION}.query_key_value", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), GroupedQKV()),
+    module_rule(f"{ATTENTION}.dense", f"{SELF}.out"),
     *_network_rules(blocks.branch("decoder", 0, 1)),
     *_network_rules(blocks.branch("decoder", 1)),
     module_rule("final_layer_norm", "decoder.final_norm"),
@@ -99,15 +81,9 @@ FAMILIES = (
         keys=KEYS,
         model=_model,
         rules=RULES,
-        variants=(
-            blocks.writing("GPTNeoXForCausalLM", output="embed_out"),
-            blocks.classifying("GPTNeoXForSequenceClassification"),
-            blocks.tagging("GPTNeoXForTokenClassification"),
-            blocks.answering("GPTNeoXForQuestionAnswering"),
-            blocks.bare("GPTNeoXModel"),
-        ),
-        # A theta under its usual name has no effect in this family; one that differs from the family's own misleads.
-        only=(blocks.CAUSAL,),
+        variants=blocks.decoder_variants("GPTNeoX", output="embed_out"),
+        fixed=(blocks.CAUSAL,),
+        # A theta under its usual name has no effect in this family.
         inert=("classifier_dropout", "rope_theta", "partial_rotary_factor"),
         prefix="gpt_neox.",
         table="embed_in.weight",

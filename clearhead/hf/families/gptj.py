@@ -1,6 +1,6 @@
-"""GPT-J: both branches of a layer read the stream side by side through one norm; neighbours in a head rotate together.
+"""GPT-J: attention and feed-forward network in parallel after one norm; adjacent pairs of a head are rotated.
 
-Source: the model card of the release (2021) and its code; the layout is that of the published files.
+Source: the model card of the release (2021) and its code; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -8,29 +8,24 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.hf.mapping import blocks
 from clearhead.hf.mapping.family import Family, Fixed, Key, Values
-from clearhead.hf.mapping.tensor_rules import Halves, module_rule
+from clearhead.hf.mapping.tensor_rules import RotaryHalves, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 0, 1)
 
 
 def _model(c: Values) -> spec.Model:
-    width, heads, drop = c["n_embd"], c["n_head"], c["resid_pdrop"]
-    norm = spec.LayerNorm(eps=c["layer_norm_epsilon"])
-    attention = spec.Attention(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_size=width // heads,
+    width, norm = c["n_embd"], spec.LayerNorm(eps=c["layer_norm_epsilon"])
+    attention = blocks.attention(
+        width,
+        c["n_head"],
         mask=spec.Causal(),
         position=spec.Rotary(size=c["rotary_dim"]),
         bias=blocks.biases(False),
         dropout=c["attn_pdrop"],
     )
     network = spec.FeedForward(size=c["n_inner"] or 4 * width, activation=c["activation_function"])
-    branches = tuple(spec.Branch(function=function, dropout=drop) for function in (attention, network))
-    embedding = spec.Embedding(table=spec.Table(rows=c["vocab_size"]), dropout=c["embd_pdrop"])
-    layers = (spec.Layer(steps=(spec.Step(branches=branches, pre=norm),)),) * c["n_layer"]
-    decoder = spec.Stack(width=width, embedding=embedding, layers=layers, final_norm=norm)
-    return spec.Model(decoder=decoder, initialization=blocks.INITIALIZATION)
+    layers = [blocks.parallel(norm, attention, network, dropout=c["resid_pdrop"])] * c["n_layer"]
+    return blocks.one_stack("decoder", width, c["vocab_size"], layers, norm, dropout=c["embd_pdrop"])
 
 
 KEYS = (
@@ -51,8 +46,8 @@ KEYS = (
 RULES = (
     module_rule("wte", "decoder.embedding.table"),
     module_rule("h.{layer}.ln_1", "decoder.layers.{layer}.steps.0.pre"),
-    module_rule("h.{layer}.attn.q_proj", f"{SELF}.query", Halves()),
-    module_rule("h.{layer}.attn.k_proj", f"{SELF}.key", Halves()),
+    module_rule("h.{layer}.attn.q_proj", f"{SELF}.query", RotaryHalves()),
+    module_rule("h.{layer}.attn.k_proj", f"{SELF}.key", RotaryHalves()),
     module_rule("h.{layer}.attn.v_proj", f"{SELF}.value"),
     module_rule("h.{layer}.attn.out_proj", f"{SELF}.out"),
     module_rule("h.{layer}.mlp.fc_in", f"{FEED}.up"),
@@ -66,18 +61,13 @@ FAMILIES = (
         keys=KEYS,
         model=_model,
         rules=RULES,
-        variants=(
-            blocks.writing("GPTJForCausalLM", bias=True),
-            blocks.classifying("GPTJForSequenceClassification"),
-            blocks.answering("GPTJForQuestionAnswering"),
-            blocks.bare("GPTJModel"),
-        ),
-        only=(
+        variants=blocks.decoder_variants("GPTJ", "generate", "classify", "answer", "embed", bias=True),
+        fixed=(
             blocks.CAUSAL,
-            Fixed("rotary", (True,), "positions would not be told"),
-            Fixed("scale_attn_weights", (True,), "scores would not be scaled"),
+            Fixed("rotary", (True,), "a decoder without rotary positions is not supported"),
+            Fixed("scale_attn_weights", (True,), "unscaled scores are not supported"),
         ),
-        # The length of a table that has no end here, and settings of a head that no class has.
+        # The length of a computed table, and settings of a head that no class has.
         inert=(
             "n_positions", "max_position_embeddings", "n_ctx", "summary_activation", "summary_first_dropout",
             "summary_proj_to_labels", "summary_type", "summary_use_proj",

@@ -1,28 +1,27 @@
-"""Mixtral and Qwen3-MoE: grouped decoders whose networks are mixtures of experts.
+"""Mixtral and Qwen3-MoE: decoders with grouped queries whose feed-forward networks are mixtures of experts.
 
-Source: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2; the layout is that of the published files.
+Source: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from clearhead import spec
 from clearhead.hf.mapping import blocks, layer_types, llama_like
+from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Fixed, Key, Values
 from clearhead.hf.mapping.llama_like import FEED
-from clearhead.hf.mapping.tensor_rules import Rows, Rule, Stacked, tensor_rule
+from clearhead.hf.mapping.tensor_rules import Rule, SplitRows, StackNumbered, tensor_rule
 
 
-def _layers(
-    c: Values, masks: list[llama_like.Mask], networks: list[blocks.AnyFunction], bias: bool, norms: bool
-) -> spec.Model:
+def _decoder(c: Values, masks: list[llama_like.Mask], networks: list[blocks.AnyFunction], **fields: Any) -> spec.Model:
     norm = spec.RMSNorm(eps=c["rms_norm_eps"])
-    both = spec.QueryKeyNorm(norm=norm) if norms else None
-    layers = []
-    for mask, network in zip(masks, networks, strict=True):
-        attention = llama_like.attention(c, mask, bias=blocks.biases(bias), query_key_norm=both)
-        layers.append(spec.Layer(steps=(blocks.pre(norm, attention), blocks.pre(norm, network))))
+    layers = [
+        blocks.layer(norm, llama_like.attention(c, mask, **fields), network)
+        for mask, network in zip(masks, networks, strict=True)
+    ]
     return llama_like.decoder(c, layers, norm)
 
 
@@ -36,28 +35,26 @@ def _mixture(c: Values, count: str, size: str, normalize: bool) -> spec.MixtureO
 
 
 def _mixtral(c: Values) -> spec.Model:
-    depth = c["num_hidden_layers"]
-    masks = llama_like.masks(c, [c["sliding_window"] is not None] * depth)
     mixture = _mixture(c, "num_local_experts", "intermediate_size", normalize=True)
-    return _layers(c, masks, [mixture] * depth, bias=False, norms=False)
+    return _decoder(c, llama_like.masks(c), [mixture] * c["num_hidden_layers"], bias=blocks.biases(False))
 
 
 def _qwen3_moe(c: Values) -> spec.Model:
     depth, dense = c["num_hidden_layers"], c["mlp_only_layers"] or []
-    masks = llama_like.masks(c, [c["use_sliding_window"] and c["sliding_window"] is not None] * depth)
     mixture = _mixture(c, "num_experts", "moe_intermediate_size", normalize=c["norm_topk_prob"])
     network = llama_like.feed_forward(c)
-    is_mixed = [index not in dense and (index + 1) % c["decoder_sparse_step"] == 0 for index in range(depth)]
-    networks: list[blocks.AnyFunction] = [mixture if one else network for one in is_mixed]
-    return _layers(c, masks, networks, bias=c["attention_bias"], norms=True)
+    has_mixture = [index not in dense and (index + 1) % c["decoder_sparse_step"] == 0 for index in range(depth)]
+    networks: list[blocks.AnyFunction] = [mixture if has else network for has in has_mixture]
+    both = spec.QueryKeyNorm(norm=spec.RMSNorm(eps=c["rms_norm_eps"]))
+    return _decoder(c, llama_like.switched_masks(c), networks, query_key_norm=both)
 
 
-def _is_mixed(layer: spec.Layer) -> bool:
+def _has_mixture(layer: spec.Layer) -> bool:
     return isinstance(layer.steps[1].branches[0].function, spec.MixtureOfExperts)
 
 
 def _is_dense(layer: spec.Layer) -> bool:
-    return not _is_mixed(layer)
+    return not _has_mixture(layer)
 
 
 def _dense_layers(model: spec.Model) -> list[int]:
@@ -66,34 +63,29 @@ def _dense_layers(model: spec.Model) -> list[int]:
 
 
 def _activation(model: spec.Model) -> object:
-    assert model.decoder is not None
-    function = model.decoder.layers[0].steps[1].branches[0].function
+    function = value_at(model, FEED)
     return getattr(getattr(function, "expert", function), "activation", None)
 
 
 def _expert_rules(block: str, names: dict[str, str]) -> tuple[Rule, ...]:
     experts = f"layers.{{layer}}.{block}.experts.{{expert}}"
+    weights = ((f"{experts}.{name}.weight", f"{FEED}.expert.{ours}.weight") for name, ours in names.items())
     return (
         tensor_rule(f"layers.{{layer}}.{block}.gate.weight", f"{FEED}.router.weight"),
-        *(
-            tensor_rule(f"{experts}.{one}.weight", f"{FEED}.expert.{ours}.weight", Stacked())
-            for one, ours in names.items()
-        ),
+        *(tensor_rule(theirs, ours, StackNumbered()) for theirs, ours in weights),
     )
 
 
-def _stacked() -> dict[str, tuple[Rule, ...]]:
-    """The layout in which the experts of a layer are one tensor, as newer tools write it."""
-    experts = "layers.{layer}.mlp.experts"
-    both = (f"{FEED}.expert.gate.weight", f"{FEED}.expert.up.weight")
-    own = (
-        tensor_rule("layers.{layer}.mlp.gate.weight", f"{FEED}.router.weight"),
-        tensor_rule(f"{experts}.gate_up_proj", both, Rows(axis=1)),
-        tensor_rule(f"{experts}.down_proj", f"{FEED}.expert.down.weight"),
-    )
-    return {r"layers\.\d+\.mlp\.experts\.gate_up_proj$": (*llama_like.RULES, *own)}
-
-
+EXPERTS = "layers.{layer}.mlp.experts"
+# The layout in which the experts of a layer are one tensor, as newer tools write it.
+STACKED = (
+    *llama_like.RULES,
+    tensor_rule("layers.{layer}.mlp.gate.weight", f"{FEED}.router.weight"),
+    tensor_rule(
+        f"{EXPERTS}.gate_up_proj", (f"{FEED}.expert.gate.weight", f"{FEED}.expert.up.weight"), SplitRows(axis=1)
+    ),
+    tensor_rule(f"{EXPERTS}.down_proj", f"{FEED}.expert.down.weight"),
+)
 MIXTRAL = {
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
@@ -108,21 +100,19 @@ QWEN = {
     "max_position_embeddings": 32768,
 }
 ACTIVATION = Key("hidden_act", "silu", _activation, names=blocks.ACTIVATIONS)
-# They steer training alone.
+# They change training only.
 INERT = ("output_router_logits", "router_aux_loss_coef")
 
 FAMILIES = tuple(
-    replace(record, layouts=_stacked())
-    for record in (
-        llama_like.record(
+    replace(family, layouts={r"layers\.\d+\.mlp\.experts\.gate_up_proj$": STACKED})
+    for family in (
+        llama_like.family(
             "mixtral",
             "Mixtral",
-            (
-                *llama_like.replaced(
-                    blocks.defaults(llama_like.KEYS, MIXTRAL),
-                    Key("intermediate_size", 14336, f"{FEED}.expert.size"),
-                    ACTIVATION,
-                ),
+            llama_like.keys(
+                MIXTRAL,
+                Key("intermediate_size", 14336, f"{FEED}.expert.size"),
+                ACTIVATION,
                 Key("sliding_window", None, llama_like.window, kind=int),
                 Key("num_local_experts", 8, f"{FEED}.count", aliases=("num_experts",)),
                 Key("num_experts_per_tok", 2, f"{FEED}.top_k"),
@@ -130,23 +120,21 @@ FAMILIES = tuple(
             _mixtral,
             rules=(*llama_like.RULES, *_expert_rules("block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"})),
             inert=INERT,
-            only=(Fixed("router_jitter_noise", (0.0,), "what the router reads would be shaken in training"),),
-            answers="model.",
+            fixed=(Fixed("router_jitter_noise", (0.0,), "router input jitter is not supported"),),
+            answer_prefix="model.",
         ),
-        llama_like.record(
+        llama_like.family(
             "qwen3_moe",
             "Qwen3Moe",
-            (
-                *llama_like.replaced(
-                    blocks.defaults(llama_like.KEYS, QWEN),
-                    *layer_types.among(_is_dense, Key("intermediate_size", 6144, f"{FEED}.size")),
-                    ACTIVATION,
-                ),
+            llama_like.keys(
+                QWEN,
+                *layer_types.only_in(_is_dense, Key("intermediate_size", 6144, f"{FEED}.size")),
+                ACTIVATION,
                 llama_like.ATTENTION_BIAS,
-                Key("use_sliding_window", False, lambda model: llama_like.window(model) is not None),
+                llama_like.USE_WINDOW,
                 Key("sliding_window", 4096, llama_like.window, is_nullable=True),
-                *layer_types.among(
-                    _is_mixed,
+                *layer_types.only_in(
+                    _has_mixture,
                     Key("moe_intermediate_size", 768, f"{FEED}.expert.size"),
                     Key("num_experts", 128, f"{FEED}.count", aliases=("num_local_experts",)),
                     Key("num_experts_per_tok", 8, f"{FEED}.top_k"),
@@ -161,7 +149,7 @@ FAMILIES = tuple(
                 *_expert_rules("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}),
             ),
             inert=(*INERT, "max_window_layers"),
-            answers="transformer.",
+            answer_prefix="transformer.",
         ),
     )
 )

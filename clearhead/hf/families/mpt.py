@@ -1,6 +1,6 @@
-"""MPT: a penalty by distance in place of positions, no bias anywhere, and bounds on query, key and value.
+"""MPT: ALiBi in place of positions, no biases, and clipped queries, keys and values.
 
-Source: the release of 2023 and its code; the layout is that of the published files.
+Source: the release of 2023 and its code; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from clearhead.errors import InputError
 from clearhead.hf.mapping import blocks, llama_like
 from clearhead.hf.mapping.config import INERT
 from clearhead.hf.mapping.family import Family, Fixed, Key, Values
-from clearhead.hf.mapping.tensor_rules import Rows, module_rule
+from clearhead.hf.mapping.tensor_rules import SplitRows, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
-# What the object of attention may say without being honoured: the classes compute this and nothing else.
-FIXED: dict[str, tuple[Any, ...]] = {
+# Keys of attn_config of which the classes compute only these values.
+ATTENTION_FIXED: dict[str, tuple[Any, ...]] = {
     "alibi": (True,),
     "alibi_bias_max": (8,),
     "attn_type": ("multihead_attention",),
@@ -24,34 +24,36 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "prefix_lm": (False,),
     "qk_ln": (False,),
 }
+ATTENTION_KEYS = ("attn_pdrop", "clip_qkv", "softmax_scale")
 
 
-def _settings(c: Values) -> dict[str, Any]:
-    """The object of attention, every key of it accounted for."""
+def _settings(c: Values) -> dict[str, float]:
+    """Account for every key of attn_config, and return the numbers in it."""
     given = c["attn_config"] or {}
     faults = [
-        f"config.json: attn_config.{name} = {value} is not supported; only {FIXED[name][0]} is"
+        f"config.json: attn_config.{name} = {value} is not supported; only {ATTENTION_FIXED[name][0]} is"
         for name, value in given.items()
-        if name in FIXED and value not in FIXED[name]
+        if name in ATTENTION_FIXED and value not in ATTENTION_FIXED[name]
     ]
-    known = {"attn_pdrop", "clip_qkv", "softmax_scale", "attn_impl", *FIXED, *INERT}
-    faults += [f"config.json: attn_config.{name} is not known to mpt" for name in given if name not in known]
-    for name in ("attn_pdrop", "clip_qkv", "softmax_scale"):
-        if not isinstance(given.get(name), int | float | None):
-            faults.append(f"config.json: attn_config.{name} must be a number, got {given[name]}")
+    known = {*ATTENTION_KEYS, "attn_impl", *ATTENTION_FIXED, *INERT}
+    faults += [f"config.json: mpt has no key attn_config.{name}" for name in given if name not in known]
+    faults += [
+        f"config.json: attn_config.{name} must be a number, got {given[name]}"
+        for name in ATTENTION_KEYS
+        if not isinstance(given.get(name), int | float | None)
+    ]
     if faults:
         raise InputError("\n".join(faults))
-    return {name: float(value) for name in ("attn_pdrop", "clip_qkv", "softmax_scale") if (value := given.get(name))}
+    return {name: float(value) for name in ATTENTION_KEYS if (value := given.get(name))}
 
 
 def _model(c: Values) -> spec.Model:
-    width, heads, given = c["d_model"], c["n_heads"], _settings(c)
+    width, given = c["d_model"], _settings(c)
     drop = given.get("attn_pdrop", 0.0)
     norm = spec.LayerNorm(eps=c["layer_norm_epsilon"], bias=False)
-    attention = spec.Attention(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_size=width // heads,
+    attention = blocks.attention(
+        width,
+        c["n_heads"],
         mask=spec.Causal(),
         score_bias=spec.Alibi(),
         scale=given.get("softmax_scale"),
@@ -60,14 +62,8 @@ def _model(c: Values) -> spec.Model:
         dropout=drop,
     )
     network = spec.FeedForward(size=4 * width, activation="gelu", bias_in=False, bias_out=False)
-    layer = spec.Layer(steps=(blocks.pre(norm, attention, drop), blocks.pre(norm, network, drop)))
-    decoder = spec.Stack(
-        width=width,
-        embedding=spec.Embedding(table=spec.Table(rows=c["vocab_size"])),
-        layers=(layer,) * c["n_layers"],
-        final_norm=norm,
-    )
-    return spec.Model(decoder=decoder, initialization=blocks.INITIALIZATION)
+    layer = blocks.layer(norm, attention, network, dropout=drop)
+    return blocks.one_stack("decoder", width, c["vocab_size"], [layer] * c["n_layers"], norm)
 
 
 def _attention(model: spec.Model) -> dict[str, Any]:
@@ -88,7 +84,7 @@ KEYS = (
 RULES = (
     module_rule("wte", "decoder.embedding.table"),
     module_rule("blocks.{layer}.norm_1", f"{blocks.branch('decoder', 0)}.pre"),
-    module_rule("blocks.{layer}.attn.Wqkv", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), Rows()),
+    module_rule("blocks.{layer}.attn.Wqkv", (f"{SELF}.query", f"{SELF}.key", f"{SELF}.value"), SplitRows()),
     module_rule("blocks.{layer}.attn.out_proj", f"{SELF}.out"),
     module_rule("blocks.{layer}.norm_2", f"{blocks.branch('decoder', 1)}.pre"),
     module_rule("blocks.{layer}.ffn.up_proj", f"{FEED}.up"),
@@ -102,25 +98,19 @@ FAMILIES = (
         keys=KEYS,
         model=_model,
         rules=RULES,
-        variants=(
-            blocks.writing("MptForCausalLM"),
-            blocks.classifying("MptForSequenceClassification"),
-            blocks.tagging("MptForTokenClassification"),
-            blocks.answering("MptForQuestionAnswering"),
-            blocks.bare("MptModel"),
-        ),
-        # The classes read none of these; a value that means something else would be passed over.
-        only=(
+        variants=blocks.decoder_variants("Mpt"),
+        # The classes read none of these, so that another value would be ignored.
+        fixed=(
             blocks.CAUSAL,
-            Fixed("expansion_ratio", (4,), "the networks would have another size"),
-            Fixed("logit_scale", (None,), "the outputs would be scaled"),
-            Fixed("no_bias", (True,), "there would be biases"),
-            Fixed("embedding_fraction", (1.0,), "gradients of the word vectors would be scaled"),
-            Fixed("emb_pdrop", (0.0,), "the embedding would have dropout"),
-            Fixed("resid_pdrop", (0.0,), "branches would have a dropout of their own"),
-            Fixed("norm_type", ("low_precision_layernorm", "layernorm"), "the norms would differ"),
+            Fixed("expansion_ratio", (4,), "another size of the feed-forward networks is not supported"),
+            Fixed("logit_scale", (None,), "scaled outputs are not supported"),
+            Fixed("no_bias", (True,), "biases are not supported"),
+            Fixed("embedding_fraction", (1.0,), "scaled gradients of the token embedding are not supported"),
+            Fixed("emb_pdrop", (0.0,), "dropout of the embedding is not supported"),
+            Fixed("resid_pdrop", (0.0,), "another dropout of the branches is not supported"),
+            Fixed("norm_type", ("low_precision_layernorm", "layernorm"), "other norms are not supported"),
         ),
-        # Learned positions are off wherever distances count, which is always; the rest are how and how long it trained.
+        # Learned positions are off with ALiBi, which is always on; the rest is initialization and training.
         inert=(
             "learned_pos_emb", "max_seq_len", "init_device", "verbose", "init_config", "classifier_dropout",
             "hidden_dropout",

@@ -1,6 +1,6 @@
-"""Phi: both branches of a layer read the stream side by side through one norm; part of a head rotates.
+"""Phi: attention and feed-forward network in parallel after one norm; part of a head is rotated.
 
-Source: arXiv 2309.05463, section 2.2; the layout is that of the published files.
+Source: arXiv 2309.05463, section 2.2; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -14,34 +14,27 @@ SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 0, 1)
 
 
 def _model(c: Values) -> spec.Model:
-    norm, drop = spec.LayerNorm(eps=c["layer_norm_eps"]), c["resid_pdrop"]
-    size = c["head_dim"] or c["hidden_size"] // c["num_attention_heads"]
+    norm, size = spec.LayerNorm(eps=c["layer_norm_eps"]), llama_like.head_size(c)
     attention = llama_like.attention(
         c,
-        spec.Causal(),
         position=rope.read(c, head_size=size, partial=c["partial_rotary_factor"], is_partial=True),
         query_key_norm=spec.QueryKeyNorm(norm=norm) if c["qk_layernorm"] else None,
     )
     network = llama_like.feed_forward(c, bias=True, gated=False)
-    branches = tuple(spec.Branch(function=function, dropout=drop) for function in (attention, network))
-    layers = [spec.Layer(steps=(spec.Step(branches=branches, pre=norm),))] * c["num_hidden_layers"]
-    return llama_like.decoder(c, layers, norm, dropout=c["embd_pdrop"])
+    layer = blocks.parallel(norm, attention, network, dropout=c["resid_pdrop"])
+    return llama_like.decoder(c, [layer] * c["num_hidden_layers"], norm, dropout=c["embd_pdrop"])
 
 
-KEYS = (
-    *llama_like.replaced(
-        llama_like.without(
-            blocks.defaults(llama_like.KEYS, {"vocab_size": 51200, "hidden_size": 2048, "num_hidden_layers": 24}),
-            "rms_norm_eps",
-        ),
-        Key("intermediate_size", 8192, f"{FEED}.size"),
-        Key("hidden_act", "gelu_new", f"{FEED}.activation", names=blocks.ACTIVATIONS),
-    ),
+KEYS = llama_like.keys(
+    {"vocab_size": 51200, "hidden_size": 2048, "num_hidden_layers": 24},
+    Key("intermediate_size", 8192, f"{FEED}.size"),
+    Key("hidden_act", "gelu_new", f"{FEED}.activation", names=blocks.ACTIVATIONS),
     Key("layer_norm_eps", 1e-5, "decoder.final_norm.eps"),
-    Key("partial_rotary_factor", 0.5, rope.share(SELF)),
-    Key("qk_layernorm", False, lambda model: llama_like.first_attention(model).query_key_norm is not None),
+    Key("partial_rotary_factor", 0.5, rope.rotated_share(SELF)),
+    Key("qk_layernorm", False, llama_like.has_query_key_norm),
     Key("resid_pdrop", 0.0, f"{blocks.branch('decoder', 0)}.dropout"),
     Key("embd_pdrop", 0.0, "decoder.embedding.dropout"),
+    without=("rms_norm_eps",),
 )
 
 RULES = (
@@ -54,7 +47,6 @@ RULES = (
     module_rule("layers.{layer}.mlp.fc2", f"{FEED}.down"),
     module_rule("final_layernorm", "decoder.final_norm"),
 )
+VARIANTS = blocks.decoder_variants("Phi", "generate", "classify", "tag", "embed", bias=True, tag_output="score")
 
-FAMILIES = (
-    llama_like.record("phi", "Phi", KEYS, _model, rules=RULES, classes=llama_like.variants("Phi", head_bias=True)),
-)
+FAMILIES = (llama_like.family("phi", "Phi", KEYS, _model, rules=RULES, variants=VARIANTS),)

@@ -1,6 +1,6 @@
-"""StarCoder2: LayerNorm, biases everywhere and a plain network in the layer with grouped keys and windows.
+"""StarCoder2: LayerNorm, biases everywhere and ungated networks in a layer with grouped queries and windows.
 
-Source: arXiv 2402.19173, section 5.1; the layout is that of the published files.
+Source: arXiv 2402.19173, section 5.1; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ from clearhead.hf.mapping.tensor_rules import module_rule
 
 
 def _model(c: Values) -> spec.Model:
-    norm, drop = spec.LayerNorm(eps=c["norm_epsilon"]), c["residual_dropout"]
-    network = llama_like.feed_forward(c, bias=c["use_bias"], gated=False)
-    masks = llama_like.masks(c, [c["sliding_window"] is not None] * c["num_hidden_layers"])
-    layers = []
-    for mask in masks:
-        attention = llama_like.attention(c, mask, bias=blocks.biases(c["use_bias"]))
-        layers.append(spec.Layer(steps=(blocks.pre(norm, attention, drop), blocks.pre(norm, network, drop))))
+    norm, network = spec.LayerNorm(eps=c["norm_epsilon"]), llama_like.feed_forward(c, bias=c["use_bias"], gated=False)
+    bias = blocks.biases(c["use_bias"])
+    attentions = [llama_like.attention(c, mask, bias=bias) for mask in llama_like.masks(c)]
+    layers = [blocks.layer(norm, attention, network, dropout=c["residual_dropout"]) for attention in attentions]
     return llama_like.decoder(c, layers, norm, dropout=c["embedding_dropout"])
 
 
@@ -36,28 +33,29 @@ DEFAULTS = {
 }
 
 FAMILIES = (
-    llama_like.record(
+    llama_like.family(
         "starcoder2",
         "Starcoder2",
-        (
-            *blocks.defaults(llama_like.without(llama_like.KEYS, "rms_norm_eps"), DEFAULTS),
+        llama_like.keys(
+            DEFAULTS,
             Key("norm_epsilon", 1e-5, "decoder.final_norm.eps"),
             Key("use_bias", True, f"{FEED}.bias_in"),
             Key("sliding_window", None, llama_like.window, kind=int),
             Key("residual_dropout", 0.0, f"{blocks.branch('decoder', 0)}.dropout"),
             Key("embedding_dropout", 0.0, "decoder.embedding.dropout"),
+            without=("rms_norm_eps",),
         ),
         _model,
         rules=(
-            *(rule for rule in llama_like.RULES if ".mlp." not in rule.theirs[0]),
+            *llama_like.rules_without(".mlp."),
             module_rule("layers.{layer}.mlp.c_fc", f"{FEED}.up"),
             module_rule("layers.{layer}.mlp.c_proj", f"{FEED}.down"),
         ),
-        only=(
-            Fixed("mlp_type", ("default",), "the networks would differ"),
-            Fixed("norm_type", ("layer_norm",), "the norms would differ"),
+        fixed=(
+            Fixed("mlp_type", ("default",), "other feed-forward networks are not supported"),
+            Fixed("norm_type", ("layer_norm",), "other norms are not supported"),
         ),
-        # What the first release also wrote; the value that is read stands under another name.
+        # Written by the first release; the value that is read has another name.
         inert=("activation_function",),
     ),
 )

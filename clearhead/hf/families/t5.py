@@ -1,7 +1,7 @@
-"""T5, mT5 and umT5: bias-free, RMS norms inside, scores biased by bucketed distance, scale one.
+"""T5, mT5 and umT5: no biases, pre-norm layers with RMSNorm, relative position buckets, unscaled scores.
 
-Source: arXiv 1910.10683, section 2.1; gated networks without tied outputs arXiv 2002.05202; mT5 arXiv 2010.11934; a
-table of scores in every layer arXiv 2304.09151.
+Source: arXiv 1910.10683, section 2.1; gated networks without tied outputs arXiv 2002.05202; mT5 arXiv 2010.11934;
+buckets of each layer arXiv 2304.09151.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from clearhead.errors import InputError
 from clearhead.hf.mapping import blocks
 from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Family, Key, Values, Variant
-from clearhead.hf.mapping.tensor_rules import Rule, module_rule
+from clearhead.hf.mapping.tensor_rules import Rule, attention_rules, module_rule
 
 SELF = blocks.function("encoder", 0)
+STACKS = ("encoder", "decoder")
 # "gated-gelu" means the tanh form, although "gelu" alone is exact.
 NETWORKS = {
     "relu": ("relu", False),
@@ -33,7 +34,7 @@ def _stack(c: Values, side: Literal["encoder", "decoder"], layers: int, *, is_sh
     norm, drop = spec.RMSNorm(eps=c["layer_norm_epsilon"]), c["dropout_rate"]
     activation, gated = c["feed_forward_proj"]
     if c["dense_act_fn"] not in (None, activation) or c["is_gated_act"] not in (None, gated):
-        raise InputError("config.json: dense_act_fn or is_gated_act says something else than feed_forward_proj")
+        raise InputError("config.json: dense_act_fn and is_gated_act must agree with feed_forward_proj")
 
     buckets = spec.RelativeBuckets(
         num_heads=c["num_heads"],
@@ -59,16 +60,14 @@ def _stack(c: Values, side: Literal["encoder", "decoder"], layers: int, *, is_sh
     network = spec.FeedForward(
         size=c["d_ff"], activation=activation, gated=gated, bias_in=False, bias_out=False, dropout=drop
     )
-    functions: list[blocks.AnyFunction] = [attention("self")]
-    functions += [attention("memory")] if side == "decoder" else []
-    functions.append(network)
+    memory = (attention("memory"),) if side == "decoder" else ()
+    layer = blocks.layer(norm, attention("self"), *memory, network, dropout=drop)
     own = spec.Table(rows=c["vocab_size"])
+    table = own if side == "encoder" else spec.Reference(path="encoder.embedding.table")
     return spec.Stack(
         width=c["d_model"],
-        embedding=spec.Embedding(
-            table=own if side == "encoder" else spec.Reference(path="encoder.embedding.table"), dropout=drop
-        ),
-        layers=(spec.Layer(steps=tuple(blocks.pre(norm, function, drop) for function in functions)),) * layers,
+        embedding=spec.Embedding(table=table, dropout=drop),
+        layers=(layer,) * layers,
         final_norm=norm,
         score_table=buckets if is_shared else None,
     )
@@ -85,14 +84,14 @@ def _model(c: Values, *, is_shared: bool = True) -> spec.Model:
 
 
 def _separate(c: Values) -> spec.Model:
-    """Every layer has a table of scores of its own."""
+    """Every layer has a bucket table of its own."""
     return _model(c, is_shared=False)
 
 
 def _scaled(c: Values) -> float:
-    """The first release scales what enters the output; that a later one does not is said by its word on tying alone."""
-    said = c.get("scale_decoder_outputs")
-    return c["d_model"] ** -0.5 if (c.said["tie_word_embeddings"] if said is None else said) else 1.0
+    """The first release scales the input of the output layer; a config of a later one only differs in its tying."""
+    given = c.get("scale_decoder_outputs")
+    return c["d_model"] ** -0.5 if (c.original["tie_word_embeddings"] if given is None else given) else 1.0
 
 
 def _has_scale(model: spec.Model) -> bool | None:
@@ -101,9 +100,7 @@ def _has_scale(model: spec.Model) -> bool | None:
 
 
 def _network(model: spec.Model) -> tuple[object, bool]:
-    assert model.encoder is not None
-    network = model.encoder.layers[0].steps[-1].branches[0].function
-    assert isinstance(network, spec.FeedForward)
+    network = value_at(model, "encoder.layers.0.steps.-1.branches.0.function")
     return network.activation, network.gated
 
 
@@ -111,7 +108,7 @@ def _buckets(model: spec.Model) -> spec.RelativeBuckets:
     own = value_at(model, f"{SELF}.score_bias")
     found = own if isinstance(own, spec.RelativeBuckets) else value_at(model, "encoder.score_table")
     if not isinstance(found, spec.RelativeBuckets):
-        raise LookupError("no table of scores")
+        raise LookupError("no bucket table")
     return found
 
 
@@ -137,11 +134,8 @@ SCALED = Key("scale_decoder_outputs", None, _has_scale, kind=bool)
 
 def _attention(stack: str, step: int, name: str) -> tuple[Rule, ...]:
     theirs, ours = f"{stack}.block.{{layer}}.layer.{step}", blocks.branch(stack, step)
-    maps = {"q": "query", "k": "key", "v": "value", "o": "out"}
-    return (
-        module_rule(f"{theirs}.layer_norm", f"{ours}.pre"),
-        *(module_rule(f"{theirs}.{name}.{one}", f"{ours}.function.{address}") for one, address in maps.items()),
-    )
+    norm = module_rule(f"{theirs}.layer_norm", f"{ours}.pre")
+    return (norm, *attention_rules(f"{theirs}.{name}", f"{ours}.function", "q k v o"))
 
 
 def _feed_forward(stack: str, step: int) -> tuple[Rule, ...]:
@@ -150,13 +144,13 @@ def _feed_forward(stack: str, step: int) -> tuple[Rule, ...]:
     return (
         module_rule(f"{theirs}.layer_norm", f"{ours}.pre"),
         module_rule(f"{network}.wi_0", gate),
-        module_rule(f"{network}.wi_1", f"{ours}.function.up", beside=f"{gate}.weight"),
+        module_rule(f"{network}.wi_1", f"{ours}.function.up", requires=f"{gate}.weight"),
         module_rule(f"{network}.wi", f"{ours}.function.up"),
         module_rule(f"{network}.wo", f"{ours}.function.down"),
     )
 
 
-# The table of the scores stands in the first layer and serves all.
+# The bucket table is stored in the first layer and used by all.
 SCORES = "{0}.block.0.layer.0.SelfAttention.relative_attention_bias"
 OWN_SCORES = "{0}.block.{{layer}}.layer.0.SelfAttention.relative_attention_bias"
 RULES = (
@@ -166,64 +160,38 @@ RULES = (
     *_attention("decoder", 0, "SelfAttention"),
     *_attention("decoder", 1, "EncDecAttention"),
     *_feed_forward("decoder", 2),
-    *(module_rule(SCORES.format(stack), f"{stack}.score_table") for stack in ("encoder", "decoder")),
-    *(
-        module_rule(OWN_SCORES.format(stack), f"{blocks.function(stack, 0)}.score_bias")
-        for stack in ("encoder", "decoder")
-    ),
-    *(module_rule(f"{stack}.final_layer_norm", f"{stack}.final_norm") for stack in ("encoder", "decoder")),
+    *(module_rule(SCORES.format(stack), f"{stack}.score_table") for stack in STACKS),
+    *(module_rule(OWN_SCORES.format(stack), f"{blocks.function(stack, 0)}.score_bias") for stack in STACKS),
+    *(module_rule(f"{stack}.final_layer_norm", f"{stack}.final_norm") for stack in STACKS),
 )
 
 
-def _labels(c: Values) -> spec.Head:
-    inner = (spec.Linear(size=c["d_model"]), spec.Activation(function="tanh"))
-    return spec.Head(layers=(spec.Pool(by="last"), *inner, spec.Linear(size=c.num_labels)))
-
-
-def _record(
+def _family(
     model_type: str,
     name: str,
     scale: Callable[[Values], float],
     keys: tuple[Key, ...],
     model: Callable[[Values], spec.Model] = _model,
 ) -> Family:
+    head = blocks.lm_head("encoder.embedding.table", scale=scale)
+    lm_rules = (module_rule("lm_head", "head.layers.0"),)
+    older, no_decoder = "transformer.", (r"transformer\.decoder\..*",)
     return Family(
         model_type=model_type,
         keys=keys,
         model=model,
         rules=RULES,
         variants=(
-            Variant(
-                (f"{name}ForConditionalGeneration",),
-                "denoise",
-                blocks.words("encoder.embedding.table", scale=scale),
-                (module_rule("lm_head", "head.layers.0"),),
-                output="lm_head.weight",
-            ),
-            Variant(
-                (f"{name}ForSequenceClassification",),
-                "classify",
-                _labels,
-                (
-                    module_rule("classification_head.dense", "head.layers.1"),
-                    module_rule("classification_head.out_proj", "head.layers.3"),
-                ),
-                prefix="transformer.",
-                repeats="start",
-            ),
-            blocks.tagging(
-                f"{name}ForTokenClassification",
-                prefix="transformer.",
-                spare=(r"transformer\.decoder\..*",),
-                has_decoder=False,
-            ),
-            blocks.answering(f"{name}ForQuestionAnswering", repeats="start"),
-            Variant((f"{name}Model",), "embed", blocks.nothing),
-            Variant((f"{name}EncoderModel",), "embed", blocks.nothing, spare=(r"decoder\..*",), has_decoder=False),
+            Variant((f"{name}ForConditionalGeneration",), "denoise", head, lm_rules, output="lm_head.weight"),
+            blocks.seq2seq_classification(name, "start", prefix=older),
+            blocks.token_classification(name, prefix=older, unused=no_decoder, has_decoder=False),
+            blocks.question_answering(name, repeats="start"),
+            Variant((f"{name}Model",), "embed", blocks.no_head),
+            Variant((f"{name}EncoderModel",), "embed", blocks.no_head, unused=(r"decoder\..*",), has_decoder=False),
         ),
         table="shared.weight",
-        twins=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-        # Attention to the memory once had a table that nothing read.
+        table_copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        # Cross-attention once had a table that nothing read.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
         inert=("n_positions", "initializer_factor", "classifier_dropout"),
         is_tied_by_file=True,
@@ -233,13 +201,8 @@ def _record(
 MT5 = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
 
 FAMILIES = (
-    _record("t5", "T5", _scaled, (*KEYS, SCALED)),
-    _record(
-        "mt5",
-        "MT5",
-        lambda c: 1.0,
-        blocks.defaults(KEYS, MT5),
-    ),
-    # Whether what enters the output is scaled hangs on the config's word on tying, as in the first release of T5.
-    _record("umt5", "UMT5", _scaled, blocks.defaults(KEYS, MT5), _separate),
+    _family("t5", "T5", _scaled, (*KEYS, SCALED)),
+    _family("mt5", "MT5", lambda c: 1.0, blocks.derive(KEYS, MT5)),
+    # Whether the output layer's input is scaled follows from the config's tying, as in the first release of T5.
+    _family("umt5", "UMT5", _scaled, blocks.derive(KEYS, MT5), _separate),
 )

@@ -1,9 +1,9 @@
-"""T5Gemma: two stacks of Gemma 2's layers, the second with attention to the first, each with a config of its own.
+"""T5Gemma: two stacks of Gemma 2's layers, the second with cross-attention, each with a config of its own.
 
-Its classes for labels are not among the variants: in the transformers library the state that the label of a text is
-read from is another one where the text is padded, so that there is no one answer to agree with.
+Its classes for labels are not supported: in the transformers library the state that the label of a text is read from
+depends on padding, so that there is no one answer to agree with.
 
-Source: arXiv 2504.06225, section 2; the layout is that of the published files.
+Source: arXiv 2504.06225, section 2; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf.mapping import blocks, llama_like, rope
+from clearhead.hf.mapping import blocks, layer_types, llama_like, rope
 from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant
-from clearhead.hf.mapping.tensor_rules import Rule, module_rule
+from clearhead.hf.mapping.layer_types import Side
+from clearhead.hf.mapping.tensor_rules import Rule, attention_rules, module_rule
 
-Side = Literal["encoder", "decoder"]
 SIDES: tuple[Side, ...] = ("encoder", "decoder")
 
 
@@ -39,49 +39,36 @@ def _stack(c: Values, side: Side) -> spec.Stack:
     norm, drop = spec.RMSNorm(eps=c["rms_norm_eps"], unit_offset=True), c["dropout_rate"]
 
     def attention(mask: spec.Mask, source: Literal["self", "memory"]) -> spec.Attention:
-        return spec.Attention(
+        return llama_like.attention(
+            c,
+            mask,
             source=source,
-            num_heads=c["num_attention_heads"],
-            num_kv_heads=c["num_key_value_heads"],
-            head_size=c["head_dim"],
-            mask=mask,
             position=rope.read(c, head_size=c["head_dim"]) if source == "self" else None,
             scale=c["query_pre_attn_scalar"] ** -0.5,
-            bias=blocks.biases(c["attention_bias"]),
             soft_cap=c["attn_logit_softcapping"],
-            dropout=c["attention_dropout"],
         )
 
-    network = spec.FeedForward(
-        size=c["intermediate_size"],
-        activation=c["hidden_activation"],
-        gated=True,
-        bias_in=False,
-        bias_out=False,
-        dropout=drop,
-    )
-
-    def layer(mask: spec.Mask) -> spec.Layer:
-        memory = [attention(spec.Full(), "memory")] if side == "decoder" else []
-        functions: list[blocks.AnyFunction] = [attention(mask, "self"), *memory, network]
-        return spec.Layer(steps=tuple(blocks.pre(norm, function, drop, post=norm) for function in functions))
-
+    network = llama_like.feed_forward(c, act="hidden_activation").model_copy(update={"dropout": drop})
+    memory = (attention(spec.Full(), "memory"),) if side == "decoder" else ()
+    layers = [
+        blocks.layer(norm, attention(mask, "self"), *memory, network, dropout=drop, post=norm)
+        for mask in _masks(c, side)
+    ]
     embedding = spec.Embedding(
         table=spec.Table(rows=c["vocab_size"]),
         scale=c["hidden_size"] ** 0.5,
         scale_rounding="weights",
         dropout=drop,
     )
-    layers = tuple(layer(mask) for mask in _masks(c, side))
-    return spec.Stack(width=c["hidden_size"], embedding=embedding, layers=layers, final_norm=norm)
+    return spec.Stack(width=c["hidden_size"], embedding=embedding, layers=tuple(layers), final_norm=norm)
 
 
 def _values(c: Values, side: Side) -> Values:
-    """The values of one stack; rates of dropout are those of the whole."""
-    reading = configs.parse(STACKS[side], c[side] or {})
-    if reading.faults:
-        raise InputError.from_faults(reading.faults, subject=f"config.json: {side}")
-    return reading.values.replaced(dropout_rate=c["dropout_rate"], attention_dropout=c["attention_dropout"])
+    """The values of one stack, with the dropout of the whole model."""
+    parsed = configs.parse(STACKS[side], c[side] or {})
+    if parsed.faults:
+        raise InputError.from_faults(parsed.faults, subject=f"config.json: {side}")
+    return parsed.values.replaced(dropout_rate=c["dropout_rate"], attention_dropout=c["attention_dropout"])
 
 
 def _model(c: Values) -> spec.Model:
@@ -89,67 +76,36 @@ def _model(c: Values) -> spec.Model:
     return spec.Model(encoder=encoder, decoder=decoder, initialization=blocks.INITIALIZATION)
 
 
-def _words(c: Values) -> spec.Head:
-    own = _values(c, "decoder")
-    weight = spec.Reference(path="decoder.embedding.table") if c["tie_word_embeddings"] else None
-    scores = spec.Linear(size=own["vocab_size"], bias=False, weight=weight)
-    cap = own["final_logit_softcapping"]
-    return spec.Head(layers=(scores,) if cap is None else (scores, spec.SoftCap(value=cap)))
+def _lm_head(c: Values) -> spec.Head:
+    own = _values(c, "decoder").replaced(tie_word_embeddings=c["tie_word_embeddings"])
+    return blocks.lm_head("decoder.embedding.table")(own)
 
 
-# --- what goes back to a config -------------------------------------------------------------------------------
-
-
-def _cap(model: spec.Model) -> float | None:
-    last = model.head.layers[-1] if model.head else None
-    return last.value if isinstance(last, spec.SoftCap) else None
-
-
-def _attentions(model: spec.Model, side: Side) -> list[spec.Attention]:
-    stack = model.encoder if side == "encoder" else model.decoder
-    functions = [layer.steps[0].branches[0].function for layer in (stack.layers if stack else ())]
-    return [function for function in functions if isinstance(function, spec.Attention)]
-
-
-def _kinds(side: Side) -> Callable[[spec.Model], list[str]]:
-    def found(model: spec.Model) -> list[str]:
-        slides = [isinstance(one.mask, spec.Window) for one in _attentions(model, side)]
-        return ["sliding_attention" if one else "full_attention" for one in slides]
-
-    return found
+# --- from a spec to a config ----------------------------------------------------------------------------------
 
 
 def _window(side: Side) -> Callable[[spec.Model], int | None]:
     def found(model: spec.Model) -> int | None:
-        windows = [one.mask.before for one in _attentions(model, side) if isinstance(one.mask, spec.Window)]
-        return windows[0] + (side == "decoder") if windows else None
+        reach = layer_types.window(model, side)
+        return None if reach is None else reach + (side == "decoder")
 
     return found
 
 
 def _scalar(side: Side) -> Callable[[spec.Model], int]:
     def found(model: spec.Model) -> int:
-        first = _attentions(model, side)[0]
+        first = layer_types.attentions(model, side)[0]
         return first.head_size if first.scale is None else round(first.scale**-2)
 
     return found
 
 
-def _said(side: Side) -> Callable[[spec.Model], dict[str, Any]]:
+def _config(side: Side) -> Callable[[spec.Model], dict[str, Any]]:
     """The config of one stack."""
 
     def found(model: spec.Model) -> dict[str, Any]:
-        said: dict[str, Any] = {"model_type": "t5_gemma_module", "is_decoder": side == "decoder"}
-        for key in STACKS[side].keys:
-            try:
-                value = configs.value_at(model, key.at) if key.at is not None else None
-            except LookupError:
-                continue
-            if key.names is not None:
-                value = next((theirs for theirs, ours in key.names.items() if ours == value), None)
-            if value is not None or key.is_nullable:
-                said[key.name] = value
-        return said
+        kind = {"model_type": "t5_gemma_module", "is_decoder": side == "decoder"}
+        return kind | configs.config_values(STACKS[side].keys, model)
 
     return found
 
@@ -169,9 +125,9 @@ def _keys(side: Side) -> tuple[Key, ...]:
         Key("attention_bias", False, f"{own}.bias.query"),
         Key("query_pre_attn_scalar", 256, _scalar(side)),
         Key("sliding_window", 4096, _window(side), is_nullable=True),
-        Key("layer_types", None, _kinds(side), kind=list),
+        Key("layer_types", None, layer_types.of_model(side), kind=list),
         Key("attn_logit_softcapping", 50.0, f"{own}.soft_cap", is_nullable=True),
-        Key("final_logit_softcapping", 30.0, _cap, is_nullable=True),
+        Key("final_logit_softcapping", 30.0, blocks.in_head(spec.SoftCap, "value"), is_nullable=True),
         *rope.keys(10000.0, own, 8192),
     )
 
@@ -183,8 +139,8 @@ STACKS = {
         model=lambda c: spec.Model(),
         rules=(),
         variants=(),
-        only=(Fixed("is_decoder", (side == "decoder",), "the stacks would change places"),),
-        # Of these the config of the whole decides.
+        fixed=(Fixed("is_decoder", (side == "decoder",), "exchanged stacks are not supported"),),
+        # The config of the whole model decides these.
         inert=("attention_dropout", "cross_attention_hidden_size", "dropout_rate", "tie_word_embeddings"),
     )
     for side in SIDES
@@ -193,24 +149,22 @@ STACKS = {
 
 def _rules(side: Side) -> tuple[Rule, ...]:
     theirs, last = f"{side}.layers.{{layer}}", _last(side)
-    maps = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
-    steps = {"self_attn": 0, "feedforward": last} | ({"cross_attn": 1} if side == "decoder" else {})
-    attentions = {name: step for name, step in steps.items() if name != "feedforward"}
-    network = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+    attentions = {"self_attn": 0} | ({"cross_attn": 1} if side == "decoder" else {})
+    network = blocks.function(side, last)
     return (
         module_rule(f"{side}.embed_tokens", f"{side}.embedding.table"),
         module_rule(f"{side}.norm", f"{side}.final_norm"),
         *(
             module_rule(f"{theirs}.{place}_{name}_layernorm", f"{blocks.branch(side, step)}.{place}")
-            for name, step in steps.items()
+            for name, step in (attentions | {"feedforward": last}).items()
             for place in ("pre", "post")
         ),
         *(
-            module_rule(f"{theirs}.{name}.{one}", f"{blocks.function(side, step)}.{ours}")
+            rule
             for name, step in attentions.items()
-            for one, ours in maps.items()
+            for rule in attention_rules(f"{theirs}.{name}", blocks.function(side, step))
         ),
-        *(module_rule(f"{theirs}.mlp.{one}", f"{blocks.function(side, last)}.{ours}") for one, ours in network.items()),
+        *(module_rule(f"{theirs}.mlp.{name}_proj", f"{network}.{name}") for name in ("gate", "up", "down")),
     )
 
 
@@ -218,7 +172,7 @@ FAMILIES = (
     Family(
         model_type="t5gemma",
         keys=(
-            *(Key(side, None, _said(side), kind=dict) for side in SIDES),
+            *(Key(side, None, _config(side), kind=dict) for side in SIDES),
             Key("dropout_rate", 0.0, "encoder.embedding.dropout"),
             Key("attention_dropout", 0.0, f"{blocks.function('encoder', 0)}.dropout"),
             blocks.tying(True),
@@ -229,11 +183,11 @@ FAMILIES = (
             Variant(
                 ("T5GemmaForConditionalGeneration",),
                 "denoise",
-                _words,
+                _lm_head,
                 (module_rule("lm_head.out_proj", "head.layers.0"),),
                 output="lm_head.out_proj.weight",
             ),
-            blocks.bare("T5GemmaModel"),
+            blocks.base_model("T5GemmaModel"),
         ),
         inert=("vocab_size", "classifier_dropout_rate"),
         prefix="model.",

@@ -1,4 +1,4 @@
-"""config.json read by a record, every key accounted for, and written back from a spec."""
+"""config.json parsed by a family, every key accounted for, and written again from a spec."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from clearhead import spec
 from clearhead.errors import InputError, nearest
 from clearhead.hf.mapping.family import Address, Family, Fixed, Key, Values, Variant
 
-# Keys that every class knows and that change nothing here: they name files, steer search (which has its own record of
-# them) or memory, or say how the model was once trained.
+# Keys of every class that change nothing here: they name files, configure generation (which is read elsewhere) or
+# memory use, or describe how the model was trained.
 INERT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
@@ -28,28 +28,26 @@ INERT = frozenset(
     """.split()
 )
 
-# Keys that every class knows and that would change what is computed.
-EVERYWHERE = (
-    Fixed("quantization_config", (None,), "the weights are quantised, in a format that is not read here"),
-    Fixed("auto_map", (None,), "the model brings code of its own, which is never run here"),
-    Fixed("per_layer_config", (None, {}), "single layers would differ from the rest"),
-    Fixed("is_decoder", (False,), "an encoder would see the past alone"),
-    Fixed("add_cross_attention", (False,), "a decoder would attend to a second model"),
-    Fixed("cross_attention_hidden_size", (None,), "a decoder would attend to a second model"),
-    Fixed("tie_encoder_decoder", (False,), "the two stacks would be one"),
-    Fixed("pruned_heads", (None, {}), "some heads are missing from the tensors"),
+# Keys of every class that would change what is computed.
+FIXED_EVERYWHERE = (
+    Fixed("quantization_config", (None,), "this quantization is not supported"),
+    Fixed("auto_map", (None,), "code that comes with a checkpoint is never run"),
+    Fixed("per_layer_config", (None, {}), "settings of single layers are not supported"),
+    Fixed("is_decoder", (False,), "an encoder with causal attention is not supported"),
+    Fixed("add_cross_attention", (False,), "cross-attention to a second model is not supported"),
+    Fixed("cross_attention_hidden_size", (None,), "cross-attention to a second model is not supported"),
+    Fixed("tie_encoder_decoder", (False,), "an encoder and a decoder with the same weights are not supported"),
+    Fixed("pruned_heads", (None, {}), "pruned heads are not supported"),
 )
-
-
-MOST_SHOWN = 12
+MAX_SHOWN = 12
 
 
 class NotExpressible(InputError):
-    """A family's config cannot say a spec.
+    """A spec that no config of a family can express.
 
     Args:
         message: the report.
-        num_differences: how much it would say otherwise; None: what it needs does not even fit together.
+        num_differences: between the spec and the nearest one that the family can express; None: there is none.
     """
 
     def __init__(self, message: str, num_differences: int | None) -> None:
@@ -59,7 +57,9 @@ class NotExpressible(InputError):
     @classmethod
     def of(cls, faults: Sequence[str], num_differences: int | None, subject: str) -> NotExpressible:
         """Make one report of all faults."""
-        return cls(str(InputError.from_faults(list(faults), subject=subject)), num_differences)
+        more = len(faults) - MAX_SHOWN
+        shown = [*faults[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        return cls(str(InputError.from_faults(shown, subject=subject)), num_differences)
 
 
 class DifferentStacks(NotExpressible):
@@ -68,34 +68,34 @@ class DifferentStacks(NotExpressible):
 
 @dataclass(frozen=True)
 class ParsedConfig:
-    """What a config says to a record: the values that parsed, and every fault."""
+    """The values of a family's keys in a config, and every fault."""
 
     values: Values
     faults: tuple[str, ...]
 
 
-def parse(record: Family, config: Mapping[str, Any]) -> ParsedConfig:
-    """Account for every key of a config: honoured, without effect, or a fault."""
+def parse(family: Family, config: Mapping[str, Any]) -> ParsedConfig:
+    """Account for every key of a config: supported, without effect, or a fault."""
     faults: list[str] = []
     values: dict[str, Any] = {}
-    known = set(record.inert) | INERT
-    for key in record.keys:
+    known = set(family.inert) | INERT
+    for key in family.keys:
         known |= {key.name, *key.aliases}
         values[key.name] = _value(key, config, faults)
-    only = {one.name: one for one in (*EVERYWHERE, *record.only)}
+    fixed = {one.name: one for one in (*FIXED_EVERYWHERE, *family.fixed)}
     for name in (name for name in config if name not in known):
-        one = only.get(name)
+        one = fixed.get(name)
         if one is None:
-            hint = nearest(name, known | set(only))
-            faults.append(f"config.json: '{name}' is not known to {record.model_type}, so it cannot be honoured{hint}")
+            hint = nearest(name, known | set(fixed))
+            faults.append(f"config.json: {family.model_type} has no key '{name}', so it is not supported{hint}")
         elif config[name] not in one.values:
             shown, expected = _shown(config[name]), " or ".join(map(_shown, one.values))
-            faults.append(f"config.json: {name} = {shown} is not supported ({one.otherwise}); only {expected} is")
+            faults.append(f"config.json: {name} = {shown} ({one.reason}); expected {expected}")
     return ParsedConfig(Values(values, num_labels(config)), tuple(faults))
 
 
 def num_labels(config: Mapping[str, Any]) -> int:
-    """How many labels a config counts; two where it says nothing, as its classes have it."""
+    """Return the number of labels of a config; 2 where it has none, as in its classes."""
     names = config.get("id2label")
     if isinstance(names, dict):
         return len(names)
@@ -121,98 +121,97 @@ def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        words = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", dict: "an object"}
-        faults.append(f"config.json: {key.name} must be {words.get(kind, 'a list')}, got {_shown(value)}")
+        types = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "an object"}
+        faults.append(f"config.json: {key.name} must be {types.get(kind, 'a list')}, got {_shown(value)}")
         return key.default
     if key.names is not None:
-        word = str(value)
-        if word not in key.names:
-            hint = nearest(word, key.names)
-            faults.append(f"config.json: {key.name} = '{word}' is none of {', '.join(key.names)}{hint}")
-        return key.names.get(word)
+        name = str(value)
+        if name not in key.names:
+            known, hint = ", ".join(key.names), nearest(name, key.names)
+            faults.append(f"config.json: {key.name} = '{name}' is not supported; expected one of {known}{hint}")
+        return key.names.get(name)
     return value
 
 
 def value_at(model: spec.Model, address: Address) -> Any:
-    """Return what stands at an address of a spec.
+    """Return the value at an address of a spec.
 
     Raises:
-        LookupError: the spec has no such place.
+        LookupError: the spec has no such address.
     """
-    if callable(address):
-        try:
+    try:
+        if callable(address):
             return address(model)
-        except (AssertionError, AttributeError, IndexError, TypeError) as error:
-            raise LookupError(str(error)) from None
-    value: Any = model
-    for part in address.replace("{layer}", "0").split("."):
-        try:
+        value: Any = model
+        for part in address.replace("{layer}", "0").split("."):
             value = value[int(part)] if part.lstrip("-").isdigit() else getattr(value, part)
-        except (AttributeError, IndexError, TypeError) as error:
-            raise LookupError(str(error)) from None
-    return value
+        return value
+    except (AssertionError, AttributeError, IndexError, TypeError) as error:
+        raise LookupError(str(error)) from None
 
 
-def to_config(record: Family, variant: Variant, model: spec.Model) -> dict[str, Any]:
-    """Write the config that says a spec, and prove it by reading it again.
-
-    Raises:
-        InputError: the family cannot say the spec; the report names what came back otherwise.
-    """
-    config: dict[str, Any] = {"architectures": [variant.classes[0]], "model_type": record.model_type, **record.written}
-    labels = num_outputs(model)
-    if variant.task in ("classify", "tag") and labels is not None:
-        config["id2label"] = {str(index): f"LABEL_{index}" for index in range(labels)}
-        config["label2id"] = {name: int(index) for index, name in config["id2label"].items()}
-    # Whether words and outputs share a table is a question only where outputs are words.
-    silent = () if variant.output else ("tie_word_embeddings",)
-    for key in (key for key in record.keys if key.name not in silent):
+def config_values(keys: Sequence[Key], model: spec.Model) -> dict[str, Any]:
+    """Return the values of keys as a config has them, without those that a spec says nothing of."""
+    found = {}
+    for key in keys:
         try:
-            value = value_at(model, key.at) if key.at is not None else None
+            value = value_at(model, key.address) if key.address is not None else None
         except LookupError:
             continue
         if key.names is not None:
             value = next((theirs for theirs, ours in key.names.items() if ours == value), None)
-        if value is not None or (key.at is not None and (key.default is None or key.is_nullable)):
-            config[key.name] = value
-    reading = parse(record, config)
-    subject = f"saving as {record.model_type}"
-    if reading.faults:
-        raise NotExpressible.of(_shortened(reading.faults), None, subject)
-    said = record.parts(reading.values, variant)
+        if value is not None or (key.address is not None and (key.default is None or key.is_nullable)):
+            found[key.name] = value
+    return found
+
+
+def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, Any]:
+    """Return the config that expresses a spec, checked by parsing it again.
+
+    Raises:
+        InputError: the family cannot express the spec; the report names the differences.
+    """
+    config: dict[str, Any] = {"architectures": [variant.classes[0]], "model_type": family.model_type, **family.written}
+    labels = num_outputs(model)
+    if variant.task in ("classify", "tag") and labels is not None:
+        config["id2label"] = {str(index): f"LABEL_{index}" for index in range(labels)}
+        config["label2id"] = {name: int(index) for index, name in config["id2label"].items()}
+    # Only outputs that score the vocabulary can be tied.
+    left_out = () if variant.output else ("tie_word_embeddings",)
+    config |= config_values([key for key in family.keys if key.name not in left_out], model)
+    parsed = parse(family, config)
+    subject = f"saving as {family.model_type}"
+    if parsed.faults:
+        raise NotExpressible.of(parsed.faults, None, subject)
+    expressed = family.unvalidated_spec(parsed.values, variant)
     for name in ("encoder", "decoder"):
-        has, can = (getattr(one, name) is not None for one in (model, said))
+        has, can = (getattr(one, name) is not None for one in (model, expressed))
         if has != can:
-            # What has other stacks differs everywhere, which need not be written out.
+            # Other stacks differ everywhere, which need not be listed.
             raise DifferentStacks.of([f"{name}: this model has {'one' if has else 'none'}"], None, subject)
-    faults = differences(said, model)
+    faults = differences(expressed, model)
     if faults:
-        raise NotExpressible.of(_shortened(faults), len(faults), subject)
+        raise NotExpressible.of(faults, len(faults), subject)
     return config
 
 
-def _shortened(faults: Sequence[str]) -> list[str]:
-    more = len(faults) - MOST_SHOWN
-    return [*faults[:MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-
-
 def num_outputs(model: spec.Model) -> int | None:
-    """How many outputs the last map of a head has; None without one."""
-    maps = [one for one in (model.head.layers if model.head else ()) if isinstance(one, spec.Linear)]
-    return maps[-1].size if maps else None
+    """Return the number of outputs of a head's last linear layer; None without one."""
+    linears = [layer for layer in (model.head.layers if model.head else ()) if isinstance(layer, spec.Linear)]
+    return linears[-1].size if linears else None
 
 
-def differences(said: spec.Model, meant: spec.Model) -> list[str]:
-    """List where two specs differ in what they compute, in sentences; how fresh weights are drawn does not count."""
-    first, second = _flat(said), _flat(meant)
+def differences(expressed: spec.Model, meant: spec.Model) -> list[str]:
+    """List where two specs differ in what they compute, in sentences; initialization does not count."""
+    first, second = _flat(expressed), _flat(meant)
     return [
-        f"{path}: this model has {_shown(second.get(path))}, the format can only say {_shown(first.get(path))}"
+        f"{path}: this model has {_shown(second.get(path))}, the format can only express {_shown(first.get(path))}"
         for path in sorted(first.keys() | second.keys())
-        if not _same(first.get(path), second.get(path))
+        if not _is_same(first.get(path), second.get(path))
     ]
 
 
-def _same(first: Any, second: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
     if isinstance(first, float) and isinstance(second, float):
         return math.isclose(first, second, rel_tol=1e-12)
     return bool(first == second)
@@ -221,15 +220,11 @@ def _same(first: Any, second: Any) -> bool:
 def _flat(model: spec.Model) -> dict[str, Any]:
     found = {}
     for path, node in spec.walk(model):
-        for name in type(node).model_fields:
-            value = getattr(node, name)
+        for name, value in node:
             if name == "initialization" or path == "initialization":
                 continue
             if isinstance(node, spec.Attention) and name == "scale" and value is None:
                 value = node.head_size**-0.5
-            if isinstance(value, spec.Node) or (
-                isinstance(value, tuple) and any(isinstance(v, spec.Node) for v in value)
-            ):
-                continue
-            found[f"{path}.{name}" if path else name] = value
+            if not any(isinstance(one, spec.Node) for one in (value if isinstance(value, tuple) else (value,))):
+                found[f"{path}.{name}" if path else name] = value
     return found

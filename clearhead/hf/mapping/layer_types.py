@@ -1,10 +1,10 @@
-"""Layers of several kinds in one stack: settings that only some of them have, and rotation that differs by kind."""
+"""Stacks whose layers are of several types: attention windows, keys of some layers only, rotary positions by type."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from clearhead import spec
 from clearhead.errors import InputError
@@ -12,32 +12,8 @@ from clearhead.hf.mapping import rope
 from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Address, Key, Values
 
-KINDS = ("full_attention", "sliding_attention")
-
-
-def attentions(model: spec.Model) -> list[spec.Attention]:
-    """The self-attention of every layer of the decoder."""
-    assert model.decoder is not None
-    functions = [layer.steps[0].branches[0].function for layer in model.decoder.layers]
-    return [function for function in functions if isinstance(function, spec.Attention)]
-
-
-def among(keep: Callable[[spec.Layer], bool], *keys: Key) -> tuple[Key, ...]:
-    """The same keys, but found in the first layer of a kind; where there is none, they say nothing."""
-
-    def moved(address: Address) -> Address:
-        def found(model: spec.Model) -> Any:
-            assert model.decoder is not None
-            layers = tuple(layer for layer in model.decoder.layers if keep(layer))
-            if not layers:
-                raise LookupError("no layer is of this kind")
-            return value_at(
-                model.model_copy(update={"decoder": model.decoder.model_copy(update={"layers": layers})}), address
-            )
-
-        return found
-
-    return tuple(key if key.at is None else replace(key, at=moved(key.at)) for key in keys)
+FULL, SLIDING = "full_attention", "sliding_attention"
+Side = Literal["encoder", "decoder"]
 
 
 def attention(layer: spec.Layer) -> spec.Attention:
@@ -47,50 +23,103 @@ def attention(layer: spec.Layer) -> spec.Attention:
     return function
 
 
-def slides(layer: spec.Layer) -> bool:
-    """Whether a layer sees a window only."""
+def attentions(model: spec.Model, side: Side = "decoder") -> list[spec.Attention]:
+    """The self-attention of every layer of a stack."""
+    stack: spec.Stack | None = getattr(model, side)
+    assert stack is not None
+    return [attention(layer) for layer in stack.layers]
+
+
+def is_sliding(layer: spec.Layer) -> bool:
+    """Whether a layer attends to a window only."""
     return isinstance(attention(layer).mask, spec.Window)
 
 
-def sees_all(layer: spec.Layer) -> bool:
-    """Whether a layer sees everything before it."""
-    return not slides(layer)
+def is_full(layer: spec.Layer) -> bool:
+    """Whether a layer has no window."""
+    return not is_sliding(layer)
 
 
-def rotations(c: Values, *, head_size: int, full: float, sliding: float) -> dict[str, spec.Rotary]:
-    """Return the rotation of each kind of layer.
+def of_model(side: Side = "decoder") -> Callable[[spec.Model], list[str]]:
+    """The `layer_types` of a stack."""
+    return lambda model: [SLIDING if isinstance(a.mask, spec.Window) else FULL for a in attentions(model, side)]
 
-    An older `rope_scaling` is of the full layers alone, and so is `rope_theta`.
 
-    Args:
-        c: the values, `rope.keys` among them.
-        head_size: of an attention.
-        full, sliding: the theta of each kind where its object has none.
+def window(model: spec.Model, side: Side = "decoder") -> int | None:
+    """How many tokens a window reaches back; None where no layer has one."""
+    return next((a.mask.before for a in attentions(model, side) if isinstance(a.mask, spec.Window)), None)
+
+
+def read(c: Values, pattern: Sequence[bool]) -> list[bool]:
+    """Whether each layer has a window: as `layer_types` says, else as the pattern does.
 
     Raises:
-        InputError: an object that is not one for each kind of layer.
+        InputError: an unknown type, or a list of another length.
+    """
+    types, count = c.get("layer_types"), c["num_hidden_layers"]
+    if types is None:
+        return list(pattern)
+    if len(types) != count:
+        raise InputError(f"config.json: layer_types has {len(types)} entries, num_hidden_layers is {count}")
+    unknown = sorted({str(kind) for kind in types} - {FULL, SLIDING})
+    if unknown:
+        raise InputError(f"config.json: layer_types: {', '.join(unknown)} is not supported")
+    return [kind == SLIDING for kind in types]
+
+
+def only_in(is_chosen: Callable[[spec.Layer], bool], *keys: Key) -> tuple[Key, ...]:
+    """The same keys, read off the first layer of a type; where there is none, they are not written."""
+
+    def first_chosen(address: Address) -> Address:
+        def found(model: spec.Model) -> Any:
+            assert model.decoder is not None
+            layers = tuple(layer for layer in model.decoder.layers if is_chosen(layer))
+            if not layers:
+                raise LookupError("no layer is of this type")
+            decoder = model.decoder.model_copy(update={"layers": layers})
+            return value_at(model.model_copy(update={"decoder": decoder}), address)
+
+        return found
+
+    return tuple(key if key.address is None else replace(key, address=first_chosen(key.address)) for key in keys)
+
+
+def rotations(
+    c: Values, *, head_size: int, full: float, sliding: float, scaled: tuple[str, ...] = (FULL,)
+) -> dict[bool, spec.Rotary]:
+    """Return the rotary position of layers with a window (True) and of those without one.
+
+    Args:
+        c: the values, those of `rope.keys` among them.
+        head_size: of an attention.
+        full, sliding: the theta of each type where its object has none.
+        scaled: the types that an older `rope_scaling` is for.
+
+    Raises:
+        InputError: an object that does not hold one for each type of layer.
     """
     nested = c["rope_parameters"] or {}
-    if not set(nested) <= set(KINDS) or not all(value is None or isinstance(value, dict) for value in nested.values()):
+    if not set(nested) <= {FULL, SLIDING} or not all(
+        value is None or isinstance(value, dict) for value in nested.values()
+    ):
         raise InputError(
-            f"config.json: rope_parameters must hold one object for each of {' and '.join(KINDS)}, "
+            f"config.json: rope_parameters must hold one object for each of {FULL} and {SLIDING}, "
             f"got {', '.join(sorted(nested))}"
         )
-    thetas = dict(zip(KINDS, (full, sliding), strict=True))
     found = {}
-    for kind in KINDS:
+    for kind, theta in ((FULL, full), (SLIDING, sliding)):
         given: Mapping[str, Any] = nested.get(kind) or {"rope_type": "default"}
-        if kind == KINDS[0]:
-            given = {**given, **(c["rope_scaling"] or {})}
-        found[kind] = rope.rotary(given, c, theta=thetas[kind], head_size=head_size, partial=1.0, is_partial=False)
+        given = {**given, **(c["rope_scaling"] or {})} if kind in scaled else given
+        found[kind == SLIDING] = rope.rotary(given, c, theta=theta, head_size=head_size)
     return found
 
 
-def written(model: spec.Model) -> dict[str, Any]:
-    """Return the object that says the rotation of each kind of layer."""
+def rotation_config(model: spec.Model, side: Side = "decoder") -> dict[str, Any]:
+    """Return the object with the rotary position of each type of layer."""
     found: dict[str, Any] = {}
-    for node in attentions(model):
+    for node in attentions(model, side):
         if node.position is not None:
-            said = (rope.written(node.position) or {"rope_type": "default"}) | {"rope_theta": node.position.theta}
-            found.setdefault(KINDS[isinstance(node.mask, spec.Window)], said)
+            scaling = rope.scaling_config(node.position) or {"rope_type": "default"}
+            kind = SLIDING if isinstance(node.mask, spec.Window) else FULL
+            found.setdefault(kind, scaling | {"rope_theta": node.position.theta})
     return found

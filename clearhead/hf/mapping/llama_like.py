@@ -1,16 +1,16 @@
-"""What the many decoders share that followed arXiv 2302.13971: its config keys, its names for tensors, its layer."""
+"""What the many decoders share that followed arXiv 2302.13971: config keys, names of tensors, the layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf.mapping import blocks, rope
+from clearhead.hf.mapping import blocks, layer_types, rope
 from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant
-from clearhead.hf.mapping.tensor_rules import Rule, module_rule
+from clearhead.hf.mapping.tensor_rules import Rule, attention_rules, module_rule
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 Mask = spec.Causal | spec.Window
@@ -29,35 +29,33 @@ KEYS = (
     blocks.tying(False),
     *rope.keys(10000.0, SELF, 2048),
 )
+ROPE_KEYS = ("rope_theta", "rope_scaling", "max_position_embeddings")
+"""Those that are read off a layer with rotary positions."""
 ATTENTION_BIAS = Key("attention_bias", False, f"{SELF}.bias.query")
 MLP_BIAS = Key("mlp_bias", False, f"{FEED}.bias_in")
+LAYER_TYPES = Key("layer_types", None, layer_types.of_model(), kind=list)
 
 RULES: tuple[Rule, ...] = (
     module_rule("embed_tokens", "decoder.embedding.table"),
     module_rule("layers.{layer}.input_layernorm", f"{blocks.branch('decoder', 0)}.pre"),
-    module_rule("layers.{layer}.self_attn.q_proj", f"{SELF}.query"),
-    module_rule("layers.{layer}.self_attn.k_proj", f"{SELF}.key"),
-    module_rule("layers.{layer}.self_attn.v_proj", f"{SELF}.value"),
-    module_rule("layers.{layer}.self_attn.o_proj", f"{SELF}.out"),
+    *attention_rules("layers.{layer}.self_attn", SELF),
     module_rule("layers.{layer}.self_attn.q_norm", f"{SELF}.query_norm"),
     module_rule("layers.{layer}.self_attn.k_norm", f"{SELF}.key_norm"),
     module_rule("layers.{layer}.post_attention_layernorm", f"{blocks.branch('decoder', 1)}.pre"),
-    module_rule("layers.{layer}.mlp.gate_proj", f"{FEED}.gate"),
-    module_rule("layers.{layer}.mlp.up_proj", f"{FEED}.up"),
-    module_rule("layers.{layer}.mlp.down_proj", f"{FEED}.down"),
+    *(module_rule(f"layers.{{layer}}.mlp.{name}_proj", f"{FEED}.{name}") for name in ("gate", "up", "down")),
     module_rule("norm", "decoder.final_norm"),
 )
 IGNORED = (r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
 
-def replaced(keys: Sequence[Key], *others: Key) -> tuple[Key, ...]:
-    """The same keys, with others in place of those of their names, or after them."""
-    return tuple({key.name: key for key in (*keys, *others)}.values())
+def keys(defaults: Mapping[str, Any], *others: Key, without: Sequence[str] = ()) -> tuple[Key, ...]:
+    """The shared keys with other defaults, replaced or added ones, and without some."""
+    return blocks.derive(KEYS, defaults, *others, without=without)
 
 
-def without(keys: Sequence[Key], *names: str) -> tuple[Key, ...]:
-    """The same keys but for a few."""
-    return tuple(key for key in keys if key.name not in names)
+def rules_without(*parts: str) -> tuple[Rule, ...]:
+    """The shared rules but for those with one of some parts in their name."""
+    return tuple(rule for rule in RULES if not any(part in rule.theirs[0] for part in parts))
 
 
 def first_attention(model: spec.Model) -> spec.Attention:
@@ -67,106 +65,92 @@ def first_attention(model: spec.Model) -> spec.Attention:
     return found
 
 
+def has_query_key_norm(model: spec.Model) -> bool:
+    """Whether queries and keys are normed."""
+    return first_attention(model).query_key_norm is not None
+
+
 def scale(model: spec.Model) -> float:
-    """What multiplies the scores of the first layer."""
+    """The factor on the scores of the first layer."""
     node = first_attention(model)
     return node.head_size**-0.5 if node.scale is None else node.scale
 
 
-def attention(c: Values, mask: Mask, **choices: Any) -> spec.Attention:
-    """Self-attention as the shared keys say; choices are other fields of the node."""
+def head_size(c: Values) -> int:
+    """The size of a head."""
+    size: int = c["head_dim"] or c["hidden_size"] // c["num_attention_heads"]
+    return size
+
+
+def attention(c: Values, mask: spec.Mask | None = None, **fields: Any) -> spec.Attention:
+    """Self-attention as the shared keys describe it, causal without another mask; `fields` are others of the node."""
     heads = c["num_attention_heads"]
-    head_size = c["head_dim"] or c["hidden_size"] // heads
     usual: dict[str, Any] = {
         "num_heads": heads,
         "num_kv_heads": c["num_key_value_heads"] or heads,
-        "head_size": head_size,
-        "mask": mask,
+        "head_size": head_size(c),
+        "mask": mask or spec.Causal(),
         "dropout": c["attention_dropout"],
     }
-    if "position" not in choices:
-        usual["position"] = rope.read(c, head_size=head_size)
-    return spec.Attention.model_validate(usual | choices)
+    if "position" not in fields:
+        usual["position"] = rope.read(c, head_size=head_size(c))
+    if "bias" not in fields and "attention_bias" in c:
+        usual["bias"] = blocks.biases(c["attention_bias"])
+    return spec.Attention(**(usual | fields))
 
 
 def feed_forward(
     c: Values, *, bias: bool = False, gated: bool = True, size: str = "intermediate_size", act: str = "hidden_act"
 ) -> spec.FeedForward:
-    """The network as the shared keys say; size and activation may stand under other names."""
+    """The feed-forward network as the shared keys describe it; size and activation may have other names."""
     return spec.FeedForward(size=c[size], activation=c[act], gated=gated, bias_in=bias, bias_out=bias)
 
 
-def decoder(
-    c: Values,
-    layers: Sequence[spec.Layer],
-    norm: blocks.AnyNorm,
-    *,
-    scale: float = 1.0,
-    rounding: Literal["none", "weights"] = "none",
-    dropout: float = 0.0,
-) -> spec.Model:
-    """A decoder without positions at the embedding."""
-    table = spec.Table(rows=c["vocab_size"])
-    embedding = spec.Embedding(table=table, scale=scale, scale_rounding=rounding, dropout=dropout)
-    stack = spec.Stack(width=c["hidden_size"], embedding=embedding, layers=tuple(layers), final_norm=norm)
-    return spec.Model(decoder=stack, initialization=blocks.INITIALIZATION)
+def decoder(c: Values, layers: Sequence[spec.Layer], norm: blocks.AnyNorm, **embedding: Any) -> spec.Model:
+    """A decoder without positions at the embedding, of which `embedding` are other fields."""
+    return blocks.one_stack("decoder", c["hidden_size"], c["vocab_size"], layers, norm, **embedding)
 
 
-def masks(c: Values, windows: Sequence[bool]) -> list[Mask]:
-    """The mask of each layer: `layer_types` where the config has it, else the pattern that is given.
+def masks(c: Values, pattern: Sequence[bool] | None = None) -> list[Mask]:
+    """The mask of each layer.
+
+    Args:
+        c: the values; `layer_types` among them wins over the pattern.
+        pattern: which layers have a window; None: all, where `sliding_window` has a size.
 
     Raises:
-        InputError: a kind of layer that is not known, a list of another length, or a window without a size.
+        InputError: an unknown type of layer, a list of another length, or a window without a size.
     """
-    types = c.get("layer_types")
-    if types is not None:
-        if len(types) != c["num_hidden_layers"]:
-            raise InputError(
-                f"config.json: layer_types has {len(types)} entries, num_hidden_layers {c['num_hidden_layers']}"
-            )
-        unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
-        if unknown:
-            raise InputError(f"config.json: layers of the kind {', '.join(unknown)} are not supported")
-        windows = [kind == "sliding_attention" for kind in types]
     size = c["sliding_window"]
+    windows = layer_types.read(c, pattern or [size is not None] * c["num_hidden_layers"])
     if any(windows) and not size:
-        raise InputError("config.json: some layers slide, but sliding_window says not how far")
+        raise InputError("config.json: some layers have a window, but sliding_window is missing")
     return [spec.Window(before=size - 1, after=0) if is_window else spec.Causal() for is_window in windows]
 
 
-def layer_masks(model: spec.Model) -> list[Any]:
-    """The mask of each layer of the decoder."""
-    assert model.decoder is not None
-    functions = [layer.steps[0].branches[0].function for layer in model.decoder.layers]
-    return [function.mask for function in functions if isinstance(function, spec.Attention)]
-
-
 def window(model: spec.Model) -> int | None:
-    """How many keys a window has, the query's own with them; None where no layer has one."""
-    return next((mask.before + 1 for mask in layer_masks(model) if isinstance(mask, spec.Window)), None)
+    """The size of the window, which includes the query's own token; None where no layer has one."""
+    before = layer_types.window(model)
+    return None if before is None else before + 1
 
 
-def layer_types(model: spec.Model) -> list[str]:
-    """The kinds of the layers in the words of configs."""
-    slides = [isinstance(mask, spec.Window) for mask in layer_masks(model)]
-    return ["sliding_attention" if one else "full_attention" for one in slides]
+def switched_masks(c: Values) -> list[Mask]:
+    """The masks where windows are off unless switched on, and then begin at some layer."""
+    is_on = c["use_sliding_window"] and c["sliding_window"] is not None
+    first = c.get("max_window_layers", 0)
+    return masks(c, [is_on and index >= first for index in range(c["num_hidden_layers"])])
 
 
-def windows(c: Values) -> list[Mask]:
-    """The masks where a window counts only if it is switched on, and then from a layer upwards."""
-    slides = c["use_sliding_window"] and c["sliding_window"] is not None
-    return masks(c, [slides and index >= c["max_window_layers"] for index in range(c["num_hidden_layers"])])
-
-
+USE_WINDOW = Key("use_sliding_window", False, lambda model: window(model) is not None)
 WINDOWS = (
-    Key("use_sliding_window", False, lambda model: window(model) is not None),
+    USE_WINDOW,
     Key("sliding_window", 4096, window, is_nullable=True),
     Key("max_window_layers", 28),
-    Key("layer_types", None, layer_types, kind=list),
+    LAYER_TYPES,
 )
 
 
-def record(
+def family(
     model_type: str,
     name: str,
     keys: tuple[Key, ...],
@@ -174,43 +158,31 @@ def record(
     *,
     rules: tuple[Rule, ...] = RULES,
     inert: tuple[str, ...] = (),
-    only: tuple[Fixed, ...] = (),
-    classes: tuple[Variant, ...] | None = None,
-    ignored: tuple[str, ...] = (),
-    answers: str | None = None,
+    fixed: tuple[Fixed, ...] = (),
+    variants: tuple[Variant, ...] | None = None,
+    answer_prefix: str | None = None,
 ) -> Family:
-    """A family whose files have the shared names; the names of its classes begin with `name`.
+    """A family with the shared names of tensors.
 
     Args:
-        model_type, keys, model, rules, inert, only, ignored: as in `Record`.
-        name: how the names of the classes begin.
-        classes: the variants, where they are others than usual.
-        answers: the prefix of the class that finds answers; None: there is none.
+        model_type, keys, model, rules, inert, fixed: as in `Family`.
+        name: what the names of its classes begin with.
+        variants: its classes; None: the usual ones.
+        answer_prefix: of the class that finds answers; None: there is none.
     """
-    found = classes or variants(name)
-    if answers is not None:
-        found = (*found, blocks.answering(f"{name}ForQuestionAnswering", prefix=answers))
+    tasks: tuple[blocks.DecoderTask, ...] = ("generate", "classify", "tag", "embed")
+    own = blocks.decoder_variants(name, *tasks, tag_output="score") if variants is None else variants
+    if answer_prefix is not None:
+        own = (*own, blocks.question_answering(name, prefix=answer_prefix))
     return Family(
         model_type=model_type,
         keys=keys,
         model=model,
         rules=rules,
-        variants=found,
-        only=(blocks.CAUSAL, *only),
+        variants=own,
+        fixed=(blocks.CAUSAL, *fixed),
         inert=inert,
         prefix="model.",
         table="embed_tokens.weight",
-        ignored=(*IGNORED, *ignored),
-    )
-
-
-def variants(
-    name: str, *, head_bias: bool = False, words: Callable[[Values], spec.Head] | None = None
-) -> tuple[Variant, ...]:
-    """The classes of a family of this kind, whose names begin alike; words: its own head over the vocabulary."""
-    return (
-        blocks.writing(f"{name}ForCausalLM", words, bias=head_bias),
-        blocks.classifying(f"{name}ForSequenceClassification"),
-        blocks.tagging(f"{name}ForTokenClassification", by="score"),
-        blocks.bare(f"{name}Model"),
+        ignored=IGNORED,
     )

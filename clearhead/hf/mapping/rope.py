@@ -1,7 +1,7 @@
-"""What configs say about rotation: the older keys and the newer ones, every kind of scaling, and back.
+"""Rotary positions in configs: the older keys and the newer ones, every kind of scaling, read and written.
 
 Older: `rope_theta` and `rope_scaling`, null or an object. Newer: `rope_parameters`, one object with everything. An
-older object replaces the newer one; a theta that stands alone fills what the object lacks. The older form is what is
+older object replaces the newer one; a theta beside the object is the default of the one in it. The older form is
 written, because every reader knows it.
 """
 
@@ -16,52 +16,63 @@ from clearhead.errors import InputError
 from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Key, Values
 
-_NEEDED = {
-    "default": frozenset[str](),
-    "linear": frozenset({"factor"}),
-    "dynamic": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
-    "yarn": frozenset({"factor"}),
-    "longrope": frozenset({"short_factor", "long_factor"}),
+# Each kind of scaling: its class, the keys that it must have, and their names in the spec.
+_SCALINGS: dict[str, tuple[type[spec.Node], dict[str, str]]] = {
+    "linear": (spec.LinearScaling, {"factor": "factor"}),
+    "dynamic": (spec.DynamicScaling, {"factor": "factor"}),
+    "llama3": (
+        spec.BandScaling,
+        {"factor": "factor", "low_freq_factor": "low_frequency_factor", "high_freq_factor": "high_frequency_factor"},
+    ),
+    "yarn": (spec.YarnScaling, {"factor": "factor"}),
+    "longrope": (spec.LongRopeScaling, {"short_factor": "short_factor", "long_factor": "long_factor"}),
 }
-_ALLOWED = {
-    "yarn": frozenset({"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
-    "longrope": frozenset({"attention_factor", "factor"}),
+_OPTIONAL = {
+    "yarn": {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
+    "longrope": {"attention_factor", "factor"},
 }
-_COMMON = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
+_COMMON = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+# Names in a spec that are written under another name.
+_WRITTEN = {
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "original_length": "original_max_position_embeddings",
+    "magnitude": "attention_factor",
+}
 
 
 def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
-    """The keys of a family whose layers all rotate alike.
+    """The keys of a family with the same rotary positions in all layers.
 
     Args:
-        theta: the default of the reading class.
+        theta: the default of the config class.
         attention: the address of an attention.
         length: the default of `max_position_embeddings`.
     """
+    position = f"{attention}.position"
     return (
-        Key("rope_theta", theta, f"{attention}.position.theta"),
-        Key("rope_scaling", None, lambda model: written(value_at(model, f"{attention}.position")), kind=dict),
+        Key("rope_theta", theta, f"{position}.theta"),
+        Key("rope_scaling", None, lambda model: scaling_config(value_at(model, position)), kind=dict),
         Key("rope_parameters", None, kind=dict),
-        Key("max_position_embeddings", length, lambda model: _length(value_at(model, f"{attention}.position"))),
+        Key("max_position_embeddings", length, lambda model: _max_length(value_at(model, position))),
         Key("original_max_position_embeddings", None, kind=int),
     )
 
 
-def share(attention: str) -> Callable[[spec.Model], float]:
-    """Which part of a head rotates."""
+def rotated_share(attention: str) -> Callable[[spec.Model], float]:
+    """The share of a head that is rotated."""
 
     def found(model: spec.Model) -> float:
         node = value_at(model, attention)
-        turned, size = node.position.size or node.head_size, node.head_size
-        # Readers cut the product off, so that a quotient just below would lose a dimension.
-        return float(turned / size if int(size * (turned / size)) == turned else (turned + 0.5) / size)
+        rotated, size = node.position.size or node.head_size, node.head_size
+        # Readers truncate the product, so that a quotient just below would lose a dimension.
+        return float(rotated / size if int(size * (rotated / size)) == rotated else (rotated + 0.5) / size)
 
     return found
 
 
 def read(c: Values, *, head_size: int, partial: float = 1.0, is_partial: bool = False) -> spec.Rotary:
-    """Return the rotation that a config asks for.
+    """Return the rotary position that a config describes.
 
     Args:
         c: the values, `keys` among them.
@@ -77,101 +88,64 @@ def read(c: Values, *, head_size: int, partial: float = 1.0, is_partial: bool = 
 
 
 def rotary(
-    given: Mapping[str, Any], c: Values, *, theta: float, head_size: int, partial: float, is_partial: bool
+    given: Mapping[str, Any], c: Values, *, theta: float, head_size: int, partial: float = 1.0, is_partial: bool = False
 ) -> spec.Rotary:
-    """Return the rotation that one object of a config describes; what it lacks is taken from the arguments."""
+    """Return the rotary position that one object of a config describes; what it lacks is taken from the arguments."""
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in _NEEDED:
-        raise InputError(f"config.json: rotation of the kind '{kind}' is not read; read are {', '.join(_NEEDED)}")
-    missing = sorted(_NEEDED[kind] - given.keys())
-    unknown = sorted(given.keys() - _NEEDED[kind] - _ALLOWED.get(kind, frozenset()) - _COMMON)
+    if kind != "default" and kind not in _SCALINGS:
+        known = ", ".join(["default", *_SCALINGS])
+        raise InputError(f"config.json: rope_type '{kind}' is not supported; expected one of {known}")
+    needed = _SCALINGS[kind][1].keys() if kind in _SCALINGS else set()
+    missing = sorted(needed - given.keys())
+    unknown = sorted(given.keys() - needed - _OPTIONAL.get(kind, set()) - _COMMON)
     if missing or unknown:
         problems = [
             f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has unknown", unknown)) if names
         ]
-        raise InputError(f"config.json: rotation of the kind '{kind}' {' and '.join(problems)}")
+        raise InputError(f"config.json: rope scaling of the type '{kind}' {' and '.join(problems)}")
     if is_partial:
         partial = given.get("partial_rotary_factor", partial)
     elif given.get("partial_rotary_factor", 1.0) != 1.0:
-        raise InputError("config.json: partial_rotary_factor has no meaning for this family; only 1.0 is supported")
+        raise InputError("config.json: partial_rotary_factor has no effect in this family; only 1.0 is supported")
     size = int(head_size * partial)
-    return spec.Rotary(
-        theta=float(given.get("rope_theta", theta)),
-        size=None if size == head_size else size,
-        scaling=_scaling(kind, given, c),
-    )
+    scaling: Any = _scaling(kind, given, c) if kind in _SCALINGS else None
+    theta = float(given.get("rope_theta", theta))
+    return spec.Rotary(theta=theta, size=None if size == head_size else size, scaling=scaling)
 
 
-def _scaling(kind: str, given: Mapping[str, Any], c: Values) -> spec.RotaryScaling | None:
+def _scaling(kind: str, given: Mapping[str, Any], c: Values) -> spec.Node:
     longest = c["max_position_embeddings"]
-    # A length that stands alone counts before that of the object.
-    said = c["original_max_position_embeddings"] or given.get("original_max_position_embeddings")
-    make = _MAKERS[kind]
-    return None if make is None else make(given, longest, said or longest)
+    # A length beside the object takes precedence over the one in it.
+    original = c["original_max_position_embeddings"] or given.get("original_max_position_embeddings") or longest
+    cls, names = _SCALINGS[kind]
+    fields: dict[str, Any] = {ours: _number(given[theirs]) for theirs, ours in names.items()}
+    fields["original_length"] = longest if cls is spec.DynamicScaling else original
+    if cls is spec.YarnScaling:
+        fields |= {name: float(given.get(name) or default) for name, default in (("beta_fast", 32), ("beta_slow", 1))}
+        fields |= {"truncate": given.get("truncate", True), "magnitude": _yarn_magnitude(given, fields["factor"])}
+    elif cls is spec.LongRopeScaling:
+        fields["magnitude"] = _longrope_magnitude(given, longest, original)
+    return cls(**{name: value for name, value in fields.items() if name in cls.model_fields})
 
 
-def _linear(given: Mapping[str, Any], longest: int, original: int) -> spec.RotaryScaling:
-    return spec.LinearScaling(factor=float(given["factor"]))
-
-
-def _dynamic(given: Mapping[str, Any], longest: int, original: int) -> spec.RotaryScaling:
-    return spec.DynamicScaling(factor=float(given["factor"]), original_length=longest)
-
-
-def _band(given: Mapping[str, Any], longest: int, original: int) -> spec.RotaryScaling:
-    return spec.BandScaling(
-        factor=float(given["factor"]),
-        low_frequency_factor=float(given["low_freq_factor"]),
-        high_frequency_factor=float(given["high_freq_factor"]),
-        original_length=original,
-    )
-
-
-def _yarn(given: Mapping[str, Any], longest: int, original: int) -> spec.RotaryScaling:
-    factor = float(given["factor"])
-    return spec.YarnScaling(
-        factor=factor,
-        original_length=original,
-        beta_fast=float(given.get("beta_fast") or 32.0),
-        beta_slow=float(given.get("beta_slow") or 1.0),
-        truncate=given.get("truncate", True),
-        magnitude=_yarn_magnitude(given, factor),
-    )
-
-
-def _long(given: Mapping[str, Any], longest: int, original: int) -> spec.RotaryScaling:
-    return spec.LongRopeScaling(
-        short_factor=tuple(map(float, given["short_factor"])),
-        long_factor=tuple(map(float, given["long_factor"])),
-        original_length=original,
-        magnitude=_long_magnitude(given, longest, original),
-    )
-
-
-_MAKERS: dict[str, Callable[[Mapping[str, Any], int, int], spec.RotaryScaling] | None] = {
-    "default": None,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "llama3": _band,
-    "yarn": _yarn,
-    "longrope": _long,
-}
+def _number(value: Any) -> Any:
+    return tuple(map(float, value)) if isinstance(value, list) else float(value)
 
 
 def _yarn_magnitude(given: Mapping[str, Any], factor: float) -> float:
     """Source: arXiv 2309.00071, eq. 22; the two multipliers are those of arXiv 2412.19437's released code."""
 
-    def grown(multiplier: float) -> float:
+    def magnitude(multiplier: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
 
     if given.get("attention_factor") is not None:
         return float(given["attention_factor"])
     if given.get("mscale") and given.get("mscale_all_dim"):
-        return grown(given["mscale"]) / grown(given["mscale_all_dim"])
-    return grown(1.0)
+        return magnitude(given["mscale"]) / magnitude(given["mscale_all_dim"])
+    return magnitude(1.0)
 
 
-def _long_magnitude(given: Mapping[str, Any], longest: int, original: int) -> float:
+def _longrope_magnitude(given: Mapping[str, Any], longest: int, original: int) -> float:
     """Source: arXiv 2404.14219, the released code."""
     if given.get("attention_factor") is not None:
         return float(given["attention_factor"])
@@ -179,45 +153,21 @@ def _long_magnitude(given: Mapping[str, Any], longest: int, original: int) -> fl
     return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
 
 
-def written(position: spec.Rotary) -> dict[str, Any] | None:
-    """Return the object that says a scaling; None where there is none."""
-    match position.scaling:
-        case spec.LinearScaling(factor=factor):
-            return {"rope_type": "linear", "factor": factor}
-        case spec.DynamicScaling(factor=factor):
-            return {"rope_type": "dynamic", "factor": factor}
-        case spec.BandScaling() as band:
-            return {
-                "rope_type": "llama3",
-                "factor": band.factor,
-                "low_freq_factor": band.low_frequency_factor,
-                "high_freq_factor": band.high_frequency_factor,
-                "original_max_position_embeddings": band.original_length,
-            }
-        case spec.YarnScaling() as yarn:
-            return {
-                "rope_type": "yarn",
-                "factor": yarn.factor,
-                "original_max_position_embeddings": yarn.original_length,
-                "beta_fast": yarn.beta_fast,
-                "beta_slow": yarn.beta_slow,
-                "truncate": yarn.truncate,
-                "attention_factor": yarn.magnitude,
-            }
-        case spec.LongRopeScaling() as long:
-            return {
-                "rope_type": "longrope",
-                "factor": 2.0,
-                "short_factor": list(long.short_factor),
-                "long_factor": list(long.long_factor),
-                "original_max_position_embeddings": long.original_length,
-                "attention_factor": long.magnitude,
-            }
-    return None
+def scaling_config(position: spec.Rotary) -> dict[str, Any] | None:
+    """Return the object that describes a scaling; None where there is none."""
+    scaling = position.scaling
+    if scaling is None:
+        return None
+    kind = next(name for name, (cls, _) in _SCALINGS.items() if isinstance(scaling, cls))
+    found: dict[str, Any] = {"rope_type": kind} | ({"factor": 2.0} if kind == "longrope" else {})
+    for name, value in scaling:
+        if name != "kind" and (kind, name) != ("dynamic", "original_length"):
+            found[_WRITTEN.get(name, name)] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
-def _length(position: spec.Rotary) -> int | None:
-    """How long a sequence may be, where the scaling implies it."""
+def _max_length(position: spec.Rotary) -> int | None:
+    """Return the longest sequence, where the scaling implies it."""
     match position.scaling:
         case spec.DynamicScaling(original_length=length):
             return length

@@ -227,9 +227,9 @@ def our_gradients(loaded: LoadedModule) -> dict[str, Tensor]:
     """Our gradients under their names; of a tensor with several names the last is what their classes use."""
     module = loaded.module
     found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in module.named_parameters()}
-    named = module_to_hf_tensors(module, loaded.record, loaded.variant, loaded.prefix, found)
+    named = module_to_hf_tensors(module, loaded.family, loaded.variant, loaded.prefix, found)
     for names in (
-        names for bound in bind_rules(loaded.record, loaded.variant, "", module)[0] for names in bound.theirs
+        names for bound in bind_rules(loaded.family, loaded.variant, "", module)[0] for names in bound.theirs
     ):
         if set(names) <= named.keys():
             named |= {name: torch.zeros_like(named[name]) for name in names[:-1]}

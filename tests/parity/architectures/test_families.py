@@ -119,7 +119,7 @@ def test_every_layer_the_outputs_and_all_gradients(pair: Pair, tmp_path: Path) -
     (outputs(ours) * cotangent).sum().backward()
     (outputs_of(theirs) * cotangent).sum().backward()
     expected, found = their_gradients(pair.theirs, tmp_path / "gradients"), our_gradients(pair.loaded)
-    assert set(expected) <= set(found) | set(pair.loaded.spare)
+    assert set(expected) <= set(found) | set(pair.loaded.unused)
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for name in (found.keys() & expected.keys()) - {name for name, _ in pair.theirs.named_buffers()}:
         if expected[name].abs().max() > 1e-6 * max(10.0, largest):  # a key's bias moves nothing: rounding is left
@@ -189,15 +189,15 @@ def test_saved_as_loaded_every_bit_is_the_same(pair: Pair, tmp_path: Path) -> No
 def test_transformers_reads_what_is_written_from_the_spec(pair: Pair, tmp_path: Path) -> None:
     save_module(pair.ours, tmp_path / "ours", task=pair.loaded.task, model_type=pair.case.model_type)
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
-    if not pair.loaded.spare:
+    if not pair.loaded.unused:
         assert config["architectures"] == [pair.loaded.variant.classes[0]]
     # What the class carries but the spec does not hold is not written from the spec, and missed.
-    with no_complaints(unless=bool(pair.loaded.spare)):
+    with no_complaints(unless=bool(pair.loaded.unused)):
         twin, report = getattr(transformers, config["architectures"][0]).from_pretrained(
             tmp_path / "ours", attn_implementation=pair.case.attention, output_loading_info=True
         )
-    prefix = pair.loaded.record.prefix_of(pair.loaded.variant)
-    spare = {name.removeprefix(prefix) for name in pair.loaded.spare}
+    prefix = pair.loaded.family.prefix_of(pair.loaded.variant)
+    spare = {name.removeprefix(prefix) for name in pair.loaded.unused}
     missing = {name.removeprefix(prefix) for name in report["missing_keys"]}
     assert missing <= spare and not report["unexpected_keys"] and not report["mismatched_keys"]
     for name in ("pad_token_id", "decoder_start_token_id"):
