@@ -1,4 +1,4 @@
-"""What search, generation and scoring share: batches by cost, rectangles of ids, and a model in evaluation mode.
+"""Batches of similar cost, padding, and evaluation mode.
 
 Shapes: B sentences of a batch, T tokens.
 """
@@ -19,9 +19,9 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
     """Yield lists of indices, costliest first, so that rows * greatest cost stays within the budget.
 
     Args:
-        costs: what each sentence takes, its padded neighbours aside.
-        budget: most of rows * greatest cost; one sentence that exceeds it alone is a batch of its own.
-        most_rows: most sentences of a batch; None: only the budget counts.
+        costs: of each sentence, without padding.
+        budget: largest rows * greatest cost; a sentence that exceeds it is a batch of its own.
+        most_rows: most sentences of a batch; None: only the budget limits them.
     """
     order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
     start = 0
@@ -36,7 +36,7 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
 def pad_ids(
     sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device
 ) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
-    """Return the sequences as one right-padded int64 tensor and the mask of their real tokens."""
+    """Return sequences as a right-padded int64 tensor, and the mask of their real tokens."""
     longest = max(len(sequence) for sequence in sequences)
     ids_BT = torch.tensor([[*sequence, *[pad_id] * (longest - len(sequence))] for sequence in sequences], device=device)
     lengths_B1 = torch.tensor([[len(sequence)] for sequence in sequences], device=device)
@@ -47,7 +47,7 @@ def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None,
     """Refuse sequences that are empty or longer than the model's positions.
 
     Raises:
-        InputError: one report that names the first of them, counted from 1.
+        InputError: one report that names the first ten of them, counted from 1.
     """
     faults = []
     for number, sequence in enumerate(sequences, start=1):
@@ -66,21 +66,21 @@ def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None,
 
 
 def read_tokens(module: nn.Module) -> int:
-    """Return how many padded tokens a module reads at once where nothing else is asked.
+    """Return the default number of padded tokens in a batch.
 
-    On a CPU their states should fit into its caches: MiniLM reads 2,048 at a time 1.4 times as fast as 8,192.
+    On a CPU their hidden states should fit into its caches: MiniLM is 1.4 times as fast with 2,048 as with 8,192.
     """
     return 2048 if device_of(module).type == "cpu" else 8192
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return the device that the module's parameters are on; the CPU for a module without any."""
+    """Return the device of a module's parameters; the CPU for a module without any."""
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Switch dropout off for the time of the block, and back to what it was."""
+    """Put a module into evaluation mode, and restore its own mode afterwards."""
     was_training = module.training
     module.eval()
     try:

@@ -1,4 +1,4 @@
-"""What a checkpoint's own files say about generation: where it starts and ends, what is forced, banned and chosen."""
+"""The generation settings of a Hugging Face checkpoint: start and end, forced and banned tokens, default options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from clearhead.errors import InputError
 from clearhead.generate.processors import BannedIds, BannedSequences, ForcedAt, Processor
 
-# Keys of these files that choose how tokens are found, and the option that means the same.
+# Keys of generation_config.json that are options, and their names here.
 _OPTIONS: Mapping[str, str] = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -25,8 +25,8 @@ _OPTIONS: Mapping[str, str] = {
     "max_new_tokens": "max_new_tokens",
     "min_new_tokens": "min_new_tokens",
 }
-_OF_CHANCE = ("temperature", "top_k", "top_p", "min_p")
-# Keys that change what is generated and are not followed here, with the value that means nothing.
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+# Keys that change what is generated and are not supported, with the values that have no effect.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (1.0,),
     "diversity_penalty": (0.0,),
@@ -53,24 +53,24 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """What the files of a checkpoint say.
+    """Generation settings of a checkpoint.
 
     Args:
-        decoder_start_id: id that a decoder behind an encoder begins with.
-        bos_id: id that a text without a prompt begins with.
-        eos_ids: ids that end a sequence, each of them.
-        pad_id: id that fills batches.
-        forced_bos_id: id that is always generated first.
-        forced_eos_id: id that a sequence at its greatest length ends with.
-        banned_ids: ids that are never generated.
-        banned_first_ids: ids that are not generated first.
-        banned_sequences: sequences of several ids that are never generated.
-        options: values of options that a caller may leave out, by their names here.
-        max_length, min_length: bounds of what the decoder reads, the prompt included.
-        unsupported: what the files ask for and is not done here.
-        early_stopping: a search with beams ends once as many sequences have finished; else only where no unfinished one
-            can become better, which finds at least as good ones as a rule of thumb would.
-        task_prefixes: what the files put in front of a text, by the task it is for.
+        decoder_start_id: start token of the decoder of an encoder-decoder model.
+        bos_id: first token of a text without a prompt.
+        eos_ids: tokens that end a sequence.
+        pad_id: padding token.
+        forced_bos_id: token that is always generated first.
+        forced_eos_id: last token of a sequence that reaches the length limit.
+        banned_ids: tokens that are never generated.
+        banned_first_ids: tokens that are never generated first.
+        banned_sequences: sequences of several tokens that are never generated.
+        options: default values of options, by their names here.
+        max_length, min_length: limits of the decoder's tokens, prompt included.
+        unsupported: keys with an effect that is not supported.
+        early_stopping: beam search ends once as many hypotheses as beams have finished, instead of once no unfinished
+            one can still beat them.
+        task_prefixes: text in front of a prompt, by task.
     """
 
     decoder_start_id: int | None = None
@@ -91,11 +91,11 @@ class GenerationConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], *, source: str) -> GenerationConfig:
-        """Read the content of `generation_config.json`, or of a config.json in its place.
+        """Read the content of generation_config.json, or of a config.json without one.
 
         Args:
-            settings: the parsed content; keys that do not speak of generation are passed over.
-            source: what a message calls it.
+            settings: the parsed content; other keys are ignored.
+            source: name of the file in messages.
 
         Raises:
             InputError: values of a wrong type.
@@ -111,7 +111,7 @@ class GenerationConfig:
             pad_id=_id(settings, "pad_token_id", faults),
             forced_bos_id=_id(settings, "forced_bos_token_id", faults),
             forced_eos_id=lasts[0] if lasts else None,
-            # A banned word of one token is a banned token, but the end may always come.
+            # The end token is never banned.
             banned_ids=tuple(
                 sorted({*_ids(settings, "suppress_tokens", faults), *(w[0] for w in words if len(w) == 1)} - {*ends})
             ),
@@ -120,7 +120,7 @@ class GenerationConfig:
             options=_options(settings),
             max_length=_id(settings, "max_length", faults),
             min_length=_id(settings, "min_length", faults) or 0,
-            unsupported=_unfollowed(settings, lasts),
+            unsupported=_unsupported(settings, lasts),
             early_stopping=settings.get("early_stopping") is True,
         )
         if settings.get("early_stopping") not in (None, True, False, "never"):
@@ -130,15 +130,15 @@ class GenerationConfig:
         return config
 
     def options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a call: what is given wins, and settings that its method has no use for are left out.
+        """Return the options of a call: given options replace settings, and settings without effect are dropped.
 
         Args:
-            given: options by name, without those that were left out.
+            given: the options of the call.
         """
         merged = {**self.options, **given}
         unused: tuple[str, ...] = ()
         if merged.get("beam_size", 1) > 1:
-            unused = (*_OF_CHANCE, "penalty_alpha")
+            unused = (*_SAMPLING, "penalty_alpha")
         elif merged.get("penalty_alpha", 0) > 0:
             unused = ("temperature", "top_p", "min_p", "num_return_sequences", "length_penalty")
         elif merged.get("temperature") == 0:
@@ -148,11 +148,11 @@ class GenerationConfig:
         return {name: value for name, value in merged.items() if name in given or name not in unused}
 
     def processors(self, prompt_length: int, limit: int | None) -> list[Processor]:
-        """Return what changes the logits of each step, in order.
+        """Return the logits processors of the settings, in order.
 
         Args:
-            prompt_length: how many of the ids so far are the prompt, padding included.
-            limit: most tokens generated; None: nothing is forced there.
+            prompt_length: tokens of the prompt, padding included.
+            limit: most tokens generated; None: no end token is forced.
         """
         chain: list[Processor] = []
         if self.banned_sequences:
@@ -166,7 +166,7 @@ class GenerationConfig:
         return chain
 
     def lines(self) -> list[str]:
-        """Return what they say, one short line each, for a person."""
+        """Return the settings for a person, one short line each."""
         named = {
             "starts with": self.decoder_start_id,
             "ends with": self.eos_ids or None,
@@ -180,9 +180,9 @@ class GenerationConfig:
         }
         shown = [f"{name} {_shown(value)}" for name, value in named.items() if value is not None]
         shown += [f"{name} {value}" for name, value in self.options.items()]
-        shown += ["stops a search with beams early"] if self.early_stopping else []
+        shown += ["early stopping of beam search"] if self.early_stopping else []
         shown += [f"task {name}: {prefix}" for name, prefix in self.task_prefixes.items()]
-        return [*shown, *(f"not followed: {key}" for key in self.unsupported)]
+        return [*shown, *(f"not supported: {key}" for key in self.unsupported)]
 
 
 def _is_id(value: object) -> bool:
@@ -193,7 +193,7 @@ def _id(settings: Mapping[str, Any], key: str, faults: list[str]) -> int | None:
     value = settings.get(key)
     if value is None or _is_id(value):
         return value
-    # Some files write an id as a list of one.
+    # Some files write an id as a list of one element.
     if isinstance(value, Sequence) and len(value) and _is_id(value[0]):
         return int(value[0])
     faults.append(f"{key} must be a number from 0, not {value!r}")
@@ -215,14 +215,14 @@ def _sequences(settings: Mapping[str, Any], key: str, faults: list[str]) -> list
     value = settings.get(key)
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(one, list) and one and all(map(_is_id, one)) for one in value):
+    if not isinstance(value, list) or not all(isinstance(ids, list) and ids and all(map(_is_id, ids)) for ids in value):
         faults.append(f"{key} must be a list of lists of ids, not {value!r}")
         return []
-    return [tuple(one) for one in value]
+    return [tuple(ids) for ids in value]
 
 
 def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that the settings choose; those of chance count only where chance is asked for."""
+    """Return the default options; those of sampling only if the settings turn sampling on."""
     found = {_OPTIONS[key]: settings[key] for key in _OPTIONS if settings.get(key) is not None}
     samples = settings.get("do_sample") is True and found.get("beam_size", 1) == 1
     if samples:
@@ -230,10 +230,10 @@ def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
         return found
     contrasts = found.get("penalty_alpha", 0) > 0
     kept = ("top_k",) if contrasts else ()
-    return {name: value for name, value in found.items() if name not in _OF_CHANCE or name in kept}
+    return {name: value for name, value in found.items() if name not in _SAMPLING or name in kept}
 
 
-def _unfollowed(settings: Mapping[str, Any], lasts: tuple[int, ...]) -> tuple[str, ...]:
+def _unsupported(settings: Mapping[str, Any], lasts: tuple[int, ...]) -> tuple[str, ...]:
     faults = [key for key, idle in _UNSUPPORTED.items() if settings.get(key) not in (None, *idle, [], {})]
     if settings.get("do_sample") is True and (settings.get("num_beams") or 1) > 1:
         faults.append("do_sample together with num_beams")
@@ -246,5 +246,5 @@ def _shown(value: object) -> str:
     if not isinstance(value, tuple):
         return str(value)
     most = 8
-    shown = ", ".join(_shown(one) for one in value[:most])
+    shown = ", ".join(_shown(part) for part in value[:most])
     return f"{shown} and {len(value) - most} more" if len(value) > most else shown

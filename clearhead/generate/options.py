@@ -18,16 +18,16 @@ GREATEST_LENGTH_PENALTY = 10.0
 class SearchOptions:
     """The settings of greedy (`beam_size` 1) and beam search.
 
-    Every length is counted in target tokens and includes the end token.
+    Lengths count target tokens with the end token.
 
     Args:
         beam_size: unfinished hypotheses kept for each sentence, at least 1.
         length_penalty: exponent alpha, 0 to 10, in score = sum of log-probabilities / length ** alpha.
         n_best: hypotheses returned for each sentence, from 1 to `beam_size`.
-        max_length: longest hypothesis, at least 1; None: twice the sentence's own source tokens plus ten.
+        max_length: longest hypothesis, at least 1; None: twice the source tokens plus ten.
         min_length: shortest hypothesis, from 0 to `max_length`; the end token is banned before it.
         batch_size: most sentences decoded together, at least 1; None: only `batch_tokens` limits them.
-        batch_tokens: most padded source tokens decoded together, each counted once for every beam; at least 1.
+        batch_tokens: most padded source tokens decoded together, times beams; at least 1.
         early_stopping: a sentence is done once `beam_size` of its hypotheses have finished, even if a live one could
             still beat them.
         repetition_penalty, no_repeat_ngram_size, encoder_no_repeat_ngram_size: as in `GenerateOptions`.
@@ -69,32 +69,30 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """How text is continued; every filter is off as long as it is not given.
+    """How text is generated; filters are off by default.
 
-    One of four methods follows from the options. Beam search where `beam_size` is above 1. Contrastive search where
-    `penalty_alpha` is above 0. Sampling where `temperature` is above 0, or is not given and an option asks for chance:
-    `top_k`, `top_p`, `min_p`, `seed`, or several sequences. Otherwise greedy search. An option that the method does
-    not use is refused. A value that switches a filter off counts as not given.
+    The method follows from the options: beam search if `beam_size` is above 1; contrastive search if `penalty_alpha` is
+    above 0; sampling if `temperature` is above 0, or is None and `top_k`, `top_p`, `min_p`, `seed` or several sequences
+    ask for it; else greedy search. An option without effect on the method is refused, unless its value turns it off.
 
     Args:
         max_new_tokens: most tokens generated, the end token included; at least 1.
-        min_new_tokens: tokens that come before the end token at the earliest, from 0 to `max_new_tokens`.
-        temperature: what logits are divided by, at least 0; 0 always takes the most probable token.
-            None: 1 where another option asks for chance, else 0.
-        top_k: draw from the k most probable tokens; the number of candidates in contrastive search; 0: off.
-        top_p: draw from the smallest set of tokens with this probability, above 0 and at most 1; 1: off.
-        min_p: draw from tokens with at least this share of the largest probability, from 0 (off) to 1.
+        min_new_tokens: fewest tokens before the end token, from 0 to `max_new_tokens`.
+        temperature: divides the logits, at least 0; 0 is greedy. None: 1 if another option asks for sampling, else 0.
+        top_k: sample from the k most probable tokens; the number of candidates of contrastive search; 0: off.
+        top_p: sample from the smallest set of tokens with this probability, above 0 and at most 1; 1: off.
+        min_p: sample from tokens with at least this share of the largest probability, from 0 (off) to 1.
         repetition_penalty: divides the logits of tokens that have occurred, prompt included; above 0; 1: off.
         no_repeat_ngram_size: no n-gram of this size occurs twice, prompt included; 0: off.
-        encoder_no_repeat_ngram_size: no n-gram of this size is one of what was read: of the source, or of the prompt of
-            a decoder alone; 0: off.
-        num_return_sequences: sequences for each prompt, at least 1; with beams the best ones, at most `beam_size`.
+        encoder_no_repeat_ngram_size: no n-gram of this size of the source, or of the prompt of a decoder-only model, is
+            repeated; 0: off.
+        num_return_sequences: sequences for each prompt, at least 1; in beam search at most `beam_size`.
         beam_size: unfinished hypotheses kept for each prompt, at least 1.
         length_penalty: exponent alpha, 0 to 10, in score = sum of log-probabilities / length ** alpha.
-        penalty_alpha: how much contrastive search minds a token that resembles what is there, from 0 (off) to 1.
-        stop: one text or several; generation ends where the first of them is complete, and the text excludes it.
-        seed: at least 0; with it the same prompt always gives the same sequences. None: a new one in every call.
-        batch_size: most prompts that run together, at least 1; None: as many as a token budget allows.
+        penalty_alpha: weight of the similarity penalty of contrastive search, from 0 (off) to 1.
+        stop: one stop text or several; generation ends at the first of them, which the result excludes.
+        seed: at least 0; the same seed and prompt give the same sequences. None: a new seed in every call.
+        batch_size: most prompts of a batch, at least 1; None: a token budget decides.
 
     Raises:
         InputError: values out of range or in conflict; one report names all of them.
@@ -125,18 +123,18 @@ class GenerateOptions:
 
     @property
     def method(self) -> Literal["beam", "contrastive", "sample", "greedy"]:
-        """How the next token is found."""
+        """The decoding method."""
         if self.beam_size > 1:
             return "beam"
         if self.penalty_alpha > 0:
             return "contrastive"
         if self.temperature is None:
-            return "sample" if self._asks_for_chance else "greedy"
+            return "sample" if self._asks_for_sampling else "greedy"
         return "sample" if self.temperature > 0 else "greedy"
 
     @property
     def divisor(self) -> float:
-        """What the logits are divided by when tokens are drawn."""
+        """What sampling divides the logits by."""
         return 1.0 if self.temperature is None else float(self.temperature)
 
     @property
@@ -145,8 +143,8 @@ class GenerateOptions:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def _asks_for_chance(self) -> bool:
-        """Say whether an option is set that only sampling can use."""
+    def _asks_for_sampling(self) -> bool:
+        """Whether an option is set that only sampling uses."""
         several = self.num_return_sequences > 1
         return several or self.seed is not None or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
@@ -247,7 +245,7 @@ def _value_faults(options: SearchOptions | GenerateOptions) -> list[str]:
 
 
 def _conflicts(options: GenerateOptions) -> list[str]:
-    """Return one sentence for each option that the method has no use for, or that contradicts another."""
+    """Return one sentence for each option without effect on the method, or in conflict with another."""
     given = {
         "temperature": bool(options.temperature),
         "top_k": options.top_k > 0,
@@ -263,12 +261,12 @@ def _conflicts(options: GenerateOptions) -> list[str]:
         "beam": (("temperature", "top_k", "top_p", "min_p", "seed", "penalty_alpha", "stop"), "beam search ignores it"),
         "contrastive": (
             ("temperature", "top_p", "min_p", "seed", "num_return_sequences"),
-            "contrastive search takes the best of its candidates, without chance",
+            "contrastive search does not sample",
         ),
         "sample": ((), ""),
         "greedy": (
             ("top_k", "top_p", "min_p", "seed", "num_return_sequences"),
-            "temperature 0 always takes the most probable token",
+            "temperature 0 is greedy",
         ),
     }[options.method]
     faults = [
@@ -295,7 +293,7 @@ def _conflicts(options: GenerateOptions) -> list[str]:
 
 
 def _search_conflicts(options: SearchOptions) -> list[str]:
-    """Return one sentence for each pair of values that contradict each other."""
+    """Return one sentence for each pair of values in conflict."""
     faults = []
     if options.n_best > options.beam_size:
         faults.append(

@@ -1,8 +1,7 @@
-"""From a prompt in text to what a model says next, whole or as it comes, and how probable a text is.
+"""Generation from prompts in text, whole or streamed, and the scores of texts.
 
-A model reads a prompt as it read its training text: the start token and the prompt's tokens. An empty prompt is the
-start token alone. A model with an encoder reads the prompt there, closed by the end token, and its decoder begins at
-the start token.
+A prompt has the form of the training text: the start token and the prompt's tokens. An encoder-decoder model reads the
+prompt, followed by the end token, with its encoder, and its decoder starts from the start token.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from clearhead.generate.prefill import check_model
 from clearhead.generate.results import Continuation, Generation
 from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.scoring.texts import score_sequences
-from clearhead.generate.streaming_decoder import text_behind
+from clearhead.generate.streaming_decoder import continuation_text
 from clearhead.text.chat import ChatTemplate
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
@@ -27,11 +26,11 @@ from clearhead.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a checkpoint reads prompts, beside what stands around its texts.
+    """How a checkpoint reads prompts.
 
     Args:
-        config: what its files say about generation.
-        chat: how it reads a prompt as a message to it; None: a prompt is a text.
+        config: its generation settings.
+        chat: the template for prompts that are messages; None: prompts are texts.
     """
 
     config: GenerationConfig
@@ -51,18 +50,18 @@ def generate_texts(
 
     Args:
         module: a decoder-only or encoder-decoder model; run in evaluation mode, its own mode is restored.
-        tokenizers: of the model; a decoder alone uses that of the target.
+        tokenizers: of the model; a decoder-only model uses that of the target.
         prompts: one text each.
-        options: how to continue them.
-        continues: whether the text of a model with an encoder stands behind the prompt, so that it may begin with a
-            space; False where it was trained to say something else about what it reads.
-        prompt_format: how a checkpoint reads prompts; None: a model that was trained here.
+        options: of generation.
+        continues: the text of an encoder-decoder model continues the prompt, so that it may start with a space; False
+            if it is another text, such as a translation.
+        prompt_format: of a Hugging Face checkpoint; None: the model was trained here.
 
     Returns:
-        For each prompt the sequences asked for; text and tokens exclude the prompt.
+        For each prompt the generated sequences, without the prompt.
 
     Raises:
-        InputError: a model that cannot generate, or a prompt that it cannot read.
+        InputError: the model cannot generate, or cannot read a prompt.
         RunFailure: the model's output is not a number, or the options ban every token.
     """
     if isinstance(prompts, str):
@@ -70,8 +69,8 @@ def generate_texts(
     request = _request(module, tokenizers, prompts, options, continues, prompt_format)
     found = generate_ids(module, request)
     return [
-        [_generation(tokenizers.target, one, request.context(number)) for one in some]
-        for number, some in enumerate(found)
+        [_generation(tokenizers.target, sequence, request.context(number)) for sequence in sequences]
+        for number, sequences in enumerate(found)
     ]
 
 
@@ -84,9 +83,9 @@ def stream_text(
     continues: bool = True,
     prompt_format: PromptFormat | None = None,
 ) -> Generator[str, None, Generation]:
-    """Continue one prompt and yield its text as it becomes certain; the pieces together are the text.
+    """Continue one prompt and yield the parts of its text as soon as they are final.
 
-    Held back are unfinished characters, and what may be the beginning of a stop text.
+    Unfinished characters and possible starts of a stop text are held back.
 
     Args:
         module, tokenizers, options, continues, prompt_format: as for `generate_texts`; the module is in evaluation mode
@@ -97,7 +96,7 @@ def stream_text(
         The whole generation, as the value of the generator.
 
     Raises:
-        InputError: as for `generate_texts`; or beam search, or several sequences, which are no single growing text.
+        InputError: as for `generate_texts`; or beam search or several sequences, which cannot be streamed.
     """
     request = _request(module, tokenizers, [prompt], options, continues, prompt_format)
     pieces = stream_ids(module, request)
@@ -118,17 +117,17 @@ def score_texts(
     stride: int | None = None,
     length_penalty: float = 1.0,
 ) -> list[PairScore]:
-    """Return how probable a decoder finds each text, end token included.
+    """Return the log-probabilities of texts under a decoder-only model, end token included.
 
     Args:
-        module: a decoder alone; run in evaluation mode, its own mode is restored.
+        module: a decoder-only model; run in evaluation mode, its own mode is restored.
         tokenizer: of the model.
-        texts: texts to score; an empty one is the end token alone.
+        texts: to score; an empty one is the end token alone.
         window, stride: as for `score_sequences`.
         length_penalty: exponent alpha of the score.
 
     Raises:
-        InputError: a model that cannot say a next token, or a window that it cannot read.
+        InputError: the model does not predict next tokens, or cannot read such a window.
     """
     return score_sequences(
         module,
@@ -153,101 +152,72 @@ def _request(
     continues: bool,
     prompt_format: PromptFormat | None,
 ) -> GenerateRequest:
-    """Return prompts in the form in which the stacks read them."""
-    source, target = tokenizers.source, tokenizers.target
-    has_encoder = module.encoder is not None
+    """Return prompts as ids, in the form that the model was trained on."""
+    source, target, has_encoder = tokenizers.source, tokenizers.target, module.encoder is not None
     check_model(module, with_sources=has_encoder)
-    if prompt_format is not None:
-        return _checkpoint_request(module, tokenizers, prompts, options, continues, prompt_format)
-    encoded = (source if has_encoder else target).encode_batch(list(prompts))
-    starts = [[target.bos_id] for _ in encoded]
-    framed = [[target.bos_id, *ids] for ids in encoded]
+    reader = source if has_encoder else target
+    if prompt_format is None:
+        config = GenerationConfig(banned_ids=(target.bos_id, target.pad_id))
+        encoded = reader.encode_batch(list(prompts))
+        sources, starts = [[*ids, source.eos_id] for ids in encoded], [[target.bos_id] for _ in encoded]
+        contexts = [[target.bos_id, *ids] for ids in encoded]
+    else:
+        config = prompt_format.config
+        check_generation_config(config, needs_start=has_encoder)
+        # A text without tokens starts with the start token.
+        empty = [] if has_encoder or config.bos_id is None else [config.bos_id]
+        sources = contexts = [encode_prompt(reader, prompt, prompt_format.chat) or empty for prompt in prompts]
+        starts = [[config.decoder_start_id or 0] for _ in prompts]
     return GenerateRequest(
-        prompts=starts if has_encoder else framed,
-        options=options,
-        eos_id=target.eos_id,
-        pad_id=target.pad_id,
-        banned=_banned(module, target),
-        sources=[[*ids, source.eos_id] for ids in encoded] if has_encoder else None,
-        decode=target.decode,
-        contexts=framed if continues or not has_encoder else starts,
-    )
-
-
-def _checkpoint_request(
-    module: Transformer,
-    tokenizers: TokenizerPair,
-    prompts: Sequence[str],
-    options: GenerateOptions,
-    continues: bool,
-    prompt_format: PromptFormat,
-) -> GenerateRequest:
-    """Return prompts as a checkpoint reads them: with its own template around them, and its own rules behind them."""
-    source, target, config = tokenizers.source, tokenizers.target, prompt_format.config
-    has_encoder = module.encoder is not None
-    check_generation_config(config, needs_start=has_encoder)
-    framed = [encode_prompt(source if has_encoder else target, prompt, prompt_format.chat) for prompt in prompts]
-    starts = framed
-    if has_encoder:
-        assert config.decoder_start_id is not None
-        starts = [[config.decoder_start_id] for _ in framed]
-    elif config.bos_id is not None:
-        starts = framed = [ids or [config.bos_id] for ids in framed]
-    return GenerateRequest(
-        prompts=starts,
+        prompts=starts if has_encoder else contexts,
         options=options,
         eos_id=config.eos_ids[0] if config.eos_ids else target.eos_id,
         pad_id=target.pad_id if config.pad_id is None else config.pad_id,
-        banned=[*config.banned_ids, *wordless(module, target)],
-        sources=framed if has_encoder else None,
+        banned=[*config.banned_ids, *unused_outputs(module, target)],
+        sources=sources if has_encoder else None,
         decode=target.decode,
-        contexts=framed if continues or not has_encoder else starts,
+        contexts=contexts if continues or not has_encoder else starts,
         config=config,
     )
 
 
 def check_generation_config(config: GenerationConfig, *, needs_start: bool) -> None:
-    """Refuse to generate where the result would not be what a checkpoint's files ask for.
+    """Refuse generation settings that are not supported or incomplete.
 
     Args:
-        config: what they say.
-        needs_start: a decoder behind an encoder must begin somewhere.
+        config: the settings of a checkpoint.
+        needs_start: the model has a decoder behind an encoder, which needs a start token.
 
     Raises:
-        InputError: they ask for what is not done here, or do not say where a decoder begins.
+        InputError: a setting is not supported, or there is no start token.
     """
     faults = [
         f"the checkpoint's generation settings ask for {key}, which is not supported" for key in config.unsupported
     ]
     if needs_start and config.decoder_start_id is None:
-        faults.append("the checkpoint names no decoder_start_token_id, so that its decoder has no beginning")
+        faults.append("the checkpoint has no decoder_start_token_id for its decoder")
     if faults:
         raise InputError.from_faults(faults, subject="the checkpoint's generation settings")
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
-    """Return the ids that a checkpoint reads for a text, or for a chat of one message where a template is given.
+    """Return the ids of a prompt with special tokens.
 
     Args:
-        tokenizer: of the checkpoint, with its special tokens.
-        text: the text, or the message.
-        chat: how messages are written out, special tokens included.
+        tokenizer: of the checkpoint.
+        text: the prompt, or the only message of a chat.
+        chat: the template for a message; None: the prompt is a text.
 
     Raises:
-        InputError: a template that refuses the message.
+        InputError: the template refuses the message.
     """
     if chat is not None:
         return tokenizer.encode_with_special(chat.render([{"role": "user", "content": text}]))
     return tokenizer.special_tokens.add_to(tokenizer.encode(text))[0]
 
 
-def _banned(module: Transformer, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that are no text: start and padding, and outputs without an entry in the vocabulary."""
-    return [tokenizer.bos_id, tokenizer.pad_id, *wordless(module, tokenizer)]
-
-
-def wordless(module: Transformer, tokenizer: Tokenizer) -> range:
-    """Return the outputs without an entry in the vocabulary, as tables that were padded have them."""
+def unused_outputs(module: Transformer, tokenizer: Tokenizer) -> range:
+    """Return the outputs of a padded embedding table that have no vocabulary entry."""
     assert module.head is not None
     return range(tokenizer.vocab_size, len(module.head.projection().weight_VD))
 
@@ -255,5 +225,5 @@ def wordless(module: Transformer, tokenizer: Tokenizer) -> range:
 def _generation(tokenizer: Tokenizer, found: Continuation, context: Sequence[int]) -> Generation:
     """Return a continuation in text."""
     ids = found.ids[:-1] if found.stop_reason == "end" else found.ids
-    text = text_behind(tokenizer.decode, ids, context) if found.text is None else found.text
+    text = continuation_text(tokenizer.decode, ids, context) if found.text is None else found.text
     return Generation(text, tokenizer.tokens(found.ids), found.score, found.stop_reason)

@@ -1,4 +1,4 @@
-"""What search and generation return, in ids and in text, and the one formula of their score."""
+"""Results of search and generation, in ids and in text, and the formula of their score."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def length_normalised(log_probability: float, length: int, length_penalty: float
     """Return log_probability / length ** length_penalty.
 
     Args:
-        log_probability: sum of the natural-log probabilities of all tokens, the end token too.
+        log_probability: sum of the natural-log probabilities of all tokens, with the end token.
         length: number of those tokens.
-        length_penalty: exponent alpha; 0 leaves the sum as it is.
+        length_penalty: exponent alpha; 0 returns the sum itself.
 
     Source: Wu et al. 2016, section 7, in the form without its constant 5.
     """
@@ -26,11 +26,11 @@ class Candidate:
     """One finished hypothesis in ids.
 
     Args:
-        ids: target tokens without the start token or the prompt; the last one is the end token, if it ended.
+        ids: target tokens without start token or prompt, with the end token if it ended.
         score: `log_probability` / len(ids) ** length_penalty.
         log_probability: sum of the natural-log probabilities of `ids`.
-        cut_off: True when it did not end by itself: a translation's end token was then forced at the greatest length,
-            because no hypothesis had ended; a continued prompt has no end token.
+        cut_off: it reached the length limit. A translation then has a forced end token, because no hypothesis had
+            ended; a continued prompt has none.
     """
 
     ids: tuple[int, ...]
@@ -45,7 +45,7 @@ class Hypothesis:
 
     Args:
         text: the decoded translation.
-        tokens: its tokens as strings, the end token too.
+        tokens: its tokens as strings, with the end token.
         score: length-normalised log-probability.
         log_probability: sum of the natural-log probabilities of the tokens.
     """
@@ -58,15 +58,15 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What was generated behind one prompt, in ids.
+    """A generated sequence in ids.
 
     Args:
-        ids: generated tokens, the end token and the tokens of a stop text included.
+        ids: generated tokens, with the end token and the tokens of a stop text.
         score: `log_probability` / len(ids) ** length_penalty.
-        log_probability: sum of the natural-log probabilities of `ids` as the model gives them, before temperature and
-            filters; in beam search with a repetition penalty the penalised values, which its ranking compares.
+        log_probability: sum of the natural-log probabilities of `ids`, before temperature and filters; in beam search
+            with processors, of the processed values that it ranks by.
         stop_reason: "end": the end token came; "stop": a stop text was complete; "length": the limit was reached.
-        text: the text up to the stop text, where one was looked for; else None.
+        text: the text up to the stop text; None if it was not decoded.
     """
 
     ids: tuple[int, ...]
@@ -78,11 +78,11 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated behind one prompt, in text.
+    """A generated sequence in text.
 
     Args:
-        text: without the prompt and without the stop text that ended it.
-        tokens: all generated tokens as strings, the end token and those of a stop text included.
+        text: without the prompt and the stop text.
+        tokens: all generated tokens as strings, with the end token and those of a stop text.
         score: length-normalised log-probability, before temperature and filters.
         stop_reason: "end": the end token came; "stop": a stop text was complete; "length": the limit was reached.
     """

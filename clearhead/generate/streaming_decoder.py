@@ -1,4 +1,4 @@
-"""The text of tokens that come one at a time: whole characters only, and nothing that may become a stop text."""
+"""Decoding of a token stream: whole characters only, and nothing that may become a stop text."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from collections.abc import Callable, Sequence
 
 Decode = Callable[[list[int]], str]
 
-# What decoders put in the place of bytes that are no character, or not yet a whole one.
+# What decoders return for bytes that are not, or not yet, a whole character.
 _REPLACEMENT = "\ufffd"
 _LONGEST_WINDOW = 24
 _KEPT_OF_WINDOW = 8
 
 
 class StreamingDecoder:
-    """Decodes ids as they come, each step at the cost of a few of them.
+    """Decodes ids one at a time, at constant cost per step.
 
-    The pieces that `add` and `finish` return, put together, are the text of the ids behind that of their context, up to
-    the first stop text. That is the stop text whose last character comes first, whatever tokens it is made of.
+    The parts that `add` and `finish` return are together the text of the ids after that of their context, up to the
+    first stop text: the one whose last character comes first.
 
     Args:
-        decode: ids to text; what it makes of more ids begins with what it made of fewer, but for an unfinished
-            character at the end.
-        stops: texts that end it, none empty.
-        context: ids in front, whose text is not returned; a space between it and the first id is.
+        decode: ids to text; the text of more ids starts with that of fewer, except for an unfinished last character.
+        stops: stop texts, none empty.
+        context: ids before the first one; their text is not returned, but a space after it is.
     """
 
     def __init__(self, decode: Decode, stops: Sequence[str] = (), context: Sequence[int] = ()) -> None:
@@ -33,7 +32,7 @@ class StreamingDecoder:
         self._held = ""
 
     def add(self, token: int) -> str:
-        """Take the next id and return the text that is certain now."""
+        """Add the next id and return the text that is now final."""
         self._window.append(token)
         text = self._decode(self._window)
         if text.endswith(_REPLACEMENT):
@@ -44,7 +43,7 @@ class StreamingDecoder:
         return self._release(fresh)
 
     def finish(self) -> str:
-        """Return what was held back, for no more ids will come."""
+        """Return the text held back, after the last id."""
         if self.is_stopped:
             return ""
         fresh = self._decode(self._window)[self._known :] if self._window else ""
@@ -53,32 +52,32 @@ class StreamingDecoder:
         return shown + held
 
     def _shorten_window(self, text: str) -> None:
-        """Forget the older ids, where the newer ones alone decode to the same characters."""
+        """Drop the older ids if the newer ones alone decode to the same characters."""
         newer = self._window[-_KEPT_OF_WINDOW:]
         alone = self._decode(newer)
         if alone and _REPLACEMENT not in alone and text.endswith(alone):
             self._window, self._known = newer, len(alone)
 
     def _release(self, fresh: str) -> str:
-        """Return the new text as far as no stop text can begin in it; note when one is complete."""
+        """Return the new text up to a possible start of a stop text; note when one is complete."""
         text = self._held + fresh
         found = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stops if stop in text]
         if found:
             self.is_stopped, self._held = True, ""
             return text[: min(found)[1]]
-        held = _longest_beginning(text, self._stops)
+        held = _longest_start(text, self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
 
-def _longest_beginning(text: str, stops: Sequence[str]) -> int:
-    """Return how many of the last characters of a text are the beginning of a stop text."""
+def _longest_start(text: str, stops: Sequence[str]) -> int:
+    """Return how many of the last characters of a text are the start of a stop text."""
     longest = min(max((len(stop) for stop in stops), default=1) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if any(s.startswith(text[-size:]) for s in stops)), 0)
 
 
 def _context_window(decode: Decode, context: list[int]) -> tuple[list[int], int]:
-    """Return the last ids of the context that decode well by themselves, and the length of their text."""
+    """Return the last ids of the context that decode to whole characters, and the length of their text."""
     for window in (context[-_KEPT_OF_WINDOW:], context):
         text = decode(window) if window else ""
         if text and _REPLACEMENT not in text:
@@ -86,7 +85,7 @@ def _context_window(decode: Decode, context: list[int]) -> tuple[list[int], int]
     return list(window), len(text)
 
 
-def text_behind(decode: Decode, ids: Sequence[int], context: Sequence[int]) -> str:
-    """Return the text of ids behind that of their context, all at once."""
+def continuation_text(decode: Decode, ids: Sequence[int], context: Sequence[int]) -> str:
+    """Return the text of ids after that of their context."""
     window, known = _context_window(decode, list(context))
     return decode([*window, *ids])[known:]

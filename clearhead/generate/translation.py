@@ -1,4 +1,4 @@
-"""Texts in, translations or their scores out: what stands around both sides, and what a checkpoint's files say."""
+"""Translations of texts and their scores, by an encoder-decoder model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.prompts import check_generation_config, wordless
+from clearhead.generate.prompts import check_generation_config, unused_outputs
 from clearhead.generate.results import Candidate, Hypothesis
 from clearhead.generate.scoring.targets import PairScore, score_targets
 from clearhead.generate.search.beam import beam_search
@@ -26,34 +26,34 @@ def translate_texts(
     special_tokens: SpecialTokens,
     config: GenerationConfig | None,
 ) -> list[list[Hypothesis]]:
-    """Search for translations; an empty text gives one empty hypothesis.
+    """Translate texts by beam search; an empty text gives one empty hypothesis.
 
     Args:
         module: an encoder-decoder model.
         tokenizers: of the model.
         texts: one sentence each.
-        options: how to search.
+        options: of the search.
         special_tokens: of sources and of targets.
-        config: what the files of a checkpoint say besides; None: a model that was trained here.
+        config: of a Hugging Face checkpoint; None: the model was trained here.
 
     Raises:
-        InputError: a single stack, a text longer than the model's positions, or files that say nothing about where a
-            decoder starts, or ask for what is not done here.
+        InputError: a single stack, a text longer than the model's positions, or generation settings that are not
+            supported.
     """
     if isinstance(texts, str):
         raise InputError("translate() takes a list of texts; put the single text into a list")
     check_two_stacks(module)
-    target, said = tokenizers.target, special_tokens.for_target
+    target, affixes = tokenizers.target, special_tokens.for_target
     if config is not None:
         check_generation_config(config, needs_start=True)
-        config = replace(config, banned_ids=(*config.banned_ids, *wordless(module, target)))
+        config = replace(config, banned_ids=(*config.banned_ids, *unused_outputs(module, target)))
     filled = [text for text in texts if text.strip()]
     found = iter(
         translate_ids(
             module,
             [special_tokens.for_source(ids) for ids in tokenizers.source.encode_batch(filled)],
-            bos_id=said.prefix[0],
-            eos_id=said.suffix[-1],
+            bos_id=affixes.prefix[0],
+            eos_id=affixes.suffix[-1],
             pad_id=tokenizers.source.pad_id if config is None or config.pad_id is None else config.pad_id,
             options=options,
             config=config,
@@ -62,8 +62,8 @@ def translate_texts(
     nothing = Hypothesis("", [], 0.0, 0.0)
     return [
         [
-            Hypothesis(target.decode(one.ids), target.tokens(one.ids), one.score, one.log_probability)
-            for one in next(found)
+            Hypothesis(target.decode(best.ids), target.tokens(best.ids), best.score, best.log_probability)
+            for best in next(found)
         ]
         if text.strip()
         else [nothing]
@@ -83,7 +83,7 @@ def translate_ids(
 ) -> list[list[Candidate]]:
     """Return the best translations of each source, best first, in the order of the sources.
 
-    A result does not depend on which sentences share a batch, up to the last bits of the arithmetic.
+    Results do not depend on which sentences share a batch, up to rounding.
 
     Args:
         module: an encoder-decoder model; searched in evaluation mode, its own mode is restored.
@@ -92,7 +92,7 @@ def translate_ids(
         eos_id: id that ends a hypothesis.
         pad_id: padding id, for sources and hypotheses.
         options: beam size, length penalty, limits and batch budget.
-        config: what the files of a checkpoint say besides.
+        config: of a Hugging Face checkpoint.
 
     Raises:
         InputError: an empty source, one beyond the model's positions, or a length beyond the decoder's.
@@ -122,11 +122,11 @@ def score_translations(
     *,
     length_penalty: float,
 ) -> list[PairScore]:
-    """Return how probable a model finds each target given its source: the score that search reports.
+    """Return the scores of targets given their sources, as search reports them.
 
     Args:
         module, tokenizers, frame, config: as for `translate_texts`.
-        sources, targets: as many of one as of the other.
+        sources, targets: as many sources as targets.
         length_penalty: exponent alpha of the score.
 
     Raises:
@@ -138,17 +138,17 @@ def score_translations(
         [special_tokens.for_source(ids) for ids in tokenizers.source.encode_batch(list(sources))],
         [special_tokens.for_target(ids) for ids in tokenizers.target.encode_batch(list(targets))],
         pad_id=tokenizers.source.pad_id,
-        # What a checkpoint forces, its search finds certain.
+        # A forced token has probability 1, as in search.
         forced=0 if config is None or config.forced_bos_id is None else 1,
         length_penalty=length_penalty,
     )
 
 
 def check_two_stacks(module: Transformer) -> None:
-    """Refuse models that do not translate.
+    """Refuse models without an encoder and a decoder.
 
     Raises:
-        InputError: there is a single stack.
+        InputError: a stack is missing.
     """
     if module.encoder is None or module.decoder is None:
         raise InputError("translation needs a model with encoder and decoder; this one has a single stack")

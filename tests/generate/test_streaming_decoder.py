@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.generate.streaming_decoder import StreamingDecoder, text_behind
+from clearhead.generate.streaming_decoder import StreamingDecoder, continuation_text
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer
 
@@ -90,7 +90,7 @@ def test_pieces_are_the_decoded_text_for_every_tokenizer(kind: str) -> None:
         for split in (0, 1, len(ids) // 2):
             context = [tokenizer.bos_id, *ids[:split]]
             behind = "".join(grow(StreamingDecoder(tokenizer.decode, (), context), ids[split:]))
-            assert behind == text_behind(tokenizer.decode, ids[split:], context)
+            assert behind == continuation_text(tokenizer.decode, ids[split:], context)
             if "\ufffd" not in tokenizer.decode(context):
                 assert tokenizer.decode(context) + behind == whole
 

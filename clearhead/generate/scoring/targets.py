@@ -1,4 +1,4 @@
-"""The score that search gives to a known translation, from one uncached pass over whole sentences.
+"""Scores of known targets, as search reports them, from one uncached pass over whole sentences.
 
 Shapes: B sentence pairs, S source tokens, T target tokens with the end token, V vocabulary.
 """
@@ -18,17 +18,17 @@ from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
 from clearhead.generate.results import length_normalised
 
-# fp32 logits of one batch: 64 MiB, however large the vocabulary is.
+# fp32 logits of one batch: 64 MiB, for any vocabulary size.
 MOST_LOGITS = 2**24
 
 
 @dataclass(frozen=True)
 class PairScore:
-    """How probable the model finds one target.
+    """The log-probability of one target.
 
     Args:
-        ids: the target's tokens, the end token last.
-        token_log_probabilities: natural-log probability of each of `ids`, given those before it and the source.
+        ids: the target's tokens with the end token.
+        token_log_probabilities: natural-log probability of each of `ids`, given the tokens before it and the source.
         log_probability: their sum.
         score: `log_probability` / len(ids) ** length_penalty, as search reports it.
     """
@@ -37,6 +37,13 @@ class PairScore:
     token_log_probabilities: tuple[float, ...]
     log_probability: float
     score: float
+
+    @classmethod
+    def of(cls, ids: Sequence[int], log_probabilities: Sequence[float], length_penalty: float) -> PairScore:
+        """Return the score of a target from the log-probabilities of its tokens."""
+        total = math.fsum(log_probabilities)
+        score = length_normalised(total, len(ids), length_penalty)
+        return cls(tuple(ids), tuple(log_probabilities), total, score)
 
 
 def score_targets(
@@ -54,10 +61,10 @@ def score_targets(
     Args:
         module: an encoder-decoder model; run in evaluation mode, its own mode is restored.
         sources: ids as the encoder reads them, none empty.
-        targets: ids of which the decoder reads all but the last and says all but the first.
+        targets: ids with start and end token.
         pad_id: padding id.
         length_penalty: exponent alpha of the score.
-        forced: how many of the first ids said count as certain.
+        forced: how many of the first predicted ids have probability 1.
         batch_tokens: most padded source + target tokens scored together.
 
     Raises:
@@ -72,7 +79,7 @@ def score_targets(
     check_lengths(labels, module.max_positions, what="target")
     per_token: list[list[float]] = [[] for _ in labels]
     device = device_of(module)
-    # Every target position costs a row of logits, so a large vocabulary shrinks the batch.
+    # Every target token takes a row of logits, so a large vocabulary needs smaller batches.
     budget = max(min(batch_tokens, 2 * MOST_LOGITS // module.num_target_ids), 1)
     costs = [2 * max(len(source), len(label)) for source, label in zip(sources, labels, strict=True)]
     with evaluation_mode(module), torch.inference_mode():
@@ -84,7 +91,7 @@ def score_targets(
             assert out.logits is not None, "the model has no head"
             for i, row in zip(batch, label_log_probabilities(out.logits, labels_BT, mask_BT), strict=True):
                 per_token[i] = [0.0] * forced + row[forced:]
-    return [_pair_score(ids, row, length_penalty) for ids, row in zip(labels, per_token, strict=True)]
+    return [PairScore.of(ids, row, length_penalty) for ids, row in zip(labels, per_token, strict=True)]
 
 
 def label_log_probabilities(
@@ -96,9 +103,3 @@ def label_log_probabilities(
     logits_BTV = logits_BTV.float()
     chosen_BT = logits_BTV.gather(2, labels_BT[:, :, None])[:, :, 0] - logits_BTV.logsumexp(2)
     return [row[: int(count)] for row, count in zip(chosen_BT.tolist(), mask_BT.sum(1).tolist(), strict=True)]
-
-
-def _pair_score(ids: tuple[int, ...], row: list[float], length_penalty: float) -> PairScore:
-    """Put the per-token log-probabilities of one target together."""
-    total = math.fsum(row)
-    return PairScore(ids, tuple(row), total, length_normalised(total, len(ids), length_penalty))

@@ -1,15 +1,14 @@
-"""How well a decoder predicts text: each token scored once, by windows that slide over text longer than one.
+"""Log-probabilities of texts under a decoder-only model, with a sliding window over long texts.
 
-A sequence is what the model was trained on: start token, text, end token. Every token but the first is scored. The
-first window scores all it predicts; each later one starts `stride` tokens further and scores the `stride` tokens that
-no window has scored, so that they have at least `window` - `stride` tokens in front of them.
+A sequence is start token, text, end token. Every token but the first is scored once. The first window scores all that
+it predicts; each later one starts `stride` tokens further and scores the `stride` tokens that no window has scored, so
+that they have at least `window` - `stride` tokens of context.
 
 Shapes: B windows of a batch, T tokens of a window, C scored tokens of a window, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,6 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode
 from clearhead.generate.prefill import check_model
-from clearhead.generate.results import length_normalised
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
 
 Ids = Sequence[int] | Integer[ndarray, " _"]
@@ -35,10 +33,10 @@ class Window:
     """A part of a sequence that the model reads at once.
 
     Args:
-        sequence: number of the sequence.
-        start: place of the first token read.
-        stop: place behind the last token read; the token there is the last one predicted.
-        first: place of the first token scored.
+        sequence: index of the sequence.
+        start: index of the first token read.
+        stop: index after the last token read, which is that of the last token scored.
+        first: index of the first token scored.
     """
 
     sequence: int
@@ -51,10 +49,10 @@ def windows(sequence: int, length: int, *, window: int, stride: int) -> Iterator
     """Yield the windows of a sequence, in order; together they score every token but the first once.
 
     Args:
-        sequence: number of the sequence, for the result.
-        length: its tokens.
+        sequence: index of the sequence.
+        length: its number of tokens.
         window: most tokens that a window reads.
-        stride: how far the next window starts from this one, from 1 to `window`.
+        stride: tokens between the starts of two windows, from 1 to `window`.
     """
     first = 1
     for start in range(0, length - 1, stride):
@@ -77,26 +75,24 @@ def score_sequences(
     """Return the log-probability of each token of each sequence but the first, in the order given.
 
     Args:
-        module: a decoder alone; run in evaluation mode, its own mode is restored.
+        module: a decoder-only model; run in evaluation mode, its own mode is restored.
         sequences: ids from the start token to the end token; at least two each.
         pad_id: padding id.
         window: most tokens read at once; None: the model's positions, or whole sequences where they are unlimited.
-        stride: how far windows are apart, from 1 to `window`; None: `window`, so that windows do not overlap.
+        stride: tokens between the starts of two windows, from 1 to `window`; None: `window`.
         length_penalty: exponent alpha of the score.
 
     Raises:
-        InputError: a model that cannot say a next token, a sequence without a token to score, or a window or stride
+        InputError: the model does not predict next tokens, a sequence has no token to score, or a window or stride is
             out of range.
     """
     scored = [np.empty(len(ids) - 1) for ids in sequences]
     for part, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride):
         scored[part.sequence][part.first - 1 : part.stop] = log_probs
-    results = []
-    for ids, row in zip(sequences, scored, strict=True):
-        total, length = math.fsum(row), len(row)
-        score = length_normalised(total, length, length_penalty)
-        results.append(PairScore(tuple(int(index) for index in ids[1:]), tuple(row.tolist()), total, score))
-    return results
+    return [
+        PairScore.of([int(index) for index in ids[1:]], row.tolist(), length_penalty)
+        for ids, row in zip(sequences, scored, strict=True)
+    ]
 
 
 def token_log_probabilities(
@@ -131,7 +127,7 @@ def _score(
         labels.append(np.asarray(ids[part.first : part.stop + 1], dtype=np.int64))
         places.append(row * longest + np.arange(part.first - 1 - part.start, part.stop - part.start))
     device = device_of(module)
-    # No mask: what is padded lies behind all real tokens, where a causal stack does not look.
+    # No mask: padding is on the right, where no real token attends.
     hidden_BTD = module.states(core.Sequence(torch.from_numpy(ids_BT).to(device))).hidden
     places_C = torch.from_numpy(np.concatenate(places)).to(device)
     labels_C = torch.from_numpy(np.concatenate(labels)).to(device)
@@ -142,7 +138,7 @@ def _score(
 def _label_log_probabilities(
     module: Transformer, hidden_CD: Float[Tensor, "scored width"], labels_C: Int[Tensor, " scored"], most_states: int
 ) -> Float[ndarray, " scored"]:
-    """Return the log-probability of each label after its state, some states at a time."""
+    """Return the log-probability of each label, some hidden states at a time."""
     assert module.head is not None
     found = []
     for some_CD, some_C in zip(hidden_CD.split(most_states), labels_C.split(most_states), strict=True):
@@ -158,7 +154,7 @@ def _checked(module: Transformer, sequences: Sequence[Ids], window: int | None, 
         InputError: one report that names every fault.
     """
     if module.encoder is not None:
-        raise InputError("text is scored by a decoder alone; with an encoder, score targets given their sources")
+        raise InputError("texts are scored by a decoder-only model; with an encoder, score targets given their sources")
     check_model(module, with_sources=False)
     most = module.max_positions
     faults = [

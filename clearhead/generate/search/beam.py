@@ -10,10 +10,9 @@ The rules, for one sentence with beam size B:
   of them. A live hypothesis with sum s <= 0 can at most reach s / limit ** alpha, because later tokens only lower the
   sum and no hypothesis is longer than the limit. So stopping early returns exactly what running on to the limit would
   return. With B = 1 the first finished hypothesis is the answer: greedy search keeps no rival.
-- At the limit a sentence is done, and what lives is cut off; such candidates are marked `cut_off`. A translation should
-  end: its live hypotheses count only if nothing has finished, and the end token is forced onto them, with the
-  probability the model gives it. A prompt can be continued for ever (`open_ended`): its live hypotheses compete as they
-  are, without an end token.
+- At the limit a sentence is done, and its live hypotheses are cut off; such candidates are marked `cut_off`. In
+  translation they count only if nothing has finished, and the end token is forced onto them, with the probability that
+  the model gives it. Continuations of prompts (`open_ended`) compete as they are, without an end token.
 - Equal sums: the extension of the better parent goes first. Equal scores: the shorter hypothesis, then the smaller ids.
 
 A length is the number of generated tokens, the end token included; a prompt does not count.
@@ -65,7 +64,7 @@ def beam_search(
         eos_id: id that ends a hypothesis.
         pad_id: padding id; never generated, unless it is also the end token.
         options: beam size, length penalty and limits.
-        config: what the files of a checkpoint say besides: its bans take the place of those of start and padding.
+        config: of a Hugging Face checkpoint; its banned ids replace those of start and padding.
 
     Returns:
         One list for each row with up to `n_best` different candidates; fewer only where fewer were found.
@@ -82,7 +81,7 @@ def beam_search(
         chain = repetition_processors(options, ids_NS.masked_fill(~mask_NS, NO_ID))
         chain += config.processors(1, None) if config else []
         search = _Search(limits, ends, options, start_N1, ids_NS.new_tensor(banned), chain=chain)
-        # What a decoder has read in the end: the start token and all but the last that is generated.
+        # The decoder reads the start token and all generated tokens but the last.
         cache = Cache(total_length=ids_NS.new_tensor(limits))
         memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
         out = module.decode(start_N1, memory_NSD, memory_mask=mask_NS, cache=cache)
@@ -99,17 +98,16 @@ def continue_beams(
     chain: Sequence[Processor],
     options: SearchOptions,
 ) -> list[list[Candidate]]:
-    """Return the best continuations of prompts that have been read, best first, by the rules at the top of this file.
+    """Return the best continuations of prefilled prompts, best first, by the rules at the top of this file.
 
     Args:
         module: in evaluation mode.
-        prefill: the prompts, whose logits are destroyed.
-        limits: most tokens generated behind each prompt.
+        prefill: the prompts; their logits are overwritten.
+        limits: most tokens generated for each prompt.
         end_ids: ids that end a hypothesis.
         banned_X: ids never generated.
-        chain: changes the log-probabilities of every step, behind what the options ask for; what it returns is what
-            hypotheses are ranked by.
-        options: beam size, length penalty, hypotheses wanted, their shortest length, and what they may not repeat.
+        chain: processors of the log-probabilities, after those of the options; hypotheses are ranked by the result.
+        options: beam size, length penalty, number of hypotheses, shortest length, and limits on repetition.
 
     Returns:
         One list for each prompt with up to `n_best` different candidates.
@@ -174,7 +172,7 @@ class Finished:
         del self.ranked[self.capacity :]
 
     def open_to(self, score: float) -> bool:
-        """Say whether a hypothesis with this score would still change the list."""
+        """Return whether a hypothesis with this score would still change the list."""
         return len(self.ranked) < self.capacity or score > self.ranked[-1].score
 
 
@@ -196,11 +194,11 @@ def top_log_probabilities(
 ) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
     """Return the log-probabilities and ids of each row's best tokens, and the log of its normaliser.
 
-    Probabilities are those of the whole vocabulary: a banned id cannot be chosen, but keeps its share. The logits are
-    overwritten, because a second array of their size costs more than everything else done here.
+    Probabilities are those of the whole vocabulary: a banned id is not chosen, but keeps its share. The logits are
+    overwritten, because a second array of their size would cost more than all else here.
 
     Args:
-        logits_RV: fp32; destroyed.
+        logits_RV: fp32; overwritten.
         banned_X: ids that may not be chosen.
         count: how many to return; all of them if the vocabulary is smaller.
     """
@@ -217,7 +215,7 @@ def top_log_probabilities(
 def top_changed_log_probabilities(
     logits_RV: Float[Tensor, "rows vocab"], banned_X: Int[Tensor, " banned"], count: int
 ) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
-    """Return the same of log-probabilities that processors have changed, which are not normalised again."""
+    """Return the same for processed log-probabilities, which are not normalised again."""
     top_RC, ids_RC = logits_RV.index_fill(1, banned_X, -torch.inf).topk(min(count, logits_RV.shape[1]), dim=1)
     return top_RC.clamp_(max=0.0), ids_RC, logits_RV.new_zeros(len(logits_RV))
 
@@ -254,7 +252,7 @@ class _Search:
         chain: Sequence[Processor],
         open_ended: bool = False,
     ) -> None:
-        """Start every sentence with one hypothesis, which is empty behind its prompt."""
+        """Start every sentence with one hypothesis: its prompt."""
         self.options = options
         self.limits = limits
         self.eos_id = end_ids[0]
@@ -284,7 +282,7 @@ class _Search:
         banned_X = self.banned_early_X if self.length < self.options.min_length else self.banned_X
         top = top_changed_log_probabilities if self.chain else top_log_probabilities
         logits_RV = logits_RV.log_softmax(1) if self.chain else logits_RV
-        # What is forced at the limit may be what a processor bans, so its probability is taken before.
+        # A processor may ban the end token that is forced at the limit.
         end_R = logits_RV[:, self.eos_id].clone()
         logits_RV = apply(self.chain, logits_RV, self.prefix_RT)
         log_probs_RC, ids_RC, normaliser_R = top(logits_RV, banned_X, count)
@@ -307,7 +305,7 @@ class _Search:
             self._finish(place, prefix, last, total, cut_off=False)
 
     def _generated(self, rows_R: Int[Tensor, " some_rows"]) -> list[list[int]]:
-        """Return what these rows hold behind their prompts."""
+        """Return the generated ids of these rows."""
         return self.prefix_RT[rows_R, self.prompt_length :].tolist()
 
     def _finish(self, place: int, prefix: list[int], last: int, total: float, *, cut_off: bool) -> None:
@@ -316,13 +314,13 @@ class _Search:
         self.finished[self.alive[place]].add(Candidate((*prefix, last), score, total, cut_off))
 
     def _unfinished(self, live: Extensions, end_log_probs_R: Float[Tensor, " rows"]) -> list[int]:
-        """Return the places of the sentences that go on; cut off what lives of the others, where it counts."""
+        """Return the places of the unfinished sentences; cut off the live hypotheses of the others, if they count."""
         kept = []
         for place, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
             if math.isnan(best_sum):
                 raise RunFailure(f"the model's output at target token {self.length} is not a number.")
             finished = self.finished[self.alive[place]]
-            if self._goes_on(self.alive[place], best_sum):
+            if self._is_unfinished(self.alive[place], best_sum):
                 kept.append(place)
             elif self.open_ended:
                 if not self._is_full(finished):
@@ -331,8 +329,8 @@ class _Search:
                 self._cut_off(place, end_log_probs_R)
         return kept
 
-    def _goes_on(self, sentence: int, best_sum: float) -> bool:
-        """Say whether a live hypothesis of this sentence can still change its list."""
+    def _is_unfinished(self, sentence: int, best_sum: float) -> bool:
+        """Return whether a live hypothesis of this sentence can still change its list."""
         limit, finished = self.limits[sentence], self.finished[sentence]
         if self.length >= limit or best_sum == -math.inf:
             return False
@@ -341,7 +339,7 @@ class _Search:
         return finished.open_to(length_normalised(best_sum, limit, self.options.length_penalty))
 
     def _is_full(self, finished: Finished) -> bool:
-        """Say whether a sentence is done whatever its live hypotheses may become."""
+        """Return whether a sentence is done, whatever its live hypotheses reach."""
         if self.options.beam_size == 1:
             return finished.count > 0
         return self.options.early_stopping and finished.count >= self.options.beam_size
@@ -355,7 +353,7 @@ class _Search:
                 self._finish(place, prefix, self.eos_id, total, cut_off=True)
 
     def _cut_off_open(self, place: int, live: Extensions) -> None:
-        """Let the extensions that live at the limit compete as they are."""
+        """Add the extensions that are live at the limit to the candidates, as they are."""
         if self.length < self.limits[self.alive[place]]:
             return
         prefixes = self._generated(self._rows_of(place)[live.parents_MC[place]])
@@ -372,9 +370,9 @@ class _Search:
     def _advance(self, live: Extensions, kept: list[int], cache: Cache) -> Int[Tensor, "next_rows 1"]:
         """Make the live extensions of the kept sentences the new hypotheses, in the cache too."""
         old_beams = self.sums_MB.shape[1]
-        someone_left = len(kept) < len(self.alive)
+        some_finished = len(kept) < len(self.alive)
         kept_M = torch.tensor(kept, device=self.sums_MB.device)
-        if someone_left:
+        if some_finished:
             self.alive = [self.alive[place] for place in kept]
             live = Extensions(live.sums_MC[kept_M], live.ids_MC[kept_M], live.parents_MC[kept_M])
         rows_R = (kept_M[:, None] * old_beams + live.parents_MC).flatten()
@@ -382,6 +380,6 @@ class _Search:
         self.sums_MB = live.sums_MC
         self.prefix_RT = torch.cat([self.prefix_RT.index_select(0, rows_R), tokens_R1], 1)
         self.chain = select(self.chain, rows_R)
-        if someone_left or self.options.beam_size > 1:
-            cache.select(rows_R, memory_rows=kept_M if someone_left else None)
+        if some_finished or self.options.beam_size > 1:
+            cache.select(rows_R, memory_rows=kept_M if some_finished else None)
         return tokens_R1
