@@ -24,7 +24,8 @@ import clearhead as ch
 from clearhead.data.batches.contrastive import collate_contrastive, contrastive_plan, positive_groups, store_groups
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.lines import read_lines
-from clearhead.data.sources.pairs import FilePair, PairSource, parse_pair_source
+from clearhead.data.sources.pairs import parse_pair_source
+from clearhead.data.sources.tables import TableSource
 from clearhead.data.stores.arrays import Ragged
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
@@ -85,7 +86,7 @@ def co_occurrence_embeddings(store: PairStore, vocab_size: int, width: int) -> A
     return module
 
 
-def table(section: object) -> PairSource:
+def table(section: object) -> TableSource:
     """Return the source of a [data] table."""
     return parse_pair_source(section.model_dump(exclude_none=True))  # type: ignore[attr-defined]
 
@@ -121,7 +122,7 @@ def train_baseline(run_file: RunFile, tokenizers: TokenizerPair, width: int, epo
     return module
 
 
-def prepare(source: PairSource, tokenizers: TokenizerPair) -> PairStore:
+def prepare(source: TableSource, tokenizers: TokenizerPair) -> PairStore:
     """Return all pairs of a source as ids, but for those with an empty side."""
     return prepare_pairs(source, tokenizers, max_length=NO_LIMIT, max_ratio=None, training=False)
 
@@ -151,7 +152,7 @@ def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Rec
     found = {"by chance": Recall(1 / len(groups), 1 / len(groups))}
     for name, (tokenizers, module) in baselines.items():
         # A line that is empty is left out here; the run answers it as well.
-        store = prepare(FilePair(source, target), tokenizers)
+        store = prepare(parallel_files(source, target), tokenizers)
         found[name] = recall_at(*vectors_of(module, store), groups=groups[store.lines])
     return {**found, str(run): recall_at(*vectors, groups=groups)}
 

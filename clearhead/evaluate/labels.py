@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.sources.labelled import LabelledSource
+from clearhead.data.sources.tables import TableSource
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled
 from clearhead.evaluate.metrics import (
     MultiLabelScores,
@@ -88,7 +88,7 @@ def evaluate_labels(
     module: Transformer,
     tokenizer: Tokenizer,
     record: TaskRecord,
-    source: LabelledSource,
+    source: TableSource,
     *,
     batch_tokens: int | None = None,
 ) -> LabelEvaluation:

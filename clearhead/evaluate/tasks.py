@@ -20,7 +20,7 @@ from clearhead.data.objectives.build import build_objective
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.sources.labelled import parse_labelled_source
 from clearhead.data.sources.lines import read_lines
-from clearhead.data.sources.pairs import FilePair, read_pairs
+from clearhead.data.sources.pairs import parallel_files, read_pairs
 from clearhead.data.sources.tagged import parse_tagged_source
 from clearhead.data.sources.texts import parse_text_source
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
@@ -96,8 +96,8 @@ def evaluate_model(model: Model, data: Mapping[str, Any], options: EvaluateOptio
 
 
 def _pairs(data: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    pairs = read_pairs(FilePair(Path(data["source"]), Path(data["target"])))
-    return [source for source, _ in pairs], [target for _, target in pairs]
+    pairs = read_pairs(parallel_files(Path(data["source"]), Path(data["target"])))
+    return list(pairs["source"]), list(pairs["target"])
 
 
 def _finite(value: float) -> float | None:

@@ -13,7 +13,7 @@ from clearhead.recipes.survey import Survey, fitting_sizes, fitting_text_sizes, 
 from clearhead.recipes.write import Plan, Value, labelled_file, text_file, translation_file
 
 if TYPE_CHECKING:
-    from clearhead.data.sources.labelled import LabelledTexts
+    from clearhead.data.sources.tables import Table
     from clearhead.task import LabelKind
 
 MOST_HELD_OUT = 1_000
@@ -165,13 +165,14 @@ def _refuse_few(count: int, what: str, where: str) -> None:
 
 
 def _of_pairs(wanted: Wanted) -> Draft:
-    from clearhead.data.sources.pairs import FilePair, read_pairs
+    from clearhead.data.sources.pairs import parallel_files, read_pairs
 
     assert wanted.source is not None and wanted.target is not None, "the options were checked"
     source, target = wanted.source, wanted.target
     if wanted.valid_source is not None and wanted.valid_target is not None:
-        read_pairs(FilePair(wanted.valid_source, wanted.valid_target))
-    pairs = read_pairs(FilePair(source, target))
+        read_pairs(parallel_files(wanted.valid_source, wanted.valid_target))
+    data = read_pairs(parallel_files(source, target))
+    pairs = list(zip(data["source"], data["target"], strict=True))
     found = survey(pairs)
     _refuse_few(found.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
     held = _HeldOut.of(len(pairs), wanted.holds_out)
@@ -252,7 +253,7 @@ def _run_name(text: Path, task: str) -> str:
 
 
 def _of_classes(wanted: Wanted) -> Draft:
-    from clearhead.data.sources.labelled import labelled_table, parse_labelled_source, read_labelled
+    from clearhead.data.sources.labelled import labelled_table, parse_labelled_source, read_labelled, text_columns
     from clearhead.data.stores.label_set import learn_labels
 
     assert wanted.text is not None and wanted.labels is not None, "the options were checked"
@@ -262,7 +263,7 @@ def _of_classes(wanted: Wanted) -> Draft:
 
     train = table(wanted.text, wanted.labels)
     data = read_labelled(parse_labelled_source(train))
-    found = survey([(" ".join(texts),) for texts in _columns(data)])
+    found = survey([(" ".join(texts),) for texts in zip(*text_columns(data), strict=True)])
     _refuse_few(found.num_pairs, "texts", f"{wanted.text} has")
     kind = _label_kind(data)
     labels = learn_labels(data, kind)
@@ -272,7 +273,7 @@ def _of_classes(wanted: Wanted) -> Draft:
         valid = table(wanted.valid_text, wanted.valid_labels or wanted.labels)
         labels.encode(read_labelled(parse_labelled_source(valid)))
     else:
-        pair = {} if data.others is None else {"pair": "pair"}
+        pair = {"pair": "pair"} if "pair" in data else {}
         train, valid = _copies(wanted.folder, held, lambda row: _labelled_record(data, row), files)
         train, valid = {**train, "labels": "label", **pair}, {**valid, "labels": "label", **pair}
     run = wanted.run or _run_name(wanted.text, wanted.task)
@@ -286,24 +287,20 @@ def _of_classes(wanted: Wanted) -> Draft:
     return Draft(text, run, {"texts": found.num_pairs, "held_out": held.count}, messages, files)
 
 
-def _columns(data: LabelledTexts) -> list[tuple[str, ...]]:
-    return list(zip(data.texts)) if data.others is None else list(zip(data.texts, data.others, strict=True))
-
-
-def _label_kind(data: LabelledTexts) -> LabelKind:
+def _label_kind(data: Table) -> LabelKind:
     """Tell lists of labels, and numbers that are no classes, from names."""
-    if any(isinstance(label, list | tuple) for label in data.labels):
+    if any(isinstance(label, list | tuple) for label in data["labels"]):
         return "multi_label"
     try:
-        numbers = [float(label) for label in data.labels if isinstance(label, str | int | float)]
+        numbers = [float(label) for label in data["labels"] if isinstance(label, str | int | float)]
     except ValueError:
         return "single_label"
     return "regression" if len(numbers) == len(data) and any(number % 1 for number in numbers) else "single_label"
 
 
-def _labelled_record(data: LabelledTexts, row: int) -> dict[str, object]:
-    other = {} if data.others is None else {"pair": data.others[row]}
-    return {"text": data.texts[row], **other, "label": data.labels[row]}
+def _labelled_record(data: Table, row: int) -> dict[str, object]:
+    roles = {"text": "text", "pair": "pair", "labels": "label"}
+    return {name: data[role][row] for role, name in roles.items() if role in data}
 
 
 def _of_tags(wanted: Wanted) -> Draft:

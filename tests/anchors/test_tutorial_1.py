@@ -44,7 +44,7 @@ from clearhead.core.mask import Masking
 from clearhead.core.norm import LayerNorm
 from clearhead.core.position import sinusoidal_table
 from clearhead.data.batches.collate import collate_pairs
-from clearhead.data.sources.pairs import FilePair
+from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.errors import InputError
 from clearhead.kernels.dropout import Dropout
@@ -223,7 +223,7 @@ def test_shift_right(tokenizer: Tokenizer, tmp_path: Path) -> None:
     sources, targets = ["THE END", "THE END THE"], ["It was a bright cold day in April", "It was a bright cold day"]
     for name, lines in (("source", sources), ("target", targets)):
         (tmp_path / name).write_text("".join(line + "\n" for line in lines), "utf-8")
-    pairs = FilePair(source=tmp_path / "source", target=tmp_path / "target")
+    pairs = parallel_files(source=tmp_path / "source", target=tmp_path / "target")
     tokenizers = TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
     store = prepare_pairs(pairs, tokenizers, max_length=20, max_ratio=None, training=True)
     batch = collate_pairs(store, np.array([0, 1]))

@@ -48,7 +48,7 @@ def real_trainer(run: Path) -> Trainer[Any]:
     from clearhead.data.batches.base import Batch
     from clearhead.data.batches.collate import collate_pairs
     from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches
-    from clearhead.data.sources.pairs import FilePair
+    from clearhead.data.sources.pairs import parallel_files
     from clearhead.data.stores.pairs import prepare_pairs
     from clearhead.data.stores.tokenizers import cached_tokenizers
     from clearhead.presets.hyperparameters import Hyperparameters, build_spec
@@ -56,7 +56,7 @@ def real_trainer(run: Path) -> Trainer[Any]:
     from clearhead.training.optim.optimizers import build_optimizer
     from clearhead.training.optim.schedules import build_schedule
 
-    source = FilePair(run.parent / "source.txt", run.parent / "target.txt")
+    source = parallel_files(run.parent / "source.txt", run.parent / "target.txt")
     tokenizers = cached_tokenizers(source, kind="word", vocab_size=15, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=11, max_ratio=None, training=True)
     # Drawn before the trainer seeds anything: both a new and a resumed run must not depend on it

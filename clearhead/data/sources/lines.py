@@ -1,4 +1,4 @@
-"""Text files, whole or as lines: UTF-8 only, plain or .gz, read in stretches, cut at line feeds and nowhere else."""
+"""Text files, whole or as lines: UTF-8 only, plain or .gz, streamed, cut at line feeds and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BLOCK_BYTES = 1 << 20
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a UTF-8 file, without their line ends.
 
-    Only a line feed, or a carriage return and a line feed, ends a line: U+2028 and its like stay inside. A byte-order
-    mark is dropped. The last line may or may not end in a line feed.
+    Only a line feed, or a carriage return and a line feed, ends a line: U+2028 and similar characters stay inside. A
+    byte-order mark is dropped. The last line may or may not end in a line feed.
 
     Args:
         path: a plain file, or a gzip file whose name ends in .gz.
@@ -35,7 +35,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def stream_lines(path: Path) -> Iterator[str]:
-    """Go through the lines that `read_lines` returns one by one; an empty file has none.
+    """Go through the lines that `read_lines` returns, one by one; an empty file has none.
 
     Args:
         path: a plain file, or a gzip file whose name ends in .gz.
@@ -46,14 +46,14 @@ def stream_lines(path: Path) -> Iterator[str]:
     return split_lines(stream_text(path))
 
 
-def split_lines(stretches: Iterable[str]) -> Iterator[str]:
+def split_lines(chunks: Iterable[str]) -> Iterator[str]:
     """Cut a text at its line feeds.
 
     Args:
-        stretches: the text in parts of any lengths.
+        chunks: the text in parts of any lengths.
     """
     begun: list[str] = []
-    for text in stretches:
+    for text in chunks:
         first, *more = text.split("\n")
         begun.append(first)
         if more:
@@ -66,7 +66,7 @@ def split_lines(stretches: Iterable[str]) -> Iterator[str]:
 
 
 def stream_text(path: Path) -> Iterator[str]:
-    """Go through the text of a file in stretches of about a megabyte; every line ends in a single line feed.
+    """Go through the text of a file in chunks of about a megabyte; every line ends in a single line feed.
 
     Args:
         path: a plain file, or a gzip file whose name ends in .gz.
@@ -86,26 +86,27 @@ def stream_text(path: Path) -> Iterator[str]:
         yield held
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes as hexadecimal digits.
+def content_key(path: Path) -> str:
+    """Return what the text of a file depends on: its bytes, and whether they are compressed.
 
     Raises:
         InputError: the file is missing or cannot be read.
     """
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise _unreadable(path, error) from None
+    return f"{'gz' if path.suffix == '.gz' else 'plain'} {digest}"
 
 
 def empty_file(path: Path) -> InputError:
-    """Return the mistake of a file without text."""
+    """Return the error of a file without text."""
     return InputError(f"{path}: the file is empty; expected at least one line of text")
 
 
 def _decoded(path: Path) -> Iterator[str]:
-    """Decode a file block by block; a mistake is named by its line and by its byte in that line."""
+    """Decode a file block by block; an error names the line and the byte in that line."""
     mark = codecs.BOM_UTF8
     line, column = 1, 0  # of the first byte of `content`; columns count from 0 here
     content, is_first = b"", True
@@ -135,12 +136,12 @@ def _decoded(path: Path) -> Iterator[str]:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """Read the bytes of a file, unpacked where its name says so, and an empty block at the end."""
+    """Read the bytes of a file, decompressed if its name ends in .gz, and an empty block at the end."""
     try:
         with path.open("rb") as file:
             begin = file.peek(len(_GZIP_MAGIC))[: len(_GZIP_MAGIC)]
             if path.suffix == ".gz":
-                yield from _unpacked(path, begin)
+                yield from _decompressed(path, begin)
             elif begin == _GZIP_MAGIC:
                 raise InputError(
                     f"{path}: expected plain text, but this is a gzip file; give it a name that ends in .gz"
@@ -153,11 +154,11 @@ def _blocks(path: Path) -> Iterator[bytes]:
     yield b""
 
 
-def _unpacked(path: Path, begin: bytes) -> Iterator[bytes]:
+def _decompressed(path: Path, begin: bytes) -> Iterator[bytes]:
     num_lines = 0
     try:
         with gzip.open(path, "rb") as file:
-            # One read of the packed bytes at a time: what comes before a cut is seen before the cut is.
+            # One read of the compressed bytes at a time: what comes before a cut is seen before the cut is.
             while block := file.read1(_BLOCK_BYTES):
                 num_lines += block.count(b"\n")
                 yield block

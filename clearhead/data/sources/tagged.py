@@ -1,4 +1,4 @@
-"""Where tagged words come from: columns in a file, or JSON lines."""
+"""Words with tags: columns in a file, or JSON lines."""
 
 from __future__ import annotations
 
@@ -7,28 +7,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clearhead.data.sources.lines import read_lines
-from clearhead.data.sources.records import Form, content, field_value, parse_form, parse_record, path_of, shown
-from clearhead.data.sources.texts import WHOLE, Share
+from clearhead.data.sources.lines import content_key, read_lines
+from clearhead.data.sources.run_file_tables import Form, has_ending, parse_form, user_path
+from clearhead.data.sources.tables import WHOLE, JsonLinesFile, Share, json_text
 from clearhead.errors import InputError
 
-_TOKENS, _TAGS = "tokens", "tags"
+_FIELDS = ("tokens", "tags")
 _DOCUMENT_MARK = "-DOCSTART-"
 
 
 @dataclass(frozen=True)
-class TaggedColumns:
-    """A file with a word and its tag in each line, and an empty line behind each sentence.
+class TaggedTexts:
+    """Sentences of words with a tag for each.
 
     Args:
-        path: the file, plain or .gz; tabs part the columns where its first line has one, else white space does. The
-            first column is the word and the last one its tag. Lines that mark the start of a document are left out.
+        words: the words of each sentence.
+        tags: their tags.
+        where: returns the place of word `word` of sentence `sentence`, both counted from 0.
+    """
+
+    words: Sequence[Sequence[str]]
+    tags: Sequence[Sequence[str]]
+    where: Callable[[int, int], str]
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+
+@dataclass(frozen=True)
+class TaggedSource:
+    """A file of sentences.
+
+    Args:
+        path: a file, plain or .gz. If it ends in .jsonl, each line is a JSON object with the lists "tokens" and "tags".
+            Otherwise each line has a word in its first column and its tag in the last one, and an empty line ends a
+            sentence; columns are separated by tabs if the first line has one, else by white space, and lines that mark
+            the start of a document are skipped.
     """
 
     path: Path
 
+    @property
+    def is_json(self) -> bool:
+        """Whether the file holds JSON lines."""
+        return has_ending(self.path, ".jsonl")
+
     def read(self) -> TaggedTexts:
-        """Return the sentences in file order."""
+        """Read the sentences in file order; a sentence without words is skipped."""
+        return self._read_json() if self.is_json else self._read_columns()
+
+    def _read_columns(self) -> TaggedTexts:
         words: list[list[str]] = []
         tags: list[list[str]] = []
         starts: list[int] = []
@@ -45,7 +73,7 @@ class TaggedColumns:
                 between = "a tab" if separator else "white space"
                 raise InputError(
                     f"{self.path}:{number}: expected a word and its tag with {between} between them, received "
-                    f"{shown(line)}"
+                    f"{json_text(line)}"
                 )
             if not is_open:
                 words.append([])
@@ -56,52 +84,35 @@ class TaggedColumns:
             tags[-1].append(columns[-1].strip())
         return TaggedTexts(words, tags, lambda sentence, word: f"{self.path}:{starts[sentence] + word}")
 
-    def identity(self) -> list[str]:
-        """Return what the sentences depend on."""
-        return ["tagged columns", content(self.path)]
-
-
-@dataclass(frozen=True)
-class TaggedJsonLines:
-    """One file with a JSON object in each line, its field "tokens" a list of words and "tags" a list of their tags.
-
-    Args:
-        path: the file, plain or .gz.
-    """
-
-    path: Path
-
-    def read(self) -> TaggedTexts:
-        """Return the sentences in file order; one without words is left out."""
+    def _read_json(self) -> TaggedTexts:
+        table = JsonLinesFile(self.path, dict(zip(_FIELDS, _FIELDS, strict=True)), raw=_FIELDS)
         words, tags, numbers = [], [], []
-        for number, line in enumerate(read_lines(self.path), start=1):
-            place = f"{self.path}:{number}"
-            record = parse_record(line, place)
-            sentence, of_sentence = (_texts(record, field, place) for field in (_TOKENS, _TAGS))
-            if len(sentence) != len(of_sentence):
-                raise InputError(f"{place}: expected a tag for each of {len(sentence)} words, got {len(of_sentence)}")
+        for number, values in table.rows():
+            place = table.place(number)
+            sentence, its_tags = (_texts(value, field, place) for field, value in zip(_FIELDS, values, strict=True))
+            if len(sentence) != len(its_tags):
+                raise InputError(f"{place}: expected a tag for each of {len(sentence)} words, got {len(its_tags)}")
             if sentence:
                 words.append(sentence)
-                tags.append(of_sentence)
+                tags.append(its_tags)
                 numbers.append(number)
         return TaggedTexts(words, tags, lambda row, word: f"{self.path}:{numbers[row]}, word {word + 1}")
 
-    def identity(self) -> list[str]:
-        """Return what the sentences depend on."""
-        return ["tagged jsonl", content(self.path)]
+    def identity(self) -> list[object]:
+        """Return JSON values that the sentences depend on."""
+        return ["tagged", self.is_json, content_key(self.path)]
 
 
-TaggedSource = TaggedColumns | TaggedJsonLines
-
-
-def _texts(record: object, field: str, place: str) -> list[str]:
-    value = field_value(record, field, place)
+def _texts(value: object, field: str, place: str) -> list[str]:
     if not isinstance(value, list):
-        raise InputError(f"{place}: field '{field}' is {shown(value)}; expected a list of texts")
+        raise InputError(f"{place}: field '{field}' is {json_text(value)}; expected a list of texts")
     for index, part in enumerate(value):
         if not isinstance(part, str) or not part.strip() or any("\ud800" <= letter <= "\udfff" for letter in part):
-            raise InputError(f"{place}: item {index + 1} of field '{field}' is {shown(part)}; expected a text")
+            raise InputError(f"{place}: item {index + 1} of field '{field}' is {json_text(part)}; expected a text")
     return value
+
+
+_FORMS = (Form("text", (), (), lambda table: TaggedSource(user_path(table["text"]))),)
 
 
 def parse_tagged_source(table: Mapping[str, Any]) -> TaggedSource:
@@ -113,31 +124,18 @@ def parse_tagged_source(table: Mapping[str, Any]) -> TaggedSource:
     Raises:
         InputError: every unknown or missing key and every wrong type, in one report.
     """
-
-    def faults(key: str, value: object) -> list[str]:
-        return [] if isinstance(value, str) and value else [f"'{key}' is {value!r}; expected the name of a file"]
-
-    return parse_form(table, _FORMS, expected="text", value_faults=faults)
-
-
-def _make_source(table: Mapping[str, Any]) -> TaggedSource:
-    path = path_of(table["text"])
-    is_json = path.name.removesuffix(".gz").endswith(".jsonl")
-    return TaggedJsonLines(path) if is_json else TaggedColumns(path)
-
-
-_FORMS: tuple[Form[TaggedSource], ...] = (Form("text", (), (), _make_source),)
+    return parse_form(table, _FORMS, expected="text")
 
 
 def read_tagged(source: TaggedSource, share: Share = WHOLE) -> TaggedTexts:
-    """Return all sentences of a source, in order, as they stand there.
+    """Read the sentences of a source.
 
     Args:
         source: where they are.
         share: from which to which share of them, 0 to 1.
 
     Raises:
-        InputError: the file is missing or unusable, or the share holds none.
+        InputError: the file is missing or unusable, or there is no sentence in the share.
     """
     found = source.read()
     first, last = (round(border * len(found)) for border in share)
@@ -152,23 +150,5 @@ def read_tagged(source: TaggedSource, share: Share = WHOLE) -> TaggedTexts:
 
 
 def tagged_texts(source: TaggedSource, share: Share = WHOLE) -> list[str]:
-    """Return the sentences of a source as texts, a space between words: what a tokenizer is trained on."""
+    """Return the sentences of a source as texts, with a space between words, to train a tokenizer on."""
     return [" ".join(words) for words in read_tagged(source, share).words]
-
-
-@dataclass(frozen=True)
-class TaggedTexts:
-    """Sentences of words with a tag for each.
-
-    Args:
-        words: the words of each sentence.
-        tags: their tags.
-        where: says where word `word` of sentence `sentence` stands, both counted from 0.
-    """
-
-    words: Sequence[Sequence[str]]
-    tags: Sequence[Sequence[str]]
-    where: Callable[[int, int], str]
-
-    def __len__(self) -> int:
-        return len(self.words)

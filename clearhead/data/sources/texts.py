@@ -1,7 +1,7 @@
-"""Where plain text comes from: files, folders, JSON lines, or a Hugging Face data set, as a stream of documents.
+"""Plain text: files, folders, JSON lines, or a Hugging Face dataset, streamed as documents.
 
-Nothing here holds a whole source in memory: a document may arrive in several stretches, and only the first one of each
-says that a document starts.
+No source is held in memory as a whole: a document may come in several chunks, of which the first one says that a
+document starts.
 """
 
 from __future__ import annotations
@@ -10,26 +10,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from clearhead.data.sources.lines import empty_file, split_lines, stream_lines, stream_text
-from clearhead.data.sources.records import (
-    Form,
-    content,
-    identity_key,
-    load_named,
-    parse_form,
-    parse_record,
-    path_of,
-    text_field,
-)
-from clearhead.errors import InputError, nearest
+from clearhead.data.sources.lines import content_key, empty_file, split_lines, stream_text
+from clearhead.data.sources.run_file_tables import Form, has_ending, parse_form, user_path
+from clearhead.data.sources.tables import Dataset, JsonLinesFile, Share
+from clearhead.errors import InputError
 
 DocumentKind = Literal["file", "line", "paragraph"]
-Share = tuple[float, float]
-WHOLE: Share = (0.0, 1.0)
 
-_DOCUMENT_KINDS = ("file", "line", "paragraph")
 _EVERY_FILE = "*"
 
 
@@ -85,13 +74,13 @@ class TextFiles:
         return [self.path / path for path in sorted(found, key=PurePath.as_posix)]
 
     def chunks(self) -> Iterator[TextChunk]:
-        """Go through the documents, stretch by stretch."""
+        """Go through the documents, chunk by chunk."""
         for path in self.files():
             texts = stream_text(path) if path == self.path else self._member(path)
             is_empty = True
-            for stretch in _documents(texts, self.document, str(path), first_line=1):
+            for chunk in _documents(texts, self.document, str(path), first_line=1):
                 is_empty = False
-                yield stretch
+                yield chunk
             if is_empty and path == self.path and not any(stream_text(path)):
                 raise empty_file(path)
 
@@ -105,80 +94,38 @@ class TextFiles:
         """Return where document number `index`, counted from 0, starts."""
         return _place(self.chunks(), index, str(self.path))
 
-    def identity(self) -> list[str]:
-        """Return what the documents depend on."""
-        return ["text", self.document, identity_key(*map(content, self.files()))]
+    def identity(self) -> list[object]:
+        """Return JSON values that the documents depend on."""
+        return ["text", self.document, *map(content_key, self.files())]
 
 
 @dataclass(frozen=True)
-class TextJsonLines:
-    """A file with a JSON object in each line, of which one field is a text.
+class TextRows:
+    """The texts of a table: JSON lines or a dataset.
 
     Args:
-        path: the file, plain or .gz.
-        field: the field of the text; "page.text" is field "text" of field "page".
+        table: its only column is "text".
         document: what one document is: a line or a paragraph of a text, or "file" for the whole of each text.
     """
 
-    path: Path
-    field: str = "text"
+    table: JsonLinesFile | Dataset
     document: DocumentKind = "file"
 
     def chunks(self) -> Iterator[TextChunk]:
-        """Go through the documents, stretch by stretch."""
-        number = 0
-        for number, line in enumerate(stream_lines(self.path), start=1):
-            place = f"{self.path}:{number}"
-            text = text_field(parse_record(line, place), self.field, place)
-            yield from _documents([_plain_ends(text)], self.document, place, first_line=0)
-        if not number:
-            raise empty_file(self.path)
+        """Go through the documents, chunk by chunk."""
+        for number, (text,) in self.table.rows():
+            yield from _documents([text.replace("\r\n", "\n")], self.document, self.table.place(number), first_line=0)
 
     def place(self, index: int) -> str:
-        """Return where document number `index`, counted from 0, stands."""
-        return _place(self.chunks(), index, str(self.path))
+        """Return the place of document number `index`, counted from 0."""
+        return _place(self.chunks(), index, self.table.place(0))
 
-    def identity(self) -> list[str]:
-        """Return what the documents depend on."""
-        return ["text-jsonl", self.document, content(self.path), self.field]
-
-
-@dataclass(frozen=True)
-class TextDataset:
-    """A data set that the `datasets` library loads by name.
-
-    Args:
-        name: the name on the Hugging Face hub, or a local folder.
-        split: the part to read, such as "train".
-        field: the field of the text; "page.text" is field "text" of field "page".
-        config: which configuration of the data set, where it has several.
-        document: what one document is: a line or a paragraph of a text, or "file" for the whole of each text.
-    """
-
-    name: str
-    split: str
-    field: str = "text"
-    config: str | None = None
-    document: DocumentKind = "file"
-
-    def chunks(self) -> Iterator[TextChunk]:
-        """Go through the documents, stretch by stretch."""
-        for row, record in enumerate(load_named(self.name, self.config, self.split)):
-            place = f"{self.name}[{self.split}] row {row}"
-            text = text_field(record, self.field, place)
-            yield from _documents([_plain_ends(text)], self.document, place, first_line=0)
-
-    def place(self, index: int) -> str:
-        """Return where document number `index`, counted from 0, stands."""
-        return _place(self.chunks(), index, f"{self.name}[{self.split}]")
-
-    def identity(self) -> list[str]:
-        """Return what the documents depend on."""
-        fingerprint = str(getattr(load_named(self.name, self.config, self.split), "_fingerprint", ""))
-        return ["text-dataset", self.document, self.name, str(self.config), self.split, self.field, fingerprint]
+    def identity(self) -> list[object]:
+        """Return JSON values that the documents depend on."""
+        return ["text", self.document, *self.table.identity()]
 
 
-TextSource = TextFiles | TextJsonLines | TextDataset
+TextSource = TextFiles | TextRows
 
 
 @dataclass(frozen=True)
@@ -201,16 +148,16 @@ def measure(source: TextSource) -> TextSize:
         InputError: the source is unusable, or there is nothing but white space in it.
     """
     documents = characters = 0
-    for stretch in source.chunks():
-        documents += stretch.starts
-        characters += len(stretch.text)
+    for chunk in source.chunks():
+        documents += chunk.starts
+        characters += len(chunk.text)
     if not documents:
         raise InputError(f"{source.place(0)}: expected text, found nothing but white space")
     return TextSize(documents, characters)
 
 
 def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[TextChunk]:
-    """Go through a share of the documents, stretch by stretch.
+    """Go through a share of the documents, chunk by chunk.
 
     Args:
         source: where the text comes from.
@@ -236,45 +183,25 @@ def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[Te
     yield from (_characters if by_characters else _numbered)(source.chunks(), first, last)
 
 
-def read_documents(source: TextSource, share: Share = WHOLE) -> Iterator[str]:
-    """Go through a share of the documents, each as one text.
-
-    Args:
-        source: where the text comes from.
-        share: where the share begins and ends, each from 0 to 1: by characters where there is one document, else by
-            documents.
-
-    Raises:
-        InputError: the source is unusable, or the share is none or has nothing in it.
-    """
-    begun: list[str] = []
-    for stretch in read_chunks(source, share, measure(source)):
-        if stretch.starts and begun:
-            yield "".join(begun)
-            begun = []
-        begun.append(stretch.text)
-    yield "".join(begun)
-
-
-def _numbered(stretches: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
+def _numbered(chunks: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
     """Leave out the documents before number `first`, and those from number `last` on."""
     number = -1
-    for stretch in stretches:
-        number += stretch.starts
+    for chunk in chunks:
+        number += chunk.starts
         if number >= last:
             return
         if number >= first:
-            yield stretch
+            yield chunk
 
 
-def _characters(stretches: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
+def _characters(chunks: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
     """Leave out the characters of one document before number `first`, and those from number `last` on."""
     place, starts = 0, True
-    for stretch in stretches:
-        text = stretch.text[max(0, first - place) : max(0, last - place)]
-        place += len(stretch.text)
+    for chunk in chunks:
+        text = chunk.text[max(0, first - place) : max(0, last - place)]
+        place += len(chunk.text)
         if text:
-            yield stretch._replace(text=text, starts=starts)
+            yield chunk._replace(text=text, starts=starts)
             starts = False
         if place >= last:
             return
@@ -315,13 +242,9 @@ def _paragraphs(lines: Iterable[tuple[int, str]], origin: str, first_line: int) 
         yield TextChunk("\n".join(begun), True, origin, first * first_line)
 
 
-def _plain_ends(text: str) -> str:
-    return text.replace("\r\n", "\n")
-
-
-def _place(stretches: Iterable[TextChunk], index: int, default: str) -> str:
-    starting = (stretch for stretch in stretches if stretch.starts)
-    return next((stretch.place for number, stretch in enumerate(starting) if number == index), default)
+def _place(chunks: Iterable[TextChunk], index: int, default: str) -> str:
+    starting = (chunk for chunk in chunks if chunk.starts)
+    return next((chunk.place for number, chunk in enumerate(starting) if number == index), default)
 
 
 def _visible_files(folder: Path) -> Iterator[PurePath]:
@@ -337,37 +260,27 @@ def _visible_files(folder: Path) -> Iterator[PurePath]:
                 yield PurePath(parent, name).relative_to(folder)
 
 
-def _is_json_lines(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(".jsonl")
-
-
-def _make_text(table: Mapping[str, Any]) -> TextSource:
-    path = path_of(table["text"])
-    document = table.get("document", "file")
-    if _is_json_lines(path):
-        if "pattern" in table:
-            raise InputError(f"'pattern' chooses files of a folder, but {path} is a file; leave 'pattern' out")
-        return TextJsonLines(path, table.get("field", "text"), document)
+def _text_source(table: Mapping[str, Any]) -> TextSource:
+    path, document = user_path(table["text"]), table.get("document", "file")
+    if "pattern" in table and (path.is_file() or has_ending(path, ".jsonl")):
+        raise InputError(f"'pattern' chooses files of a folder, but {path} is a file; leave 'pattern' out")
+    if has_ending(path, ".jsonl"):
+        return TextRows(JsonLinesFile(path, {"text": table.get("field", "text")}), document)
     if "field" in table:
         raise InputError(f"'field' belongs to JSON lines, but {path} does not end in .jsonl; leave 'field' out")
-    if "pattern" in table and path.is_file():
-        raise InputError(f"'pattern' chooses files of a folder, but {path} is a file; leave 'pattern' out")
     return TextFiles(path, document, table.get("pattern", _EVERY_FILE))
 
 
-def _make_dataset(table: Mapping[str, Any]) -> TextSource:
-    return TextDataset(
-        name=table["dataset"],
-        split=table["split"],
-        field=table.get("field", "text"),
-        config=table.get("config"),
-        document=table.get("document", "file"),
+def _dataset(table: Mapping[str, Any]) -> TextSource:
+    fields = {"text": table.get("field", "text")}
+    return TextRows(
+        Dataset(table["dataset"], table["split"], fields, table.get("config")), table.get("document", "file")
     )
 
 
 _FORMS: tuple[Form[TextSource], ...] = (
-    Form("text", (), ("field", "document", "pattern"), _make_text),
-    Form("dataset", ("split",), ("field", "config", "document"), _make_dataset),
+    Form("text", (), ("field", "document", "pattern"), _text_source),
+    Form("dataset", ("split",), ("field", "config", "document"), _dataset),
 )
 
 
@@ -375,19 +288,9 @@ def parse_text_source(table: Mapping[str, Any]) -> TextSource:
     """Turn a table of a run file, such as { text = "corpus/", pattern = "*.txt" }, into a source.
 
     Args:
-        table: the key "text" for a file, a folder or a file of JSON lines; or "dataset"; with what belongs to each.
+        table: the key "text" for a file, a folder or a file of JSON lines; or "dataset"; with the other keys of each.
 
     Raises:
         InputError: every unknown or missing key and every wrong value, in one report.
     """
-    return parse_form(table, _FORMS, expected="text; or dataset", value_faults=_value_faults)
-
-
-def _value_faults(key: str, value: object) -> list[str]:
-    if not isinstance(value, str) or not value:
-        return [f"'{key}' is {value!r}; expected a text that is not empty"]
-    if key == "document" and value not in _DOCUMENT_KINDS:
-        return [
-            f"'document' is {value!r}; expected one of {', '.join(_DOCUMENT_KINDS)}{nearest(value, _DOCUMENT_KINDS)}"
-        ]
-    return []
+    return parse_form(table, _FORMS, expected="text; or dataset", choices={"document": get_args(DocumentKind)})

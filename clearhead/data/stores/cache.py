@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 import time
@@ -11,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from clearhead.data.sources.records import identity_key
 from clearhead.errors import InputError, RunFailure
 from clearhead.files import sync
 
@@ -42,7 +43,7 @@ def load_or_make(
     Raises:
         RunFailure: the cache cannot be written.
     """
-    folder = cache_root() / kind / identity_key(_FORMAT, *inputs)
+    folder = cache_root() / kind / hashlib.sha256(json.dumps([_FORMAT, *inputs]).encode()).hexdigest()
     if folder.is_dir():
         try:
             return load(folder)

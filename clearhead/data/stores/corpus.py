@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.data.sources.texts import WHOLE, Share, TextChunk, TextSource, measure, read_chunks
+from clearhead.data.sources.tables import WHOLE, Share
+from clearhead.data.sources.texts import TextChunk, TextSource, measure, read_chunks
 from clearhead.data.stores.arrays import ArrayStore, ArrayWriter, Rows, id_dtype
 from clearhead.data.stores.cache import load_or_make
 from clearhead.data.stores.document_chunks import chunk_documents

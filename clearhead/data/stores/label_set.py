@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
-from clearhead.data.sources.labelled import LabelledTexts
-from clearhead.data.sources.records import shown
+from clearhead.data.sources.tables import Table, json_text
 from clearhead.errors import InputError, nearest
 from clearhead.task import LabelKind
 
@@ -43,7 +42,7 @@ class LabelSet:
         """Outputs of a head for these labels."""
         return 1 if self.kind == "regression" else len(self.names)
 
-    def encode(self, data: LabelledTexts) -> Int64[ndarray, " texts"] | Float[ndarray, "texts ..."]:
+    def encode(self, data: Table) -> Int64[ndarray, " texts"] | Float[ndarray, "texts ..."]:
         """Return the labels as a model learns them.
 
         Args:
@@ -56,7 +55,7 @@ class LabelSet:
             InputError: a label is missing, unknown, or no number.
         """
         if self.kind == "regression":
-            values = [_number(label, data.place(index)) for index, label in enumerate(data.labels)]
+            values = [_number(label, data.place(index)) for index, label in enumerate(data["labels"])]
             return (np.array(values, dtype=np.float64) - self.mean) / self.scale
         index_of = {name: index for index, name in enumerate(self.names)}
         if self.kind == "single_label":
@@ -68,25 +67,25 @@ class LabelSet:
                 sets[row, self._index(name, index_of, data, row)] = 1.0
         return sets
 
-    def _index(self, name: str, index_of: dict[str, int], data: LabelledTexts, row: int) -> int:
+    def _index(self, name: str, index_of: dict[str, int], data: Table, row: int) -> int:
         if name not in index_of:
             raise InputError(
-                f"{data.place(row)}: the label {shown(name)} is not among the {len(self.names)} of the training data "
-                f"({_listed(self.names)}){nearest(name, self.names)}"
+                f"{data.place(row)}: the label {json_text(name)} is not among the {len(self.names)} of the training "
+                f"data ({_listed(self.names)}){nearest(name, self.names)}"
             )
         return index_of[name]
 
-    def describe(self, data: LabelledTexts) -> str:
+    def describe(self, data: Table) -> str:
         """Return how often each label stands in some data, or how its numbers spread."""
         if self.kind == "regression":
-            values = [_number(label, data.place(index)) for index, label in enumerate(data.labels)]
+            values = [_number(label, data.place(index)) for index, label in enumerate(data["labels"])]
             return f"numbers from {min(values):g} to {max(values):g}"
         counts = _counts(data, self.kind)
         shares = [f"{name} {counts[name]:,}" for name in self.names]
         return f"{len(self.names)} labels: {_listed(shares)}"
 
 
-def learn_labels(data: LabelledTexts, kind: LabelKind) -> LabelSet:
+def learn_labels(data: Table, kind: LabelKind) -> LabelSet:
     """Return the labels that stand in training data: classes in order of number or name, numbers with their spread.
 
     Args:
@@ -98,7 +97,7 @@ def learn_labels(data: LabelledTexts, kind: LabelKind) -> LabelSet:
     """
     place = data.place(0)
     if kind == "regression":
-        values = np.array([_number(label, data.place(index)) for index, label in enumerate(data.labels)])
+        values = np.array([_number(label, data.place(index)) for index, label in enumerate(data["labels"])])
         if np.all(values == values[0]):
             raise InputError(
                 f"{place}: all {len(data)} labels from here on are the number {values[0]:g}; there is nothing to learn"
@@ -109,7 +108,7 @@ def learn_labels(data: LabelledTexts, kind: LabelKind) -> LabelSet:
         raise InputError(f"{place}: none of the {len(data)} texts from here on has a label; check the column of labels")
     if kind == "single_label" and len(names) == 1:
         raise InputError(
-            f"{place}: all {len(data)} texts from here on have the label {shown(next(iter(names)))}; "
+            f"{place}: all {len(data)} texts from here on have the label {json_text(next(iter(names)))}; "
             "a classifier needs at least two classes"
         )
     if kind == "single_label" and len(names) == len(data) >= _SUSPICIOUS:
@@ -131,7 +130,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _counts(data: LabelledTexts, kind: LabelKind) -> Counter[str]:
+def _counts(data: Table, kind: LabelKind) -> Counter[str]:
     """Count how often each class stands in some data."""
     rows = range(len(data))
     if kind == "single_label":
@@ -139,15 +138,15 @@ def _counts(data: LabelledTexts, kind: LabelKind) -> Counter[str]:
     return Counter(name for row in rows for name in _several(data, row))
 
 
-def _one(data: LabelledTexts, row: int) -> str:
-    name = _name(data.labels[row], data.place(row), 'several labels need labels = "multi_label" under [task]')
+def _one(data: Table, row: int) -> str:
+    name = _name(data["labels"][row], data.place(row), 'several labels need labels = "multi_label" under [task]')
     if not name:
         raise InputError(f"{data.place(row)}: the label is missing; expected the name of a class")
     return name
 
 
-def _several(data: LabelledTexts, row: int) -> tuple[str, ...]:
-    label, place = data.labels[row], data.place(row)
+def _several(data: Table, row: int) -> tuple[str, ...]:
+    label, place = data["labels"][row], data.place(row)
     if label is None:
         return ()
     parts = label if isinstance(label, list | tuple) else label.split(",") if isinstance(label, str) else [label]
@@ -165,11 +164,11 @@ def _name(value: object, place: str, hint: str) -> str:
     if isinstance(value, str):
         name = value.strip()
         if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise InputError(f"{place}: the label {shown(name)} holds a lone surrogate, which is not Unicode text")
+            raise InputError(f"{place}: the label {json_text(name)} holds a lone surrogate, which is not Unicode text")
         return name
     if isinstance(value, float):
         hint = 'numbers need labels = "regression" under [task]'
-    raise InputError(f"{place}: the label is {shown(value)}; expected the name of a class ({hint})")
+    raise InputError(f"{place}: the label is {json_text(value)}; expected the name of a class ({hint})")
 
 
 def _number(value: object, place: str) -> float:
@@ -179,7 +178,7 @@ def _number(value: object, place: str) -> float:
             number = float(value)
     if not math.isfinite(number):
         raise InputError(
-            f"{place}: the label is {shown(value)}; expected a finite number (for classes set "
+            f"{place}: the label is {json_text(value)}; expected a finite number (for classes set "
             'labels = "single_label" or "multi_label" under [task])'
         )
     return number

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Int64, Integer
 from numpy import ndarray
 
-from clearhead.data.sources.labelled import LabelledSource, LabelledTexts, read_labelled
-from clearhead.data.sources.texts import WHOLE, Share
+from clearhead.data.sources.labelled import read_labelled, text_columns
+from clearhead.data.sources.tables import WHOLE, Share, Table, TableSource
 from clearhead.data.stores.arrays import ArrayStore, Ids, Ragged, Rows, encode_texts, write_arrays
 from clearhead.data.stores.cache import load_or_make
 from clearhead.data.stores.label_set import LabelSet, learn_labels
@@ -105,7 +105,7 @@ class LabelStore(ArrayStore):
 
 
 def prepare_labelled(
-    source: LabelledSource,
+    source: TableSource,
     tokenizer: Tokenizer,
     *,
     max_length: int,
@@ -137,9 +137,9 @@ def prepare_labelled(
     return load_or_make("labelled", inputs, lambda folder: LabelStore(folder, tokenizer), make)
 
 
-def _write(folder: Path, data: LabelledTexts, tokenizer: Tokenizer, max_length: int, labels: LabelSet) -> None:
-    columns = [column for column in (data.texts, data.others) if column is not None]
-    num_special = tokenizer.special_tokens.num_added(paired=data.others is not None)
+def _write(folder: Path, data: Table, tokenizer: Tokenizer, max_length: int, labels: LabelSet) -> None:
+    columns = text_columns(data)
+    num_special = tokenizer.special_tokens.num_added(paired=len(columns) == 2)
     shortest = num_special + len(columns)
     if max_length < shortest:
         raise InputError(

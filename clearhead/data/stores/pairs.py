@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray
 
-from clearhead.data.sources.pairs import PairSource, read_pairs
+from clearhead.data.sources.pairs import read_pairs
+from clearhead.data.sources.tables import TableSource
 from clearhead.data.stores.arrays import Arrays, ArrayStore, Rows, encode_texts, write_arrays
 from clearhead.data.stores.cache import load_or_make
 from clearhead.errors import InputError
@@ -104,7 +105,7 @@ def keep_pairs(
 
 
 def prepare_pairs(
-    source: PairSource,
+    source: TableSource,
     tokenizers: TokenizerPair,
     *,
     max_length: int,
@@ -140,14 +141,15 @@ def prepare_pairs(
     )
 
     def make(folder: Path) -> None:
-        texts, other_texts = (list(column) for column in zip(*read_pairs(source), strict=True))
-        sources, targets = encode_texts(texts, tokenizers.source), encode_texts(other_texts, tokenizers.target)
+        data = read_pairs(source)
+        sources = encode_texts(data["source"], tokenizers.source)
+        targets = encode_texts(data["target"], tokenizers.target)
         keep, report = keep_pairs(
             sources.lengths, targets.lengths, max_length=max_length, max_ratio=ratio, num_special=num_special
         )
         if not report.kept:
             raise InputError(
-                f"{source.place(0)}: no pair is left to use of those from here on ({report}); "
+                f"{data.place(0)}: no pair is left to use of those from here on ({report}); "
                 f"max_length is {max_length} tokens, max_ratio is {'off' if ratio is None else ratio}"
             )
         arrays: Arrays = {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.data.sources.records import shown
+from clearhead.data.sources.tables import json_text
 from clearhead.data.sources.tagged import TaggedTexts
 from clearhead.errors import InputError, nearest
 
@@ -35,7 +35,7 @@ def find_scheme(data: TaggedTexts) -> Scheme:
         tag = data.tags[sentence][word]
         if tag != OUTSIDE and not _PREFIXED.fullmatch(tag):
             raise InputError(
-                f"{data.where(sentence, word)}: the tag is {shown(tag)}, but other tags here begin with B- or I-; "
+                f"{data.where(sentence, word)}: the tag is {json_text(tag)}, but other tags here begin with B- or I-; "
                 f"expected '{OUTSIDE}' or a tag with B-, I-, E- or S- in front"
             )
     if prefixes["E"] or prefixes["S"]:
@@ -95,7 +95,7 @@ class TagSet:
             tag = data.tags[sentence][word]
             if tag not in index_of:
                 raise InputError(
-                    f"{data.where(sentence, word)}: the tag {shown(tag)} is not among the {len(self.names)} of the "
+                    f"{data.where(sentence, word)}: the tag {json_text(tag)} is not among the {len(self.names)} of the "
                     f"training data{nearest(tag, self.names)}"
                 )
         return [[index_of[tag] for tag in tags] for tags in data.tags]

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Integer
 from numpy import ndarray
 
+from clearhead.data.sources.tables import WHOLE, Share
 from clearhead.data.sources.tagged import TaggedSource, TaggedTexts, read_tagged
-from clearhead.data.sources.texts import WHOLE, Share
 from clearhead.data.stores.arrays import Arrays, ArrayStore, Ragged, Rows, id_dtype, pack, write_arrays
 from clearhead.data.stores.cache import load_or_make
 from clearhead.data.stores.tag_set import TagSet, find_scheme, to_iob2

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Sequence
 
-from clearhead.data.sources.pairs import PairSource, read_pairs
-from clearhead.data.sources.texts import WHOLE, Share, TextSize, TextSource, measure, read_chunks
+from clearhead.data.sources.pairs import read_pairs
+from clearhead.data.sources.tables import WHOLE, Share, TableSource
+from clearhead.data.sources.texts import TextSize, TextSource, measure, read_chunks
 from clearhead.data.stores.cache import load_or_make
 from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
@@ -16,7 +17,7 @@ from clearhead.text.tokenizer_training import train_tokenizer
 _EXCERPT_CHARACTERS = 1 << 14
 
 
-def cached_tokenizers(source: PairSource, *, kind: str, vocab_size: int, joint: bool) -> TokenizerPair:
+def cached_tokenizers(source: TableSource, *, kind: str, vocab_size: int, joint: bool) -> TokenizerPair:
     """Train the tokenizers of both sides on a source, or load what an earlier run trained on the same content.
 
     Args:
@@ -31,14 +32,14 @@ def cached_tokenizers(source: PairSource, *, kind: str, vocab_size: int, joint: 
     """
 
     def train() -> TokenizerPair:
-        sources, targets = (list(column) for column in zip(*read_pairs(source), strict=True))
+        data = read_pairs(source)
         if joint:
-            tokenizer = train_tokenizer(kind, sources + targets, vocab_size=vocab_size)
+            tokenizer = train_tokenizer(kind, [*data["source"], *data["target"]], vocab_size=vocab_size)
             return TokenizerPair(tokenizer, tokenizer, joint=True)
         trained = []
-        for side, texts in (("source", sources), ("target", targets)):
+        for side in ("source", "target"):
             try:
-                trained.append(train_tokenizer(kind, texts, vocab_size=vocab_size))
+                trained.append(train_tokenizer(kind, data[side], vocab_size=vocab_size))
             except InputError as error:
                 raise InputError(f"{side} side: {error}") from None
         return TokenizerPair(trained[0], trained[1], joint=False)

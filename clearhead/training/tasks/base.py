@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.data.batches.base import Batch
-from clearhead.data.sources.texts import WHOLE, Share
+from clearhead.data.sources.tables import WHOLE, Share
 from clearhead.data.stores.arrays import Ragged
 from clearhead.data.stores.tokenizers import cached_tokenizer
 from clearhead.errors import InputError

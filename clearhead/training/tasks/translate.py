@@ -12,7 +12,8 @@ from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.collate import collate_pairs
 from clearhead.data.batches.plans import LengthSortedPlan, training_batches, validation_batches
-from clearhead.data.sources.pairs import PairSource, parse_pair_source, read_pairs
+from clearhead.data.sources.pairs import parse_pair_source, read_pairs
+from clearhead.data.sources.tables import TableSource
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
@@ -84,7 +85,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     )
 
 
-def pair_source(table: Section) -> PairSource:
+def pair_source(table: Section) -> TableSource:
     """Return the source that a [data] table of pairs means."""
     return parse_pair_source(table.model_dump(exclude_none=True))
 
@@ -125,7 +126,7 @@ def _validation(
 ) -> ValidateTranslation:
     scored = evenly_spaced(len(valid), run_file.train.bleu_sentences or 0)
     assert isinstance(run_file.data.valid, Section), "the rules of the run file refuse a share of pairs"
-    texts = [pair[1] for pair in read_pairs(pair_source(run_file.data.valid))] if scored else []
+    texts = read_pairs(pair_source(run_file.data.valid))["target"] if scored else []
     references = [texts[valid.lines[row]] for row in scored]
     return ValidateTranslation(
         store=valid,

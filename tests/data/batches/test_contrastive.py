@@ -21,7 +21,7 @@ from clearhead.data.batches.contrastive import (
 )
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import EpochBatches, training_batches
-from clearhead.data.sources.pairs import FilePair
+from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
@@ -39,7 +39,9 @@ def store_of(folder: Path, pairs: list[tuple[str, str]]) -> PairStore:
         (folder / name).write_text("".join(f"{pair[column]}\n" for pair in pairs), encoding="utf-8")
     one = train_tokenizer("split", [text for pair in pairs for text in pair], vocab_size=100)
     tokenizers = TokenizerPair(source=one, target=one, joint=True)
-    return prepare_pairs(FilePair(folder / "s", folder / "t"), tokenizers, max_length=99, max_ratio=None, training=True)
+    return prepare_pairs(
+        parallel_files(folder / "s", folder / "t"), tokenizers, max_length=99, max_ratio=None, training=True
+    )
 
 
 def random_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 13) -> PairStore:
@@ -131,7 +133,7 @@ def test_wrong_sizes_are_named() -> None:
 
 def test_padding_on_multi30k_is_about_a_tenth(data_dir: Path) -> None:
     folder = data_dir / "multi30k-bpe"
-    source = FilePair(folder / "train.de", folder / "train.en")
+    source = parallel_files(folder / "train.de", folder / "train.en")
     tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
     waste = contrastive_plan(store, FRAMING, batch_tokens=4096, seed=1).padding_waste(0)

@@ -86,11 +86,10 @@ def every_form(folder: Path, ending: str) -> list[dict[str, Any]]:
 def test_every_form_gives_the_same_examples(tmp_path: Path, ending: str) -> None:
     for table in every_form(tmp_path, ending):
         data = read_labelled(parse_labelled_source(table))
-        assert data.others is not None
-        assert list(zip(data.texts, data.others, data.labels, strict=True)) == EXAMPLES, table
+        assert list(zip(data["text"], data["pair"], data["labels"], strict=True)) == EXAMPLES, table
         single = read_labelled(parse_labelled_source({key: table[key] for key in table if key != "pair"}))
-        assert single.others is None
-        assert list(single.labels) == [label for _, _, label in EXAMPLES]
+        assert "pair" not in single
+        assert list(single["labels"]) == [label for _, _, label in EXAMPLES]
 
 
 def test_a_tokenizer_is_trained_on_both_texts_of_a_pair(tmp_path: Path) -> None:
@@ -101,7 +100,7 @@ def test_a_tokenizer_is_trained_on_both_texts_of_a_pair(tmp_path: Path) -> None:
 def test_a_text_with_line_ends_keeps_the_places_right(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'text,label\n"a\nb\n",x\n\nc,y\nd,\n')
     data = read_labelled(parse_labelled_source({"text": path, "labels": "label"}))
-    assert list(data.texts) == ["a\nb\n", "c", "d"]
+    assert list(data["text"]) == ["a\nb\n", "c", "d"]
     assert [data.place(row) for row in range(3)] == [f"{path}:{line}" for line in (2, 6, 7)]
     with pytest.raises(InputError, match=re.escape(f"{path}:7: the label is missing")):
         learn_labels(data, "single_label")
@@ -112,7 +111,7 @@ def test_a_share_and_the_rest_are_the_whole(tmp_path: Path, share: float) -> Non
     path = write(tmp_path / "a.tsv", lines([f"{number}\t{number % 2}" for number in range(97)]))
     source = parse_labelled_source({"text": path, "labels": 1})
     front, back = read_labelled(source, (0.0, 1 - share)), read_labelled(source, (1 - share, 1.0))
-    assert [*front.texts, *back.texts] == [str(number) for number in range(97)]
+    assert [*front["text"], *back["text"]] == [str(number) for number in range(97)]
     assert len(back) == pytest.approx(97 * share, abs=0.5)
     assert back.place(0) == f"{path}:{len(front) + 1}"
 
@@ -135,8 +134,8 @@ def test_a_data_set_names_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_datasets(monkeypatch, rows, features)
     table = {"dataset": "d", "split": "train", "field": "sentence"}
     data = read_labelled(parse_labelled_source({**table, "labels": "label"}))
-    assert (list(data.texts), list(data.labels)) == (["a", "b"], ["good", "bad"])
-    assert list(read_labelled(parse_labelled_source({**table, "labels": "all"})).labels) == [["bad", "good"], []]
+    assert (list(data["text"]), list(data["labels"])) == (["a", "b"], ["good", "bad"])
+    assert list(read_labelled(parse_labelled_source({**table, "labels": "all"}))["labels"]) == [["bad", "good"], []]
     fake_datasets(monkeypatch, [{"sentence": "a", "label": -1}], features)
     with pytest.raises(InputError, match=r"^d\[train\] row 0: class -1 has no name among the 2"):
         read_labelled(parse_labelled_source({**table, "labels": "label"}))
@@ -391,7 +390,7 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
             r"a.tsv:1: there is no column 'text'; the first line names 'sentence', 'label': say with text",
         ),
         ({"labels": "label", "text_column": "sentense"}, r"no column 'sentense'; .* \(did you mean 'sentence'\?\)"),
-        ({"labels": "label", "text_column": "label"}, "a.tsv:1: text, labels and pair must be different columns"),
+        ({"labels": "label", "text_column": "label"}, "a.tsv:1: labels, text must be different columns"),
         ({"labels": 4}, "a.tsv:1: expected at least 5 columns separated by tabs, received 2"),
     ]:
         with pytest.raises(InputError, match=message):
@@ -405,9 +404,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
         InputError, match=r"a.txt has 3 lines, but .*a.labels has 2; expected one for each line of text"
     ):
         read_labelled(parse_labelled_source({"text": texts, "labels": short}))
-    with pytest.raises(
-        InputError, match=r"^label: there is no such file .* can be named where the text's file ends in"
-    ):
+    with pytest.raises(InputError, match=r"^label: there is no such file .* can be named if the text's file ends in"):
         read_labelled(parse_labelled_source({"text": texts, "labels": "label"}))
 
 

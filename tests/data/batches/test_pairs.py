@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.collate import collate_pairs
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
-from clearhead.data.sources.pairs import FilePair
+from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
@@ -36,7 +36,7 @@ def make_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 13)
         target=train_tokenizer("split", texts["t"][::-1], vocab_size=7),
         joint=False,
     )
-    return prepare_pairs(FilePair(folder / "s", folder / "t"), pair, max_length=99, max_ratio=None, training=True)
+    return prepare_pairs(parallel_files(folder / "s", folder / "t"), pair, max_length=99, max_ratio=None, training=True)
 
 
 def pair_batches(store: PairStore, *, batch_tokens: int, seed: int) -> EpochBatches[Batch]:
@@ -125,7 +125,7 @@ def test_wrong_sizes_are_named() -> None:
 
 def test_padding_on_multi30k_is_at_most_a_tenth(data_dir: Path) -> None:
     folder = data_dir / "multi30k-bpe"
-    source = FilePair(folder / "train.de", folder / "train.en")
+    source = parallel_files(folder / "train.de", folder / "train.en")
     tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
     plan = LengthSortedPlan(*store.input_lengths, batch_tokens=4096, seed=1)

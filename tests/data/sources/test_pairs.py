@@ -13,18 +13,29 @@ from typing import Any
 
 import pytest
 
-from clearhead.data.sources.pairs import (
-    DatasetPairs,
-    FilePair,
-    JsonLinesPairs,
-    PairSource,
-    TsvPairs,
-    parse_pair_source,
-    read_pairs,
-)
+from clearhead.data.sources.pairs import parallel_files, parse_pair_source
+from clearhead.data.sources.pairs import read_pairs as read_table
+from clearhead.data.sources.tables import Dataset, DelimitedFile, JsonLinesFile, TableSource
 from clearhead.errors import InputError
 
 PAIRS = [("ein Haus", "a house"), ("", "empty"), ("zwei\u2028Häuser", "two houses"), ('"a', 'b"')]
+
+
+def read_pairs(source: TableSource) -> list[tuple[str, str]]:
+    table = read_table(source)
+    return list(zip(table["source"], table["target"], strict=True))
+
+
+def tsv(path: Path, source: int | str = 0, target: int | str = 1) -> DelimitedFile:
+    return DelimitedFile(path, {"source": source, "target": target})
+
+
+def jsonl(path: Path, source: str, target: str) -> JsonLinesFile:
+    return JsonLinesFile(path, {"source": source, "target": target})
+
+
+def dataset(name: str, split: str, source: str, target: str, config: str | None = None) -> Dataset:
+    return Dataset(name, split, {"source": source, "target": target}, config)
 
 
 def write(path: Path, text: str) -> Path:
@@ -36,23 +47,23 @@ def lines(texts: list[str]) -> str:
     return "".join(text + "\n" for text in texts)
 
 
-def every_form(folder: Path, ending: str) -> list[PairSource]:
+def every_form(folder: Path, ending: str) -> list[TableSource]:
     records = [{"translation": {"de": source, "en": target}, "n": 1} for source, target in PAIRS]
     flat = [{"de": source, "en": target} for source, target in PAIRS]
     rows = [f"{target}\tx\t{source}" for source, target in PAIRS]
     return [
-        FilePair(
+        parallel_files(
             write(folder / f"a.de{ending}", lines([pair[0] for pair in PAIRS])),
             write(folder / f"a.en{ending}", lines([pair[1] for pair in PAIRS])),
         ),
-        TsvPairs(write(folder / f"a.tsv{ending}", lines(rows)), source_column=2, target_column=0),
-        TsvPairs(write(folder / f"b.tsv{ending}", lines(["en\tnote\tde", *rows])), "de", "en"),
-        JsonLinesPairs(
+        tsv(write(folder / f"a.tsv{ending}", lines(rows)), 2, 0),
+        tsv(write(folder / f"b.tsv{ending}", lines(["en\tnote\tde", *rows])), "de", "en"),
+        jsonl(
             write(folder / f"a.jsonl{ending}", lines([json.dumps(record) for record in records])),
             "translation.de",
             "translation.en",
         ),
-        JsonLinesPairs(write(folder / f"b.jsonl{ending}", lines([json.dumps(row) for row in flat])), "de", "en"),
+        jsonl(write(folder / f"b.jsonl{ending}", lines([json.dumps(row) for row in flat])), "de", "en"),
     ]
 
 
@@ -63,11 +74,9 @@ def test_every_form_gives_the_same_pairs(tmp_path: Path, ending: str) -> None:
 
 
 def test_a_place_is_where_the_pair_stands(tmp_path: Path) -> None:
-    files, tsv, named, jsonl, _ = every_form(tmp_path, "")
-    assert files.place(2).endswith("a.de:3")
-    assert tsv.place(2).endswith("a.tsv:3")
-    assert named.place(2).endswith("b.tsv:4")
-    assert jsonl.place(2).endswith("a.jsonl:3")
+    ends = ["a.de:3", "a.tsv:3", "b.tsv:4", "a.jsonl:3", "b.jsonl:3"]
+    for source, end in zip(every_form(tmp_path, ""), ends, strict=True):
+        assert read_table(source).place(2).endswith(end)
 
 
 def test_the_identity_follows_content_not_name(tmp_path: Path) -> None:
@@ -91,7 +100,7 @@ def test_unequal_files_name_the_line_that_lost_its_partner(tmp_path: Path, side:
         "en": ["e" * length for length in lengths],
     }
     del texts["en" if side == "de" else "de"][gap]
-    source = FilePair(*(write(tmp_path / f"a.{name}", lines(texts[name])) for name in ("de", "en")))
+    source = parallel_files(*(write(tmp_path / f"a.{name}", lines(texts[name])) for name in ("de", "en")))
     with pytest.raises(InputError, match=r"a\.de has 101\d lines, but .*a\.en has 101\d") as caught:
         read_pairs(source)
     place = re.search(rf"a\.{side}:(\d+)", str(caught.value))
@@ -101,7 +110,7 @@ def test_unequal_files_name_the_line_that_lost_its_partner(tmp_path: Path, side:
 
 def test_surplus_lines_at_the_end_are_said_to_be_there(tmp_path: Path) -> None:
     texts = [" ".join(["word"] * (n * 37 % 19 + 1)) for n in range(97)]
-    source = FilePair(
+    source = parallel_files(
         write(tmp_path / "a.de", lines([*texts, *["surplus"] * 5])), write(tmp_path / "a.en", lines(texts))
     )
     with pytest.raises(InputError, match=r"102 lines, but .* has 97; .*a\.de:98 and what follows has no partner"):
@@ -111,7 +120,7 @@ def test_surplus_lines_at_the_end_are_said_to_be_there(tmp_path: Path) -> None:
 def test_unequal_real_translations(data_dir: Path, tmp_path: Path) -> None:
     german = (data_dir / "multi30k" / "val.de").read_text(encoding="utf-8").split("\n")
     english = (data_dir / "multi30k" / "val.en").read_text(encoding="utf-8")
-    source = FilePair(
+    source = parallel_files(
         write(tmp_path / "a.de", "\n".join(german[:500] + german[501:])), write(tmp_path / "a.en", english)
     )
     with pytest.raises(InputError) as caught:
@@ -123,12 +132,12 @@ def test_unequal_real_translations(data_dir: Path, tmp_path: Path) -> None:
 def test_tsv_mistakes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "german\tenglish\na\tb\nonly\n")
     with pytest.raises(InputError, match=r"a\.tsv:3: expected at least 2 columns separated by tabs, received 1"):
-        read_pairs(TsvPairs(path))
+        read_pairs(tsv(path))
     with pytest.raises(InputError, match=r"a\.tsv:1: there is no column 'germn'.*\(did you mean 'german'\?\)"):
-        read_pairs(TsvPairs(path, "germn", "english"))
+        read_pairs(tsv(path, "germn", "english"))
     write(tmp_path / "a.tsv", "german\tenglish\n")
     with pytest.raises(InputError, match="expected at least one pair, found none"):
-        read_pairs(TsvPairs(path, "german", "english"))
+        read_pairs(tsv(path, "german", "english"))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +158,7 @@ def test_tsv_mistakes(tmp_path: Path) -> None:
 def test_json_lines_mistakes(tmp_path: Path, line: str, message: str) -> None:
     path = write(tmp_path / "a.jsonl", '{"de": "x", "en": "y"}\n' + line + "\n")
     with pytest.raises(InputError, match=message):
-        read_pairs(JsonLinesPairs(path, "de", "en"))
+        read_pairs(jsonl(path, "de", "en"))
 
 
 class FakeDataset(list[dict[str, Any]]):
@@ -159,7 +168,7 @@ class FakeDataset(list[dict[str, Any]]):
 def fake_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(name: str, config: str | None, split: str) -> FakeDataset:
         if name != "wmt":
-            raise FileNotFoundError(f"no data set {name}\nlong trace")
+            raise FileNotFoundError(f"no dataset {name}\nlong trace")
         return FakeDataset({"translation": {"de": source, "en": target}} for source, target in PAIRS)
 
     library = types.ModuleType("datasets")
@@ -169,31 +178,31 @@ def fake_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_library(monkeypatch)
-    source = DatasetPairs("wmt", "train", "translation.de", "translation.en", config="de-en")
+    source = dataset("wmt", "train", "translation.de", "translation.en", config="de-en")
     assert read_pairs(source) == PAIRS
     assert "f00d" in source.identity()
     with pytest.raises(InputError, match=r"wmt\[train\] row 0: there is no field 'fr'"):
-        read_pairs(DatasetPairs("wmt", "train", "translation.fr", "translation.en"))
-    with pytest.raises(InputError, match=r"data set 'wnt', split 'train', cannot be loaded: no data set wnt$"):
-        read_pairs(DatasetPairs("wnt", "train", "de", "en"))
+        read_pairs(dataset("wmt", "train", "translation.fr", "translation.en"))
+    with pytest.raises(InputError, match=r"dataset 'wnt', split 'train', cannot be loaded: no dataset wnt$"):
+        read_pairs(dataset("wnt", "train", "de", "en"))
 
 
 def test_a_data_set_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"pip install 'clearhead\[datasets\]'"):
-        read_pairs(DatasetPairs("wmt", "train", "de", "en"))
+        read_pairs(dataset("wmt", "train", "de", "en"))
 
 
 def test_tables_of_a_run_file() -> None:
     de, en = {"source_field": "de"}, {"target_field": "en"}
-    expected: list[tuple[dict[str, Any], PairSource]] = [
-        ({"source": "a", "target": "b"}, FilePair(Path("a"), Path("b"))),
-        ({"tsv": "a"}, TsvPairs(Path("a"), 0, 1)),
-        ({"tsv": "a", "source_column": "x", "target_column": "y"}, TsvPairs(Path("a"), "x", "y")),
-        ({"tsv": "a", "target_column": 4}, TsvPairs(Path("a"), 0, 4)),
-        ({"jsonl": "a", **de, **en}, JsonLinesPairs(Path("a"), "de", "en")),
-        ({"dataset": "a", "split": "s", **de, **en}, DatasetPairs("a", "s", "de", "en")),
-        ({"dataset": "a", "split": "s", **de, **en, "config": "c"}, DatasetPairs("a", "s", "de", "en", "c")),
+    expected: list[tuple[dict[str, Any], TableSource]] = [
+        ({"source": "a", "target": "b"}, parallel_files(Path("a"), Path("b"))),
+        ({"tsv": "a"}, tsv(Path("a"), 0, 1)),
+        ({"tsv": "a", "source_column": "x", "target_column": "y"}, tsv(Path("a"), "x", "y")),
+        ({"tsv": "a", "target_column": 4}, tsv(Path("a"), 0, 4)),
+        ({"jsonl": "a", **de, **en}, jsonl(Path("a"), "de", "en")),
+        ({"dataset": "a", "split": "s", **de, **en}, dataset("a", "s", "de", "en")),
+        ({"dataset": "a", "split": "s", **de, **en, "config": "c"}, dataset("a", "s", "de", "en", "c")),
     ]
     for table, source in expected:
         assert parse_pair_source(table) == source

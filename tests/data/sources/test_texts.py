@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead.data.sources.lines as lines_module
+from clearhead.data.sources.tables import Dataset, JsonLinesFile
 from clearhead.data.sources.texts import (
-    TextDataset,
+    DocumentKind,
     TextFiles,
-    TextJsonLines,
+    TextRows,
     TextSource,
     measure,
     parse_text_source,
     read_chunks,
-    read_documents,
 )
 from clearhead.errors import InputError
 
@@ -41,7 +41,22 @@ def write(path: Path, text: str | bytes) -> Path:
 
 
 def documents(source: TextSource, share: tuple[float, float] = (0.0, 1.0)) -> list[str]:
-    return list(read_documents(source, share))
+    found: list[str] = []
+    for chunk in read_chunks(source, share, measure(source)):
+        if chunk.starts:
+            found.append("")
+        found[-1] += chunk.text
+    return found
+
+
+def json_lines(path: Path, field: str = "text", document: DocumentKind = "file") -> TextRows:
+    return TextRows(JsonLinesFile(path, {"text": field}), document)
+
+
+def dataset(
+    name: str, split: str, field: str = "text", config: str | None = None, document: DocumentKind = "file"
+) -> TextRows:
+    return TextRows(Dataset(name, split, {"text": field}, config), document)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -79,10 +94,10 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
 def test_records_give_texts_whole_or_cut(tmp_path: Path, ending: str) -> None:
     records = [{"page": {"text": POEM}, "n": 1}, {"page": {"text": " "}}, {"page": {"text": "sieben"}}]
     path = write(tmp_path / f"a.jsonl{ending}", "".join(json.dumps(record) + "\n" for record in records))
-    assert documents(TextJsonLines(path, "page.text")) == [POEM, "sieben"]
-    assert documents(TextJsonLines(path, "page.text", "line")) == [*LINES, "sieben"]
-    assert documents(TextJsonLines(path, "page.text", "paragraph")) == [*PARAGRAPHS, "sieben"]
-    assert TextJsonLines(path, "page.text").place(1).endswith(f"a.jsonl{ending}:3")
+    assert documents(json_lines(path, "page.text")) == [POEM, "sieben"]
+    assert documents(json_lines(path, "page.text", "line")) == [*LINES, "sieben"]
+    assert documents(json_lines(path, "page.text", "paragraph")) == [*PARAGRAPHS, "sieben"]
+    assert json_lines(path, "page.text").place(1).endswith(f"a.jsonl{ending}:3")
 
 
 def test_a_place_is_where_the_document_starts(tmp_path: Path) -> None:
@@ -101,15 +116,15 @@ def test_a_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = FakeDataset([{"text": POEM}, {"text": "sieben"}])
     monkeypatch.setattr(library, "load_dataset", lambda name, config, split: rows, raising=False)
     monkeypatch.setitem(sys.modules, "datasets", library)
-    assert documents(TextDataset("poems", "train")) == [POEM, "sieben"]
-    assert documents(TextDataset("poems", "train", document="line"), (0.5, 1.0)) == [*LINES[3:], "sieben"]
-    assert "f00d" in TextDataset("poems", "train").identity()
-    assert TextDataset("poems", "train").place(1) == "poems[train] row 1"
+    assert documents(dataset("poems", "train")) == [POEM, "sieben"]
+    assert documents(dataset("poems", "train", document="line"), (0.5, 1.0)) == [*LINES[3:], "sieben"]
+    assert "f00d" in dataset("poems", "train").identity()
+    assert dataset("poems", "train").place(1) == "poems[train] row 1"
     with pytest.raises(InputError, match=r"poems\[train\] row 0: there is no field 'txt'.*did you mean 'text'"):
-        documents(TextDataset("poems", "train", "txt"))
+        documents(dataset("poems", "train", "txt"))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"pip install 'clearhead\[datasets\]'"):
-        documents(TextDataset("poems", "train"))
+        documents(dataset("poems", "train"))
 
 
 @settings(deadline=None, max_examples=60)
@@ -161,9 +176,9 @@ def test_the_identity_follows_content(tmp_path: Path) -> None:
         TextFiles(first, "line"),
         TextFiles(tmp_path, pattern="*.txt"),
         TextFiles(record),
-        TextJsonLines(record),
-        TextJsonLines(record, "other"),
-        TextJsonLines(record, document="line"),
+        json_lines(record),
+        json_lines(record, "other"),
+        json_lines(record, document="line"),
     ]
     assert len({json.dumps(source.identity()) for source in every}) == len(every)
     before = TextFiles(tmp_path / "a").identity()
@@ -181,10 +196,10 @@ def test_mistakes_have_a_place(tmp_path: Path) -> None:
         ),
         (TextFiles(write(tmp_path / "latin.txt", b"a\ncaf\xe9")), r"latin\.txt:2: invalid UTF-8.*the file to UTF-8$"),
         (TextFiles(tmp_path / "latin"), r"latin.b\.txt:1: invalid UTF-8.*leave it out with pattern"),
-        (TextJsonLines(write(tmp_path / "e.jsonl", "")), r"e\.jsonl: the file is empty"),
-        (TextJsonLines(write(tmp_path / "a.jsonl", '{"text": "a"}\n{"txt": "a"}')), r"a\.jsonl:2: there is no field"),
-        (TextJsonLines(write(tmp_path / "b.jsonl", '{"text": "a"}\nx')), r"b\.jsonl:2: expected one JSON object"),
-        (TextJsonLines(write(tmp_path / "c.jsonl", '{"text": 3}')), r"c\.jsonl:1: field 'text' is 3; expected a text"),
+        (json_lines(write(tmp_path / "e.jsonl", "")), r"e\.jsonl: the file is empty"),
+        (json_lines(write(tmp_path / "a.jsonl", '{"text": "a"}\n{"txt": "a"}')), r"a\.jsonl:2: there is no field"),
+        (json_lines(write(tmp_path / "b.jsonl", '{"text": "a"}\nx')), r"b\.jsonl:2: expected one JSON object"),
+        (json_lines(write(tmp_path / "c.jsonl", '{"text": 3}')), r"c\.jsonl:1: field 'text' is 3; expected a text"),
     ]
     write(tmp_path / "latin" / "b.txt", b"\xe9")
     for source, message in cases:
@@ -207,12 +222,12 @@ def test_tables_of_a_run_file(tmp_path: Path) -> None:
     expected: list[tuple[dict[str, Any], TextSource]] = [
         ({"text": "a.txt"}, TextFiles(Path("a.txt"))),
         ({"text": "a", "document": "line", "pattern": "*.py"}, TextFiles(Path("a"), "line", "*.py")),
-        ({"text": "a.jsonl"}, TextJsonLines(Path("a.jsonl"))),
-        ({"text": "a.jsonl.gz", "field": "b"}, TextJsonLines(Path("a.jsonl.gz"), "b")),
-        ({"dataset": "a", "split": "s"}, TextDataset("a", "s")),
+        ({"text": "a.jsonl"}, json_lines(Path("a.jsonl"))),
+        ({"text": "a.jsonl.gz", "field": "b"}, json_lines(Path("a.jsonl.gz"), "b")),
+        ({"dataset": "a", "split": "s"}, dataset("a", "s")),
         (
             {"dataset": "a", "split": "s", "field": "f", "config": "c", "document": "paragraph"},
-            TextDataset("a", "s", "f", "c", "paragraph"),
+            dataset("a", "s", "f", "c", "paragraph"),
         ),
     ]
     for table, source in expected:

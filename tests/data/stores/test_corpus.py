@@ -13,7 +13,7 @@ import clearhead.data.sources.lines as lines_module
 import clearhead.data.stores.corpus as corpus_module
 import clearhead.data.stores.document_chunks as chunks_module
 import clearhead.data.stores.tokenizers as tokenizers_module
-from clearhead.data.sources.texts import TextChunk, TextFiles, TextJsonLines, read_documents
+from clearhead.data.sources.texts import TextChunk, TextFiles, parse_text_source
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.stores.document_chunks import chunk_documents
 from clearhead.data.stores.tokenizers import cached_text_tokenizer, cached_tokenizer
@@ -169,11 +169,11 @@ def test_a_mistake_or_a_full_disk_leaves_nothing(tmp_path: Path, cache: Path, mo
 def test_documents_without_a_token_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "▁"}\n{"text": "ba"}\n{"text": "▁"}\n', encoding="utf-8")
     tokenizer = trained("word")
-    corpus = prepare_corpus(TextJsonLines(tmp_path / "a.jsonl"), tokenizer)
+    corpus = prepare_corpus(parse_text_source({"text": str(tmp_path / "a.jsonl")}), tokenizer)
     assert (len(corpus), corpus.documents[0].tolist()) == (1, tokenizer.encode("ba"))
     (tmp_path / "b.jsonl").write_text('{"text": "▁"}\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"b\.jsonl:1: the tokenizer finds no token"):
-        prepare_corpus(TextJsonLines(tmp_path / "b.jsonl"), tokenizer)
+        prepare_corpus(parse_text_source({"text": str(tmp_path / "b.jsonl")}), tokenizer)
 
 
 def test_bytes_are_those_of_the_text(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_tokenizer_of_a_text_is_trained_once(tmp_path: Path, monkeypatch: pyte
     source = write(tmp_path, make_corpus())
     monkeypatch.setattr(tokenizers_module, "_EXCERPT_CHARACTERS", 97)
     first = cached_text_tokenizer(source, kind=kind, vocab_size=97, share=(0.0, 0.5), mask=True, sentinels=2)
-    expected = train_tokenizer(kind, list(read_documents(source, (0.0, 0.5))), vocab_size=97, mask=True, sentinels=2)
+    expected = train_tokenizer(kind, make_corpus()[: len(make_corpus()) // 2], vocab_size=97, mask=True, sentinels=2)
     assert first.fingerprint == expected.fingerprint
     other = cached_text_tokenizer(source, kind=kind, vocab_size=97, mask=True, sentinels=2)
     assert other.fingerprint != first.fingerprint

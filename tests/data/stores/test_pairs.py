@@ -18,7 +18,7 @@ import clearhead.data.stores.arrays as arrays_module
 import clearhead.data.stores.pairs as pairs_module
 import clearhead.data.stores.tokenizers as tokenizers_module
 from clearhead.data.batches.collate import collate_pairs
-from clearhead.data.sources.pairs import FilePair, read_pairs
+from clearhead.data.sources.pairs import parallel_files, read_pairs
 from clearhead.data.stores.pairs import FilterReport, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError, RunFailure
@@ -37,10 +37,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def write(folder: Path, pairs: list[tuple[str, str]]) -> FilePair:
+def write(folder: Path, pairs: list[tuple[str, str]]) -> AlignedFiles:
     (folder / "a.de").write_text("".join(f"{pair[0]}\n" for pair in pairs), encoding="utf-8")
     (folder / "a.en").write_text("".join(f"{pair[1]}\n" for pair in pairs), encoding="utf-8")
-    return FilePair(folder / "a.de", folder / "a.en")
+    return parallel_files(folder / "a.de", folder / "a.en")
 
 
 def random_pairs(count: int, seed: int = 3) -> list[tuple[str, str]]:
@@ -92,8 +92,8 @@ def test_the_store_holds_what_the_tokenizers_say(tmp_path: Path) -> None:
         assert store.targets[index].tolist() == tokenizers.target.encode(target)
     assert store.sources.lengths.tolist() == [len(pair[0].split()) for pair in pairs]
     assert store.targets.lengths.tolist() == [len(pair[1].split()) for pair in pairs]
-    assert store.source(0).dtype == np.uint16
-    assert not store.source(0).flags.writeable
+    assert store.sources[0].dtype == np.uint16
+    assert not store.sources[0].flags.writeable
 
 
 def test_work_in_pieces_gives_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
@@ -192,10 +192,10 @@ def test_processes_at_once_agree_and_leave_nothing_behind(tmp_path: Path, cache:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from clearhead.data.sources.pairs import FilePair\n"
+        "from clearhead.data.sources.pairs import parallel_files\n"
         "from clearhead.data.stores.pairs import prepare_pairs\n"
         "from clearhead.data.stores.tokenizers import cached_tokenizers\n"
-        f"source = FilePair(Path({str(tmp_path / 'a.de')!r}), Path({str(tmp_path / 'a.en')!r}))\n"
+        f"source = parallel_files(Path({str(tmp_path / 'a.de')!r}), Path({str(tmp_path / 'a.en')!r}))\n"
         "sys.stdin.readline()\n"
         "tokenizers = cached_tokenizers(source, kind='split', vocab_size=100, joint=True)\n"
         "store = prepare_pairs(source, tokenizers, max_length=20, max_ratio=None, training=True)\n"
@@ -274,7 +274,7 @@ def test_a_vocabulary_beyond_one_side_names_the_side(tmp_path: Path) -> None:
 
 def test_multi30k_is_opened_in_a_moment(data_dir: Path) -> None:
     folder = data_dir / "multi30k-bpe"
-    source = FilePair(folder / "train.de", folder / "train.en")
+    source = parallel_files(folder / "train.de", folder / "train.en")
     identities, seconds = [], []
     for _ in range(2):
         start = time.perf_counter()

@@ -1,0 +1,424 @@
+"""Tables: where rows come from (aligned files, TSV or CSV, JSON lines, a dataset), and which columns are read."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
+
+from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
+from clearhead.errors import InputError, nearest
+
+Column = int | str
+Row = tuple[int, tuple[Any, ...]]
+Share = tuple[float, float]
+WHOLE: Share = (0.0, 1.0)
+
+_SEPARATORS = {"\t": "tabs", ",": "commas"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns that were read from a source.
+
+    Args:
+        columns: by role, such as "source" or "label".
+        numbers: the number of each row, as its source counts.
+        where: returns the place of the row with such a number.
+    """
+
+    columns: Mapping[str, Sequence[Any]]
+    numbers: Sequence[int]
+    where: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __contains__(self, role: str) -> bool:
+        return role in self.columns
+
+    def __getitem__(self, role: str) -> Sequence[Any]:
+        return self.columns[role]
+
+    def place(self, index: int) -> str:
+        """Return the place of row number `index`, counted from 0."""
+        return self.where(self.numbers[index])
+
+
+@dataclass(frozen=True)
+class AlignedFiles:
+    """Files whose lines belong together one to one.
+
+    Args:
+        paths: the file of each role, plain or .gz; the first one decides how many lines there are.
+        located_by: the role whose file is named as the place of a row.
+        is_parallel: whether the lines are translations of each other, so that their lengths show where a line is
+            missing.
+    """
+
+    paths: Mapping[str, Path]
+    located_by: str
+    is_parallel: bool = False
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.paths)
+
+    def rows(self) -> Iterator[Row]:
+        """Go through the rows in file order."""
+        first, *others = files = {path: read_lines(path) for path in self.paths.values()}
+        for path in others:
+            if len(files[path]) != len(files[first]):
+                guess = _misalignment(first, files[first], path, files[path]) if self.is_parallel else ""
+                raise InputError(
+                    f"{first} has {len(files[first])} lines, but {path} has {len(files[path])}; "
+                    f"{guess or 'expected one for each line of text'}"
+                )
+        yield from enumerate(zip(*(files[path] for path in self.paths.values()), strict=True), start=1)
+
+    def place(self, number: int) -> str:
+        """Return the place of a line, counted from 1."""
+        return f"{self.paths[self.located_by]}:{number}"
+
+    def identity(self) -> list[object]:
+        """Return JSON values that the rows depend on."""
+        return ["files", {role: content_key(path) for role, path in self.paths.items()}]
+
+
+@dataclass(frozen=True)
+class DelimitedFile:
+    """A file of columns, separated by tabs, where quotes have no meaning, or by commas, with quotes.
+
+    Args:
+        path: the file, plain or .gz.
+        columns: for each role a column counted from 0, or its name in the first line; None: the first column that no
+            other role has. If a column is named, the first line is not a row.
+        separator: a tab or a comma.
+        hints: what a message adds if the column of a role is missing.
+        is_distinct: whether two roles may not have the same column.
+    """
+
+    path: Path
+    columns: Mapping[str, Column | None]
+    separator: str = "\t"
+    hints: Mapping[str, str] = field(default_factory=dict)
+    is_distinct: bool = False
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.columns)
+
+    def rows(self) -> Iterator[Row]:
+        """Go through the rows in file order."""
+        lines = self._lines()
+        try:
+            number, names = next(lines)
+        except StopIteration:
+            raise empty_file(self.path) from None
+        positions = self._positions(number, names)
+        needed = max(positions) + 1
+        if not any(isinstance(column, str) for column in self.columns.values()):
+            lines = (line for part in ([(number, names)], lines) for line in part)
+        for number, cells in lines:
+            if len(cells) < needed:
+                raise InputError(
+                    f"{self.place(number)}: expected at least {needed} columns separated by "
+                    f"{_SEPARATORS[self.separator]}, received {len(cells)}"
+                )
+            yield number, tuple(cells[position] for position in positions)
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        if self.separator == "\t":
+            for number, line in enumerate(stream_lines(self.path), start=1):
+                yield number, line.split("\t")
+            return
+        reader = csv.reader((f"{line}\n" for line in stream_lines(self.path)), strict=True)
+        while True:
+            number = reader.line_num + 1
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                raise InputError(
+                    f"{self.place(number)}: expected columns separated by commas, with texts that hold one or a quote "
+                    f'in "quotes" ({error})'
+                ) from None
+            if row is None:
+                return
+            if row:
+                yield number, row
+
+    def _positions(self, number: int, names: Sequence[str]) -> list[int]:
+        found = {role: self._position(role, column, names, number) for role, column in self.columns.items()}
+        free = (position for position in range(len(found) + 1) if position not in found.values())
+        positions = [next(free) if position is None else position for position in found.values()]
+        if self.is_distinct and len(set(positions)) < len(positions):
+            raise InputError(
+                f"{self.place(number)}: {', '.join(self.roles)} must be different columns, but two of them are the same"
+            )
+        return positions
+
+    def _position(self, role: str, column: Column | None, names: Sequence[str], number: int) -> int | None:
+        if not isinstance(column, str):
+            return column
+        if column not in names:
+            raise InputError(
+                f"{self.place(number)}: there is no column '{column}'; the first line names "
+                f"{', '.join(map(repr, names))}{self.hints.get(role, '') or nearest(column, names)}"
+            )
+        return names.index(column)
+
+    def place(self, number: int) -> str:
+        """Return the place of the row that begins in a line, counted from 1."""
+        return f"{self.path}:{number}"
+
+    def identity(self) -> list[object]:
+        """Return JSON values that the rows depend on."""
+        return ["columns", self.separator, content_key(self.path), dict(self.columns)]
+
+
+@dataclass(frozen=True)
+class JsonLinesFile:
+    """A file with a JSON object in each line.
+
+    Args:
+        path: the file, plain or .gz.
+        fields: the field of each role; "a.b" is field "b" of field "a".
+        raw: the roles whose values are not texts.
+    """
+
+    path: Path
+    fields: Mapping[str, str]
+    raw: tuple[str, ...] = ()
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.fields)
+
+    def rows(self) -> Iterator[Row]:
+        """Go through the rows in file order."""
+        number = 0
+        for number, line in enumerate(stream_lines(self.path), start=1):
+            place = self.place(number)
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(
+                    f"{place}: expected one JSON object in the line, but at character {error.colno}: "
+                    f"{error.msg.lower()}"
+                ) from None
+            yield number, _values(record, self.fields, self.raw, place)
+        if not number:
+            raise empty_file(self.path)
+
+    def place(self, number: int) -> str:
+        """Return the place of a line, counted from 1."""
+        return f"{self.path}:{number}"
+
+    def identity(self) -> list[object]:
+        """Return JSON values that the rows depend on."""
+        return ["jsonl", content_key(self.path), dict(self.fields)]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset that the `datasets` library loads; its numbered classes are replaced by their names.
+
+    Args:
+        name: the name on the Hugging Face hub, or a local folder.
+        split: the part to read, such as "train".
+        fields: the field of each role; "a.b" is field "b" of field "a".
+        config: which configuration of the dataset, if it has several.
+        raw: the roles whose values are not texts.
+    """
+
+    name: str
+    split: str
+    fields: Mapping[str, str]
+    config: str | None = None
+    raw: tuple[str, ...] = ()
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.fields)
+
+    def rows(self) -> Iterator[Row]:
+        """Go through the rows in the order of the dataset."""
+        rows = self._load()
+        features = getattr(rows, "features", None)
+        classes = [_class_names(features, name) if role in self.raw else None for role, name in self.fields.items()]
+        for number, record in enumerate(rows):
+            place = self.place(number)
+            values = _values(record, self.fields, self.raw, place)
+            yield (
+                number,
+                tuple(
+                    value if names is None else _class_name(value, names, place)
+                    for value, names in zip(values, classes, strict=True)
+                ),
+            )
+
+    def _load(self) -> Any:
+        try:
+            library = importlib.import_module("datasets")
+        except ImportError:
+            raise InputError(
+                f"dataset '{self.name}' needs the datasets library; install it with: pip install 'clearhead[datasets]'"
+            ) from None
+        try:
+            return library.load_dataset(self.name, self.config, split=self.split)
+        except (OSError, ValueError, LookupError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise InputError(f"dataset '{self.name}', split '{self.split}', cannot be loaded: {reason}") from None
+
+    def place(self, number: int) -> str:
+        """Return the place of a row, counted from 0."""
+        return f"{self.name}[{self.split}] row {number}"
+
+    def identity(self) -> list[object]:
+        """Return JSON values that the rows depend on."""
+        fingerprint = str(getattr(self._load(), "_fingerprint", ""))
+        return ["dataset", self.name, self.config, self.split, dict(self.fields), fingerprint]
+
+
+TableSource = AlignedFiles | DelimitedFile | JsonLinesFile | Dataset
+
+
+def read_table(source: TableSource, share: Share = WHOLE, *, what: str) -> Table:
+    """Read the rows of a source, in order.
+
+    Args:
+        source: where they come from.
+        share: from which to which share of the rows, 0 to 1.
+        what: what a message calls a row.
+
+    Raises:
+        InputError: a file, column or field is missing or unusable, files have unequal line counts, or there is no row.
+    """
+    rows = list(source.rows())
+    if not rows:
+        raise InputError(f"{source.place(1)}: expected at least one {what}, found none")
+    part = rows[slice(*(round(border * len(rows)) for border in share))]
+    if not part:
+        raise InputError(
+            f"{source.place(rows[0][0])}: the part from {share[0]:.0%} to {share[1]:.0%} of {len(rows)} {what}s "
+            "is empty"
+        )
+    columns = zip(*(values for _, values in part), strict=True)
+    return Table(dict(zip(source.roles, columns, strict=True)), [number for number, _ in part], source.place)
+
+
+def json_text(value: object) -> str:
+    """Return a value as a message shows it: as JSON, and shortened if it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _values(record: object, fields: Mapping[str, str], raw: Sequence[str], place: str) -> tuple[object, ...]:
+    return tuple(
+        _field(record, name, place) if role in raw else _text(_field(record, name, place), name, place)
+        for role, name in fields.items()
+    )
+
+
+def _field(record: object, field: str, place: str) -> object:
+    """Return a value of a record by its field, or by a path of fields joined with dots."""
+    names = [field] if isinstance(record, Mapping) and field in record else field.split(".")
+    value = record
+    for name in names:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{place}: expected an object with the field '{name}', received {json_text(value)}")
+        if name not in value:
+            raise InputError(
+                f"{place}: there is no field '{name}'; the fields are "
+                f"{', '.join(map(repr, value)) or 'none'}{nearest(name, map(str, value))}"
+            )
+        value = value[name]
+    return value
+
+
+def _text(value: object, field: str, place: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{place}: field '{field}' is {json_text(value)}; expected a text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"{place}: field '{field}' holds a lone surrogate, which is not Unicode text") from None
+    return value
+
+
+def _class_names(features: Any, field: str) -> list[str] | None:
+    """Return the names of a dataset's numbered classes; for lists of classes they belong to the items."""
+    try:
+        feature = features[field]
+    except (KeyError, TypeError):
+        return None
+    names = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
+    return None if names is None else list(names)
+
+
+def _class_name(value: object, names: Sequence[str], place: str) -> object:
+    if isinstance(value, list):
+        return [_class_name(item, names, place) for item in value]
+    if not isinstance(value, int):
+        return value
+    if not 0 <= value < len(names):
+        raise InputError(
+            f"{place}: class {value} has no name among the {len(names)} of the dataset; "
+            "the labels of this split may be hidden: use another split"
+        )
+    return names[value]
+
+
+def _misalignment(first: Path, lines: Sequence[str], second: Path, others: Sequence[str]) -> str:
+    """Say which line looks like the first one without its partner."""
+    path, longer, shorter = (first, lines, others) if len(lines) > len(others) else (second, others, lines)
+    line = first_misaligned(longer, shorter)
+    if line > len(shorter):
+        return f"{path}:{line} and what follows has no partner, or the other file was cut short"
+    return (
+        f"by the lengths of the lines the first that looks wrong is {path}:{line} "
+        f"({json_text(longer[line - 1])} beside {json_text(shorter[line - 1])})"
+    )
+
+
+def first_misaligned(longer: Sequence[str], shorter: Sequence[str]) -> int:
+    """Return the line, counted from 1, at which two files of unequal length most likely lose their alignment.
+
+    Assumes that one block of lines is missing in the shorter file. Translations of each other have a steady ratio of
+    lengths; the gap is put where the ratios before it and after it are as steady as possible.
+
+    Args:
+        longer: the lines of the longer file.
+        shorter: the lines of the shorter file.
+
+    Returns:
+        The first line of `longer` that lacks its partner; len(shorter) + 1 if the surplus is at the end.
+
+    Source: the length-based cost follows Gale and Church 1993, with a median ratio in place of their fitted one.
+    """
+    surplus = len(longer) - len(shorter)
+    long, short = _log_lengths(longer), _log_lengths(shorter)
+    centre = float(np.median(long)) - float(np.median(short))
+    before = np.abs(long[: len(short)] - short - centre)
+    after = np.abs(long[surplus:] - short - centre)
+    # cost[k] = lines before k paired straight across, lines from k on paired with those behind the gap
+    cost = np.concatenate([[0.0], np.cumsum(before)]) + (after.sum() - np.concatenate([[0.0], np.cumsum(after)]))
+    # The last of equal costs: a gap may follow lines that fit either way, and the end is the usual place.
+    best = len(cost) - 1 - int(np.argmin(cost[::-1]))
+    return best + 1
+
+
+def _log_lengths(lines: Sequence[str]) -> Float64[ndarray, " lines"]:
+    return np.log1p(np.fromiter(map(len, lines), dtype=np.float64, count=len(lines)))
