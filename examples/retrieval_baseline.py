@@ -24,7 +24,7 @@ import clearhead as ch
 from clearhead.data.batches.contrastive import collate_contrastive, contrastive_plan, positive_groups, store_groups
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.lines import read_lines
-from clearhead.data.sources.pairs import parse_pair_source
+from clearhead.data.sources.pairs import parallel_files, parse_pair_source
 from clearhead.data.sources.tables import TableSource
 from clearhead.data.stores.arrays import Ragged
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
