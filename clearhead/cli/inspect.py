@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import human_bytes, human_count, print_json, print_result
+from clearhead.cli.console import human_bytes, human_count, print_either
 from clearhead.cli.options import Json
-from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from clearhead.spec import Head, Model, Node
+    from clearhead.spec import Model
     from clearhead.spec.cost import Cost
     from clearhead.task import TaskRecord
 
-
-@dataclass(frozen=True)
-class _CheckpointSummary:
-    """What is shown of a checkpoint, besides what is shown of every model."""
-
-    spec: Model
-    task: TaskRecord
-    lines: list[str]
-
-
 MOST_LABELS = 12
+LABEL_KINDS = {"single_label": "one of", "multi_label": "several of", "regression": "a number", None: "one of"}
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -50,154 +42,119 @@ def inspect(
       clearhead inspect runs/de-en
       clearhead inspect runs/de-en/spec.json --length 128
 
-    What it was trained for, its spec tree, shapes, parameters, memory and cost, and which attention body runs and why.
-    One multiplication and one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no
+    Shows its task, spec tree, shapes, parameters, memory and cost, and which attention kernel runs and why. One
+    multiplication and one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no
     early-stop rule apply. --json ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops",
     "target_flops", "attention", "spec"} and more; "task" is null for a spec file that stands alone.
     """
     from clearhead.core import build
     from clearhead.spec.cost import cost_per_token
+    from clearhead.spec.describe import decoder_masks, head_summary, tree_lines
 
-    summary = summarize_checkpoint(ref)
-    spec = read_spec(ref) if summary is None else summary.spec
-    record = read_record(ref) if summary is None else summary.task
+    found = read_reference(ref)
+    spec = found.spec
     module = build(spec, device="meta")
     cost = cost_per_token(spec, length, length)
-    parameters = [_Weights(name, tuple(one.shape), one.numel()) for name, one in module.named_parameters()]
-    total = sum(one.count for one in parameters)
-    bodies = attention_bodies(module)
-    if as_json:
-        print_json(
-            {
-                **_purpose(spec, record),
-                "parameters": total,
-                "parameter_bytes": 4 * total,
-                "source_flops": cost.source_flops,
-                "target_flops": cost.target_flops,
-                "cache_bytes_per_target_token": 4 * cost.cache_numbers,
-                "cache_bytes_per_source_token": 4 * cost.memory_numbers,
-                "attention": [asdict(body) for body in bodies],
-                "generation": [] if summary is None else summary.lines,
-                "spec": json.loads(spec.to_json()),
-            }
-        )
-        return
-    for line in [
-        *_purpose_lines(spec, record),
-        *([] if summary is None else summary.lines),
-        "",
-        *tree_lines(spec),
-        "",
-        "weights",
-        *_weight_lines(parameters),
-        "",
-        *_cost_lines(total, spec, cost, length),
-    ]:
-        print_result(line)
-    for body in bodies:
-        print_result(
-            f"attention   {body.mode}: the {body.body} body in {body.count} of {body.total}, because {body.reason}"
-        )
-
-
-def _purpose(spec: Model, record: TaskRecord | None) -> dict[str, Any]:
-    """Return what `_purpose_lines` says, as JSON values."""
-    return {
-        "task": None if record is None else json.loads(record.to_json()),
-        "head": None if spec.head is None else head_line(spec.head),
-        "masks": decoder_masks(spec),
+    parameters = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    total = sum(map(math.prod, parameters.values()))
+    kernels = _attention_kernels(module)
+    head = None if spec.head is None else head_summary(spec.head)
+    masks = decoder_masks(spec)
+    record = {
+        "task": None if found.task is None else json.loads(found.task.to_json()),
+        "head": head,
+        "masks": masks,
+        "parameters": total,
+        "parameter_bytes": 4 * total,
+        "source_flops": cost.source_flops,
+        "target_flops": cost.target_flops,
+        "cache_bytes_per_target_token": 4 * cost.cache_numbers,
+        "cache_bytes_per_source_token": 4 * cost.memory_numbers,
+        "attention": kernels,
+        "generation": found.notes,
+        "spec": json.loads(spec.to_json()),
     }
+    lines = [*_task_lines(found.task), *([] if head is None else [f"head        {head}"])]
+    lines += [f"mask        {' and '.join(masks)}, in the decoder"] if spec.decoder is not None else []
+    lines += [*found.notes, "", *tree_lines(spec), "", "weights", *_weight_lines(parameters)]
+    lines += ["", *_cost_lines(total, spec, cost, length)]
+    kernel_line = "attention   {mode}: the {kernel} kernel in {count} of {total}, because {reason}"
+    print_either(as_json, record, *lines, *(kernel_line.format(**kernel) for kernel in kernels))
 
 
-def _purpose_lines(spec: Model, record: TaskRecord | None) -> Iterator[str]:
-    """Yield what a model was trained for, what its head does, and what its decoder sees."""
-    if record is not None:
-        longest = "" if record.max_length is None else f", on texts of at most {record.max_length} tokens"
-        paired = ", on pairs of texts" if record.is_paired else ""
-        yield f"task        {record.kind}{paired}{longest}"
-        if record.labels or record.label_kind is not None:
-            kinds = {"single_label": "one of", "multi_label": "several of", "regression": "a number", None: "one of"}
-            shown = ", ".join(record.labels[:MOST_LABELS]) + (", ..." if len(record.labels) > MOST_LABELS else "")
-            yield f"labels      {kinds[record.label_kind]} {f'{len(record.labels)}: {shown}' if shown else ''}".rstrip()
-    if spec.head is not None:
-        yield f"head        {head_line(spec.head)}"
-    if spec.decoder is not None:
-        yield f"mask        {' and '.join(decoder_masks(spec))}, in the decoder"
+@dataclass(frozen=True)
+class _Found:
+    """The spec and the task of a model, and notes on a Hugging Face checkpoint, one for each line."""
+
+    spec: Model
+    task: TaskRecord | None
+    notes: list[str]
 
 
-def head_line(head: Head) -> str:
-    """Return the layers of a head in one line: pool mean, linear 64, activation tanh, linear 2."""
-    return ", ".join(
-        " ".join([layer.kind, *(str(getattr(layer, key)) for key in ("by", "size", "function") if hasattr(layer, key))])
-        for layer in head.layers
-    )
-
-
-def decoder_masks(spec: Model) -> list[str]:
-    """Return the kinds of mask over its own tokens that a decoder has."""
-    from clearhead.spec import Attention, walk
-
-    if spec.decoder is None:
-        return []
-    nodes = (node for _, node in walk(spec.decoder))
-    return sorted({node.mask.kind for node in nodes if isinstance(node, Attention) and node.source == "self"})
-
-
-def summarize_checkpoint(ref: str) -> _CheckpointSummary | None:
-    """Read a checkpoint in the layout of the hub; None: the reference is another one.
+def read_reference(ref: str) -> _Found:
+    """Read a Hugging Face checkpoint, a run directory, a saved model, or a spec file, which has no task.
 
     Raises:
-        InputError: it cannot be loaded.
+        InputError: the reference leads nowhere, or a file is faulty.
     """
-    from clearhead.hf.checkpoint import read_generation_config
     from clearhead.hf.files.hub import find_checkpoint
+    from clearhead.runs.directory import TASK_FILE, read_task, resolve_reference, split_reference
+    from clearhead.spec import Model
+
+    checkpoint = find_checkpoint(ref)
+    if checkpoint is not None:
+        return _read_checkpoint(checkpoint)
+    path, label = split_reference(ref)
+    if label is not None:
+        resolve_reference(ref)
+    folder, file = (path, path / "spec.json") if path.is_dir() else (path.parent, path)
+    spec = Model.from_file(file, what="run directory or spec file")
+    return _Found(spec, read_task(folder) if (folder / TASK_FILE).is_file() else None, [])
+
+
+def _read_checkpoint(folder: Path) -> _Found:
+    from clearhead.hf.checkpoint import read_generation_config
     from clearhead.hf.loading import load_module
     from clearhead.hf.tokenizers import load_tokenizers
     from clearhead.text.tokenizer_files import has_tokenizer
 
-    folder = find_checkpoint(ref)
-    if folder is None:
-        return None
     loaded = load_module(folder)
-    lines = [f"note        {note}" for note in loaded.notes]
+    notes = [f"note        {note}" for note in loaded.notes]
     if loaded.module.decoder is not None:
-        lines += [f"generation  {line}" for line in read_generation_config(folder).lines()]
+        notes += [f"generation  {line}" for line in read_generation_config(folder).lines()]
     if has_tokenizer(folder):
         text = load_tokenizers(folder)
         text.pair.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))
         source = text.pair.source
         special_tokens = source.special_tokens
         around = " ".join([*source.tokens(special_tokens.prefix), "TEXT", *source.tokens(special_tokens.suffix)])
-        lines.append(f"tokenizer   {source.vocab_size} entries, {around}, {source.fingerprint[:12]}")
-        lines += [f"languages   {', '.join(text.languages)}"] if text.languages else []
-        lines += ["chat        has a template"] if text.chat is not None else []
-    return _CheckpointSummary(loaded.module.spec, loaded.task, lines)
+        notes.append(f"tokenizer   {source.vocab_size} entries, {around}, {source.fingerprint[:12]}")
+        notes += [f"languages   {', '.join(text.languages)}"] if text.languages else []
+        notes += ["chat        has a template"] if text.chat is not None else []
+    return _Found(loaded.module.spec, loaded.task, notes)
 
 
-def read_record(ref: str) -> TaskRecord | None:
-    """Read what a model was trained for; None where a spec stands alone.
-
-    Raises:
-        InputError: the record is faulty.
-    """
-    from clearhead.runs.directory import TASK_FILE, read_task, split_reference
-
-    folder = split_reference(ref)[0]
-    folder = folder if folder.is_dir() else folder.parent
-    return read_task(folder) if (folder / TASK_FILE).is_file() else None
+def _task_lines(task: TaskRecord | None) -> Iterator[str]:
+    if task is None:
+        return
+    longest = "" if task.max_length is None else f", on texts of at most {task.max_length} tokens"
+    yield f"task        {task.kind}{', on pairs of texts' if task.is_paired else ''}{longest}"
+    if task.labels or task.label_kind is not None:
+        shown = ", ".join(task.labels[:MOST_LABELS]) + (", ..." if len(task.labels) > MOST_LABELS else "")
+        yield f"labels      {LABEL_KINDS[task.label_kind]} {f'{len(task.labels)}: {shown}' if shown else ''}".rstrip()
 
 
-def _weight_lines(parameters: list[_Weights]) -> Iterator[str]:
-    """Yield a line for each tensor; layers that are alike share their lines."""
-    alike: dict[tuple[str, tuple[int, ...]], list[_Weights]] = {}
-    for one in parameters:
-        alike.setdefault((_LAYER.sub("layers.*.", one.name), one.shape), []).append(one)
+def _weight_lines(parameters: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Yield a line for each tensor; equal tensors of several layers share a line."""
+    groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for name, shape in parameters.items():
+        groups.setdefault((_LAYER.sub("layers.*.", name), shape), []).append(name)
     rows = []
-    for (name, shape), group in alike.items():
-        numbers = [found.group(1) for one in group if (found := _LAYER.search(one.name))]
-        label = numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}" if numbers else ""
-        times = f" x {len(group)}" if len(group) > 1 else ""
-        rows.append((name.replace("*", label), " x ".join(map(str, shape)), human_count(group[0].count) + times))
+    for (pattern, shape), names in groups.items():
+        numbers = [match[1] for name in names if (match := _LAYER.search(name))]
+        label = "-".join(dict.fromkeys([numbers[0], numbers[-1]])) if numbers else ""
+        times = f" x {len(names)}" if len(names) > 1 else ""
+        rows.append((pattern.replace("*", label), " x ".join(map(str, shape)), human_count(math.prod(shape)) + times))
     width = max(len(row[0]) for row in rows)
     for name, sizes, count in rows:
         yield f"  {name:<{width}}  {sizes:>12}  {count}"
@@ -218,93 +175,15 @@ def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[st
     yield f"cost        {both or f'{target} FLOPs for a token'}, at {lengths}; training costs three times as much"
 
 
-def read_spec(ref: str) -> Model:
-    """Read the spec of a run directory, of any folder with a spec.json, or of a spec file.
-
-    Raises:
-        InputError: there is none, or it is faulty.
-    """
-    from clearhead.files import read_text_file
-    from clearhead.runs.directory import resolve_reference, split_reference
-    from clearhead.spec import Model
-
-    path, label = split_reference(ref)
-    if label is not None:
-        resolve_reference(ref)
-    path = path / "spec.json" if path.is_dir() else path
-    text = read_text_file(path, "run directory or spec file")
-    try:
-        return Model.from_json(text)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def tree_lines(spec: Model) -> list[str]:
-    """Return the spec as an indented tree; a line for each part, one line for equal neighbours."""
-    return list(_tree(spec, "model", 0))
-
-
-def _tree(node: Node, name: str, depth: int) -> Iterator[str]:
-    from clearhead.spec import Node
-
-    values = {key: getattr(node, key) for key in type(node).model_fields if key != "kind"}
-    plain = [
-        f"{key}={value}" for key, value in values.items() if not isinstance(value, Node | tuple) and value is not None
-    ]
-    yield f"{'  ' * depth}{name}: {type(node).__name__}{'(' + ', '.join(plain) + ')' if plain else ''}"
-    for key, value in values.items():
-        if isinstance(value, Node):
-            yield from _tree(value, key, depth + 1)
-        elif isinstance(value, tuple):
-            for label, child in _folded(value):
-                yield from _tree(child, f"{key}.{label}", depth + 1)
-
-
-def _folded(children: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield runs of equal neighbours once, labelled with their first and last index."""
-    start = 0
-    for end in range(1, len(children) + 1):
-        if end == len(children) or children[end] != children[start]:
-            yield (str(start) if end == start + 1 else f"{start}-{end - 1}"), children[start]
-            start = end
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """One tensor of a model."""
-
-    name: str
-    shape: tuple[int, ...]
-    count: int
-
-
-@dataclass(frozen=True)
-class AttentionBody:
-    """Which of the two bodies of attention runs.
-
-    Attributes:
-        mode: "training" or "evaluation".
-        body: "explicit" or "fused".
-        count: in how many attentions of the model.
-        total: how many there are.
-        reason: why this one.
-    """
-
-    mode: str
-    body: str
-    count: int
-    total: int
-    reason: str
-
-
-def attention_bodies(module: nn.Module) -> list[AttentionBody]:
-    """Ask every attention of a model which body runs in each mode, and why."""
+def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the kernels that the attentions of a model run in each mode, with the reason."""
     from clearhead.core.attention import Attention
 
     attentions = [part for part in module.modules() if isinstance(part, Attention)]
     found = []
     for mode in ("training", "evaluation"):
         module.train(mode == "training")
-        bodies = Counter(attention.kernel() for attention in attentions)
-        found += [AttentionBody(mode, body, count, len(attentions), why) for (body, why), count in bodies.items()]
+        for (kernel, reason), count in Counter(attention.kernel() for attention in attentions).items():
+            used = {"mode": mode, "kernel": kernel, "count": count, "total": len(attentions), "reason": reason}
+            found.append(used)
     return found

@@ -172,10 +172,7 @@ def read_run(path: Path) -> Run:
             "'clearhead train' wrote"
         )
     configuration = _configuration(path / RUN_FILE)
-    try:
-        spec = Model.from_json(read_text_file(path / SPEC_FILE, "spec file"))
-    except InputError as error:
-        raise InputError(f"{path / SPEC_FILE}: {error}") from None
+    spec = Model.from_file(path / SPEC_FILE)
     metrics = tuple(read_metrics(path / FILE_NAME))
     if not metrics:
         raise InputError(

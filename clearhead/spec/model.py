@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
 from clearhead.errors import InputError
+from clearhead.files import read_text_file
 from clearhead.spec.base import AnyNode, Node
 from clearhead.spec.model_checks import consistency_faults, partial_faults
 from clearhead.spec.node_checks import node_faults
@@ -57,6 +59,23 @@ class Model(Node):
         if faults or model is None:
             raise InputError.from_faults(list(dict.fromkeys(faults)), subject="the spec")
         return model
+
+    @classmethod
+    def from_file(cls, path: Path, what: str = "spec file") -> Model:
+        """Read a file that holds what `to_json` wrote.
+
+        Args:
+            path: the file.
+            what: what is expected there, for messages.
+
+        Raises:
+            InputError: the file is missing, or its spec is faulty.
+        """
+        text = read_text_file(path, what)
+        try:
+            return cls.from_json(text)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
 
 
 def validate(node: AnyNode) -> AnyNode:

@@ -9,7 +9,6 @@ from typing import Literal
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
-from clearhead.files import read_text_file
 from clearhead.hf.export import save_origin
 from clearhead.machine import choose_device, choose_precision
 from clearhead.runs.checkpoint import checkpoint_damage, checkpoint_folder, checkpoint_steps, saved_choices
@@ -182,7 +181,7 @@ def _load_tokenizers(path: Path) -> TokenizerPair:
 def _settle_spec(spec: Model, directory: RunDirectory, resume: bool) -> None:
     """Write the spec of a new run; a run that goes on must mean the same model."""
     file = directory.path / SPEC_FILE
-    if resume and file.exists() and Model.from_json(read_text_file(file, "spec file")) != spec:
+    if resume and file.exists() and Model.from_file(file) != spec:
         raise InputError(f"{file} describes another model than the run file: restore the one it was started with")
     directory.write_text(SPEC_FILE, spec.to_json())
 

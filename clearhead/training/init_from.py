@@ -11,7 +11,6 @@ from torch import Tensor
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
-from clearhead.files import read_text_file
 from clearhead.hf import registry
 from clearhead.hf.checkpoint import HFCheckpoint, label_config
 from clearhead.hf.export import load_origin
@@ -183,7 +182,7 @@ def _of_run(reference: str) -> InitialModel:
 
 
 def _of_files(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:
-    model = Model.from_json(read_text_file(folder / SPEC_FILE, "spec file"))
+    model = Model.from_file(folder / SPEC_FILE)
     tokenizers, record = TokenizerPair.load(folder), read_task(folder)
     hf_checkpoint = load_origin(folder, build(model, device="meta"), record, tokenizers)
     return InitialModel(name, model, tokenizers, record, tensors, hf_checkpoint)

@@ -37,7 +37,7 @@ def test_every_failure_is_a_sentence(
     def fail(ref: str) -> None:
         raise error
 
-    monkeypatch.setattr("clearhead.cli.inspect.read_spec", fail)
+    monkeypatch.setattr("clearhead.cli.inspect.read_reference", fail)
     assert program.main(["inspect", "x"]) == code
     captured = capfd.readouterr()
     assert captured.out == "" and "Traceback" not in captured.err and captured.err.count("\n") == 1

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import read_text_file
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import with_head
@@ -43,10 +42,7 @@ def resolve_spec(
     """
     if section.spec is not None:
         path = Path(section.spec)
-        try:
-            model = Model.from_json(read_text_file(path, "spec file"))
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+        model = Model.from_file(path)
         if head is not None:
             return with_head(model, head)
         if model.head is None:
