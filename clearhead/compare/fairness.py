@@ -1,8 +1,8 @@
-"""Whether runs may be compared: what is the same for all of them, and one sentence for everything that is not."""
+"""Fairness of a comparison: what is the same for all runs, and a sentence for each unfair difference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,14 +11,15 @@ from clearhead.compare.table import Row
 from clearhead.runs.directory import differing_keys
 
 TOKENS_TOLERANCE: Final = 1.01
-"""Batches of one budget hold a few tokens more or less."""
+"""Ratio up to which token counts are equal: batches of one budget hold a few tokens more or less."""
 
-# Tasks whose loss is a mean over tokens, so that a vocabulary with longer entries has the higher loss.
+# Tasks whose loss is a mean over tokens, so that it depends on the tokenizer.
 _TOKEN_TASKS: Final = ("translate", "generate", "fill", "denoise")
-# Where a run starts is said by itself, how states become one is the model's affair, and the temperature spoils less.
+# Keys of [task] that are not part of the objective: they have checks of their own, or belong to the model.
 _NO_OBJECTIVE: Final = ("task.init", "task.pool", "task.temperature")
-_PLACE_KEYS: Final = ("epoch", "batch")
-_DATA: Final = "data"
+_VALIDATION_KEYS: Final = ("data.valid", "data.max_length", "data.max_ratio")
+# State of the batches that does not define their order; seeds are compared by row.
+_NO_ORDER: Final = ("epoch", "batch", "data", "seed")
 _MACHINE: Final[Mapping[str, str]] = {
     "accelerator": "accelerator",
     "processor features": "processor",
@@ -29,12 +30,12 @@ _MACHINE: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Fairness:
-    """What a comparison rests on.
+    """The result of checking a comparison.
 
     Attributes:
-        same: what was checked and is the same for all rows.
-        unfair: one sentence for each unfairness.
-        notes: one sentence for everything else that a reader must know of a run.
+        same: the names of the checks that all rows pass.
+        unfair: one sentence for each unfair difference.
+        notes: one sentence for everything else that a reader must know about a run.
         losses: names of the rows whose loss cannot be compared with that of the first row.
         scores: names of the rows whose score cannot be compared with that of the first row.
     """
@@ -52,13 +53,13 @@ class Fairness:
 
 @dataclass(frozen=True)
 class _Check:
-    """One thing that should be the same.
+    """A property that should be the same for all runs.
 
     Attributes:
-        name: what is compared, for the list of what is the same.
-        same: whether it is the same for a run and the first one; None where nothing tells.
-        clause: what to say of a run and the first row's name where it is not.
-        spoils: what of validation cannot be compared then.
+        name: of the property.
+        same: whether it is the same for a run and the first one; None: unknown.
+        clause: what differs, given a run, the first run, and the name of the first row.
+        spoils: the validation numbers that cannot be compared if it differs.
     """
 
     name: str
@@ -68,7 +69,7 @@ class _Check:
 
 
 def judge_fairness(rows: Sequence[Row]) -> Fairness:
-    """Hold every row against the first one.
+    """Compare every row with the first one.
 
     Args:
         rows: at least one.
@@ -101,46 +102,70 @@ def judge_fairness(rows: Sequence[Row]) -> Fairness:
 
 
 def _sentences(found: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Join names and what is said of them; what is said of several is said once."""
+    """Join names and clauses to sentences; rows with the same clause share a sentence."""
     names: dict[str, list[str]] = {}
     for name, clause in found:
         names.setdefault(clause, []).append(name)
-    return tuple(f"{_joined(who)} {clause}" for clause, who in names.items())
+    return tuple(f"{_joined(group)} {clause}" for clause, group in names.items())
 
 
 def _joined(names: Sequence[str]) -> str:
     return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), names[-1]])
 
 
-def _checks(reference: Run) -> list[_Check]:
-    checks = [
-        _Check("training data", _same_data, lambda run, first, name: f"had other training data than {name}"),
-        _Check(
-            "validation data",
-            _same_validation,
-            lambda run, first, name: f"had other validation data than {name}{_values(run, first, _VALIDATION_KEYS)}",
-            spoils=("loss", "score"),
+def _checks(reference: Run) -> Iterator[_Check]:
+    def tokenizer_clause(run: Run, first: Run, name: str) -> str:
+        unit = ", so losses per token cannot be compared; scores and bits per byte could"
+        return f"used another tokenizer than {name}{unit if run.task in _TOKEN_TASKS else ''}"
+
+    yield _Check(
+        "training data",
+        lambda run, first: _same_data(run, first, [_batches(one).get("data") for one in (run, first)], ["data.train"]),
+        lambda run, first, name: f"had other training data than {name}",
+    )
+    yield _Check(
+        "validation data",
+        lambda run, first: _same_data(
+            run, first, [one.choices.get("valid_data") for one in (run, first)], _VALIDATION_KEYS
         ),
-        _Check("tokenizer", _same_tokenizer, _tokenizer_clause, ("loss",) if reference.task in _TOKEN_TASKS else ()),
-        _Check("objective", _same_objective, _objective_clause, spoils=("loss", "score")),
-        _Check(
-            "score",
-            lambda run, first: run.score_name == first.score_name,
-            lambda run, first, name: f"took {run.score_name} for the score, {name} {first.score_name}",
-            spoils=("score",),
+        lambda run, first, name: (
+            f"had other validation data than {name}{_values(run, first, _differing(run, first, *_VALIDATION_KEYS))}"
         ),
-        _Check("order", _same_order, _order_clause),
-        _Check(
-            "budget",
-            _same_budget,
-            lambda run, first, name: f"had a budget of {_budget(run)}, {name} of {_budget(first)}",
+        spoils=("loss", "score"),
+    )
+    yield _Check("tokenizer", _same_tokenizer, tokenizer_clause, ("loss",) if reference.task in _TOKEN_TASKS else ())
+    yield _Check(
+        "objective",
+        lambda run, first: not _objective_keys(run, first),
+        lambda run, first, name: (
+            f"learned another objective than {name}{_values(run, first, _objective_keys(run, first))}"
         ),
-        _Check("starting point", lambda run, first: run.key("task.init") == first.key("task.init"), _start_clause),
-        _Check("machine", _same_machine, _machine_clause),
-    ]
+        spoils=("loss", "score"),
+    )
+    yield _Check(
+        "score",
+        lambda run, first: run.score_name == first.score_name,
+        lambda run, first, name: f"took {run.score_name} for the score, {name} {first.score_name}",
+        spoils=("score",),
+    )
+    yield _Check("order", _same_order, _order_clause)
+    yield _Check(
+        "budget",
+        lambda run, first: _budget(run) == _budget(first),
+        lambda run, first, name: f"had a budget of {_budget(run)}, {name} of {_budget(first)}",
+    )
+    yield _Check("starting point", lambda run, first: run.key("task.init") == first.key("task.init"), _start_clause)
+    yield _Check("machine", _same_machine, _machine_clause)
     if reference.task == "embed":
-        checks.append(_Check("temperature", _same_temperature, _temperature_clause, spoils=("loss",)))
-    return checks
+        yield _Check(
+            "temperature",
+            lambda run, first: not _differing(run, first, "task.temperature"),
+            lambda run, first, name: (
+                f"divided by another temperature than {name}{_values(run, first, ['task.temperature'])}, so losses "
+                "cannot be compared"
+            ),
+            spoils=("loss",),
+        )
 
 
 # --- data, tokenizer, objective -------------------------------------------------------------------------------
@@ -151,69 +176,33 @@ def _batches(run: Run) -> Mapping[str, Any]:
 
 
 def _same_tokenizer(run: Run, first: Run) -> bool | None:
-    one, two = run.choices.get("tokenizer"), first.choices.get("tokenizer")
-    return None if one is None or two is None else bool(one == two)
+    return _equal_where_known(*(one.choices.get("tokenizer") for one in (run, first)))
 
 
-def _same_data(run: Run, first: Run) -> bool | None:
-    """Compare what was read; token ids tell nothing of text under two tokenizers, where only the run files can say."""
-    one, two = _batches(run).get(_DATA), _batches(first).get(_DATA)
-    if one is not None and two is not None and _same_tokenizer(run, first):
-        return bool(one == two)
-    return not _differing(run, first, "data.train")
+def _equal_where_known(one: Any, other: Any) -> bool | None:
+    return None if one is None or other is None else bool(one == other)
 
 
-_VALIDATION_KEYS: Final = ("data.valid", "data.max_length", "data.max_ratio")
-
-
-def _same_validation(run: Run, first: Run) -> bool | None:
-    one, two = run.choices.get("valid_data"), first.choices.get("valid_data")
-    if one is not None and two is not None and _same_tokenizer(run, first):
-        return bool(one == two)
-    return not any(_differing(run, first, key) for key in _VALIDATION_KEYS)
+def _same_data(run: Run, first: Run, fingerprints: Sequence[Any], keys: Sequence[str]) -> bool:
+    """Compare fingerprints of token ids, or the run files where there is none or the tokenizers differ."""
+    same = _equal_where_known(*fingerprints)
+    return not _differing(run, first, *keys) if same is None or not _same_tokenizer(run, first) else same
 
 
 def _objective_keys(run: Run, first: Run) -> list[str]:
     return [key for key in _differing(run, first, "task") if key not in _NO_OBJECTIVE]
 
 
-def _same_objective(run: Run, first: Run) -> bool:
-    return not _objective_keys(run, first)
-
-
-def _objective_clause(run: Run, first: Run, name: str) -> str:
-    return f"learned another objective than {name}{_values(run, first, _objective_keys(run, first))}"
-
-
-def _tokenizer_clause(run: Run, first: Run, name: str) -> str:
-    clause = f"used another tokenizer than {name}"
-    if run.task not in _TOKEN_TASKS:
-        return clause
-    return f"{clause}, so losses per token cannot be compared; scores and bits per byte could"
-
-
-def _same_temperature(run: Run, first: Run) -> bool:
-    return bool(run.key("task.temperature") == first.key("task.temperature"))
-
-
-def _temperature_clause(run: Run, first: Run, name: str) -> str:
-    values = _values(run, first, ["task.temperature"])
-    return f"divided by another temperature than {name}{values}, so losses cannot be compared"
-
-
 # --- order, budget, start, machine ----------------------------------------------------------------------------
 
 
 def _same_order(run: Run, first: Run) -> bool | None:
-    """Compare how batches are cut and shuffled, seeds apart: those are compared row by row."""
-    if not _batches(run) or not _batches(first):
-        return None
-    return not _order_keys(run, first)
+    """Compare how batches are made and shuffled."""
+    return not _order_keys(run, first) if _batches(run) and _batches(first) else None
 
 
 def _order_keys(run: Run, first: Run) -> list[str]:
-    ignored = {*_PLACE_KEYS, _DATA, "seed"}
-    return [key for key in differing_keys(_batches(run), _batches(first)) if key.split(".")[0] not in ignored]
+    return [key for key in differing_keys(_batches(run), _batches(first)) if key.split(".")[0] not in _NO_ORDER]
 
 
 def _order_clause(run: Run, first: Run, name: str) -> str:
@@ -222,19 +211,15 @@ def _order_clause(run: Run, first: Run, name: str) -> str:
     return f"read batches in another order than {name} ({'; '.join(shown[:3])})"
 
 
-def _same_budget(run: Run, first: Run) -> bool:
-    return _budget(run) == _budget(first)
-
-
 def _budget(run: Run) -> str:
-    """Say what ends a run."""
+    """Return the limits of a run, as text."""
     limits = {name: run.key(f"train.{name}") for name in ("steps", "epochs", "seconds")}
-    words = [
+    shown = [
         f"{_count(value)} {name if value != 1 else name[:-1]}" for name, value in limits.items() if value is not None
     ]
     patience = run.key("train.early_stop.patience")
-    words += [f"a patience of {patience}"] if patience is not None else []
-    return " or ".join(words) or "no limit"
+    shown += [f"a patience of {patience}"] if patience is not None else []
+    return " or ".join(shown) or "no limit"
 
 
 def _count(value: int | float) -> str:
@@ -250,33 +235,27 @@ def _start_clause(run: Run, first: Run, name: str) -> str:
 
 def _machine(run: Run) -> dict[str, Any]:
     values = {**(run.state["environment"] if run.state is not None else {}), **run.choices}
-    return {word: values[key] for key, word in _MACHINE.items() if key in values}
+    return {name: values[key] for key, name in _MACHINE.items() if key in values}
 
 
 def _same_machine(run: Run, first: Run) -> bool | None:
-    ours, theirs = _machine(run), _machine(first)
-    return ours == theirs if ours and theirs else None
+    return _equal_where_known(_machine(run) or None, _machine(first) or None)
 
 
 def _machine_clause(run: Run, first: Run, name: str) -> str:
     ours, theirs = _machine(run), _machine(first)
-    shown = [
-        f"{word} {_shown(ours.get(word))} instead of {_shown(theirs.get(word))}"
-        for word in differing_keys(ours, theirs)
-    ]
+    keys = differing_keys(ours, theirs)
+    shown = [f"{key} {_shown(ours.get(key))} instead of {_shown(theirs.get(key))}" for key in keys]
     return f"ran with {', and '.join(shown)}, so seconds cannot be compared with {name}"
 
 
-# --- what is seen row by row ----------------------------------------------------------------------------------
+# --- checks of rows -------------------------------------------------------------------------------------------
 
 
 def _seeds(rows: Sequence[Row]) -> list[tuple[str, str]]:
     first = rows[0]
-    return [
-        (row.name, f"had {_seed_list(row)}, {first.name} {_seed_list(first)}")
-        for row in rows
-        if row.seeds != first.seeds
-    ]
+    others = [row for row in rows if row.seeds != first.seeds]
+    return [(row.name, f"had {_seed_list(row)}, {first.name} {_seed_list(first)}") for row in others]
 
 
 def _seed_list(row: Row) -> str:
@@ -290,48 +269,40 @@ def _tokens(rows: Sequence[Row]) -> list[tuple[str, str]]:
             continue
         ratio = row.tokens.mean / first.tokens.mean
         if max(ratio, 1 / ratio) > TOKENS_TOLERANCE:
-            found.append((row.name, f"saw {_ratio(ratio)} x the tokens of {first.name}"))
+            places = f"{ratio:.2f}".rstrip("0").rstrip(".") if ratio < 100 else f"{ratio:,.0f}"
+            found.append((row.name, f"saw {places if ratio >= 0.1 else f'{ratio:.2g}'} x the tokens of {first.name}"))
     return found
 
 
-def _ratio(value: float) -> str:
-    return (
-        f"{value:.2g}" if value < 0.1 else f"{value:,.0f}" if value >= 100 else f"{value:.2f}".rstrip("0").rstrip(".")
-    )
-
-
-def _notes(row: Row) -> list[tuple[str, str]]:
-    """Say what a reader must know of a row by itself."""
-    found = []
+def _notes(row: Row) -> Iterator[tuple[str, str]]:
+    """Yield what a reader must know about the runs of a row, with their names."""
     for run in row.runs:
-        who = str(run.path)
+        path = str(run.path)
         if run.state is None:
-            found.append((who, "had no sound checkpoint, so data, tokenizer and order are not checked"))
+            yield path, "had no sound checkpoint, so data, tokenizer and order are not checked"
         elif run.work is None:
-            found.append((who, "kept no record of the lengths of texts, so the FLOPs are not known"))
+            yield path, "did not record its token counts, so the FLOPs are not known"
         if run.unfinished is not None:
-            found.append((who, f"reached {run.unfinished}: still in training, or interrupted"))
+            yield path, f"reached {run.unfinished}: still in training, or interrupted"
         if run.best("loss") is None:
-            found.append((who, "had no validation yet"))
+            yield path, "had no validation yet"
     twice = sorted({seed for seed in row.seeds if row.seeds.count(seed) > 1})
     if twice:
-        who = _joined([str(run.path) for run in row.runs if run.seed == twice[0]])
-        found.append((who, f"had one configuration and one seed, so the spread of {row.name} is too small"))
-    return found
+        paths = _joined([str(run.path) for run in row.runs if run.seed == twice[0]])
+        yield paths, f"had one configuration and one seed, so the spread of {row.name} is too small"
 
 
-# --- words ----------------------------------------------------------------------------------------------------
+# --- differences of run files ---------------------------------------------------------------------------------
 
 
-def _differing(run: Run, first: Run, prefix: str) -> list[str]:
-    """Return the keys of the run files at or below a dotted key whose values differ."""
+def _differing(run: Run, first: Run, *prefixes: str) -> list[str]:
+    """Return the keys of the run files at or below dotted keys whose values differ."""
     keys = differing_keys(run.configuration, first.configuration)
-    return [key for key in keys if key == prefix or key.startswith(f"{prefix}.")]
+    return [key for prefix in prefixes for key in keys if key == prefix or key.startswith(f"{prefix}.")]
 
 
-def _values(run: Run, first: Run, prefixes: Sequence[str]) -> str:
-    """Say the first keys that differ, with both values; nothing where the run files are the same."""
-    keys = [key for prefix in prefixes for key in _differing(run, first, prefix)]
+def _values(run: Run, first: Run, keys: Sequence[str]) -> str:
+    """Return the first of some keys with both values, as text."""
     shown = [f"{key} {_shown(run.key(key))}, not {_shown(first.key(key))}" for key in keys[:3]]
     return f" ({'; '.join(shown)})" if shown else ""
 

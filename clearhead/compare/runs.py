@@ -1,10 +1,11 @@
-"""What a run directory says of its run: resolved run file, spec, metrics, and what a checkpoint remembers."""
+"""Runs as read from their directories: run file, spec, metrics, and the state of the newest checkpoint."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import tomllib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,18 +13,16 @@ from typing import Any, Final, Literal
 
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.files import read_text_file
 from clearhead.runs.checkpoint import STATE, newest_sound
-from clearhead.runs.directory import RUN_FILE, split_reference
+from clearhead.runs.directory import RUN_FILE, SPEC_FILE, dotted, read_configuration, split_reference
 from clearhead.runs.metrics import FILE_NAME, Metrics, read_metrics
 from clearhead.spec import Model
 from clearhead.spec.token_counts import TokenCounts
 
-SPEC_FILE: Final = "spec.json"
 SCORE_NAME: Final = "score_name"
 PLANNED_STEPS: Final = "planned_steps"
 SCORE_NAMES: Final[Mapping[str, str]] = {"translate": "BLEU"}
-"""What scores were called before runs remembered it."""
+"""Names of scores for runs whose checkpoints do not say them."""
 
 Quality = Literal["score", "loss"]
 
@@ -37,7 +36,7 @@ class Run:
         configuration: the resolved run file.
         spec: the model.
         metrics: the lines of its metrics, at least one.
-        state: what its newest sound checkpoint remembers besides tensors, or None where it has none.
+        state: the state of its newest sound checkpoint without tensors; None: it has none.
     """
 
     path: Path
@@ -53,18 +52,17 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """What decides weights and order at the start."""
+        """The random seed."""
         return int(self.key("train.seed") or 0)
 
     @property
     def family(self) -> str:
-        """Which stacks the model has."""
-        names = [name for name in ("encoder", "decoder") if getattr(self.spec, name) is not None]
-        return "-".join(names)
+        """The stacks of the model."""
+        return "-".join(name for name in ("encoder", "decoder") if getattr(self.spec, name) is not None)
 
     @property
     def choices(self) -> Mapping[str, Any]:
-        """What was chosen or found once at the start; empty where no checkpoint says it."""
+        """Settings that were chosen at the start; empty without a checkpoint."""
         return self.state["choices"] if self.state is not None else {}
 
     @property
@@ -86,17 +84,17 @@ class Run:
 
     @property
     def score_name(self) -> str:
-        """What the validation score is called."""
+        """The name of the validation score."""
         return str(self.choices.get(SCORE_NAME) or SCORE_NAMES.get(self.task, "score"))
 
     @cached_property
     def parameters(self) -> Parameters:
-        """How many numbers the model has."""
+        """The parameter counts of the model."""
         return count_parameters(self.spec)
 
     @property
     def unfinished(self) -> str | None:
-        """How far a run came that has not met its end yet, in words; None where it has, or where nothing tells."""
+        """The progress of an unfinished run, as text; None: it is finished, or that is not known."""
         if self.state is None:
             return None
         tally, planned = self.state["tally"], int(self.choices.get(PLANNED_STEPS) or self.key("train.steps") or 0)
@@ -113,7 +111,7 @@ class Run:
 
     def key(self, name: str) -> Any:
         """Return the value of a dotted key of the run file, or None where it is not set."""
-        return flat(self.configuration).get(name)
+        return dotted(self.configuration).get(name)
 
     def points(self, quality: Quality) -> list[tuple[Metrics, float]]:
         """Return every validation with its loss or score."""
@@ -128,11 +126,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many numbers a model has.
+    """Parameter counts of a model.
 
     Attributes:
-        total: all of them, shared ones once.
-        embeddings: those in the tables of tokens, segments and positions that the stacks begin with.
+        total: all parameters, shared ones once.
+        embeddings: those in the tables of tokens, segments and positions.
     """
 
     total: int
@@ -140,25 +138,20 @@ class Parameters:
 
 
 def count_parameters(spec: Model) -> Parameters:
-    """Count the parameters of a model from its spec, without making them."""
-    counts = {name: one.numel() for name, one in build(spec, device="meta").named_parameters()}
-    tables = ("table", "segments", "position")
-    embeddings = [
-        count
-        for name, count in counts.items()
-        if ".embedding." in name and name.split(".embedding.")[1].split(".")[0] in tables
-    ]
-    return Parameters(sum(counts.values()), sum(embeddings))
+    """Count the parameters of a model from its spec, without allocating them."""
+    counts = {name: parameter.numel() for name, parameter in build(spec, device="meta").named_parameters()}
+    table = re.compile(r"\.embedding\.(table|segments|position)\b")
+    return Parameters(sum(counts.values()), sum(count for name, count in counts.items() if table.search(name)))
 
 
 def read_run(path: Path) -> Run:
-    """Read what a run directory says; a run still in training may be read too.
+    """Read a run directory, possibly of a run still in training.
 
     Args:
         path: the run directory.
 
     Raises:
-        InputError: it is no run directory, one of its files cannot be read, or it has no metrics yet.
+        InputError: it is not a run directory, a file cannot be read, or it has no metrics yet.
     """
     folder, label = split_reference(str(path))
     if label is not None and folder.is_dir():
@@ -168,25 +161,19 @@ def read_run(path: Path) -> Run:
     missing = [name for name in (RUN_FILE, SPEC_FILE) if not (path / name).is_file()]
     if missing:
         raise InputError(
-            f"{path} is not a run directory, for it has no {' and no '.join(missing)}: name a folder that "
+            f"{path} is not a run directory: it has no {' and no '.join(missing)}; name a folder that "
             "'clearhead train' wrote"
         )
     configuration = _configuration(path / RUN_FILE)
     spec = Model.from_file(path / SPEC_FILE)
     metrics = tuple(read_metrics(path / FILE_NAME))
     if not metrics:
-        raise InputError(
-            f"{path} has no metrics yet, so there is nothing to compare: let it train for some steps first"
-        )
+        raise InputError(f"{path} has no metrics yet: let it train for some steps first")
     return Run(path, configuration, spec, metrics, _newest_state(path))
 
 
 def _configuration(file: Path) -> dict[str, Any]:
-    text = read_text_file(file, "run file")
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{file} is not a valid run file ({error}): restore it, or leave this run out") from None
+    tree = read_configuration(file)
     if not isinstance(tree.get("task"), dict) or not isinstance(tree.get("train"), dict):
         raise InputError(f"{file} has no [task] and [train]: restore the run file that 'clearhead train' wrote")
     return tree
@@ -195,25 +182,10 @@ def _configuration(file: Path) -> dict[str, Any]:
 def _newest_state(run: Path) -> dict[str, Any] | None:
     """Read the state of the newest sound checkpoint; a run in training may delete it while it is read."""
     for _ in range(5):
-        try:
-            folder, _ = newest_sound(run)
-            if folder is None:
-                return None
+        folder, _ = newest_sound(run)
+        if folder is None:
+            return None
+        with contextlib.suppress(FileNotFoundError):
             state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
             return state
-        except FileNotFoundError:
-            continue
     return None
-
-
-def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested configuration as dotted keys."""
-    return dict(_leaves(tree, ""))
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

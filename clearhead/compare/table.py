@@ -1,17 +1,17 @@
-"""Runs as rows: those that differ in nothing but their seed are one row, with mean and spread."""
+"""Runs as rows: runs that differ only in their seed are one row, with mean and standard deviation."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Final
 
-from clearhead.compare.runs import Quality, Run, flat, read_run
+from clearhead.compare.runs import Quality, Run, read_run
 from clearhead.errors import InputError
-from clearhead.runs.directory import differing_keys
+from clearhead.runs.directory import differing_keys, dotted
 from clearhead.spec.cost import training_flops
 
 SEED_KEYS: Final = ("train.run", "train.seed")
@@ -33,13 +33,11 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[int | float | None]) -> Spread | None:
-        """Summarise the numbers that are there, or return None where none is."""
+        """Summarize the numbers that are not None, or return None if there are none."""
         found = [value for value in values if value is not None]
         if not found:
             return None
-        mean = math.fsum(found) / len(found)
-        squares = math.fsum((value - mean) ** 2 for value in found)
-        return cls(mean, math.sqrt(squares / (len(found) - 1)) if len(found) > 1 else None, len(found))
+        return cls(fmean(found), stdev(found) if len(found) > 1 else None, len(found))
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Row:
 
     @property
     def first(self) -> Run:
-        """The run that speaks for what all seeds share."""
+        """The first run, for what all seeds share."""
         return self.runs[0]
 
     @property
@@ -66,7 +64,7 @@ class Row:
 
     @property
     def flops(self) -> Spread | None:
-        """Training FLOPs, where the runs remember how their text is shaped."""
+        """Training FLOPs, if the runs have recorded their token counts."""
         return self.spread(lambda run: None if run.work is None else training_flops(run.spec, run.work))
 
     @property
@@ -81,20 +79,20 @@ class Row:
 
     @property
     def seconds(self) -> Spread:
-        """Wall-clock seconds, validations included."""
+        """Wall-clock seconds, including validations."""
         return self._always(lambda run: run.metrics[-1].seconds)
 
     @property
     def tokens_per_second(self) -> Spread | None:
-        """Speed of training alone."""
+        """Training throughput, without validations."""
         return self.spread(lambda run: run.tokens_per_second)
 
     def best(self, quality: Quality) -> Spread | None:
-        """Return the best validation of every seed, where it was validated."""
+        """Return the best validation of each seed that has one."""
         return self.spread(lambda run: run.best(quality))
 
     def spread(self, value: Callable[[Run], int | float | None]) -> Spread | None:
-        """Summarise a number over the seeds."""
+        """Summarize a number over the seeds."""
         return Spread.of([value(run) for run in self.runs])
 
     def _always(self, value: Callable[[Run], int | float]) -> Spread:
@@ -104,13 +102,13 @@ class Row:
 
 
 def read_rows(paths: Sequence[Path]) -> list[Row]:
-    """Read runs and gather the seeds of one configuration, in the order of their first run.
+    """Read runs and group the seeds of one configuration, in the order of their first run.
 
     Args:
         paths: run directories, at least one.
 
     Raises:
-        InputError: one of them cannot be read or is named twice, or they learn different tasks; all faults together.
+        InputError: a run cannot be read or is named twice, or the tasks differ; all faults in one report.
     """
     faults, runs, seen = [], [], dict[Path, Path]()
     for path in paths:
@@ -134,19 +132,19 @@ def read_rows(paths: Sequence[Path]) -> list[Row]:
 
 
 def is_seed_of(run: Run, other: Run) -> bool:
-    """Return whether two runs differ in nothing but their seed and their directory."""
+    """Return whether two runs differ only in their seed and their directory."""
     return not set(differing_keys(run.configuration, other.configuration)) - set(SEED_KEYS)
 
 
 def differences(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """Return the keys of the run files in which rows differ, each with its value in every row (None: not set)."""
-    tables = [flat(row.first.configuration) for row in rows]
+    tables = [dotted(row.first.configuration) for row in rows]
     keys = sorted({key for table in tables for key in differing_keys(tables[0], table)} - set(SEED_KEYS), key=_place)
     return {key: [table.get(key) for table in tables] for key in keys}
 
 
 def _place(key: str) -> tuple[int, str]:
-    """Sort keys as a run file has its tables."""
+    """Sort keys by the order of tables in a run file."""
     tables = ("task", "data", "tokenizer", "model", "train")
     table = key.partition(".")[0]
     return (tables.index(table) if table in tables else len(tables)), key
@@ -163,7 +161,7 @@ def _refuse_mixed_tasks(runs: Sequence[Run]) -> None:
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Name rows by their folders, as shortly as it tells them apart; seeds by what their names begin with."""
+    """Name rows by their folders, as short as is unique; seeds by the common prefix of their names."""
     for parts in (1, 2):
         names = [_name(["/".join(run.path.resolve().parts[-parts:]) for run in group]) for group in groups]
         if len(set(names)) == len(names):

@@ -261,15 +261,16 @@ def measured_weights(folder: Path) -> Path:
 
 def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys whose values differ between two nested configurations, sorted."""
-    ours, theirs = _dotted(before), _dotted(now)
+    ours, theirs = dotted(before), dotted(now)
     missing = object()
     return sorted(key for key in ours | theirs if ours.get(key, missing) != theirs.get(key, missing))
 
 
-def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested configuration with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 
@@ -307,10 +308,10 @@ def _refuse_other_configuration(path: Path, configuration: str, may_differ: Sequ
     run_file = path / RUN_FILE
     if not run_file.exists():
         return
-    before, now = _parse(run_file, run_file.read_text(encoding="utf-8")), tomllib.loads(configuration)
+    before, now = read_configuration(run_file), tomllib.loads(configuration)
     keys = [key for key in differing_keys(before, now) if key not in may_differ]
     if keys:
-        ours, theirs = _dotted(now), _dotted(before)
+        ours, theirs = dotted(now), dotted(before)
         shown = "; ".join(f"{key} is {_shown(theirs, key)} there and {_shown(ours, key)} here" for key in keys[:8])
         more = f"; and {len(keys) - 8} more" if len(keys) > 8 else ""
         raise InputError(
@@ -319,9 +320,14 @@ def _refuse_other_configuration(path: Path, configuration: str, may_differ: Sequ
         )
 
 
-def _parse(path: Path, text: str) -> dict[str, Any]:
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Read the run file of a run directory, without validation.
+
+    Raises:
+        InputError: it is missing or not TOML.
+    """
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(read_text_file(path, "run file"))
     except tomllib.TOMLDecodeError as error:
         raise InputError(
             f"{path} is not a valid run file ({error}): restore it, or name another run directory."

@@ -134,7 +134,7 @@ def refused(*paths: Path) -> str:
 
 def test_what_is_no_run(tmp_path: Path) -> None:
     assert "there is no such run directory" in refused(tmp_path / "none")
-    assert "is not a run directory, for it has no run.toml and no spec.json" in refused(tmp_path)
+    assert "is not a run directory: it has no run.toml and no spec.json" in refused(tmp_path)
     run = Made().write(tmp_path / "a")
     assert f"whole runs are compared: name {run}" in refused(Path(f"{run}@best"))
     assert f"{run}/checkpoints is not a run directory" in refused(run / "checkpoints")
