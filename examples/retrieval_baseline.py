@@ -32,7 +32,8 @@ from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.evaluate.retrieval import Recall, recall_at
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.losses.contrastive import contrastive_loss
-from clearhead.training.runfile.read import RunFile, load_run_file
+from clearhead.training.runfile.read import load_run_file
+from clearhead.training.runfile.sections import RunFile
 
 WORDS = 16_000
 LEARNING_RATE = 3e-2

@@ -26,7 +26,8 @@ from clearhead.training.preflight import TokenSide, preflight
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
-from clearhead.training.runfile.read import RunFile, to_toml
+from clearhead.training.runfile.read import to_toml
+from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult, TrainSettings, planned_steps
 from clearhead.training.tasks.base import DataSide, TaskParts, TaskSetup, one_sided
 from clearhead.training.tasks.registry import parts_of

@@ -1,9 +1,8 @@
-"""Checks before the first step: what would go wrong hours later is said now, together with what the run will cost."""
+"""Checks before the first step: report now what would fail later, and forecast what the run costs."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,20 +21,20 @@ from clearhead.training.random_state import deterministic_algorithms, preserved_
 from clearhead.training.settings import TrainSettings, planned_steps
 
 OPTIMIZER_SLOTS: Final = 2
-"""Numbers that an optimizer keeps for each trained number: mean and mean square of the gradient in the Adam family."""
+"""Values that an optimizer of the Adam family keeps for each parameter: two moments of the gradient."""
 
 
 @dataclass(frozen=True)
 class TokenSide:
-    """One side of the training data, as far as it must fit the module.
+    """One side of the training data and the limits of the module.
 
     Attributes:
         name: "source" or "target", for the messages.
         largest_id: the largest token id in the data.
-        vocabulary_rows: ids that the module has a row for.
-        longest: tokens of the longest sequence as the module sees it, special tokens included.
-        max_positions: the longest sequence the module can take, or None for no limit.
-        special_ids: ids with a role, such as "pad" and "end of sentence", by that role.
+        vocabulary_rows: rows of the module's embedding table.
+        longest: tokens of the longest sequence, with special tokens.
+        max_positions: the longest sequence that the module can read, or None for no limit.
+        special_ids: ids of the special tokens by role, such as "pad" and "eos".
     """
 
     name: str
@@ -48,11 +47,11 @@ class TokenSide:
 
 @dataclass(frozen=True)
 class DryStep:
-    """What one forward and backward pass took.
+    """The cost of one forward and backward pass.
 
     Attributes:
         seconds: time of the pass.
-        peak_bytes: memory it needed on top of what was in use before.
+        peak_bytes: peak memory, less the memory in use before.
         tokens: source and target tokens of the batch.
     """
 
@@ -63,17 +62,17 @@ class DryStep:
 
 @dataclass(frozen=True)
 class Preflight:
-    """What a run will cost.
+    """A forecast of the cost of a run.
 
     Attributes:
-        parameters: trained numbers in the module.
+        parameters: number of trained parameters.
         checkpoint_bytes: size of one checkpoint.
-        disk_bytes: room for everything that is kept at one time.
-        disk_free: room on the disk of the run directory, with what the run holds already.
-        memory_bytes: memory on top of what is in use now.
+        disk_bytes: size of everything that is kept at one time.
+        disk_free: free space on the disk of the run directory, and the space that the run already uses.
+        memory_bytes: memory needed in addition to what is in use now.
         memory_free: memory that is free now.
         step_seconds: time of a step with an average batch.
-        seconds: time of all steps, without validations, or None where the number of steps is not known.
+        seconds: time of all steps without validations, or None if the number of steps is not known.
     """
 
     parameters: int
@@ -86,7 +85,7 @@ class Preflight:
     seconds: float | None
 
     def lines(self) -> list[str]:
-        """Return the forecast as a few lines for a person."""
+        """Return the forecast as lines of text."""
         total = f", {duration(self.seconds)} for all steps without validations" if self.seconds is not None else ""
         return [
             f"parameters  {self.parameters:,}",
@@ -107,32 +106,31 @@ def preflight(
     mean_tokens: float,
     batches_per_epoch: int,
 ) -> Preflight:
-    """Check a run before its first step and forecast what it costs, without changing anything.
+    """Check a run before its first step and forecast its cost, without changing anything.
 
     Args:
         module: what will be trained.
         loss: gives, for a batch, the summed loss and the number of labels.
-        largest: the training batch that needs most memory.
-        settings: how long and how to train.
+        largest: the training batch with the most positions.
+        settings: of the run.
         sides: the sides of the data.
         mean_tokens: source and target tokens of an average batch.
         batches_per_epoch: batches in one pass over the training data.
 
     Raises:
-        InputError: one report of everything that does not fit.
+        InputError: every fault, in one report.
     """
     faults = [fault for side in sides for fault in side_faults(side)]
     run = Path(settings.run)
-    faults += run_directory_faults(run)
     checkpoint_bytes, disk_bytes = disk_forecast(module, settings)
     disk_free = _free_disk(run)
     if disk_bytes > disk_free:
         faults.append(
             f"The checkpoints need up to {size(disk_bytes)}, but the disk of {settings.run} has {size(disk_free)} "
-            "free: make room, or lower train.keep or train.average."
+            "free: free some space, or lower train.keep or train.average."
         )
     if faults:
-        # A dry step on ids that do not fit would fail with an error of its own
+        # Ids outside the vocabulary would fail inside the dry step, with a worse message.
         raise InputError.from_faults(faults, subject="the run")
     dry = dry_step(module, loss, largest, precision=settings.precision)
     trained = sum(_bytes(parameter) for parameter in module.parameters() if parameter.requires_grad)
@@ -158,7 +156,7 @@ def preflight(
 
 
 def side_faults(side: TokenSide) -> list[str]:
-    """Return one sentence for everything in which one side of the data does not fit the module."""
+    """Return one message for each way in which a side of the data does not fit the module."""
     faults = []
     if side.largest_id >= side.vocabulary_rows:
         faults.append(
@@ -179,23 +177,13 @@ def side_faults(side: TokenSide) -> list[str]:
     return faults
 
 
-def run_directory_faults(path: Path) -> list[str]:
-    """Return a sentence if a run directory could not be made or written, else nothing."""
-    existing = _nearest_existing(path)
-    if not existing.is_dir():
-        return [f"The run directory {path} cannot be made, because {existing} is a file."]
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return [f"The run directory {path} cannot be written: {existing} does not allow it."]
-    return []
-
-
 def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]:
-    """Return the bytes of one checkpoint, and of all that a run keeps at one time."""
+    """Return the bytes of one checkpoint, and of everything that a run keeps at one time."""
     unique = {(tensor.data_ptr(), tensor.shape): _bytes(tensor) for tensor in module.state_dict().values()}
     weights = sum(unique.values())
     trained = sum(_bytes(parameter) for parameter in module.parameters() if parameter.requires_grad)
     checkpoint = weights * (1 + (settings.ema is not None)) + trained * OPTIMIZER_SLOTS
-    # The last ones, the best one, and the one being written before an old one may go
+    # The last checkpoints, the best one, and the one being written before an old one is deleted.
     kept = checkpoint * (settings.keep + 2)
     averaging = weights * (settings.average + 1) if settings.average else 0
     return checkpoint, kept + averaging
@@ -208,10 +196,10 @@ def dry_step(
     *,
     precision: str = "fp32",
 ) -> DryStep:
-    """Run a batch forward and backward for its time and memory, and leave everything as it was.
+    """Measure time and memory of a forward and backward pass; module and random states are the same afterwards.
 
     Args:
-        module: what will be trained; its gradients, buffers and mode, and all random states, come back unchanged.
+        module: what will be trained; its gradients, buffers and mode are restored.
         loss: gives, for a batch, the summed loss and the number of labels.
         batch: the batch to try.
         precision: "fp32", or "bf16" for autocast.
@@ -225,7 +213,7 @@ def dry_step(
         before = peak = _start_peak(device)
         seconds = []
         try:
-            # Twice: the first pass also pays for allocation and for the choice of kernels
+            # Twice: the first pass includes allocation and the choice of kernels.
             for _ in range(2):
                 module.zero_grad(set_to_none=True)
                 began = time.perf_counter()
@@ -250,7 +238,7 @@ def dry_step(
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether torch could not get memory, on an accelerator or on the CPU."""
+    """Return whether torch ran out of memory, on an accelerator or on the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
@@ -265,7 +253,7 @@ def free_memory() -> int:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as a person writes it: "512 B", "41.7 MB", "1.2 GB"."""
+    """Return a number of bytes with its unit: "512 B", "41.7 MB", "1.2 GB"."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5:
@@ -321,16 +309,9 @@ def _peak(device: torch.device) -> int:
 def _free_disk(run: Path) -> int:
     own = run / "checkpoints"
     status = [path.stat() for path in own.rglob("*") if path.is_file()] if own.is_dir() else []
-    # By inode, because the averaging ring shares its bytes with the checkpoints
+    # By inode, because recent weights are hard links to those of the checkpoints.
     held = sum({entry.st_ino: entry.st_size for entry in status}.values())
-    return shutil.disk_usage(_nearest_existing(run)).free + held
-
-
-def _nearest_existing(path: Path) -> Path:
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
+    return shutil.disk_usage(run).free + held
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -126,7 +126,7 @@ def die_at_sync(number: int) -> None:
         calls.append(descriptor)
         if len(calls) == number:
             path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-            # Not a second name for a file that is written already, as the averaging ring has
+            # Not a second name for a file that is written already, as recent weights have
             if path.is_file() and ".writing-" in str(path) and path.stat().st_nlink == 1:
                 os.truncate(path, path.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)

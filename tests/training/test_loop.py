@@ -460,7 +460,7 @@ def test_extra_saves_change_nothing_and_are_resumed_from(tmp_path: Path) -> None
 
 
 def test_averaged_parts_of_a_lost_future_are_dropped(tmp_path: Path) -> None:
-    """Going back to an older checkpoint takes the averaging ring back as well."""
+    """Going back to an older checkpoint takes the recent weights back as well."""
     run, options = tmp_path / "run", {"average": 3, "keep": 2, "validate_every": 3}
     small_trainer(run, **options).run()
     (files.checkpoint_folder(run, 12) / files.WEIGHTS).write_bytes(b"")

@@ -71,7 +71,7 @@ def test_killed_twice_and_resumed_the_weights_are_bit_identical(tmp_path: Path) 
 
 
 def test_killed_in_the_middle_of_any_write_the_end_is_the_same(tmp_path: Path) -> None:
-    """Many deaths, each at a random write: checkpoint, manifest, rename, metrics, best, averaging ring."""
+    """Many deaths, each at a random write: checkpoint, manifest, rename, metrics, best, recent weights."""
     seed = random.SystemRandom().randrange(10**6)
     out = finish(start("chain", str(tmp_path / "killed"), str(seed)), 0)
     assert int(out) >= 2, f"seed {seed}"

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,26 +21,19 @@ from clearhead.training.runfile.faults import Address, Fault, Places, faults_of,
 from clearhead.training.runfile.rules import LENGTHS, check_rules, fill_defaults
 from clearhead.training.runfile.sections import SECTIONS, RunFile, Section
 
-__all__ = ["RunFile", "load_run_file", "parse_run_file", "to_toml"]
-
-# What stands in for a required key that is missing or wrong, so that the rules still see the keys around it.
-_STAND_INS: dict[Address, Any] = {
-    ("task",): {"kind": "translate"},
-    ("task", "kind"): "translate",
-    ("data",): {"train": {"source": "-", "target": "-"}, "valid": {"source": "-", "target": "-"}},
-    ("data", "train"): {"source": "-", "target": "-"},
-    ("data", "valid"): {"source": "-", "target": "-"},
-    ("lora",): {"rank": 8},
-    ("lora", "rank"): 8,
-    ("tokenizer",): {"kind": "word"},
-    ("tokenizer", "kind"): "word",
-    ("tokenizer", "path"): "-",
-    ("train",): {"run": "-", "steps": 1_000_000},
-    ("train", "run"): "-",
-    ("train", "steps"): 1_000_000,
-    ("train", "epochs"): 1_000,
-    ("train", "seconds"): 1e6,
-}
+# Values for required keys that are missing or faulty, so that the rules can still check the other keys.
+_PAIR = {"source": "-", "target": "-"}
+_PLACEHOLDERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "task": {"kind": "translate"},
+        "data": {"train": _PAIR, "valid": _PAIR},
+        "tokenizer": {"kind": "word", "path": "-"},
+        "model": {},
+        "lora": {"rank": 8},
+        "train": {"run": "-", "steps": 1_000_000, "epochs": 1_000, "seconds": 1e6},
+    }
+)
+_REQUIRED = ("kind", "train", "valid", "rank", "run", "steps")
 
 
 def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
@@ -151,43 +145,18 @@ def _drop_other_lengths(raw: dict[str, Any], kept: str) -> None:
 
 
 def _validate(raw: dict[str, Any], places: Places) -> tuple[RunFile, list[Fault]]:
-    """Parse the values; faulty ones are reported and set aside, so that the rest is still checked together."""
-    faults: list[Fault] = []
-    values = _copy(raw)
-    while True:
-        try:
-            return RunFile.model_validate(values), faults
-        except ValidationError as error:
-            found = faults_of(error, values, places)
-        assert found and all(fault.address for fault in found), "every fault must name an address"
-        faults += found
-        for fault in found:
-            _set_aside(values, fault.address)
-
-
-def _set_aside(values: dict[str, Any], address: Address) -> None:
-    for length in range(len(address), 0, -1):
-        table = _table_at(values, address[: length - 1])
-        if table is None:
-            continue
-        table.pop(address[length - 1], None)
-        part = address[:length]
-        if part in _STAND_INS:
-            table[part[-1]] = _copy(_STAND_INS[part])
-            return
-        if length <= 2 or part[:1] != ("data",):
-            return
-
-
-def _table_at(values: dict[str, Any], address: Address) -> dict[str, Any] | None:
-    here: Any = values
-    for part in address:
-        here = here.get(part) if isinstance(here, dict) else None
-    return here if isinstance(here, dict) else None
-
-
-def _copy(value: Any) -> Any:
-    return {key: _copy(below) for key, below in value.items()} if isinstance(value, dict) else value
+    """Validate the values; faulty keys are reported and left out, so that the rules can check the others."""
+    try:
+        return RunFile.model_validate(raw), []
+    except ValidationError as error:
+        faults = faults_of(error, raw, places)
+    values: dict[str, Any] = {name: dict(raw[name]) for name in SECTIONS if isinstance(raw.get(name), dict)}
+    for table, *keys in (fault.address for fault in faults if fault.address[0] in SECTIONS):
+        for key in keys[:1] or _REQUIRED:
+            values.setdefault(table, {}).pop(key, None)
+            if key in _PLACEHOLDERS[table]:
+                values[table][key] = _PLACEHOLDERS[table][key]
+    return RunFile.model_validate(values), faults
 
 
 def _placed(fault: Fault, places: Places) -> Fault:

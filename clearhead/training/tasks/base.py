@@ -27,8 +27,7 @@ from clearhead.training.losses.tokens import token_loss
 from clearhead.training.progress.reports import Progress
 from clearhead.training.protocols import Batches, BatchT
 from clearhead.training.runfile.model_table import resolve_spec, with_dropout
-from clearhead.training.runfile.read import RunFile
-from clearhead.training.runfile.sections import Section
+from clearhead.training.runfile.sections import RunFile, Section
 from clearhead.training.settings import Metric
 
 SourceT = TypeVar("SourceT")

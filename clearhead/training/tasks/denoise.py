@@ -13,7 +13,7 @@ from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.task import Noise, TaskRecord
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.runfile.read import RunFile
+from clearhead.training.runfile.sections import RunFile
 from clearhead.training.tasks.base import TaskParts, TaskSetup, one_sided
 from clearhead.training.tasks.text import prepare_corpora, text_side, train_text_tokenizer
 

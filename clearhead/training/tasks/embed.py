@@ -33,7 +33,7 @@ from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.contrastive import contrastive_loss
 from clearhead.training.progress.reports import Progress
-from clearhead.training.runfile.read import RunFile
+from clearhead.training.runfile.sections import RunFile
 from clearhead.training.tasks.base import DataSide, Stores, TaskParts, TaskSetup, evenly_spaced, one_sided, vocabulary
 from clearhead.training.tasks.translate import pair_source, prepare_parallel
 

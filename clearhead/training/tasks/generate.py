@@ -17,7 +17,7 @@ from clearhead.spec import Model, Prefix, walk
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.tokens import mean_token_loss
-from clearhead.training.runfile.read import RunFile
+from clearhead.training.runfile.sections import RunFile
 from clearhead.training.tasks.base import Stores, TaskParts, TaskSetup, one_sided
 from clearhead.training.tasks.text import prepare_corpora, text_side, train_text_tokenizer
 

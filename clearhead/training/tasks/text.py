@@ -6,7 +6,7 @@ from clearhead.data.sources.texts import parse_text_source
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.stores.tokenizers import cached_text_tokenizer
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.runfile.read import RunFile
+from clearhead.training.runfile.sections import RunFile
 from clearhead.training.tasks.base import DataSide, Stores, TaskSetup, part_of, prepare_stores, vocabulary
 
 

@@ -25,8 +25,7 @@ from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.losses.tokens import mean_token_loss
 from clearhead.training.progress.reports import Progress
-from clearhead.training.runfile.read import RunFile
-from clearhead.training.runfile.sections import Section
+from clearhead.training.runfile.sections import RunFile, Section
 from clearhead.training.tasks.base import (
     DataSide,
     Stores,
