@@ -15,7 +15,7 @@ from clearhead.errors import InputError
 def train(
     file: Annotated[str, typer.Argument(metavar="FILE.toml", help="The run file, or a run directory to continue.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="table.key=value", help="Changes to it.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue exactly from the last sound checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last undamaged checkpoint.")] = False,
     device: Annotated[str | None, typer.Option("--device", help="As train.device: auto, cpu, cuda or mps.")] = None,
     precision: Annotated[
         str | None, typer.Option("--precision", help="As train.precision: auto, fp32 or bf16.")

@@ -1,9 +1,8 @@
-"""Checkpoints: folders of safetensors and JSON that are either whole or not there.
+"""Checkpoints: folders of safetensors and JSON, written atomically.
 
 A checkpoint is written under a temporary name, synced to the disk and renamed, so a process that dies at any moment
-leaves the earlier checkpoints as they were. The manifest, written last, holds the size and the SHA-256 of every file: a
-folder that was cut off or altered afterwards is recognised by it. Tensors go to safetensors files and everything else
-to JSON; nothing is pickled.
+leaves the earlier checkpoints as they were. The manifest, written last, holds the size and the SHA-256 of every file,
+by which damage is detected. Tensors go to safetensors files and everything else to JSON; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ _OS_ERROR_NUMBER: Final = re.compile(r"os error (\d+)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that training needs to go on exactly from one step.
+    """The state of training after one step, for exact resumption.
 
     Attributes:
         step: optimizer steps taken.
         weights: the module's state dict; tied tensors may appear under several names.
         optimizer: the optimizer's state dict.
         ema: the exponential average of the weights, or None.
-        state: JSON values: counters, random states, the iterator's place, choices.
+        state: JSON values: counters, random states, the position in the data, choices.
     """
 
     step: int
@@ -58,12 +57,12 @@ class Checkpoint:
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
-    """Return where the checkpoint of one step lies in a run directory."""
+    """Return the folder of the checkpoint of one step."""
     return run / "checkpoints" / f"step-{step}"
 
 
 def checkpoint_steps(run: Path) -> list[int]:
-    """Return the steps that have a checkpoint folder, sound or not, in rising order."""
+    """Return the steps that have a checkpoint folder, damaged ones included, in ascending order."""
     folder = run / "checkpoints"
     if not folder.is_dir():
         return []
@@ -72,11 +71,11 @@ def checkpoint_steps(run: Path) -> list[int]:
 
 
 def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
-    """Write one checkpoint so that it appears whole or not at all.
+    """Write one checkpoint atomically.
 
     Args:
         run: the run directory.
-        checkpoint: what to keep; an earlier checkpoint of the same step is replaced.
+        checkpoint: replaces an earlier checkpoint of the same step.
 
     Returns:
         The checkpoint's folder.
@@ -97,17 +96,17 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint back after checking every file against the manifest.
+    """Load a checkpoint after checking every file against the manifest.
 
     Raises:
-        InputError: the checkpoint is damaged, or of a format this version cannot read.
+        InputError: the checkpoint is damaged, or its format is not supported.
     """
     damage = checkpoint_damage(folder)
     if damage is not None:
         raise InputError(damage)
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     if state.pop("format") != FORMAT:
-        raise InputError(f"{folder} was written in a checkpoint format that this version of clearhead cannot read.")
+        raise InputError(f"{folder} has a checkpoint format that this version of clearhead does not support.")
     ema = folder / AVERAGED_WEIGHTS
     return Checkpoint(
         step=state.pop("step"),
@@ -119,7 +118,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def checkpoint_damage(folder: Path) -> str | None:
-    """Return a sentence naming what is wrong with a folder written by `writing_folder`, or None where it is sound."""
+    """Return a message about the damage of a folder written by `writing_folder`; None if it is undamaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
@@ -143,10 +142,10 @@ def checkpoint_damage(folder: Path) -> str | None:
 
 
 def newest_sound(run: Path) -> tuple[Path | None, list[str]]:
-    """Find the newest checkpoint that can be trusted.
+    """Find the newest undamaged checkpoint.
 
     Returns:
-        Its folder, or None where there is none, and one sentence for each newer damaged checkpoint that was skipped.
+        Its folder, or None, and one message for each newer damaged checkpoint.
     """
     skipped: list[str] = []
     for step in reversed(checkpoint_steps(run)):
@@ -159,9 +158,9 @@ def newest_sound(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def saved_choices(run: Path) -> dict[str, Any] | None:
-    """Return the automatic choices a run was started with, or None where there is no sound checkpoint.
+    """Return the automatic choices of a run, such as its precision; None if there is no undamaged checkpoint.
 
-    Whoever chooses precision, threads or the like by itself reads them here before it resumes, and never chooses again.
+    A resumed run uses them instead of choosing again.
     """
     folder, _ = newest_sound(run)
     if folder is None:
@@ -171,13 +170,13 @@ def saved_choices(run: Path) -> dict[str, Any] | None:
 
 
 def prune_checkpoints(run: Path, *, newest: int, keep: int, best: int | None) -> None:
-    """Delete old checkpoints: of those up to `newest`, the last `keep` and the best one stay.
+    """Delete the checkpoints up to `newest`, except the last `keep` and the best one.
 
     Args:
         run: the run directory.
-        newest: the step just saved; later folders, left by a damaged future, are not counted and not touched.
-        keep: how many of the last to keep, at least 1.
-        best: the step of the best checkpoint, which always stays.
+        newest: the step just saved; later (damaged) checkpoints are neither counted nor deleted.
+        keep: number of checkpoints to keep, at least 1.
+        best: the step of the best checkpoint.
     """
     past = [step for step in checkpoint_steps(run) if step <= newest]
     for step in past[:-keep]:
@@ -186,12 +185,12 @@ def prune_checkpoints(run: Path, *, newest: int, keep: int, best: int | None) ->
 
 
 def write_best(run: Path, step: int) -> None:
-    """Note in the file `best` which checkpoint is the best one."""
+    """Write the step of the best checkpoint to the file `best`."""
     write_text(run / "best", f"step-{step}\n")
 
 
 def read_best(run: Path) -> int | None:
-    """Return the step named by the file `best`, or None where there is none."""
+    """Return the step in the file `best`, or None."""
     try:
         match = _STEP_NAME.fullmatch((run / "best").read_text(encoding="utf-8").strip())
     except (FileNotFoundError, UnicodeDecodeError):
@@ -201,7 +200,7 @@ def read_best(run: Path) -> int | None:
 
 @contextlib.contextmanager
 def writing_folder(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder to fill; on success it is sealed with a manifest, synced and renamed to `folder`.
+    """Yield a temporary folder to fill; on success it gets a manifest, is synced and renamed to `folder`.
 
     Raises:
         RunFailure: the disk is full or refuses the write; the temporary folder is removed, an earlier `folder` stays.
@@ -222,7 +221,7 @@ def writing_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file so that it appears whole or not at all.
+    """Write a small text file atomically.
 
     Raises:
         RunFailure: the disk is full or refuses the write; an earlier file stays.
@@ -235,22 +234,22 @@ def write_text(path: Path, text: str) -> None:
 
 
 def clear_leftovers(run: Path) -> None:
-    """Remove what a killed process left half done; call it only while the run directory is locked."""
+    """Remove the temporary files of a killed process; the run directory must be locked."""
     for folder in (run, run / "plots", run / "checkpoints", run / "checkpoints" / "recent"):
         for entry in list(folder.iterdir()) if folder.is_dir() else []:
             replaced = re.fullmatch(r"\.(.+)\.replaced", entry.name)
             if replaced and not (folder / replaced[1]).exists():
-                # Killed between the two renames of a replacement: the earlier folder is still the valid one
+                # Killed between the two renames of a replacement: the earlier folder is still valid.
                 entry.rename(folder / replaced[1])
             elif replaced or re.fullmatch(r"\..+\.(removing|writing-\d+)", entry.name):
                 shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder and everything in it; one that is gone already is fine."""
+    """Delete a folder, if it exists."""
     doomed = folder.with_name(f".{folder.name.lstrip('.')}.removing")
     try:
-        # Renamed first: a process killed while it deletes must not leave half a checkpoint under a valid name
+        # Renamed first: a process killed while deleting must not leave part of a checkpoint under a valid name.
         folder.rename(doomed)
     except OSError:
         doomed = folder
@@ -307,9 +306,9 @@ def _sha256(path: Path) -> str:
 
 
 def _reason(error: OSError | SafetensorError) -> str:
-    """Name the cause; safetensors reports the system's error number only inside its message."""
+    """Return the cause; safetensors has the system's error number only inside its message."""
     match = _OS_ERROR_NUMBER.search(str(error))
     number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; make room and continue with --resume"
+        return "the disk is full; free some space and continue with --resume"
     return os.strerror(number) if number is not None else str(error)

@@ -1,4 +1,4 @@
-"""A run's folder: made, held by one process at a time, compared with its configuration, and found by a reference."""
+"""A run directory: created, locked by one process, compared with its configuration, and found by a reference."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ AVERAGED: Final = "averaged"
 
 
 class RunDirectory:
-    """A run directory that this process alone may write, until it is closed.
+    """A run directory that is locked by this process until it is closed.
 
-    Leaving its `with` block because of an `InputError` empties the folder again if it was new and nothing was trained:
-    a mistake found late leaves nothing half-written.
+    An `InputError` inside its `with` block deletes the files of a new run that has no checkpoint yet.
 
     Args:
         path: the folder.
@@ -56,11 +55,11 @@ class RunDirectory:
         self._lock = lock
 
     def write_text(self, name: str, text: str) -> None:
-        """Write one small file of the run so that it appears whole or not at all."""
+        """Write one small file of the run atomically."""
         write_text(self.path / name, text)
 
     def close(self) -> None:
-        """Let other processes have the directory."""
+        """Release the lock."""
         if self._lock.is_locked:
             # Removed while still locked, so that no other process's lock is removed. Windows refuses to remove an open
             # file; there the lock removes its file itself.
@@ -86,13 +85,13 @@ class RunDirectory:
 def open_run(
     path: Path, *, configuration: str | None = None, resume: bool = False, may_differ: Sequence[str] = ()
 ) -> RunDirectory:
-    """Make or reopen a run directory and lock it.
+    """Create or reopen a run directory and lock it.
 
     Args:
         path: the folder.
-        configuration: the resolved run file as TOML; written as `run.toml`, and compared with the one that is there.
-        resume: whether to go on from a checkpoint.
-        may_differ: dotted keys, such as "train.run", that may change between the start and the continuation of one run.
+        configuration: the resolved run file as TOML; compared with an existing `run.toml`, then written there.
+        resume: whether the run continues from a checkpoint.
+        may_differ: dotted keys, such as "train.run", that may change when a run is resumed.
 
     Raises:
         InputError: the folder is in use, is not a run directory, cannot be written, holds a run of another
@@ -120,7 +119,7 @@ def open_run(
 
 @contextlib.contextmanager
 def held(directory: RunDirectory | None, path: Path, *, resume: bool) -> Iterator[Path]:
-    """Keep a run directory locked for a while: the given one, which stays locked, or the one at `path`."""
+    """Yield the path of a directory that is locked already, or lock the one at `path`."""
     if directory is not None:
         yield directory.path
         return
@@ -134,9 +133,9 @@ class RunReference:
 
     Attributes:
         run: the run directory.
-        label: what was asked for: "best", "last", "averaged" or "step-N".
+        label: "best", "last", "averaged" or "step-N".
         step: the step of the checkpoint, or None for averaged weights.
-        weights: the safetensors file with the weights that validation measured: the exponential average, if any.
+        weights: the safetensors file of the validated weights: the exponential average, if any.
     """
 
     run: Path
@@ -151,7 +150,7 @@ def is_run_directory(path: Path) -> bool:
 
 
 def split_reference(reference: str) -> tuple[Path, str | None]:
-    """Split `RUN@best` into the folder and the label; a folder whose own name has an "@" in it is left whole."""
+    """Split `RUN@best` into folder and label; the name of an existing folder may contain "@"."""
     name, sign, label = reference.rpartition("@")
     if not sign or Path(reference).exists():
         return Path(reference), None
@@ -185,7 +184,7 @@ def resolve_reference(reference: str) -> RunReference:
             return _at_step(run, int(text[5:]), text)
         case text:
             hint = nearest(text, ["best", "last", "averaged"])
-            raise InputError(f"'@{text}' names no checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N.")
+            raise InputError(f"'@{text}' is not a checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N.")
 
 
 def model_files(reference: str) -> tuple[Path, Path]:
@@ -211,15 +210,15 @@ def model_files(reference: str) -> tuple[Path, Path]:
         weights = folder / WEIGHTS_FILE
     for needed in (folder / SPEC_FILE, weights):
         if not needed.is_file():
-            raise InputError(f"{folder} is no run directory and no saved model: {needed.name} is missing")
+            raise InputError(f"{folder} is neither a run directory nor a saved model: {needed.name} is missing")
     return folder, weights
 
 
 def read_task(folder: Path) -> TaskRecord:
-    """Read what the model in a folder was trained for.
+    """Read the task record of the model in a folder.
 
     Raises:
-        InputError: the record is missing or is none.
+        InputError: the record is missing or not valid.
     """
     file = folder / TASK_FILE
     return TaskRecord.from_json(read_text_file(file, "task record"), str(file))
@@ -229,7 +228,7 @@ def _last(run: Path) -> RunReference:
     folder, skipped = newest_sound(run)
     if folder is None:
         reason = f" ({' '.join(skipped)})" if skipped else ""
-        raise InputError(f"{run} has no sound checkpoint{reason}.")
+        raise InputError(f"{run} has no undamaged checkpoint{reason}.")
     return RunReference(run, "last", int(folder.name.removeprefix("step-")), measured_weights(folder))
 
 
@@ -247,14 +246,14 @@ def _at_step(run: Path, step: int, label: str) -> RunReference:
 def _averaged(run: Path) -> RunReference:
     folder = run / "checkpoints" / AVERAGED
     if not folder.is_dir():
-        raise InputError(f"{run} has no averaged weights yet: 'clearhead average {run} --last N' makes them.")
+        raise InputError(f"{run} has no averaged weights yet: create them with 'clearhead average {run} --last N'.")
     if (damage := checkpoint_damage(folder)) is not None:
         raise InputError(damage)
     return RunReference(run, AVERAGED, None, folder / WEIGHTS)
 
 
 def measured_weights(folder: Path) -> Path:
-    """Return the weights that validation measured in a checkpoint: the exponential average if there is one."""
+    """Return the validated weights of a checkpoint: the exponential average if there is one."""
     average = folder / AVERAGED_WEIGHTS
     return average if average.exists() else folder / WEIGHTS
 

@@ -1,4 +1,4 @@
-"""A model out of a run directory or a saved folder: spec and weights, tokenizers, record, and where it came from."""
+"""Load a model from a run directory or a saved folder: spec, weights, tokenizers, task record and origin."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from clearhead.weights.lora import load_merged
 def load_saved(
     reference: str, *, dtype: torch.dtype
 ) -> tuple[Transformer, TokenizerPair, TaskRecord, HFCheckpoint | None]:
-    """Load what a run or `save` wrote.
+    """Load a model that a run or `save` wrote.
 
     Args:
         reference: a run directory, optionally with @best, @last, @averaged or @step-N, or a saved model's folder.
         dtype: of the weights.
 
     Returns:
-        The module on the CPU, its tokenizers, what it was trained for, and the checkpoint that it came from, if any.
+        The module on the CPU, its tokenizers, its task record, and the Hugging Face checkpoint of its origin, if any.
 
     Raises:
         InputError: nothing usable is there; the sentence says what was expected.
@@ -35,9 +35,7 @@ def load_saved(
     folder, weights = model_files(reference)
     task = read_task(folder)
     if task.kind in ("classify", "tag") and weights.parent.name == "step-0":
-        raise InputError(
-            f"{weights.parent} is the beginning of a run, whose head is untrained and would only guess; train further"
-        )
+        raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
     module = build(ModelSpec.from_json(read_text_file(folder / SPEC_FILE, "spec file")), device="meta")
     fill(module, load_merged(weights), source=str(weights))
     module.to(dtype)

@@ -1,4 +1,4 @@
-"""The numbers of a run: one JSON object per line in `metrics.jsonl`."""
+"""The metrics of a run: one JSON object per line of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Metrics:
         step: optimizer steps taken.
         tokens: source and target tokens seen since the run began.
         seconds: wall-clock time since the run began, over all its resumptions.
-        loss: mean training loss per label since the line before, in nats.
+        loss: mean training loss per label since the previous line, in nats.
         learning_rate: the schedule's learning rate of this step.
-        tokens_per_second: of training alone, since the line before.
-        valid_loss: mean validation loss per label in nats, where this step was validated.
-        valid_score: the validation score, where this step was validated and there is one.
+        tokens_per_second: of training without validation, since the previous line.
+        valid_loss: mean validation loss per label in nats, if this step was validated.
+        valid_score: the validation score, if this step was validated and there is one.
     """
 
     step: int
@@ -50,7 +50,7 @@ class MetricsLog:
         self.path = run / FILE_NAME
 
     def append(self, row: Metrics) -> None:
-        """Add one line and hand it to the system at once, so that it outlives this process.
+        """Append one line and flush it.
 
         Raises:
             RunFailure: the disk refuses the write.
@@ -62,22 +62,22 @@ class MetricsLog:
             raise RunFailure(f"{self.path} could not be written: {error.strerror}.") from error
 
     def sync(self) -> None:
-        """Wait until every line has reached the disk; a checkpoint must never be ahead of its metrics."""
+        """Flush the file to the disk, before a checkpoint is written."""
         if self.path.exists():
             sync(self.path)
 
     def cut_back(self, step: int) -> None:
-        """Drop the lines after a step, and a line that was cut off in mid-write, as if they had never been written."""
+        """Delete the lines after a step, and an incomplete last line."""
         rows = [row for row in self.rows() if row.step <= step]
         write_text(self.path, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
     def rows(self) -> list[Metrics]:
-        """Return every whole line; a last line that was cut off in mid-write is left out."""
+        """Return every complete line."""
         return read_metrics(self.path)
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """Read a `metrics.jsonl`; a missing file has no lines, and a line that was cut off is left out."""
+    """Read a `metrics.jsonl`; a missing file has no lines, and an incomplete line is skipped."""
     if not path.exists():
         return []
     names = {field.name for field in fields(Metrics)}

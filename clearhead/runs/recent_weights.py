@@ -62,7 +62,7 @@ def restore_recent(run: Path, steps: Sequence[int]) -> list[str]:
         else:
             lost.append(
                 f"The weights of step {step}, kept for averaging in {folder}, are missing or damaged; "
-                "the average goes without them."
+                "they are left out of the average."
             )
     return lost
 
@@ -74,12 +74,12 @@ def load_recent(run: Path, steps: Sequence[int]) -> list[dict[str, Tensor]]:
 
 
 def save_averaged(run: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
-    """Write averaged weights where `RUN@averaged` finds them.
+    """Write averaged weights to the folder of `RUN@averaged`.
 
     Args:
         run: the run directory.
         weights: the module's state dict.
-        about: JSON values that say what was averaged.
+        about: JSON values about the average: its steps and its validation.
 
     Raises:
         RunFailure: the disk is full or refuses the write.
@@ -92,7 +92,7 @@ def save_averaged(run: Path, weights: Mapping[str, Tensor], about: Mapping[str, 
 
 
 def about_averaged(run: Path) -> dict[str, Any] | None:
-    """Return what was averaged, or None where there is no sound average."""
+    """Return the JSON values about the averaged weights; None if there are none or they are damaged."""
     folder = run / "checkpoints" / AVERAGED
     if checkpoint_damage(folder) is not None or not (folder / ABOUT).exists():
         return None

@@ -1,4 +1,4 @@
-"""From a run file to a training run: the one place where tokenizers, data, model, optimizer and loop meet."""
+"""From a run file to a training run: tokenizers, data, model, optimizer and training loop are put together here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from clearhead.training.tasks.registry import parts_of
 from clearhead.training.token_counts import count_tokens
 from clearhead.weights.lora import adapt, describe, load_merged
 
-# What may change when a run goes on: how long it takes and what it keeps, never what its next step computes.
+# The keys that may change when a run is resumed: its length and what it keeps, not what its next step computes.
 MAY_DIFFER = (
     "train.run",
     "train.steps",
@@ -57,13 +57,13 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
 
     Args:
         run_file: the checked run file.
-        resume: whether to continue from the newest sound checkpoint of its run directory.
-        progress: told what happens.
+        resume: whether to continue from the newest undamaged checkpoint of its run directory.
+        progress: receives the reports.
 
     Raises:
-        InputError: the data, the sizes or the run directory cannot be used; nothing is left behind.
-        RunFailure: training itself failed; the last checkpoint is whole.
-        Interrupted: a signal asked to stop; everything is saved.
+        InputError: the data, the sizes or the run directory cannot be used; no files remain.
+        RunFailure: training failed; the last checkpoint is complete.
+        Interrupted: stopped by a signal; everything is saved.
     """
     run = Path(run_file.train.run)
     device = choose_device(run_file.train.device)
@@ -73,34 +73,34 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         choices = (saved_choices(run) or {}) if resume else {}
         task = run_file.task
         if resume:
-            start = initial_model_of_run(run) if task.init else None
+            initial = initial_model_of_run(run) if task.init else None
         else:
-            start = find_initial_model(task.init, task.from_language, task.to_language)
+            initial = find_initial_model(task.init, task.from_language, task.to_language)
         setup = TaskSetup(
             run_file=run_file,
-            find_tokenizers=lambda train: _tokenizers(run_file, directory, choices, start, train),
-            start=start,
+            find_tokenizers=lambda train: _tokenizers(run_file, directory, choices, initial, train),
+            initial=initial,
             progress=progress,
             device=device,
         )
         parts = parts_of(setup)
-        _settle_spec(parts.spec, directory, resume)
+        _write_spec(parts.spec, directory, resume)
         directory.write_text(TASK_FILE, parts.record.to_json())
-        if start is not None and start.hf_checkpoint is not None and not resume:
-            save_origin(start.hf_checkpoint, run)
+        if initial is not None and initial.hf_checkpoint is not None and not resume:
+            save_origin(initial.hf_checkpoint, run)
         precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
         settings = _settings(run_file, precision, parts)
         seed_everything(settings.seed)
         module = build(parts.spec, device=device)
         new = str(choices.get(NEW_TENSORS, "")).split()
-        if start is not None and not resume:
-            new = take_weights(module, start, parts.record, progress)
+        if initial is not None and not resume:
+            new = take_weights(module, initial, parts.record, progress)
         if run_file.lora is not None:
             progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
             settings = _remembering(settings, NEW_TENSORS, " ".join(new))
         trainer = _trainer(run_file, settings, module, parts, progress, directory)
         if resume:
-            _mention_moved_schedule(run_file, choices, trainer.settings, progress)
+            _warn_of_new_schedule(run_file, choices, trainer.settings, progress)
         else:
             _preflight(trainer, parts, module)
         return trainer.run(resume=resume)
@@ -114,10 +114,10 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
         last: how many, at least 1.
 
     Returns:
-        The file of the averaged weights, and the steps averaged, in rising order.
+        The file of the averaged weights, and the averaged steps in ascending order.
 
     Raises:
-        InputError: the folder is no run, is in use, or has fewer sound checkpoints.
+        InputError: the folder is not a run, is in use, or has fewer undamaged checkpoints.
     """
     if not is_run_directory(run):
         raise InputError(f"{run} is not a run directory")
@@ -125,8 +125,8 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
     if last > len(found):
         kept = ", ".join(map(str, sorted(found))) or "none"
         raise InputError(
-            f"{run} has {len(found)} sound checkpoints to average (steps: {kept}), but --last asks for {last}: ask for "
-            "fewer, or train with a larger train.keep"
+            f"{run} has {len(found)} undamaged checkpoints to average (steps: {kept}), fewer than --last {last}: "
+            "average fewer, or train with a larger train.keep"
         )
     steps = sorted(found)[-last:]
     with open_run(run, resume=True):
@@ -136,7 +136,7 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
 
 
 def _kept_weights(run: Path) -> dict[int, Path]:
-    """Return the weights file of every step that has a sound one: a recent one or that of a checkpoint."""
+    """Return the undamaged weights of every step, from its checkpoint or its recent weights."""
     found: dict[int, Path] = {}
     for folder in [*recent_folder(run).glob("step-*")] + [
         checkpoint_folder(run, step) for step in checkpoint_steps(run)
@@ -150,14 +150,14 @@ def _tokenizers(
     run_file: RunFile,
     directory: RunDirectory,
     choices: Mapping[str, object],
-    start: InitialModel | None,
+    initial: InitialModel | None,
     train: Callable[[], TokenizerPair],
 ) -> TokenizerPair:
-    """Train, load or find again the tokenizers, and refuse others than the checkpoint was trained with."""
+    """Train or load the tokenizers, and check that they are those of the checkpoint."""
     section = run_file.tokenizer
     remembered = choices.get("tokenizer")
-    if start is not None:
-        tokenizers = start.tokenizers
+    if initial is not None:
+        tokenizers = initial.tokenizers
     elif section.path is not None:
         tokenizers = _load_tokenizers(Path(section.path))
     else:
@@ -179,11 +179,11 @@ def _load_tokenizers(path: Path) -> TokenizerPair:
     return one_sided(Tokenizer.load(path))
 
 
-def _settle_spec(spec: Model, directory: RunDirectory, resume: bool) -> None:
-    """Write the spec of a new run; a run that goes on must mean the same model."""
+def _write_spec(spec: Model, directory: RunDirectory, resume: bool) -> None:
+    """Write the spec of a new run; the spec of a resumed run must be the same."""
     file = directory.path / SPEC_FILE
     if resume and file.exists() and Model.from_file(file) != spec:
-        raise InputError(f"{file} describes another model than the run file: restore the one it was started with")
+        raise InputError(f"{file} describes a different model than the run file: restore the original run file")
     directory.write_text(SPEC_FILE, spec.to_json())
 
 
@@ -210,7 +210,7 @@ def _trainer(
     progress: Progress,
     directory: RunDirectory,
 ) -> Trainer[Batch]:
-    """Put the parts of a training run together."""
+    """Build optimizer, schedule and trainer."""
     train = run_file.train
     assert train.learning_rate is not None and train.warmup is not None, "the run file fills its defaults"
     steps = planned_steps(settings, parts.batches.batches_per_epoch)
@@ -241,15 +241,15 @@ def _trainer(
     )
 
 
-def _mention_moved_schedule(
+def _warn_of_new_schedule(
     run_file: RunFile, choices: Mapping[str, object], settings: TrainSettings, progress: Progress
 ) -> None:
-    """A run may go on for longer than it was planned, but then a schedule with an end is another schedule."""
+    """Warn that a schedule with an end changes when a resumed run has another number of steps."""
     before, now = choices.get(PLANNED_STEPS), settings.choices[PLANNED_STEPS]
     if run_file.train.schedule in SCHEDULES_WITH_AN_END and before is not None and before != now:
         progress.message(
-            f"the {run_file.train.schedule} schedule now ends at step {now:,} instead of {before:,}: from here on the "
-            "learning rates differ from those of the run as it was planned"
+            f"the {run_file.train.schedule} schedule now ends at step {now:,} instead of {before:,}, so the "
+            "learning rates from here on differ from those planned before"
         )
 
 
@@ -271,7 +271,7 @@ def _token_side(side: DataSide, module: Transformer) -> TokenSide:
 
 
 def _preflight(trainer: Trainer[Batch], parts: TaskParts[Batch], module: Transformer) -> None:
-    """Check everything once more against the model that was built, and say what the run will cost."""
+    """Check the data against the model, and report the forecast of the cost."""
     report = preflight(
         module,
         trainer.loss,

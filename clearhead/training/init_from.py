@@ -1,4 +1,4 @@
-"""What a run goes on from: a model trained here or a published checkpoint, and what of it the new task can use."""
+"""The initial model of a run ([task] init): a trained run or a Hugging Face checkpoint, and what the task can reuse."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ HEAD = "head."
 
 @dataclass(frozen=True)
 class InitialModel:
-    """A trained model that a run goes on from.
+    """A trained model whose weights a run starts from.
 
     Attributes:
-        name: what messages call it.
-        spec: what it is.
-        tokenizers: what it was trained with.
-        record: what it was trained for.
-        tensors: gives its weights, by address.
-        hf_checkpoint: the checkpoint that it is, or came from; None: it was trained here from the beginning.
+        name: for messages.
+        spec: of the model.
+        tokenizers: that it was trained with.
+        record: of the task that it was trained for.
+        tensors: loads its weights, by address.
+        hf_checkpoint: the Hugging Face checkpoint that it is or was fine-tuned from; None if there is none.
     """
 
     name: str
@@ -48,25 +48,25 @@ class InitialModel:
     tensors: Callable[[], Mapping[str, Tensor]]
     hf_checkpoint: HFCheckpoint | None = None
 
-    def says(self, record: TaskRecord) -> bool:
-        """Return whether the head answers the same question already: a task of labels with the same labels."""
+    def has_labels_of(self, record: TaskRecord) -> bool:
+        """Return whether the model was trained for the same task with the same labels."""
         own = self.record
         numbers = (own.number_mean, own.number_scale) == (record.number_mean, record.number_scale)
         same = (own.kind, own.labels, own.label_kind) == (record.kind, record.labels, record.label_kind)
         return same and numbers
 
     def labels_like(self, kind: TaskKind, labels: Sequence[str]) -> tuple[str, ...] | None:
-        """Return the start's own labels, in its order, where they are those that the data has; else None."""
+        """Return the labels of the model, in its order, if they are those of the data; else None."""
         own = self.record.labels
         return own if self.record.kind == kind and own and sorted(own) == sorted(labels) else None
 
     @property
-    def has_words(self) -> bool:
-        """Whether the head scores the entries of the vocabulary."""
+    def has_vocabulary_head(self) -> bool:
+        """Whether the head returns scores over the vocabulary."""
         return self.spec.head is not None and self.record.kind in ("translate", "generate", "fill", "denoise")
 
-    def word_head(self, kind: TaskKind) -> Head | None:
-        """Return the head over words that the family of a checkpoint has, for one that came without it."""
+    def vocabulary_head(self, kind: TaskKind) -> Head | None:
+        """Return the vocabulary head of the checkpoint's family, for a checkpoint saved without one."""
         for one in (kind, "translate", "generate", "denoise"):
             found = self.family_head(TaskRecord(kind=one))
             if found is not None:
@@ -74,13 +74,13 @@ class InitialModel:
         return None
 
     def family_head(self, record: TaskRecord) -> tuple[Head, Repeats | None] | None:
-        """Return the head that the family of a checkpoint has for a task, and what its decoder reads.
+        """Return the head that the checkpoint's family has for a task, and its decoder's input.
 
         Args:
-            record: of the task; its labels count the outputs.
+            record: of the task; it has one output for each label.
 
         Returns:
-            None where it has none, so that what is trained could not be written in that family.
+            None if the family has none: the trained model could not be saved as a checkpoint of that family.
         """
         if self.hf_checkpoint is None:
             return None
@@ -105,7 +105,7 @@ class InitialModel:
         return [one for one in found if one.task == kind and (one.has_decoder or not has_two)]
 
     def head_tensors(self, module: Transformer, kind: TaskKind) -> dict[str, Tensor]:
-        """Return tensors of a new head that the checkpoint carries though its own class does not use them.
+        """Return tensors of a new head that are in the checkpoint though its own class does not use them.
 
         Args:
             module: with the new head.
@@ -117,7 +117,7 @@ class InitialModel:
         found: dict[str, Tensor] = {}
         for variant in self._variants(kind):
             for bound in bind_rules(family, variant, family.prefix_of(variant), module)[0]:
-                # A class without a head writes the names of its stacks bare.
+                # A class without a head saves its tensors without the prefix.
                 spelled = [
                     [one for name in group for one in (name, name.removeprefix(family.prefix))]
                     for group in bound.theirs
@@ -132,14 +132,14 @@ class InitialModel:
 
 
 def find_initial_model(reference: str, source: str | None, target: str | None) -> InitialModel | None:
-    """Return the trained model that [task] init names; None where the run starts from scratch.
+    """Return the trained model that [task] init names; None if the run starts from scratch.
 
     Args:
-        reference: a run directory, a saved folder, a checkpoint's folder or a name on the hub; empty: from scratch.
-        source, target: codes of the languages of the task, for a checkpoint of several.
+        reference: a run directory, a saved model, a checkpoint folder or a name on the hub; empty: from scratch.
+        source, target: language codes of the task, for a multilingual checkpoint.
 
     Raises:
-        InputError: nothing usable is there; or a language is missing, not known or not wanted.
+        InputError: there is no such model; or a language code is missing, unknown or not supported by the model.
     """
     if not reference:
         return None
@@ -152,7 +152,7 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
 
 
 def initial_model_of_run(run: Path) -> InitialModel:
-    """Return what a run that goes on is: what it began from may be gone, and is not needed.
+    """Return the model of a resumed run; the model that it started from is not needed.
 
     Raises:
         InputError: a file of the run is missing.
@@ -188,49 +188,50 @@ def _of_files(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor
     return InitialModel(name, model, tokenizers, record, tensors, hf_checkpoint)
 
 
-def _between(start: InitialModel, source: str | None, target: str | None) -> InitialModel:
-    """Return a start that reads one language and writes another, where its checkpoint has several."""
-    if start.hf_checkpoint is None or not start.hf_checkpoint.tokenizers.languages:
+def _between(initial: InitialModel, source: str | None, target: str | None) -> InitialModel:
+    """Return the model for one pair of languages, if its checkpoint has several languages."""
+    if initial.hf_checkpoint is None or not initial.hf_checkpoint.tokenizers.languages:
         if source is not None or target is not None:
             raise InputError("the model has no language codes: remove from_language and to_language")
-        return start
-    if start.spec.encoder is None or start.spec.decoder is None:
-        return start
-    hf_checkpoint = start.hf_checkpoint.for_languages(source, target)
-    return replace(start, tokenizers=hf_checkpoint.tokenizers.pair, hf_checkpoint=hf_checkpoint)
+        return initial
+    if initial.spec.encoder is None or initial.spec.decoder is None:
+        return initial
+    hf_checkpoint = initial.hf_checkpoint.for_languages(source, target)
+    return replace(initial, tokenizers=hf_checkpoint.tokenizers.pair, hf_checkpoint=hf_checkpoint)
 
 
-def take_weights(module: Transformer, start: InitialModel, record: TaskRecord, progress: Progress) -> list[str]:
-    """Copy the weights of a start into a module, all but those of a head that the task does not share.
+def take_weights(module: Transformer, initial: InitialModel, record: TaskRecord, progress: Progress) -> list[str]:
+    """Copy the weights of an initial model into a module, except those of a head that the task replaces.
 
     Args:
-        module: with the stacks of the start.
-        start: what the run goes on from.
-        record: what the module will have been trained for.
-        progress: told what was taken, what is new and what was left.
+        module: with the stacks of the initial model.
+        initial: the model to copy from.
+        record: of the task to train.
+        progress: receives a message about copied, new and unused tensors.
 
     Returns:
-        The addresses of what is new.
+        The addresses of the new tensors.
 
     Raises:
         InputError: a tensor is missing.
     """
-    found, wanted = dict(start.tensors()), module.state_dict()
-    same_head = module.spec.head == start.spec.head
+    found, wanted = dict(initial.tensors()), module.state_dict()
+    same_head = module.spec.head == initial.spec.head
     if record.kind in ("classify", "tag"):
-        same_head &= start.says(record)
+        same_head &= initial.has_labels_of(record)
     kept = {name: tensor for name, tensor in found.items() if name in wanted and (same_head or not _of_head(name))}
-    kept |= {} if same_head else start.head_tensors(module, record.kind)
+    kept |= {} if same_head else initial.head_tensors(module, record.kind)
     new = [name for name in wanted if name not in kept]
     lost = [name for name in new if same_head or not _of_head(name)]
     if lost:
-        raise InputError(f"[task] init: {start.name} lacks {', '.join(lost)}, which its spec.json names")
+        raise InputError(f"[task] init: the weights of {initial.name} lack {', '.join(lost)}")
     with torch.no_grad():
         for name, tensor in kept.items():
             wanted[name].copy_(tensor)
     dropped = len(found.keys() - kept.keys())
     progress.message(
-        f"from {start.name}: {len(kept)} tensors taken, {len(new)} new ({', '.join(new) or 'none'}), {dropped} left"
+        f"from {initial.name}: {len(kept)} tensors copied, {len(new)} new ({', '.join(new) or 'none'}), "
+        f"{dropped} not used"
     )
     return new
 

@@ -1,8 +1,8 @@
-"""The training loop: steps, validations and checkpoints, and a run cut off anywhere goes on as if nothing happened.
+"""The training loop: steps, validations and checkpoints, with exact resumption.
 
-Everything that decides the next step lives in one place, the checkpoint: weights, their exponential average, the
-optimizer, the schedule, the place in the data, the random states and the counters of `Tally`. What the loop does
-between two steps depends on nothing else, so it need not know whether it was resumed.
+A checkpoint holds everything that decides the next step: weights, their exponential average, the states of optimizer,
+schedule, data and random generators, and the counters of `Tally`. The loop depends on nothing else, so a resumed run
+takes the same steps as an uninterrupted one, bit by bit.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from clearhead.training.random_state import (
     preserved_random_state,
     random_state,
     restore_random_state,
+    restored_threads,
     seed_everything,
-    threads_put_back,
 )
 from clearhead.training.settings import TrainResult, TrainSettings, planned_steps
 from clearhead.training.signals import Interrupted, StopRequested, StopSignals
@@ -54,18 +54,18 @@ from clearhead.training.signals import Interrupted, StopRequested, StopSignals
 
 @dataclass
 class Trainer(Generic[BatchT]):
-    """Trains any module on any batches; it knows nothing of what the batches mean.
+    """Trains any module on any batches, whatever the task.
 
     Attributes:
-        module: what is trained.
+        module: the module to train.
         optimizer: over its parameters.
         schedule: the learning rate of each step.
         batches: endless training batches.
-        loss: gives, for a batch, the summed loss (a scalar with gradient) and the number of labels it was summed over.
-        validate: measures the module in evaluation mode, without gradients.
-        settings: how long and how to train.
-        progress: told what happens.
-        directory: the run directory if it is open already; otherwise `run` opens `settings.run` itself.
+        loss: returns the summed loss of a batch (a scalar with gradient) and the number of its labels.
+        validate: called in evaluation mode and without gradients.
+        settings: of the run.
+        progress: receives the reports.
+        directory: the run directory, if it is open already; None: `run` opens `settings.run`.
     """
 
     module: nn.Module
@@ -79,19 +79,19 @@ class Trainer(Generic[BatchT]):
     directory: RunDirectory | None = None
 
     def run(self, *, resume: bool = False) -> TrainResult:
-        """Train until the settings say that it is enough.
+        """Train until a limit of the settings is reached.
 
         Args:
-            resume: whether to go on from the newest sound checkpoint of the run directory.
+            resume: continue from the newest undamaged checkpoint of the run directory.
 
         Raises:
             InputError: there is nothing to resume, or the run directory cannot be used.
-            RunFailure: the loss or the gradient is no longer finite, memory runs out, or a checkpoint cannot be saved.
-            Interrupted: a signal asked to stop; everything is saved.
+            RunFailure: the loss or the gradient is not finite, memory runs out, or a checkpoint cannot be saved.
+            Interrupted: stopped by a signal; everything is saved.
         """
         with contextlib.ExitStack() as stack:
             run = stack.enter_context(held(self.directory, Path(self.settings.run), resume=resume))
-            stack.enter_context(threads_put_back())
+            stack.enter_context(restored_threads())
             stack.enter_context(deterministic_algorithms())
             signals = stack.enter_context(StopSignals())
             training = _Training(self, run, signals)
@@ -101,7 +101,7 @@ class Trainer(Generic[BatchT]):
 
 
 class _Training(Generic[BatchT]):
-    """One call of `Trainer.run`: the parts it was given, and what it keeps while it runs."""
+    """The state of one call of `Trainer.run`."""
 
     def __init__(self, parts: Trainer[BatchT], run: Path, signals: StopSignals) -> None:
         self.parts = parts
@@ -122,7 +122,7 @@ class _Training(Generic[BatchT]):
     # Starting
 
     def start(self) -> None:
-        """Begin a new run, with a checkpoint of step 0: from here on there is always something to resume."""
+        """Begin a new run with a checkpoint of step 0, so that it can always be resumed."""
         if self.settings.threads is not None:
             torch.set_num_threads(self.settings.threads)
         self.choices = self._choices_here()
@@ -134,20 +134,20 @@ class _Training(Generic[BatchT]):
         self._save()
 
     def resume(self) -> None:
-        """Put everything back to the newest sound checkpoint."""
+        """Restore the newest undamaged checkpoint."""
         files.clear_leftovers(self.run)
         folder, skipped = files.newest_sound(self.run)
         if folder is None:
-            raise InputError(f"{self.run} has no sound checkpoint to resume from. {' '.join(skipped)}".rstrip())
+            raise InputError(f"{self.run} has no undamaged checkpoint to resume from. {' '.join(skipped)}".rstrip())
         for damage in skipped:
-            self.parts.progress.message(f"{damage} It is skipped; the newest sound checkpoint is {folder.name}.")
+            self.parts.progress.message(f"{damage} It is skipped; the newest undamaged checkpoint is {folder.name}.")
         saved = files.load_checkpoint(folder)
         torch.set_num_threads(self.settings.threads or saved.state["choices"]["threads"])
         self.choices = self._choices_here()
         changes = environment_changes(saved.state["environment"] | saved.state["choices"], environment() | self.choices)
         if changes is not None:
             self.parts.progress.message(changes)
-        self._put_back(saved, folder)
+        self._restore(saved, folder)
         self.tally = Tally(**saved.state["tally"])
         self.clock = time.monotonic() - self.tally.seconds
         self.saved_step = self.tally.step
@@ -155,12 +155,12 @@ class _Training(Generic[BatchT]):
         self.rows = self.log.rows()
         for lost in restore_recent(self.run, self.tally.recent):
             self.parts.progress.message(lost)
-        self._settle_best()
+        self._restore_best()
         self._prune()
-        # Last: nothing above may draw from the generators once they are back
+        # Last: nothing above may draw random numbers after the generators are restored.
         restore_random_state(saved.state["random"])
 
-    def _put_back(self, saved: files.Checkpoint, folder: Path) -> None:
+    def _restore(self, saved: files.Checkpoint, folder: Path) -> None:
         parts = self.parts
         try:
             parts.module.load_state_dict(saved.weights)
@@ -170,21 +170,19 @@ class _Training(Generic[BatchT]):
                 self.ema.load(saved.ema, saved.state["ema_updates"])
         except (RuntimeError, ValueError, KeyError, AssertionError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(
-                f"{folder} was written by another model or optimizer than this run has: {reason}"
-            ) from error
+            raise InputError(f"{folder} was written by a different model or optimizer: {reason}") from error
         parts.schedule.load_state(saved.state["schedule"])
         parts.batches.load_state(saved.state["batches"])
 
-    def _settle_best(self) -> None:
-        """Make the file `best` agree with the checkpoint, as a later best may have been lost with a damaged one."""
+    def _restore_best(self) -> None:
+        """Make the file `best` agree with the checkpoint: a later best checkpoint may be damaged."""
         best = self.tally.best_step
         if best is None:
             (self.run / "best").unlink(missing_ok=True)
             return
         if not files.checkpoint_folder(self.run, best).is_dir():
             self.parts.progress.message(
-                f"The best checkpoint, step-{best}, is gone; step-{self.tally.step} stands in for it."
+                f"The best checkpoint, step-{best}, is missing; step-{self.tally.step} takes its place."
             )
             best = self.tally.step
         if files.read_best(self.run) != best:
@@ -196,7 +194,7 @@ class _Training(Generic[BatchT]):
     # The loop
 
     def train(self) -> TrainResult:
-        """Go from wherever the counters stand to the end."""
+        """Train from the present step to the end."""
         self._announce()
         self.parts.module.train()
         while True:
@@ -233,7 +231,7 @@ class _Training(Generic[BatchT]):
         if self.settings.seconds is not None and self._seconds() >= self.settings.seconds and tally.step > 0:
             return "the time is up"
         if early is not None and tally.misses >= early.patience:
-            return f"{early.patience} validations in a row brought no better {early.metric}"
+            return f"{early.patience} validations in a row without a better {early.metric}"
         return None
 
     def _validation_is_due(self, at_the_end: bool) -> bool:
@@ -282,7 +280,7 @@ class _Training(Generic[BatchT]):
         )
 
     def _accumulate_gradients(self, step: int) -> tuple[float, int, int]:
-        """Add up the gradients of the summed loss over the batches of one step."""
+        """Accumulate the gradients of the summed loss over the batches of one step."""
         parts, accumulate = self.parts, self.settings.accumulate
         parts.optimizer.zero_grad(set_to_none=True)
         loss_sum, num_labels, num_tokens = 0.0, 0, 0
@@ -315,7 +313,7 @@ class _Training(Generic[BatchT]):
 
     def _not_finite(self, what: str, where: str) -> RunFailure:
         return RunFailure(
-            f"The {what} at {where}, so training stopped before it could spoil the weights; the last good checkpoint "
+            f"The {what} at {where}, so training stopped before the weights were updated; the last good checkpoint "
             f"is {self._last_good()}. A lower learning rate, a longer warmup or gradient clipping usually helps."
         )
 
@@ -354,13 +352,11 @@ class _Training(Generic[BatchT]):
                 module.train()
 
     def _judge(self, found: Validation) -> bool:
-        """Note the result in the counters, and return whether it is the best so far."""
+        """Update the counters, and return whether this validation is the best so far."""
         tally, metric = self.tally, self.settings.metric
         value = found.loss if metric == "loss" else found.score
         if value is None:
-            raise RunFailure(
-                "The best checkpoint is to be chosen by score, but validation gives none: choose by loss instead."
-            )
+            raise RunFailure("The best checkpoint is chosen by score, but validation returns no score: choose by loss.")
         best = tally.best_value
         is_best = best is None or (value < best if metric == "loss" else value > best)
         if is_best:
@@ -376,7 +372,7 @@ class _Training(Generic[BatchT]):
     def _write_line(self, found: Validation | None = None) -> None:
         tally = self.tally
         if tally.logged_step == tally.step:
-            # Stopped by a signal after this step's line, and validated only now: one step has one line
+            # A signal came between this step's line and its validation: a step has one line.
             self.log.cut_back(tally.step - 1)
             row = self.rows.pop()
         else:
@@ -422,7 +418,7 @@ class _Training(Generic[BatchT]):
         self._prune()
 
     def _prune(self) -> None:
-        """Delete the checkpoints nobody asked to keep, and the weights that no kept checkpoint needs for averaging."""
+        """Delete old checkpoints, and recent weights that no kept checkpoint needs."""
         settings, tally = self.settings, self.tally
         files.prune_checkpoints(self.run, newest=tally.step, keep=settings.keep, best=tally.best_step)
         prune_recent(self.run, keep=(settings.average or 0) + settings.keep)
@@ -454,7 +450,7 @@ class _Training(Generic[BatchT]):
         )
 
     def _average(self) -> Validation | None:
-        """Average the last validated weights, measure the average and save it."""
+        """Average the last validated weights, validate the average and save it."""
         steps = self.tally.recent
         if len(steps) < 2:
             return None
@@ -466,7 +462,7 @@ class _Training(Generic[BatchT]):
         try:
             found = self._measure(weights)
         except StopRequested:
-            assert self.signals.received is not None, "only a signal abandons a validation"
+            assert self.signals.received is not None, "only a signal interrupts a validation"
             self._leave(self.signals.received)
         save_averaged(self.run, weights, {"steps": steps, "valid_loss": found.loss, "valid_score": found.score})
         return found

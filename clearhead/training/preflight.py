@@ -208,7 +208,7 @@ def dry_step(
         InputError: the batch does not fit into memory.
     """
     device = next(module.parameters()).device
-    with preserved_random_state(), deterministic_algorithms(), _module_put_back(module):
+    with preserved_random_state(), deterministic_algorithms(), _restored_module(module):
         module.train()
         before = peak = _start_peak(device)
         seconds = []
@@ -263,7 +263,7 @@ def size(count: int) -> str:
 
 
 @contextlib.contextmanager
-def _module_put_back(module: nn.Module) -> Iterator[None]:
+def _restored_module(module: nn.Module) -> Iterator[None]:
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     modes = [(part, part.training) for part in module.modules()]

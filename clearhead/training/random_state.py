@@ -81,7 +81,7 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def threads_put_back() -> Iterator[None]:
+def restored_threads() -> Iterator[None]:
     """Put the number of threads of torch back afterwards."""
     threads = torch.get_num_threads()
     try:

@@ -184,7 +184,7 @@ def test_faulty_option_of_evaluate(
 
 
 def test_average_of_more_than_there_is(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "has 2 sound checkpoints" in refused(capfd, "average", f"{trained}/run", "--last", "3")
+    assert "has 2 undamaged checkpoints" in refused(capfd, "average", f"{trained}/run", "--last", "3")
     assert "is not a run directory" in refused(capfd, "average", str(trained), "--last", "1")
 
 

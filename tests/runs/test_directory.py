@@ -195,7 +195,7 @@ def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
     [
         ("@bset", r"did you mean 'best'.*use @best, @last, @averaged or @step-N"),
         ("@step-15", "steps it kept are: 10, 20, 30"),
-        ("@step-x", "names no checkpoint"),
+        ("@step-x", "is not a checkpoint"),
         ("@averaged", "no averaged weights yet"),
         ("/elsewhere", "not a run directory"),
     ],

@@ -204,7 +204,7 @@ def test_patience_ends_a_run_that_no_longer_improves(tmp_path: Path, metric: Any
     )
     result = trainer.run()
     assert (result.step, result.best, result.best_value) == (8, "step-4", values[1])
-    assert result.reason == f"2 validations in a row brought no better {metric}"
+    assert result.reason == f"2 validations in a row without a better {metric}"
     assert files.checkpoint_steps(tmp_path / "run") == [4, 8]
     assert [report.is_best for report in recorder(trainer).validations] == [True, True, False, False]
 
@@ -431,7 +431,7 @@ def test_nothing_sound_to_resume_from_is_said(tmp_path: Path) -> None:
     run = tmp_path / "run"
     small_trainer(run, keep=1, steps=4).run()
     (files.checkpoint_folder(run, 4) / files.MANIFEST).unlink()
-    with pytest.raises(InputError, match=r"no sound checkpoint to resume from.*step-4 is damaged"):
+    with pytest.raises(InputError, match=r"no undamaged checkpoint to resume from.*step-4 is damaged"):
         small_trainer(run).run(resume=True)
 
 
@@ -439,7 +439,7 @@ def test_another_module_cannot_take_the_checkpoint(tmp_path: Path) -> None:
     small_trainer(tmp_path / "run", steps=2).run()
     other = small_trainer(tmp_path / "run")
     other.module = nn.Linear(3, 5)
-    with pytest.raises(InputError, match="written by another model or optimizer"):
+    with pytest.raises(InputError, match="written by a different model or optimizer"):
         other.run(resume=True)
 
 

@@ -1,4 +1,4 @@
-"""What every kind of task is given, and what it brings to a training run."""
+"""The input and output of every kind of task: the setup of a run, and the parts that the task contributes."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ _BYTE_VOCABULARY = 260
 
 @dataclass(frozen=True)
 class TaskSetup:
-    """What a kind of task needs to know of a run.
+    """The input of a task.
 
     Attributes:
         run_file: the checked run file.
-        find_tokenizers: gives the tokenizers of the run: those of its checkpoint, of its start or of a file, or else
-            what the function in its argument trains.
-        start: the model the run goes on from; None: from scratch.
-        progress: told what happens.
-        device: where the model will be.
+        find_tokenizers: returns the tokenizers of the run: those of its checkpoint, of its initial model or of a file;
+            else those that the given function trains.
+        initial: the model that the run starts from; None: from scratch.
+        progress: receives the reports.
+        device: of the model.
     """
 
     run_file: RunFile
     find_tokenizers: Callable[[Callable[[], TokenizerPair]], TokenizerPair]
-    start: InitialModel | None
+    initial: InitialModel | None
     progress: Progress
     device: torch.device
 
     def find_tokenizer(self, train: Callable[[], Tokenizer]) -> Tokenizer:
-        """Return the one tokenizer of a task without a second language; `train` makes it where there is none yet.
+        """Return the tokenizer of a task with one tokenizer; `train` trains it if there is none yet.
 
         Raises:
-            InputError: a checkpoint or file holds two, or another than the run began with.
+            InputError: there are two, or it is not the tokenizer of the checkpoint.
         """
 
         found = self.find_tokenizers(lambda: one_sided(train()))
@@ -71,21 +71,21 @@ class TaskSetup:
             )
         return found.source
 
-    def resolve_spec(
+    def build_spec(
         self, *, source_vocab: int, target_vocab: int | None = None, joint: bool = True, head: spec.Head | None = None
     ) -> spec.Model:
-        """Return the spec of the model: that of the start, or what the [model] table means.
+        """Return the spec of the model: that of the initial model, or that of the [model] table.
 
         Args:
-            source_vocab: rows of the table of the first stack.
-            target_vocab: rows of the decoder's table; None: as many.
-            joint: whether both sides have one vocabulary.
-            head: what turns states into outputs; None: scores of the vocabulary.
+            source_vocab: vocabulary size of the first stack.
+            target_vocab: vocabulary size of the decoder; None: the same.
+            joint: whether both sides share one vocabulary.
+            head: None: a vocabulary head.
 
         Raises:
-            InputError: sizes that are impossible, or a start that does not suit the task.
+            InputError: the sizes are impossible, or the initial model does not suit the task.
         """
-        if self.start is None:
+        if self.initial is None:
             return resolve_spec(
                 self.run_file.model,
                 kind=self.run_file.task.kind,
@@ -95,45 +95,45 @@ class TaskSetup:
                 head=head,
                 prefix=self.run_file.task.objective == "prefix",
             )
-        base = with_dropout(self.start.spec, self.run_file.model)
+        base = with_dropout(self.initial.spec, self.run_file.model)
         if head is not None:
             return with_head(base, head)
-        if self.start.has_words:
+        if self.initial.has_vocabulary_head:
             return base
-        own = self.start.word_head(self.run_file.task.kind)
+        own = self.initial.vocabulary_head(self.run_file.task.kind)
         if own is None:
             raise InputError(
-                f"[task] init: the model was trained to '{self.start.record.kind}', so it has no scores of words for "
+                f"[task] init: the model was trained to '{self.initial.record.kind}', so it has no vocabulary head for "
                 f"the task '{self.run_file.task.kind}'"
             )
         return with_head(base, own)
 
     def labelled_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, Repeats | None] | None:
-        """Return the spec of a start with a head for labels, and what its decoder reads: its own or its family's head.
+        """Return the spec of the initial model with its own or its family's head for labels, and its decoder's input.
 
         Args:
             tokenizer: of the run.
             record: of the task.
 
         Returns:
-            None where there is no start, or it has no such head, or the run file says which state stands for a text.
+            None if there is no initial model or no such head, or if the run file chooses the pooling.
         """
-        if self.start is None or self.run_file.task.pool is not None:
+        if self.initial is None or self.run_file.task.pool is not None:
             return None
-        if self.start.says(record) and self.start.spec.head is not None:
-            head, repeats = self.start.spec.head, self.start.record.repeats
-        elif (own := self.start.family_head(record)) is not None:
+        if self.initial.has_labels_of(record) and self.initial.spec.head is not None:
+            head, repeats = self.initial.spec.head, self.initial.record.repeats
+        elif (own := self.initial.family_head(record)) is not None:
             head, repeats = own
         else:
             return None
-        return self.resolve_spec(source_vocab=tokenizer.vocab_size, head=head), repeats
+        return self.build_spec(source_vocab=tokenizer.vocab_size, head=head), repeats
 
     def token_loss(self, module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Return the summed loss of a batch's labelled tokens, and their number."""
         return token_loss(module, batch.to(self.device), label_smoothing=self.run_file.train.label_smoothing)
 
     def pool(self, model: spec.Model) -> PoolBy:
-        """Return which state stands for a text: what the run file says, or what is usual for the stacks."""
+        """Return the pooling: that of the run file, or the usual one for the stacks."""
         return self.run_file.task.pool or ("mean" if model.decoder is None else "last")
 
 
@@ -175,21 +175,21 @@ class Stores(Generic[StoreT]):
 
 @dataclass(frozen=True)
 class TaskParts(Generic[BatchT]):
-    """What a kind of task brings to a training run.
+    """The parts that a task contributes to a training run.
 
     Attributes:
-        tokenizers: of the run; one for both sides where the task has only one.
+        tokenizers: of the run; the same one on both sides if the task has only one.
         spec: the model to build.
-        batches: training batches from the beginning, endless.
-        loss: gives, for a batch, the summed loss and the number of labels it was summed over.
-        validate: measures the module in evaluation mode.
+        batches: endless training batches.
+        loss: returns the summed loss of a batch and the number of its labels.
+        validate: called with the module in evaluation mode.
         sides: the sides of the data, for the checks before the first step.
-        widest: the training batch that needs most memory.
+        widest: the training batch with the most positions.
         mean_tokens: tokens of an average batch.
-        record: what the model will have been trained for.
-        valid_data: identity of the validation data; what was measured on other data cannot be compared.
-        score_name: what the validation score is called.
-        best_by: whether the loss or the score decides which checkpoint is best.
+        record: the task record of the trained model.
+        valid_data: identity of the validation data; scores on other data cannot be compared.
+        score_name: name of the validation score.
+        best_by: the metric that decides which checkpoint is best.
     """
 
     tokenizers: TokenizerPair
@@ -207,7 +207,7 @@ class TaskParts(Generic[BatchT]):
 
 
 def part_of(run_file: RunFile, name: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> tuple[SourceT, Share]:
-    """Return the source of training or validation data, and which share of it that part is.
+    """Return the source of training or validation data, and the share of it to use.
 
     Args:
         run_file: the checked run file.
@@ -220,7 +220,7 @@ def part_of(run_file: RunFile, name: str, parse: Callable[[Mapping[str, Any]], S
         table: object = run_file.data.train
     else:
         share, table = WHOLE, getattr(run_file.data, name)
-    assert isinstance(table, Section), "a share of nothing was refused"
+    assert isinstance(table, Section), "only validation data is given as a share"
     return parse(table.model_dump(exclude_none=True)), share
 
 

@@ -110,7 +110,7 @@ def _prepare(setup: TaskSetup, tokenizer: Tokenizer, kind: LabelKind) -> Stores[
         length = setup.run_file.data.max_length
         prepared = partial(prepare_labelled, source, tokenizer, max_length=length, kind=kind, share=share)
         store = prepared(labels=labels)
-        if labels is None and (known := _labels_of_start(setup, store.labels)) != store.labels:
+        if labels is None and (known := _known_labels(setup, store.labels)) != store.labels:
             store = prepared(labels=known)
         labels = store.labels
         return store
@@ -121,14 +121,14 @@ def _prepare(setup: TaskSetup, tokenizer: Tokenizer, kind: LabelKind) -> Stores[
     return stores
 
 
-def _labels_of_start(setup: TaskSetup, found: LabelSet) -> LabelSet:
-    """Return the labels of the start, whose head may then be kept, where they mean the same as those of the data."""
-    if setup.start is None or setup.start.record.kind != "classify" or setup.start.record.label_kind != found.kind:
+def _known_labels(setup: TaskSetup, found: LabelSet) -> LabelSet:
+    """Return the labels of the initial model, if they are those of the data, so that its head can be kept."""
+    initial = setup.initial
+    if initial is None or initial.record.kind != "classify" or initial.record.label_kind != found.kind:
         return found
-    record = setup.start.record
     if found.kind == "regression":
-        return LabelSet("regression", (), record.number_mean, record.number_scale)
-    names = setup.start.labels_like("classify", found.names)
+        return LabelSet("regression", (), initial.record.number_mean, initial.record.number_scale)
+    names = initial.labels_like("classify", found.names)
     return found if names is None else LabelSet(found.kind, names)
 
 
@@ -137,8 +137,8 @@ def _spec(setup: TaskSetup, tokenizer: Tokenizer, record: TaskRecord, labels: La
     found = setup.labelled_spec(tokenizer, record)
     if found is not None:
         return found[0], record.model_copy(update={"repeats": found[1]})
-    # The width of the states is known only once there is a spec; any head will do to get one.
-    model = setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=token_head(1))
+    # The width of the head is that of the spec, so the first spec has any head.
+    model = setup.build_spec(source_vocab=tokenizer.vocab_size, head=token_head(1))
     top = model.decoder or model.encoder
     assert top is not None, "a validated model has a stack"
     pool = setup.pool(model)

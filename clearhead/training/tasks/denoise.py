@@ -29,7 +29,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     noise = _noise(run_file)
     _check_sentinels(run_file, tokenizer)
     objective = build_objective(noise, tokenizer)
-    spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size)
+    spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
     if spec.encoder is None or spec.decoder is None:
         raise InputError("the task 'denoise' needs a model with encoder and decoder; this one has a single stack")
     corpora = prepare_corpora(setup, tokenizer)

@@ -98,11 +98,11 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
 
 
 def _spec(setup: TaskSetup, tokenizer: Tokenizer) -> Model:
-    start, is_said = setup.start, setup.run_file.task.pool is not None
-    if start is not None and start.record.kind == "embed" and start.spec.head is not None and not is_said:
-        return setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=start.spec.head)
-    # Which pool is usual is known only once there is a spec; any head will do to get one.
-    model = setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=vector_head(pool="mean"))
+    initial, can_keep_head = setup.initial, setup.run_file.task.pool is None
+    if can_keep_head and initial is not None and initial.record.kind == "embed" and initial.spec.head is not None:
+        return setup.build_spec(source_vocab=tokenizer.vocab_size, head=initial.spec.head)
+    # The usual pooling depends on the stacks of the spec, so the first spec has any head.
+    model = setup.build_spec(source_vocab=tokenizer.vocab_size, head=vector_head(pool="mean"))
     return with_head(model, vector_head(pool=setup.pool(model)))
 
 

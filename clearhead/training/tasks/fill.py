@@ -27,7 +27,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     tokenizer = setup.find_tokenizer(lambda: train_text_tokenizer(run_file, mask=True))
     noise = Noise(kind="mask", share=share, whole_words=whole_words)
     objective = build_objective(noise, tokenizer)
-    spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size)
+    spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
     if spec.encoder is None or spec.decoder is not None:
         raise InputError("the task 'fill' needs a model with an encoder alone, which sees what stands behind a blank")
     corpora = prepare_corpora(setup, tokenizer)

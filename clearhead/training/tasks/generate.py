@@ -31,7 +31,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     run_file = setup.run_file
     tokenizer = setup.find_tokenizer(lambda: train_text_tokenizer(run_file))
     corpora = prepare_corpora(setup, tokenizer)
-    spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size)
+    spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
     if spec.decoder is None:
         raise InputError("the task 'generate' needs a model with a decoder; this one has only an encoder")
     _check_block(corpora, run_file.data.max_length)

@@ -51,7 +51,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     )
     found = setup.labelled_spec(tokenizer, record)
     head = token_head(len(store.tags.names))
-    spec = setup.resolve_spec(source_vocab=tokenizer.vocab_size, head=head) if found is None else found[0]
+    spec = setup.build_spec(source_vocab=tokenizer.vocab_size, head=head) if found is None else found[0]
     if spec.encoder is not None and spec.decoder is not None:
         raise InputError(
             "the task 'tag' needs a model with one stack; the decoder of this one would not read the words"
@@ -93,9 +93,10 @@ def _prepare(setup: TaskSetup, tokenizer: Tokenizer) -> Stores[TagStore]:
         source, share = part_of(setup.run_file, name, parse_tagged_source)
         prepared = partial(prepare_tagged, source, tokenizer, max_length=setup.run_file.data.max_length, share=share)
         store = prepared(tags=tags)
-        known = None if tags is not None or setup.start is None else setup.start.labels_like("tag", store.tags.names)
-        if known is not None and known != store.tags.names:
-            store = prepared(tags=TagSet(known))
+        if tags is None and setup.initial is not None:
+            known = setup.initial.labels_like("tag", store.tags.names)
+            if known is not None and known != store.tags.names:
+                store = prepared(tags=TagSet(known))
         tags = store.tags
         return store
 

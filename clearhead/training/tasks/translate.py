@@ -46,7 +46,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     run_file, train = setup.run_file, setup.run_file.train
     tokenizers = setup.find_tokenizers(lambda: _train_tokenizers(run_file))
     stores = prepare_parallel(run_file, tokenizers, setup.progress)
-    spec = setup.resolve_spec(
+    spec = setup.build_spec(
         source_vocab=tokenizers.source.vocab_size, target_vocab=tokenizers.target.vocab_size, joint=tokenizers.joint
     )
     if spec.encoder is None or spec.decoder is None:

@@ -78,7 +78,7 @@ def test_a_run_learns_is_whole_and_goes_back(case: str, tmp_path: Path) -> None:
     make, task, data, written, new = CASES[case]
     start = make(tmp_path / "start")
     path = made.write_run(tmp_path, start, task, data, steps=20)
-    said = next(line for line in train(path, "train.validate_every=5") if "tensors taken" in line)
+    said = next(line for line in train(path, "train.validate_every=5") if "tensors copied" in line)
     assert " 0 new (none)" in said if not new else f"({new}.weight" in said or f", {new}.weight" in said
     found = losses(tmp_path / "run")
     assert found[-1] < found[0]

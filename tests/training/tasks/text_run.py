@@ -70,7 +70,7 @@ def parts_from(path: Path, tokenizer: Tokenizer | None = None) -> TaskParts[Batc
     setup = TaskSetup(
         run_file=load_run_file(path),
         find_tokenizers=lambda train: pair or train(),
-        start=None,
+        initial=None,
         progress=Progress(),
         device=torch.device("cpu"),
     )
