@@ -80,7 +80,7 @@ def _refuse_other_pictures(output: Path) -> None:
 
 
 def _draw(rows: Sequence[Row], fairness: Fairness, output: Path) -> Path | None:
-    """Draw the curves of the score where every row has one, else of the loss, and say where they are."""
+    """Draw the curves of the score if every row has one, else of the loss."""
     from clearhead.compare.picture import draw_curves
 
     quality: Quality = "score" if all(row.best("score") is not None for row in rows) else "loss"
@@ -99,7 +99,7 @@ def _draw(rows: Sequence[Row], fairness: Fairness, output: Path) -> Path | None:
 
 
 def _table(rows: Sequence[Row], fairness: Fairness) -> Iterator[str]:
-    """Yield the lines of the table: a line for each row, or a column where the terminal is too narrow for that."""
+    """Yield the lines of the table: a line for each row, or a column if the terminal is too narrow."""
     cells = [_heads(rows), *(_cells(row, fairness) for row in rows)]
     if all(len(row.runs) == 1 for row in rows):
         cells = [[line[0], *line[2:]] for line in cells]
@@ -140,7 +140,7 @@ def _is_marked(row: Row, quality: Quality, fairness: Fairness) -> bool:
 
 def _score(row: Row) -> str:
     best = row.best("score")
-    # A share is given to four places, a percentage to two
+    # A fraction has four decimal places, a percentage two.
     return _number(best, 4 if best is not None and abs(best.mean) <= 1 else 2)
 
 
@@ -152,7 +152,7 @@ def _number(value: Spread | None, places: int) -> str:
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows with their columns aligned: names to the left, numbers to the right."""
+    """Yield rows with aligned columns: text to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     words = [any(not _is_number(cell) for cell in column[1:]) for column in zip(*cells, strict=True)]
     for line in cells:
@@ -167,7 +167,7 @@ def _is_number(cell: str) -> bool:
     return cell == UNKNOWN or cell[:1].isdigit() or cell[:2].lstrip("-")[:1].isdigit()
 
 
-# --- what stands under it -------------------------------------------------------------------------------------
+# --- below the table ------------------------------------------------------------------------------------------
 
 
 def _verdict(rows: Sequence[Row], fairness: Fairness) -> Iterator[str]:
@@ -182,7 +182,7 @@ def _verdict(rows: Sequence[Row], fairness: Fairness) -> Iterator[str]:
 
 
 def _differences(rows: Sequence[Row], differs: dict[str, list[Any]]) -> Iterator[str]:
-    """Yield a line for each key, or where there are fewer keys than rows, a line for each row."""
+    """Yield a line for each key, or a line for each row if there are fewer keys than rows."""
     cells = [["differs in", *(row.name for row in rows)]]
     cells += [[key, *map(_value, values)] for key, values in differs.items()]
     if len(differs) < len(rows):
@@ -198,7 +198,7 @@ def _value(value: Any) -> str:
 
 
 def _record(row: Row, fairness: Fairness) -> dict[str, Any]:
-    """Return a row as JSON values: every number that has a spread as {"mean", "deviation", "count"}."""
+    """Return a row as JSON values; a number with a spread is {"mean", "deviation", "count"}."""
     from dataclasses import asdict
 
     parameters = row.first.parameters

@@ -1,4 +1,4 @@
-"""`clearhead convert`: a model for other tools, and pickled weights as safetensors."""
+"""`clearhead convert`: save a model for other tools, or pickled weights as safetensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clearhead demo`: real data made on this machine, a model trained on it, and what it learned."""
+"""`clearhead demo`: make real data on this machine, train a model on it, and show results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _runner(kind: str) -> Callable[[DemoPlan], DemoOutcome]:
 
 
 def _close(plan: DemoPlan, outcome: DemoOutcome, seconds: float) -> None:
-    """Say what there is to look at, and how to go on."""
+    """Name the pictures, and commands to continue with."""
     console = results_console()
     pictures = {"Loss": "plots/loss.png", **outcome.pictures}
     drawn = (f"{name}: {plan.run}/{file}" for name, file in pictures.items() if (plan.run / file).exists())

@@ -1,4 +1,4 @@
-"""The program `clearhead`: its commands, and the one place where failures become sentences and exit codes."""
+"""The program `clearhead`: its commands, and the place where errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from clearhead.training.signals import Interrupted
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
-# typer keeps the class of its usage errors private; its one public subclass leads there in every release.
+# The class of typer's usage errors is private; it is the base of a public class in every release.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
@@ -73,7 +73,7 @@ def _start(
       echo "ein Hund läuft" | clearhead translate runs/de-en
 
     REF in the commands below is a run directory, optionally with @best (the default), @last, @averaged or @step-N; a
-    checkpoint's folder in the layout of the Hugging Face hub; or its name there, optionally with @revision.
+    Hugging Face checkpoint; or its name on the hub, optionally with @revision.
     Exit codes: 0 done, 1 failed while running, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM.
     """
 
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line.
 
     Args:
-        arguments: the words after the program's name; None: those of this process.
+        arguments: the arguments after the program name; None: those of this process.
 
     Returns:
         The exit code.
@@ -127,10 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = INTERRUPTED
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else FAILED
-    except Exception as error:  # noqa: BLE001 - the last resort: whatever happens, a person gets a sentence
-        what = f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001 - the last resort: every error becomes one message
         hint = "" if debug else "; run again with --debug to see where"
-        code = _failed(f"unexpected failure: {what}{hint}", FAILED, debug)
+        code = _failed(f"unexpected failure: {type(error).__name__}: {error}{hint}", FAILED, debug)
     if code == INTERRUPTED:
         print_message("clearhead: interrupted")
     return code if isinstance(code, int) else DONE
@@ -144,7 +143,7 @@ def _failed(sentence: str, code: int, debug: bool) -> int:
 
 
 def _usage_sentence(error: Any, words: Sequence[str]) -> str:
-    """Return what is wrong with the words of a command line, with the nearest valid one."""
+    """Return the message for a wrong command line, with the nearest valid option."""
     name = error.ctx.command_path if error.ctx is not None else "clearhead"
     wanted = getattr(error, "option_name", None)
     if getattr(error, "param", None) is not None and error.message:
@@ -159,7 +158,7 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
 
 
 def _bad_value(error: Any, words: Sequence[str]) -> str:
-    """Return what an option expected and received, in our words whatever the library's are."""
+    """Return what an option expected and received, independent of the wording of the library."""
     option = error.param.opts[0] if error.param.param_type_name == "option" else error.param.name.upper()
     bound = re.search(r"(?:equal to|>=) ?(-?[0-9.]+)", error.message)
     if bound:
@@ -177,7 +176,7 @@ def _bad_value(error: Any, words: Sequence[str]) -> str:
 
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the program as Ctrl-C does, so that what is open is closed; training handles both itself."""
+    """Let SIGTERM unwind the program as Ctrl-C does, so that open files are closed; training handles both itself."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         print_message("clearhead: terminated")

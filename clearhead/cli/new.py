@@ -1,4 +1,4 @@
-"""`clearhead new`: look at the data and write a run file whose sizes fit it."""
+"""`clearhead new`: write a run file with sizes that fit the data."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _refuse_existing(output: Path, wanted: Wanted) -> None:
 
 
 def _write_all(output: Path, found: Draft, folder: Path) -> None:
-    """Write the run file last; when anything fails, nothing is left."""
+    """Write the run file last; if anything fails, nothing is left."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         if found.files:
@@ -124,7 +124,7 @@ def _write_all(output: Path, found: Draft, folder: Path) -> None:
 
 
 def _check(text: str, output: Path) -> None:
-    """Never write a run file that `clearhead train` would refuse."""
+    """Refuse to write a run file that `clearhead train` would refuse."""
     from clearhead.training.runfile.read import parse_run_file
 
     parse_run_file(text, str(output))

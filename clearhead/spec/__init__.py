@@ -1,7 +1,7 @@
 """What a model is: a frozen tree of sum types, validated whole, written to JSON and read back.
 
 The tree mirrors the modules: the path of a node (`encoder.layers.0.steps.1.branches.0.function`) is the path of the
-module built from it and the prefix of its weights. What is shared has one owner and `Reference`s to it.
+module built from it and the prefix of its weights. A shared table has one owner and `Reference`s to it.
 """
 
 from clearhead.spec.base import (

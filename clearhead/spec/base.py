@@ -1,4 +1,4 @@
-"""What all parts of a spec have in common: the node, its numbers, references, and norms."""
+"""Base classes of a spec: the node, its number types, references, and norms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class Node(BaseModel):
-    """A part of a spec: immutable, comparable, hashable."""
+    """A node of the spec tree: immutable, comparable, hashable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -25,7 +25,7 @@ class Node(BaseModel):
         except ValidationError as error:
             raise InputError.from_faults(error_messages(error, type(self)), subject=type(self).__name__) from None
 
-    # Marks the constructor as pydantic's own, so that nested nodes are validated in one pass and report together.
+    # Marks the constructor as pydantic's own, so that nested nodes are validated in one pass with one report.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
@@ -33,7 +33,7 @@ AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 class Reference(Node):
-    """A tensor or table owned by another module, named by that module's path."""
+    """The path of a table that another module owns."""
 
     kind: Literal["reference"] = "reference"
     path: str
@@ -46,7 +46,7 @@ class LayerNorm(Node):
     eps: Positive = 1e-5
     bias: bool = True
     weight: bool = True
-    unit_offset: bool = False  # multiplies by 1 + weight
+    unit_offset: bool = False  # multiply by 1 + weight
 
 
 class RMSNorm(Node):
@@ -55,7 +55,7 @@ class RMSNorm(Node):
     kind: Literal["rms_norm"] = "rms_norm"
     eps: Positive = 1e-6
     weight: bool = True
-    unit_offset: bool = False  # multiplies by 1 + weight
+    unit_offset: bool = False  # multiply by 1 + weight
 
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]

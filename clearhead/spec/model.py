@@ -1,4 +1,4 @@
-"""A whole model as one tree, validated as a whole, written to JSON and read back."""
+"""The spec of a model: one tree, validated as a whole, with its JSON form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clearhead.spec.pydantic_errors import error_messages
 
 
 class Model(Node):
-    """A whole Transformer: an encoder, a decoder, or both, and the head."""
+    """A Transformer: an encoder, a decoder, or both, and the head."""
 
     encoder: Stack | None = None
     decoder: Stack | None = None
@@ -38,7 +38,7 @@ class Model(Node):
         """Read what `to_json` wrote.
 
         Raises:
-            InputError: with every fault of shape, type and consistency in one report.
+            InputError: every error of structure, type and consistency, in one report.
         """
         try:
             tree = json.loads(text)
@@ -79,7 +79,7 @@ class Model(Node):
 
 
 def validate(node: AnyNode) -> AnyNode:
-    """Return the node, or raise one `InputError` that lists everything inconsistent in it."""
+    """Return the node, or raise one `InputError` that lists every inconsistency in it."""
     faults = consistency_faults(node) if isinstance(node, Model) else node_faults(node, "")
     if faults:
         raise InputError.from_faults(faults, subject="the spec")

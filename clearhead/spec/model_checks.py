@@ -1,4 +1,4 @@
-"""What no single field can show: plain functions over what parsed, so that no fault hides another."""
+"""Checks of a whole spec across fields and nodes: functions over the parsed tree, so that no error hides another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def consistency_faults(model: Model) -> list[str]:
-    """List what no single field can show: sizes that do not fit together and references that lead nowhere."""
+    """List inconsistencies across fields: sizes that do not fit together, and references that lead nowhere."""
     faults: list[str] = []
     for path, node in walk(model):
         faults += node_faults(node, path)
@@ -36,9 +36,9 @@ def _memory_faults(model: Model) -> list[str]:
         if isinstance(node, Attention) and node.source == "memory":
             attends = True
             if path.startswith("encoder"):
-                faults.append(f"{path}: an encoder makes the memory and cannot attend to it")
+                faults.append(f"{path}: an encoder cannot attend to the memory, which is its own output")
             elif model.encoder is None:
-                faults.append(f"{path}: attends to a memory, but the model has no encoder to make one")
+                faults.append(f"{path}: attends to the memory, but the model has no encoder")
     if model.encoder and model.decoder and not attends:
         faults.append("decoder: no step attends to the memory, so the encoder has no effect")
     return faults
@@ -47,7 +47,7 @@ def _memory_faults(model: Model) -> list[str]:
 def _reference_faults(model: Model) -> list[str]:
     nodes = dict(walk(model))
     tables = {path: node for path, node in nodes.items() if isinstance(node, Table | RelativeBuckets | DistanceTable)}
-    # What a table is as wide as: a word table as its embedding, a table of distances as its stack.
+    # A word table is as wide as its embedding, a distance table as its stack.
     widths = {name: stack for name in ("encoder", "decoder") if (stack := getattr(model, name))}
     needed = _head_widths(model)
     faults = []
@@ -63,13 +63,13 @@ def _reference_faults(model: Model) -> list[str]:
         if isinstance(owner, RelativeBuckets) and isinstance(node, TableHeads):
             if max(node.heads) >= owner.num_heads:
                 faults.append(
-                    f"{path}: '{node.path}' has {owner.num_heads} heads, head {max(node.heads)} is none of them"
+                    f"{path}: '{node.path}' has {owner.num_heads} heads, so there is no head {max(node.heads)}"
                 )
         elif isinstance(owner, RelativeBuckets) and isinstance(asker, Attention) and owner.num_heads != asker.num_heads:
             faults.append(f"{path}: '{node.path}' has {owner.num_heads} heads, the attention {asker.num_heads}")
         own, other = widths.get(path.split(".")[0]), widths[node.path.split(".")[0]]
         if isinstance(owner, DistanceTable) and own is not other:
-            faults.append(f"{path}: '{node.path}' belongs to another stack, whose distances are not these")
+            faults.append(f"{path}: '{node.path}' belongs to another stack, which has other distances")
         if isinstance(owner, Table):
             width = needed.get(path, 0) if own is None else own.table_width
             if other.table_width != width:
@@ -82,7 +82,7 @@ def _reference_faults(model: Model) -> list[str]:
 
 
 def _head_widths(model: Model) -> dict[str, int]:
-    """Return what width each tied map of the head reads, by the path of its reference."""
+    """Return the input width of each tied linear layer of the head, by the path of its reference."""
     top, widths = model.decoder or model.encoder, {}
     if model.head is not None and top is not None:
         width = top.output_width
@@ -99,13 +99,12 @@ def _head_faults(model: Model) -> list[str]:
     faults = []
     if "pool" not in kinds and (kinds[-2:-1] if kinds[-1] == "soft_cap" else kinds[-1:]) != ["linear"]:
         faults.append(
-            f"head.layers: the last layer must be linear where nothing is pooled, got {kinds[-1]}; "
-            "only a soft_cap may follow it"
+            f"head.layers: without a pool the last layer must be linear, or a soft_cap after it; got {kinds[-1]}"
         )
     if "soft_cap" in kinds[:-1]:
-        faults.append("head.layers: a soft_cap bounds the outputs, so it can only be the last layer")
+        faults.append("head.layers: a soft_cap must be the last layer")
     if kinds.count("pool") > 1:
-        faults.append(f"head.layers: a sequence is pooled once, got {kinds.count('pool')} pools")
+        faults.append(f"head.layers: at most one pool is possible, got {kinds.count('pool')}")
     return faults
 
 
@@ -119,11 +118,11 @@ _TAGGED: dict[str, type[Node]] = {
 
 
 def partial_faults(tree: Any, path: str) -> Iterator[str]:
-    """Apply the rules to the nodes that parse by themselves, so that a typing fault elsewhere does not hide theirs."""
+    """Check the nodes that parse by themselves, so that a type error elsewhere does not hide their errors."""
     if isinstance(tree, dict):
         node_type = _TAGGED.get(str(tree.get("kind")), Stack if "layers" in tree and "width" in tree else None)
         if node_type is not None:
-            with contextlib.suppress(ValidationError):  # reported by the validation of the whole
+            with contextlib.suppress(ValidationError):  # reported by the validation of the whole tree
                 yield from node_faults(node_type.model_validate_json(json.dumps(tree)), path)
         for key, value in tree.items():
             yield from partial_faults(value, f"{path}.{key}" if path else key)

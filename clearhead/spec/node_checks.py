@@ -1,4 +1,4 @@
-"""What is inconsistent inside one node, whatever stands around it."""
+"""Checks of single nodes: inconsistencies that need no other part of the spec."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from clearhead.spec.positions import (
 
 
 def node_faults(node: Node, path: str) -> list[str]:
-    """List what is inconsistent inside one node; `path` is what the messages call it."""
+    """List the inconsistencies inside one node; messages begin with its path."""
     match node:
         case LayerNorm() | RMSNorm():
             found = _norm_faults(node)
@@ -77,11 +77,11 @@ def _attention_faults(node: Attention) -> Iterator[str]:
             yield f"disentangled scores need as many kv heads as heads, got {node.num_kv_heads} and {node.num_heads}"
         for name in ("position", "query_key_norm", "clip", "soft_cap"):
             if getattr(node, name) is not None:
-                yield f"{name} beside disentangled scores is refused: it is not said whether distances take part in it"
+                yield f"{name} with disentangled scores is not supported: whether it applies to distances is undefined"
     if isinstance(node.score_bias, Alibi) and node.score_bias.rounding != "none" and not isinstance(node.mask, Causal):
-        yield f"rounded penalties count from the first token, which only a causal mask allows; got {node.mask.kind}"
+        yield f"rounded penalties count from the first token and need a causal mask; got {node.mask.kind}"
     if node.source == "memory" and (node.position or node.score_bias or node.mask != Full()):
-        yield "attention to the memory takes a full mask and no position, for memory has its own"
+        yield "attention to the memory needs a full mask and no position or score bias"
     if node.query_key_norm is not None:
         yield from _query_key_norm_faults(node.query_key_norm, node)
 
@@ -95,21 +95,21 @@ def _rotary_faults(rotary: Rotary, head_size: int) -> Iterator[str]:
             if len(factors) != size // 2:
                 yield f"{name}_factor needs a number for each of {size // 2} frequencies, got {len(factors)}"
     if isinstance(rotary.scaling, DynamicScaling) and size == 2:
-        yield "dynamic scaling changes all frequencies but the first, and a rotary size of 2 has one"
+        yield "dynamic scaling changes all frequencies but the first, and a rotary size of 2 has only one"
 
 
 def _query_key_norm_faults(norm: QueryKeyNorm, node: Attention) -> Iterator[str]:
     has_parameters = norm.norm.weight or (isinstance(norm.norm, LayerNorm) and norm.norm.bias)
     if norm.per_head and norm.over == "width":
-        yield "query_key_norm over the width has a weight for each head anyway; per_head is for a norm over the head"
+        yield "query_key_norm.per_head has no effect on a norm over the width, which has weights for each head anyway"
     if norm.per_head and not has_parameters:
         yield "query_key_norm.per_head has no effect on a norm without weight and bias"
     if norm.after_rotation and node.position is None:
         yield "query_key_norm.after_rotation has no effect where nothing is rotated"
     if norm.after_rotation and norm.over == "width":
-        yield "query_key_norm over the width is taken before the heads are split, and so before any rotation"
+        yield "query_key_norm over the width comes before the split into heads, so after_rotation is not possible"
     if node.clip is not None:
-        yield "clip and query_key_norm together are refused: models differ in which comes first"
+        yield "clip and query_key_norm together are not supported: models differ in their order"
 
 
 def _scaling_faults(scaling: BandScaling | YarnScaling) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _distance_faults(node: RelativeBuckets | DistanceTable) -> Iterator[str]:
 
 def _disentangled_faults(node: Disentangled) -> Iterator[str]:
     if len(set(node.terms)) != len(node.terms):
-        yield f"a term counts once, got {', '.join(node.terms)}"
+        yield f"each term may occur once, got {', '.join(node.terms)}"
 
 
 def _feed_forward_faults(node: FeedForward) -> Iterator[str]:
@@ -154,13 +154,13 @@ def _stack_faults(node: Stack) -> Iterator[str]:
     summed = node.width if embedding.projection and embedding.projection.place == "before_sum" else own
     position = embedding.position
     if isinstance(position, Sinusoidal) and summed % 2:
-        yield f"sinusoidal positions pair sines with cosines, so width must be even; {summed}"
+        yield f"sinusoidal positions need an even width; got {summed}"
     if isinstance(position, Sinusoidal) and position.layout == "fairseq" and summed < 4:
-        yield f"the fairseq layout divides by width / 2 - 1, so width must be at least 4; got {summed}"
+        yield f"the fairseq layout needs a width of at least 4; got {summed}"
     if isinstance(position, Learned) and position.rows <= position.offset:
-        yield f"{position.rows} rows of positions leave none after the offset {position.offset}"
+        yield f"{position.rows} rows of positions leave no row after the offset {position.offset}"
     if own != node.width and embedding.projection is None:
-        yield f"an embedding {own} wide needs a projection to the width {node.width} of the stack"
+        yield f"an embedding of width {own} needs a projection to the width {node.width} of the stack"
     if embedding.scale_rounding != "none" and embedding.scale == 1.0:
         yield "embedding.scale_rounding has no effect on a scale of 1"
     if node.sharing is not None:

@@ -1,4 +1,4 @@
-"""The parts of a spec: frozen sum types, each the description of one module."""
+"""The nodes of a spec: frozen sum types, each the description of one module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Full(Node):
 
 
 class Causal(Node):
-    """A position may attend to itself and to what is before it."""
+    """A position may attend to itself and to the positions before it."""
 
     kind: Literal["causal"] = "causal"
 
@@ -34,7 +34,7 @@ class Window(Node):
 
 
 class Prefix(Node):
-    """Causal, but everything may attend to the prefix that a call names. Source: arXiv 1910.10683, section 3.2.1."""
+    """Causal, but every position may attend to the prefix of a call. Source: arXiv 1910.10683, section 3.2.1."""
 
     kind: Literal["prefix"] = "prefix"
 
@@ -54,7 +54,7 @@ class Biases(Node):
 
 
 class QueryKeyNorm(Node):
-    """A norm of query and key, over each head or over all heads at once. Source: arXiv 2302.05442, section 2."""
+    """Normalization of query and key, over each head or over all heads at once. Source: arXiv 2302.05442, section 2."""
 
     norm: Norm
     over: Literal["head", "width"] = "head"
@@ -63,10 +63,10 @@ class QueryKeyNorm(Node):
 
 
 class Attention(Node):
-    """Multi-head attention over the stream itself or over the memory. Source: arXiv 1706.03762, section 3.2.
+    """Multi-head self-attention, or attention to the memory. Source: arXiv 1706.03762, section 3.2.
 
-    soft_cap c turns a scaled score s into c * tanh(s / c); clip bounds what the projections of query, key and value
-    give; a sink is a learned score for each head that takes its share of the softmax and mixes nothing in.
+    soft_cap c turns a scaled score s into c * tanh(s / c); clip bounds the projected queries, keys and values; a sink
+    is a learned score for each head that takes part in the softmax and has no value.
     """
 
     kind: Literal["attention"] = "attention"
@@ -119,14 +119,14 @@ class FeedForward(Node):
 
 
 class Router(Node):
-    """What chooses experts for a token: the largest of the softmax over the scores of all."""
+    """The router of a mixture: a token goes to the experts with the largest softmax scores."""
 
     bias: bool = False
     normalize: bool = True  # the weights of the chosen experts are divided by their sum
 
 
 class MixtureOfExperts(Node):
-    """Several feed-forward networks, of which each token passes through the few that suit it best.
+    """Several feed-forward networks, of which each token passes through the top k of its router.
 
     Source: arXiv 1701.06538, section 2; arXiv 2401.04088, section 2.1.
     """
@@ -178,7 +178,7 @@ class Table(Node):
 
 
 class Projection(Node):
-    """The map from the width of an embedding to that of its stack, and where in the embedding it stands.
+    """The projection from the width of an embedding to that of its stack, and its place in the embedding.
 
     "before_sum": on the rows of the table, before segments and positions; "before_norm": on the sum; "after_norm": at
     the end.
@@ -191,8 +191,8 @@ class Projection(Node):
 class Embedding(Node):
     """Ids to vectors: word_norm(table * scale), plus segments and position, then norm, then dropout.
 
-    With a width of its own, a projection leads to the width of the stack. A scale rounded as the weights are is a
-    number of their dtype.
+    An embedding with a width of its own is projected to the width of the stack. With scale_rounding "weights" the scale
+    is rounded to the dtype of the weights.
     """
 
     table: Annotated[Table | Reference, Field(discriminator="kind")]
@@ -208,17 +208,17 @@ class Embedding(Node):
 
 
 class Linear(Node):
-    """An affine map of a head; its weight is its own or a table it is tied to."""
+    """A linear layer of a head; its weight is its own or tied to a table."""
 
     kind: Literal["linear"] = "linear"
     size: Count
     bias: bool = True
     weight: Reference | None = None
-    scale: Positive = 1.0  # multiplies the states that enter
+    scale: Positive = 1.0  # multiplies the input
 
 
 class Activation(Node):
-    """A pointwise function of a head."""
+    """An activation function of a head."""
 
     kind: Literal["activation"] = "activation"
     function: ActivationName
@@ -232,9 +232,9 @@ class SoftCap(Node):
 
 
 class Pool(Node):
-    """One state for a sequence: its first or last real token's, or the mean, or the largest, over its real tokens.
+    """Pooling over the real tokens of a sequence: the state of the first or last, the mean, or the maximum.
 
-    "root": their sum divided by the square root of their number.
+    "root": the sum divided by the square root of the number of tokens.
     """
 
     kind: Literal["pool"] = "pool"
@@ -242,7 +242,7 @@ class Pool(Node):
 
 
 class L2Normalize(Node):
-    """Scale a state to length 1, so that products of two are cosines."""
+    """Scale a state to length 1, so that dot products are cosines."""
 
     kind: Literal["l2_normalize"] = "l2_normalize"
 
@@ -253,13 +253,13 @@ HeadLayer = Annotated[
 
 
 class Head(Node):
-    """What turns states into outputs: layers in order; with a pool among them, outputs are of whole sequences."""
+    """The layers from hidden states to outputs; with a pool among them, a sequence has one output."""
 
     layers: Annotated[tuple[HeadLayer, ...], Field(min_length=1)]
 
 
 class OutProjection(Node):
-    """The map from the width of a stack to that of its outputs."""
+    """The projection from the width of a stack to that of its outputs."""
 
     size: Count
     bias: bool = False
@@ -268,7 +268,7 @@ class OutProjection(Node):
 class Stack(Node):
     """An embedding and the layers above it.
 
-    Where layers share weights, `layers` holds each once and `sharing` says which of them runs at each depth.
+    If layers share weights, `layers` holds each layer once, and `sharing` is the index of the layer at each depth.
     """
 
     width: Count
@@ -281,7 +281,7 @@ class Stack(Node):
 
     @property
     def depths(self) -> tuple[Layer, ...]:
-        """The layers in the order in which they run, shared ones as often as they do."""
+        """The layers in the order in which they run, shared layers once for each run."""
         return self.layers if self.sharing is None else tuple(self.layers[index] for index in self.sharing)
 
     @property
@@ -291,7 +291,7 @@ class Stack(Node):
 
     @property
     def output_width(self) -> int:
-        """The width of the states that leave the stack."""
+        """The width of the output states."""
         return self.width if self.projection_out is None else self.projection_out.size
 
 
@@ -302,7 +302,7 @@ class Xavier(Node):
 
 
 class Normal(Node):
-    """N(0, std^2) everywhere; the maps that end a branch are divided by the square root of the number of branches."""
+    """N(0, std^2); the output projections of branches are divided by the square root of the number of branches."""
 
     kind: Literal["normal"] = "normal"
     std: Positive = 0.02

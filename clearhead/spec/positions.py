@@ -14,7 +14,7 @@ from clearhead.spec.base import Count, Node, Norm, Positive, Reference
 class Sinusoidal(Node):
     """Fixed sines and cosines added to the embedding. Source: arXiv 1706.03762, section 3.5.
 
-    The layout "fairseq" has halves as well, but its frequencies end at 1/theta exactly, and it is made in float32.
+    The layout "fairseq" has halves too, but its frequencies end at exactly 1/theta, and it is computed in float32.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -33,7 +33,7 @@ class Learned(Node):
 
 EmbeddingPosition = Annotated[Sinusoidal | Learned, Field(discriminator="kind")]
 
-# --- on query and key: rotation, and how it is stretched beyond the length of training ------------------------
+# --- on query and key: rotation, and its scaling beyond the training length -----------------------------------
 
 
 class LinearScaling(Node):
@@ -44,7 +44,7 @@ class LinearScaling(Node):
 
 
 class DynamicScaling(Node):
-    """A larger theta for a sequence longer than the original length: the longer, the larger.
+    """A theta that grows with the length of a sequence beyond the original length.
 
     Source: arXiv 2309.00071, section 3.3 (dynamic scaling with the change of base of section 3.1).
     """
@@ -57,7 +57,7 @@ class DynamicScaling(Node):
 class BandScaling(Node):
     """Low frequencies divided by the factor, high ones kept, those between interpolated.
 
-    A frequency is low where fewer than `low_frequency_factor` of its turns fit into the original length, and high where
+    A frequency is low if fewer than `low_frequency_factor` of its periods fit into the original length, and high if
     more than `high_frequency_factor` do. Source: arXiv 2407.21783, section 3.4.2 and its released code.
     """
 
@@ -71,8 +71,8 @@ class BandScaling(Node):
 class YarnScaling(Node):
     """Frequencies mixed along a ramp between kept and divided; cosines and sines times the magnitude.
 
-    The ramp runs over the dimensions that turn `beta_fast` to `beta_slow` times in the original length; `truncate`
-    rounds its ends to whole dimensions. Source: arXiv 2309.00071, sections 3.2 and 3.4.
+    The ramp covers the dimensions with `beta_fast` to `beta_slow` periods in the original length; `truncate` rounds its
+    ends to whole dimensions. Source: arXiv 2309.00071, sections 3.2 and 3.4.
     """
 
     kind: Literal["yarn_scaling"] = "yarn_scaling"
@@ -118,9 +118,9 @@ class Alibi(Node):
     """A penalty on the scores linear in distance. Source: arXiv 2108.12409, section 3."""
 
     kind: Literal["alibi"] = "alibi"
-    scaled: bool = False  # the scale of the scores multiplies the penalty too
+    scaled: bool = False  # the scale of the scores multiplies the penalty, too
     rounding: Literal["none", "bfloat16"] = "none"  # of the slopes and of slope times position, in any dtype
-    slopes: tuple[Positive, ...] | None = None  # one for each head; None: they follow from the number of heads
+    slopes: tuple[Positive, ...] | None = None  # one for each head; None: the default for the number of heads
 
 
 class RelativeBuckets(Node):
@@ -134,7 +134,7 @@ class RelativeBuckets(Node):
 
 
 class TableHeads(Node):
-    """Some of the heads of a table of buckets that another module owns: what is left where others were removed."""
+    """Some heads of a bucket table that another module owns, after the other heads were removed."""
 
     kind: Literal["table_heads"] = "table_heads"
     path: str
@@ -142,10 +142,10 @@ class TableHeads(Node):
 
 
 class DistanceTable(Node):
-    """Trained vectors for relative distances, 2 * span of them, normed where a norm is given; owned by a stack.
+    """2 * span trained vectors for relative distances, owned by a stack, with an optional norm.
 
-    Distances are clamped to the span; with buckets, those beyond half of them are first put in logarithmic buckets up
-    to `max_distance`. Source: arXiv 2006.03654, section 3.1; buckets: its released code.
+    Distances are clamped to the span; with buckets, distances beyond half of them first go to logarithmic buckets up to
+    `max_distance`. Source: arXiv 2006.03654, section 3.1; buckets: its released code.
     """
 
     kind: Literal["distance_table"] = "distance_table"
@@ -158,7 +158,7 @@ class DistanceTable(Node):
 class Disentangled(Node):
     """Products of content with distance added to the scores, before the scale. Source: arXiv 2006.03654, eq. 4.
 
-    Distances are projected by the attention's own maps of key and query where these are shared, else by separate ones.
+    Distances are projected by the key and query projections of the attention if these are shared, else by their own.
     """
 
     kind: Literal["disentangled"] = "disentangled"

@@ -1,4 +1,4 @@
-"""What pydantic found, said in the words of the spec."""
+"""Error messages of pydantic, rewritten with the paths and kinds of the spec."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pydantic import BaseModel, ValidationError
 from clearhead.errors import nearest
 
 PLAIN_NAME = "word"
-"""The tag of a plain name where a name or a node may stand."""
+"""The tag of a plain name in a field that takes a name or a node."""
 
 
 def error_messages(error: ValidationError, root: type[BaseModel]) -> list[str]:
-    """Say each fault that pydantic found while it parsed `root`."""
-    base = root.__mro__[-1 - len(BaseModel.__mro__)]  # the class that all nodes share
+    """Return a message for each error that pydantic found while it parsed `root`."""
+    base = root.__mro__[-1 - len(BaseModel.__mro__)]  # the base class of all nodes
     faults = [dict(fault) for fault in error.errors(include_url=False)]
     return [_sentence(fault, root, base) for fault in faults if not _follows(fault, faults)]
 
 
 def _follows(fault: dict[str, Any], faults: list[dict[str, Any]]) -> bool:
-    """Whether a fault follows from others: pydantic calls a sequence too short when its members have faults."""
+    """Return whether an error follows from others: pydantic calls a sequence too short when its members are invalid."""
     place = fault["loc"]
     inner = any(other["loc"][: len(place)] == place and len(other["loc"]) > len(place) for other in faults)
     return fault["type"] == "too_short" and inner
@@ -49,9 +49,9 @@ def _sentence(fault: dict[str, Any], root: type[BaseModel], base: type[BaseModel
 def _address(
     location: list[str], root: type[BaseModel], tagged: dict[str, type[BaseModel]]
 ) -> tuple[list[str], type[BaseModel]]:
-    """Return the parts of a path without the tags pydantic puts where a union was decided, and the last node on it.
+    """Return the parts of a path without the tags that pydantic adds for unions, and the last node on it.
 
-    A field may be called like a kind of node, so fields are looked up on the way down.
+    A field may have the name of a kind, so fields are looked up on the way down.
     """
     parts: list[str] = []
     current: type[BaseModel] | None = root

@@ -1,4 +1,4 @@
-"""A spec as a tree: every node with its path, and the tree again with other nodes in some places."""
+"""Traversal of a spec tree: every node with its path, and the tree with some nodes replaced."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Tree = TypeVar("Tree", bound=Node)
 
 
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield every node below with its path, parents first; indices are path parts, as in module names."""
+    """Yield every node with its path, parents first; an index is a part of a path, as in module names."""
     waiting = [(path, node)]
     while waiting:
-        place, one = waiting.pop()
-        yield place, one
+        place, current = waiting.pop()
+        yield place, current
         below: list[tuple[str, Node]] = []
-        for name in type(one).model_fields:
-            value = getattr(one, name)
+        for name in type(current).model_fields:
+            value = getattr(current, name)
             if isinstance(value, Node):
                 below.append((f"{place}.{name}" if place else name, value))
             elif isinstance(value, tuple):
@@ -28,11 +28,11 @@ def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def map_nodes(node: Tree, change: Callable[[str, Node], Node], path: str = "") -> Tree:
-    """Return a tree in which every node below is what `change` makes of it, children before their parents.
+    """Return a tree in which `change` has replaced every node below the root, children before their parents.
 
     Args:
-        node: the root, which stays of its type.
-        change: given the path of a node and the node; returns it, or another one.
+        node: the root; its type does not change.
+        change: takes the path of a node and the node; returns it or a replacement.
         path: of the root.
     """
     updates: dict[str, object] = {}

@@ -59,9 +59,9 @@ def test_a_head_that_does_not_fit_is_refused() -> None:
     model = build_spec(Hyperparameters(family="encoder", layers=1, width=6, heads=2), source_vocab=29, target_vocab=29)
     assert with_head(model, vector_head(pool="first")).encoder == model.encoder
     twice = spec.Head(layers=(spec.Pool(by="mean"), spec.Pool(by="mean")))
-    with pytest.raises(InputError, match="pooled once, got 2"):
+    with pytest.raises(InputError, match="at most one pool is possible, got 2"):
         with_head(model, twice)
-    with pytest.raises(InputError, match="last layer must be linear where nothing is pooled"):
+    with pytest.raises(InputError, match="without a pool the last layer must be linear"):
         with_head(model, spec.Head(layers=(spec.L2Normalize(),)))
 
 

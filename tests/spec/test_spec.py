@@ -107,19 +107,19 @@ def test_constructors_report_all_faults_too() -> None:
             attention(score_bias=spec.RelativeBuckets(num_heads=3, bidirectional=True)),
             "score_bias has 3 heads, the attention 2",
         ),
-        (attention(source="memory", mask=spec.Causal()), "attention to the memory takes a full mask and no position"),
-        (attention(source="memory", position=spec.Rotary()), "takes a full mask and no position"),
+        (attention(source="memory", mask=spec.Causal()), "attention to the memory needs a full mask and no position"),
+        (attention(source="memory", position=spec.Rotary()), "needs a full mask and no position"),
         (
             one_layer(
                 attention(), width=7, embedding=spec.Embedding(table=spec.Table(rows=5), position=spec.Sinusoidal())
             ),
-            "width must be even; 7",
+            "need an even width; got 7",
         ),
         (
             one_layer(
                 attention(), embedding=spec.Embedding(table=spec.Table(rows=5), position=spec.Learned(rows=3, offset=3))
             ),
-            "3 rows of positions leave none after the offset 3",
+            "3 rows of positions leave no row after the offset 3",
         ),
         (spec.RelativeBuckets(num_heads=2, count=7, bidirectional=True), "need an even count, got 7"),
         (
@@ -131,7 +131,10 @@ def test_constructors_report_all_faults_too() -> None:
             "max_distance 8 is not above what 32 buckets count exactly",
         ),
         (spec.RMSNorm(weight=False, unit_offset=True), "unit_offset has no effect without a weight"),
-        (attention(query_key_norm=normed(per_head=True, over="width")), "per_head is for a norm over the head"),
+        (
+            attention(query_key_norm=normed(per_head=True, over="width")),
+            "per_head has no effect on a norm over the width",
+        ),
         (
             attention(query_key_norm=normed(spec.RMSNorm(weight=False), per_head=True)),
             "per_head has no effect on a norm",
@@ -139,9 +142,9 @@ def test_constructors_report_all_faults_too() -> None:
         (attention(query_key_norm=normed(after_rotation=True)), "has no effect where nothing is rotated"),
         (
             attention(query_key_norm=normed(after_rotation=True, over="width"), position=spec.Rotary()),
-            "before the heads are split",
+            "before the split into heads",
         ),
-        (attention(query_key_norm=normed(), clip=0.5), "models differ in which comes first"),
+        (attention(query_key_norm=normed(), clip=0.5), "models differ in their order"),
         (attention(position=scaled(spec.DynamicScaling(factor=2.0, original_length=5), size=2)), "rotary size of 2"),
         (
             attention(
@@ -157,14 +160,14 @@ def test_constructors_report_all_faults_too() -> None:
             spec.YarnScaling(factor=2.0, original_length=5, beta_fast=1.0, beta_slow=2.0),
             "beta_slow 2 must be below beta_fast 1",
         ),
-        (attention(score_bias=spec.Alibi(rounding="bfloat16")), "only a causal mask allows; got full"),
+        (attention(score_bias=spec.Alibi(rounding="bfloat16")), "need a causal mask; got full"),
         (attention(score_bias=disentangled(), num_kv_heads=1), "as many kv heads as heads, got 1 and 2"),
-        (attention(score_bias=disentangled(), soft_cap=3.0), "soft_cap beside disentangled scores is refused"),
+        (attention(score_bias=disentangled(), soft_cap=3.0), "soft_cap with disentangled scores is not supported"),
         (
             attention(score_bias=disentangled(), position=spec.Rotary()),
-            "position beside disentangled scores is refused",
+            "position with disentangled scores is not supported",
         ),
-        (disentangled("content_to_position", "content_to_position"), "a term counts once"),
+        (disentangled("content_to_position", "content_to_position"), "each term may occur once"),
         (spec.DistanceTable(span=7, buckets=6), "given together or not at all"),
         (spec.DistanceTable(span=7, buckets=6, max_distance=4), "max_distance 4 is not above what 6 buckets"),
         (spec.FeedForward(size=5, activation=spec.ClampedGate(alpha=1.0, limit=2.0)), "needs gated = true"),
@@ -172,11 +175,11 @@ def test_constructors_report_all_faults_too() -> None:
             spec.MixtureOfExperts(count=3, top_k=5, expert=spec.FeedForward(size=7)),
             "top_k 5 is more than the 3 experts there are",
         ),
-        (embedding(width=5), "an embedding 5 wide needs a projection to the width 14 of the stack"),
+        (embedding(width=5), "an embedding of width 5 needs a projection to the width 14 of the stack"),
         (embedding(scale_rounding="weights"), "scale_rounding has no effect on a scale of 1"),
         (
             embedding(width=7, projection=spec.Projection(place="after_norm", bias=True), position=spec.Sinusoidal()),
-            "width must be even; 7",
+            "need an even width; got 7",
         ),
         (
             embedding(
@@ -184,7 +187,7 @@ def test_constructors_report_all_faults_too() -> None:
                 projection=spec.Projection(place="before_norm", bias=True),
                 position=spec.Sinusoidal(layout="fairseq"),
             ),
-            "width must be at least 4; got 2",
+            "a width of at least 4; got 2",
         ),
         (one_layer(attention(), sharing=(0, 1)), "sharing names layer 1, but there are 1 layers"),
         (one_layer(attention(), sharing=(0,)), "sharing has no effect where every layer runs once"),
@@ -204,10 +207,10 @@ def changed(**parts: Any) -> spec.Model:
     ("broken", "words"),
     [
         (spec.Model(), "a model needs an encoder, a decoder or both; got neither"),
-        (changed(encoder=None), "attends to a memory, but the model has no encoder to make one"),
+        (changed(encoder=None), "attends to the memory, but the model has no encoder"),
         (
             spec.Model(encoder=one_layer(attention(source="memory"))),
-            "an encoder makes the memory and cannot attend to it",
+            "an encoder cannot attend to the memory, which is its own output",
         ),
         (
             spec.Model(encoder=one_layer(attention()), decoder=one_layer(attention())),
@@ -231,7 +234,7 @@ def changed(**parts: Any) -> spec.Model:
         ),
         (
             changed(head=spec.Head(layers=(spec.Linear(size=29), spec.Activation(function="relu")))),
-            "the last layer must be linear where nothing is pooled, got activation",
+            "without a pool the last layer must be linear, or a soft_cap after it; got activation",
         ),
         (
             changed(encoder=model().encoder.model_copy(update={"width": 22})),
@@ -253,7 +256,7 @@ def changed(**parts: Any) -> spec.Model:
                     score_table=spec.RelativeBuckets(num_heads=3, bidirectional=True),
                 )
             ),
-            "'encoder.score_table' has 3 heads, head 3 is none of them",
+            "'encoder.score_table' has 3 heads, so there is no head 3",
         ),
         (
             spec.Model(encoder=one_layer(attention(score_bias=spec.Alibi(slopes=(0.5, 0.25, 0.125))))),
@@ -261,11 +264,11 @@ def changed(**parts: Any) -> spec.Model:
         ),
         (
             changed(head=spec.Head(layers=(spec.SoftCap(value=3.0), spec.Linear(size=29)))),
-            "a soft_cap bounds the outputs, so it can only be the last layer",
+            "a soft_cap must be the last layer",
         ),
         (
             changed(head=spec.Head(layers=(spec.Activation(function="relu2"), spec.SoftCap(value=3.0)))),
-            "the last layer must be linear where nothing is pooled, got soft_cap; only a soft_cap may follow it",
+            "without a pool the last layer must be linear, or a soft_cap after it; got soft_cap",
         ),
         (
             spec.Model(encoder=one_layer(attention(score_bias=spec.Reference(path="encoder.embedding.table")))),
@@ -297,7 +300,7 @@ def changed(**parts: Any) -> spec.Model:
                     score_table=spec.RelativeBuckets(num_heads=2, bidirectional=False),
                 ),
             ),
-            "'encoder.score_table' belongs to another stack, whose distances are not these",
+            "'encoder.score_table' belongs to another stack, which has other distances",
         ),
     ],
 )
