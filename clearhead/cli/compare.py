@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import human_count, print_json, print_message, print_result
+from clearhead.cli.console import human_count, print_either, print_message
 from clearhead.cli.options import Json
 from clearhead.errors import InputError
 
@@ -56,20 +56,18 @@ def compare(
     fairness = judge_fairness(rows)
     differs = differences(rows)
     picture = _draw(rows, fairness, output)
-    if as_json:
-        print_json(
-            {
-                "rows": [_record(row, fairness) for row in rows],
-                "differs_in": differs,
-                "same": list(fairness.same),
-                "unfair": list(fairness.unfair),
-                "notes": list(fairness.notes),
-                "picture": None if picture is None else str(picture),
-            }
-        )
-        return
-    blocks = [list(_table(rows, fairness)), list(_verdict(rows, fairness)), list(_differences(rows, differs))]
-    print_result("\n\n".join("\n".join(block) for block in blocks if block))
+    record = {
+        "rows": [_record(row, fairness) for row in rows],
+        "differs_in": differs,
+        "same": list(fairness.same),
+        "unfair": list(fairness.unfair),
+        "notes": list(fairness.notes),
+        "picture": None if picture is None else str(picture),
+    }
+    blocks = [
+        "\n".join(block) for block in (_table(rows, fairness), _verdict(rows, fairness), _differences(rows, differs))
+    ]
+    print_either(as_json, record, "\n\n".join(filter(None, blocks)))
 
 
 def _refuse_other_pictures(output: Path) -> None:
@@ -103,10 +101,9 @@ def _table(rows: Sequence[Row], fairness: Fairness) -> Iterator[str]:
     cells = [_heads(rows), *(_cells(row, fairness) for row in rows)]
     if all(len(row.runs) == 1 for row in rows):
         cells = [[line[0], *line[2:]] for line in cells]
-    lines = list(_aligned(cells))
-    if sys.stdout.isatty() and len(lines[0]) > shutil.get_terminal_size().columns:
-        lines = list(_aligned([list(column) for column in zip(*cells, strict=True)]))
-    yield from lines
+    if sys.stdout.isatty() and len(next(_aligned(cells))) > shutil.get_terminal_size().columns:
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    yield from _aligned(cells)
 
 
 def _heads(rows: Sequence[Row]) -> list[str]:
@@ -153,14 +150,12 @@ def _number(value: Spread | None, places: int) -> str:
 
 def _aligned(cells: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield rows with aligned columns: text to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    words = [any(not _is_number(cell) for cell in column[1:]) for column in zip(*cells, strict=True)]
-    for line in cells:
-        parts = [
-            cell.ljust(width) if is_word else cell.rjust(width)
-            for cell, width, is_word in zip(line, widths, words, strict=True)
-        ]
-        yield "  ".join(parts).rstrip()
+    columns = []
+    for column in zip(*cells, strict=True):
+        side = ">" if all(map(_is_number, column[1:])) else "<"
+        columns.append([f"{cell:{side}{max(map(len, column))}}" for cell in column])
+    for line in zip(*columns, strict=True):
+        yield "  ".join(line).rstrip()
 
 
 def _is_number(cell: str) -> bool:

@@ -19,7 +19,13 @@ from clearhead.demo.generate import run_generate
 from clearhead.demo.translate import run_translate
 from clearhead.errors import InputError, nearest
 
-KINDS = ("translate", "generate", "classify", "fill")
+RUNNERS: dict[str, Callable[[DemoPlan], DemoOutcome]] = {
+    "translate": run_translate,
+    "generate": run_generate,
+    "classify": run_classify,
+    "fill": run_fill,
+}
+KINDS = tuple(RUNNERS)
 
 
 @takes_compute_options
@@ -64,21 +70,11 @@ def demo(
         overrides=overrides,
     )
     set_threads_and_seed(compute.threads, seed=None)
-    outcome = _runner(kind)(plan)
+    outcome = RUNNERS[kind](plan)
     seconds = round(time.monotonic() - began, 1)
     _close(plan, outcome, seconds)
     if as_json:
         print_json({**outcome.record, "seconds": seconds, "run": str(plan.run)})
-
-
-def _runner(kind: str) -> Callable[[DemoPlan], DemoOutcome]:
-    runners: dict[str, Callable[[DemoPlan], DemoOutcome]] = {
-        "translate": run_translate,
-        "generate": run_generate,
-        "classify": run_classify,
-        "fill": run_fill,
-    }
-    return runners[kind]
 
 
 def _close(plan: DemoPlan, outcome: DemoOutcome, seconds: float) -> None:

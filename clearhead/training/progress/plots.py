@@ -13,7 +13,6 @@ from clearhead.runs.metrics import Metrics
 _TRAIN: Final = "#2a78b8"
 _VALID: Final = "#d95f30"
 _BEST: Final = "#1f9e77"
-_INK: Final = "#30353b"
 
 
 class Plotter:
@@ -147,18 +146,14 @@ def _draw_validations(axes: Any, points: Sequence[tuple[int, float]], best: tupl
 
 def _write(path: Path, draw: Callable[[Any], None]) -> Path:
     # Imported late: it takes a second, which only a run that draws should pay. No pyplot: it keeps global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+    from clearhead.view.figures import style_line_axes
+
     figure = Figure(figsize=(7.2, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(visible=True, color=_INK, alpha=0.1)
-    axes.tick_params(colors=_INK)
-    axes.set_xlabel("step")
+    style_line_axes(axes, "step")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     draw(axes)
