@@ -101,7 +101,7 @@ class Attention(HookPoints):
     def prepare(
         self, query: Queries, key: Float[Tensor, "batch kv_heads queries head_size"], context: Context
     ) -> tuple[Tensor, Tensor]:
-        """Norm and rotate queries and keys, in the order that the spec says."""
+        """Norm and rotate queries and keys, in the order of the spec."""
         norm, rotary = self.spec.query_key_norm, self.spec.position
         if norm is not None and not norm.after_rotation:
             query, key = self.normed(self.query_norm, query), self.normed(self.key_norm, key)
@@ -121,14 +121,14 @@ class Attention(HookPoints):
         return norm(x_BTHE.flatten(2)).unflatten(2, x_BTHE.shape[2:]).transpose(1, 2)
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Bias | None:
-        """Return what is added to the scores: nothing, but in `core.rare`."""
+        """Return the bias on the scores; None in this class."""
         return None
 
     def mask(self, context: Context) -> AttentionMask | None:
         return context.once(self.mask_key, lambda: context.masking.build(self.spec.mask, context.query_position.device))
 
     def mix(self, query: Queries, key: Keys, value: Keys, bias: Bias | None, context: Context) -> Queries:
-        """Mix the values, by the kernel that suits; both give the same answer."""
+        """Mix the values by the eager or the fused kernel; both give the same result."""
         is_fused = not eager_is_better(query, key, bias) and self.kernel()[0] == "fused"
         if is_fused and bias is None and context.masking.is_only_causal(self.spec.mask):
             return fused_attention(query, key, value, None, scale=self.scale, is_causal=True)
@@ -151,7 +151,7 @@ class Attention(HookPoints):
         return self.point(name, x)
 
     def kernel(self) -> tuple[Literal["eager", "fused"], str]:
-        """Name the kernel of the present mode for all but short sequences, and say why."""
+        """Return the kernel of the current mode for all but short sequences, and the reason."""
         if self.is_watched("scores", "weights"):
             return "eager", "scores or weights are being watched"
         if self.spec.soft_cap is not None or self.spec.sink:

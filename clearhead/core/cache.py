@@ -71,7 +71,7 @@ class Cache:
         return self.mask
 
     def select(self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None) -> None:
-        """Reorder, drop or repeat rows; and sentences, where they are given.
+        """Reorder, drop or repeat rows, and sentences if given.
 
         Args:
             rows: for each new row, the old row it continues.

@@ -1,4 +1,4 @@
-"""What a stack reads, and what its attentions share. Legend: B batch, T tokens of a call, S keys, M sentences."""
+"""The input of a stack, and the context that its attentions share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clearhead.errors import InputError
 
 @dataclass(frozen=True)
 class Sequence:
-    """What one stack reads.
+    """The input of one stack.
 
     Args:
         ids: token ids.
@@ -47,7 +47,7 @@ class Sequence:
 
 @dataclass
 class Context:
-    """What the attentions of one call of a stack share."""
+    """The context that the attentions of one call of a stack share."""
 
     masking: Masking
     query_position: Int[Tensor, "batch queries"]
@@ -61,10 +61,10 @@ class Context:
 
     @classmethod
     def of(cls, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None) -> Context:
-        """Count the tokens of a call into the cache, and their positions; a cache is extended here and only here.
+        """Build the context of a call, and extend its cache by the tokens of the call.
 
         Raises:
-            InputError: a mask that is not boolean, or what cannot be given with a cache.
+            InputError: a mask that is not boolean, or an argument that a cache excludes.
         """
         (rows, queries), device = sequence.ids.shape, sequence.ids.device
         mask, prefix, total_length = sequence.mask, sequence.prefix, sequence.total_length
@@ -86,7 +86,7 @@ class Context:
         return cls(masking, position[:, keys - queries :], position, memory, memory_mask, cache, total_length)
 
     def once(self, key: object, make: Callable[[], Any]) -> Any:
-        """Return what several attentions need, made at first need."""
+        """Return a value that several attentions share, made when the first one needs it."""
         if key not in self.shared:
             self.shared[key] = make()
         return self.shared[key]

@@ -1,4 +1,4 @@
-"""Ids to vectors. Legend: B batch, T tokens, D width."""
+"""Embeddings: ids to vectors. Legend: B batch, T tokens, D width."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Table(nn.Module):
 class Embedding(nn.Module):
     """dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
 
-    Rows of a width of their own pass through a projection: before the sum, before the norm or after it.
+    A table of another width is projected: before the sum, before the norm or after it.
     Source: arXiv 1706.03762, section 3.4; segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942,
     section 3.1.
     """
@@ -53,7 +53,7 @@ class Embedding(nn.Module):
 
     @property
     def rows(self) -> Table:
-        """The table in use, whoever owns it."""
+        """The table in use: its own, or a tied one."""
         return self.borrowed[0] if self.table is None else self.table
 
     def forward(
@@ -64,18 +64,18 @@ class Embedding(nn.Module):
         segments_BT: Int[Tensor, "batch tokens"] | None = None,
         embeddings_BTD: Float[Tensor, "batch tokens rows_width"] | None = None,
     ) -> Float[Tensor, "batch tokens width"]:
-        """Embed ids, or take their vectors as given.
+        """Embed ids, or given vectors.
 
         Args:
-            ids_BT: token ids; not looked up where embeddings are given.
+            ids_BT: token ids; not looked up if embeddings are given.
             position_BT: the number of real tokens before each.
-            limit: a bound that every position stays below.
+            limit: an upper bound of all positions.
             segments_BT: the segment of each token; None: the first everywhere.
             embeddings_BTD: used in place of the rows of the table, before scale and positions.
         """
         x_BTD = self.rows(ids_BT) if embeddings_BTD is None else embeddings_BTD
         if self.scale != 1.0:
-            # A number of python takes part in float32; a tensor is rounded to the dtype of the weights first.
+            # A Python number is applied in float32; a tensor is rounded to the dtype of the weights first.
             scale = torch.tensor(self.scale, dtype=x_BTD.dtype) if self.is_scale_rounded else self.scale
             x_BTD = x_BTD * scale
         x_BTD = self.word_norm(x_BTD)

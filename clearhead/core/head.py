@@ -1,4 +1,4 @@
-"""States to outputs. Legend: B batch, T tokens, D width, V outputs."""
+"""Heads: hidden states to outputs. Legend: B batch, T tokens, D width, V outputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,12 +14,11 @@ from clearhead import spec
 from clearhead.core.embedding import Table
 from clearhead.core.feedforward import activation
 from clearhead.core.norm import build_norm
-from clearhead.kernels.linear_cross_entropy import linear_cross_entropy
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The last map of a head: outputs = cap((states * scale) weight_VD^T + bias_V).
+    """The last linear map of a head: outputs = cap((states * scale) weight_VD^T + bias_V).
 
     Source: arXiv 1608.05859 (tying); arXiv 2408.00118, section 2 (the cap).
     """
@@ -30,37 +29,10 @@ class Projection:
     soft_cap: float | None = None
 
     def outputs(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes outputs"]:
-        """Map states."""
+        """Apply the map."""
         scaled = x_D if self.scale == 1.0 else x_D * self.scale
         outputs = F.linear(scaled, self.weight_VD, self.bias_V)
         return outputs if self.soft_cap is None else self.soft_cap * torch.tanh(outputs / self.soft_cap)
-
-    def cross_entropy(
-        self,
-        states_ND: Float[Tensor, "rows width"],
-        labels_N: Int[Tensor, " rows"],
-        *,
-        label_smoothing: float = 0.0,
-    ) -> Float[Tensor, ""]:
-        """Return the summed cross-entropy of the outputs in nats; without a soft cap the logits are never built.
-
-        Args:
-            states_ND: inputs of the map.
-            labels_N: the correct output of each row.
-            label_smoothing: share of the target that is spread evenly over the outputs, from 0 up to but not 1.
-        """
-        if self.soft_cap is not None:
-            logits_NV = self.outputs(states_ND)
-            logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-            return F.cross_entropy(logits_NV, labels_N, reduction="sum", label_smoothing=label_smoothing)
-        return linear_cross_entropy(
-            states_ND,
-            self.weight_VD,
-            self.bias_V,
-            labels_N,
-            label_smoothing=label_smoothing,
-            scale=self.scale,
-        )
 
 
 class Linear(nn.Module):
@@ -120,13 +92,13 @@ class Pool(nn.Module):
         if self.by in ("mean", "root"):
             count_B1 = mask_BT.sum(1, keepdim=True).clamp(min=1)
             return (x_BTD * mask_BT[..., None]).sum(1) / (count_B1 if self.by == "mean" else count_B1.sqrt())
-        # Of equal sums the first is taken: it stands at the last real token.
+        # argmax returns the first of equal sums: that of the last real token.
         place_B = (mask_BT if self.by == "first" else mask_BT.cumsum(1)).int().argmax(1)
         return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]
 
 
 class Head(nn.Module):
-    """Layers in order; a pool among them turns the states of a sequence into one."""
+    """Layers in order; a pool among them reduces the states of a sequence to one."""
 
     def __init__(self, width: int, head: spec.Head) -> None:
         super().__init__()
@@ -160,13 +132,13 @@ class Head(nn.Module):
         return x_BTD
 
     def prepare(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes last_width"]:
-        """Run all layers before the last map, for who needs the outputs of few states or never all at once."""
+        """Run all layers before the last linear map, for callers that need few outputs, or never all at once."""
         for layer in self.layers[: -2 if isinstance(self.layers[-1], SoftCap) else -1]:
             x_D = layer(x_D)
         return x_D
 
     def projection(self) -> Projection:
-        """Return the last map as tensors."""
+        """Return the last linear map as tensors."""
         last = self.layers[-1]
         if isinstance(last, SoftCap):
             linear = self.layers[-2]

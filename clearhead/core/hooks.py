@@ -17,7 +17,7 @@ class HookPoints(nn.Module):
     watchers: dict[str, list[Watcher]] | None = None
 
     def point(self, name: str, x: Tensor) -> Tensor:
-        """Pass an activation through its point: each watcher sees it, and returns it or what stands in its place."""
+        """Pass an activation through its point: each watcher returns it, or its replacement."""
         if self.watchers is not None:
             for watcher in self.watchers.get(name, ()):
                 x = watcher(x)

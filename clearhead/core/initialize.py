@@ -1,4 +1,4 @@
-"""How fresh weights are drawn: once for the whole model, from torch's global generator."""
+"""Weight initialization: once for the whole model, from torch's global generator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The mask algebra: which keys a query may attend to. Legend: B batch, T queries, S keys.
 
-A mask is boolean and True means "may attend". Masks are joined with "and"; None stands for a mask that is True
+A mask is boolean and True means "may attend". Masks are joined with "and"; None means a mask that is True
 everywhere, so that nothing is built, read or added where nothing is hidden.
 """
 

@@ -23,13 +23,12 @@ from clearhead.errors import InputError
 
 @dataclass(frozen=True)
 class Output:
-    """What a call returns.
+    """The output of a model.
 
     Args:
-        hidden: [batch, tokens, width], the last states of the stack that ran last; None where logits alone were asked.
-        logits: [batch, tokens, outputs], or [batch, outputs] where the head pools; None where the model has no head or
-            the call stops before it.
-        memory: [batch, keys, width], what the encoder made; None where there is no encoder or it did not run.
+        hidden: [batch, tokens, width], the output of the last stack.
+        logits: [batch, tokens, outputs], or [batch, outputs] if the head pools; None if no head ran.
+        memory: [batch, keys, width], the output of the encoder; None if no encoder ran.
     """
 
     hidden: Float[Tensor, "batch tokens width"]
@@ -38,7 +37,7 @@ class Output:
 
 
 class Transformer(HookPoints):
-    """A Transformer of any of the three families, as its spec says.
+    """A Transformer of any of the three families, as described by its spec.
 
     Raises:
         InputError: the spec is inconsistent; every fault is named.
@@ -94,7 +93,7 @@ class Transformer(HookPoints):
         return self.run(Sequence(ids, mask, segments, positions, documents, embeddings), target, cache)
 
     def run(self, source: Sequence, target: Sequence | None = None, cache: Cache | None = None) -> Output:
-        """Run the whole model on all that a sequence can say; `forward` takes what is common.
+        """Run the whole model with every argument that a `Sequence` has; `forward` takes the common ones.
 
         Args:
             source: what the first stack reads.
@@ -104,7 +103,7 @@ class Transformer(HookPoints):
         return self._with_logits(self.states(source, target, cache), (target or source).mask)
 
     def states(self, source: Sequence, target: Sequence | None = None, cache: Cache | None = None) -> Output:
-        """Run the stacks and stop before the head, for losses that never build all the logits."""
+        """Run the stacks without the head, for losses that never build all the logits."""
         if target is not None and (self.encoder is None or self.decoder is None):
             raise InputError("target_ids are for a model with both stacks; this one reads ids alone")
         if self.encoder is None:
@@ -161,7 +160,7 @@ class Transformer(HookPoints):
         if self.decoder is None:
             raise InputError("decode() needs a model with a decoder; this one has only an encoder")
         if memory is not None and self.encoder is None:
-            raise InputError("this model has no encoder, so no part of it could attend to a memory")
+            raise InputError("this model has no encoder, so nothing in it attends to a memory")
         output = self._decode(Sequence(target_ids, target_mask), memory, memory_mask, cache)
         return self._with_logits(output, target_mask)
 

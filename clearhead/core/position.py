@@ -48,7 +48,7 @@ def sinusoidal_table(rows: int, width: int, position: spec.Sinusoidal) -> Float[
 
 
 class SinusoidalPosition(nn.Module):
-    """Looks positions up in a table that grows to the longest sequence seen."""
+    """A table of sinusoids, looked up by position; it grows to the longest sequence seen."""
 
     def __init__(self, width: int, position: spec.Sinusoidal) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class SinusoidalPosition(nn.Module):
 
 
 class LearnedPosition(nn.Module):
-    """Looks positions up in a trained table."""
+    """A trained table, looked up by position."""
 
     def __init__(self, width: int, position: spec.Learned) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class LearnedPosition(nn.Module):
         self.weight = nn.Parameter(torch.empty(position.rows, width))
 
     def forward(self, position_BT: Int[Tensor, "batch queries"], limit: int) -> Float[Tensor, "batch queries width"]:
-        # The limit counts padding too, so the exact maximum is asked for only where the cheap bound does not hold.
+        # The limit counts padding too, so the exact maximum is computed only if this cheap bound does not hold.
         if limit + self.offset > self.rows and int(position_BT.max()) + self.offset >= self.rows:
             raise InputError(
                 f"a sequence of {int(position_BT.max()) + 1} tokens is longer than the model's "
@@ -82,7 +82,7 @@ class LearnedPosition(nn.Module):
 
 
 def build_embedding_position(width: int, position: spec.Sinusoidal | spec.Learned | None) -> nn.Module | None:
-    """Build what adds positions to the embedding, or None."""
+    """Build the position embedding of a spec, or None."""
     match position:
         case spec.Sinusoidal():
             return SinusoidalPosition(width, position)
@@ -98,13 +98,13 @@ def rotary_angles(
     head_size: int,
     length_BT: Int[Tensor, "#batch #queries"] | None = None,
 ) -> tuple[Float[Tensor, "batch 1 queries half"], Float[Tensor, "batch 1 queries half"]]:
-    """Return the cosines and sines by which each pair of dimensions turns at each position.
+    """Return the cosine and sine of the angle of each pair of dimensions at each position.
 
     Args:
-        position_BT: of the tokens that turn.
-        rotary: how fast, and how many dimensions of a head.
+        position_BT: positions of the rotated tokens.
+        rotary: theta, its scaling, and how many dimensions of a head are rotated.
         head_size: how many dimensions a head has.
-        length_BT: of the sequence of each token; None: as long as the positions that are there.
+        length_BT: total length of the sequence of each token; None: counted from the positions.
 
     Source: arXiv 2104.09864, section 3.2.2.
     """
@@ -121,7 +121,7 @@ def rotate(
     cos: Float[Tensor, "batch_or_1 1 queries half"],
     sin: Float[Tensor, "batch_or_1 1 queries half"],
 ) -> Float[Tensor, "batch heads queries head_size"]:
-    """Turn the first dimensions of each head; dimension i is paired with i + half, the rest passes unchanged."""
+    """Rotate the first dimensions of each head; dimension i is paired with i + half, the rest is unchanged."""
     half = cos.shape[-1]
     first, second, rest = x_BHTE.split([half, half, x_BHTE.shape[-1] - 2 * half], dim=-1)
     cos, sin = cos.to(x_BHTE.dtype), sin.to(x_BHTE.dtype)

@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.core import Sequence, Transformer
+from clearhead.core.head import Projection
 from clearhead.data.batches.base import Batch
 from clearhead.evaluate.result import Validation
-from clearhead.kernels.linear_cross_entropy import NO_LABEL, select_rows
+from clearhead.kernels.linear_cross_entropy import NO_LABEL, linear_cross_entropy, select_rows
 
 _CHUNK_BYTES = 64 << 20
 
@@ -33,7 +34,7 @@ def score_tokens(module: nn.Module, batches: Iterable[Batch], device: torch.devi
     loss, hits, count = 0.0, 0, 0
     for batch in batches:
         states_ND, labels_N = labelled_states(module, batch.to(device))
-        loss += float(projection.cross_entropy(states_ND, labels_N))
+        loss += float(projected_cross_entropy(states_ND, projection, labels_N))
         for states_CD, labels_C in zip(states_ND.split(rows), labels_N.split(rows), strict=True):
             hits += int((projection.outputs(states_CD).argmax(dim=1) == labels_C).sum())
         count += len(labels_N)
@@ -53,3 +54,22 @@ def labelled_states(module: Transformer, batch: Batch) -> tuple[Float[Tensor, "l
     rows = (labels_N != NO_LABEL).nonzero().squeeze(1)
     assert module.head is not None, "tokens are scored by a head over a vocabulary"
     return module.head.prepare(select_rows(out.hidden.flatten(0, 1), rows)), labels_N[rows]
+
+
+def projected_cross_entropy(
+    states_ND: Float[Tensor, "rows width"],
+    projection: Projection,
+    labels_N: Int[Tensor, " rows"],
+    *,
+    label_smoothing: float = 0.0,
+) -> Float[Tensor, ""]:
+    """Return the summed cross-entropy in nats of the outputs of a head's last map, which are never built at once."""
+    return linear_cross_entropy(
+        states_ND,
+        projection.weight_VD,
+        projection.bias_V,
+        labels_N,
+        label_smoothing=label_smoothing,
+        scale=projection.scale,
+        soft_cap=projection.soft_cap,
+    )

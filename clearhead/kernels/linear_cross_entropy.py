@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from clearhead.errors import InputError
 
@@ -34,6 +35,7 @@ def linear_cross_entropy(
     *,
     label_smoothing: float = 0.0,
     scale: float = 1.0,
+    soft_cap: float | None = None,
 ) -> Float[Tensor, ""]:
     """Sum the cross-entropy of scale * hidden @ weight.T + bias over the rows that have a label.
 
@@ -46,6 +48,7 @@ def linear_cross_entropy(
         labels_N: vocabulary ids, NO_LABEL where a row carries no loss.
         label_smoothing: share of the target that is spread evenly over the vocabulary, from 0 up to but not 1.
         scale: factor on the hidden state.
+        soft_cap: bound on the logits, cap * tanh(logits / cap); these are then built as a whole.
 
     Returns:
         the sum in nats, a scalar; float32 for inputs of 16 bits. Divide by the number of labels for the mean.
@@ -62,6 +65,10 @@ def linear_cross_entropy(
         rows = labelled_N.nonzero().squeeze(1)
         hidden_ND, labels_N = select_rows(hidden_ND, rows), labels_N[rows]
     device = hidden_ND.device.type
+    if soft_cap is not None:
+        logits_NV = soft_cap * torch.tanh(F.linear(hidden_ND * scale, weight_VD, bias_V) / soft_cap)
+        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+        return F.cross_entropy(logits_NV, labels_N, reduction="sum", label_smoothing=label_smoothing)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
     setting = _Setting(label_smoothing, scale, dtype, labels_N)
     tensors = (hidden_ND, weight_VD, bias_V)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from clearhead.core.head import Projection
 from clearhead.errors import InputError
+from clearhead.evaluate.token_accuracy import projected_cross_entropy
 from clearhead.kernels import linear_cross_entropy as loss_file
 from clearhead.kernels.linear_cross_entropy import NO_LABEL, linear_cross_entropy, select_rows
 
@@ -239,7 +240,7 @@ def test_the_loss_of_a_projection_is_that_of_its_outputs(cap: float | None) -> N
     """With a soft cap too, which stands between the product and the loss."""
     case = make(missing=False)
     projection = Projection(case.weight, case.bias, 1.3, soft_cap=cap)
-    found = projection.cross_entropy(case.hidden, case.labels, label_smoothing=0.1)
+    found = projected_cross_entropy(case.hidden, projection, case.labels, label_smoothing=0.1)
     logits = F.linear(case.hidden * 1.3, case.weight, case.bias)
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
     expected = F.cross_entropy(logits, case.labels, reduction="sum", label_smoothing=0.1)

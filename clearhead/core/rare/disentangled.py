@@ -18,7 +18,7 @@ from clearhead.core.norm import build_norm
 
 
 def distance_row(distance: Int[Tensor, "*axes"], table: spec.DistanceTable) -> Int[Tensor, "*axes"]:
-    """Number the row of query position minus key position; near distances have their own, far ones share buckets.
+    """Return the table row of query position minus key position; far distances share buckets.
 
     Source: arXiv 2006.03654, eq. 3; the buckets are those of its released code.
     """
@@ -31,7 +31,7 @@ def distance_row(distance: Int[Tensor, "*axes"], table: spec.DistanceTable) -> I
 
 
 class DistanceTable(nn.Module):
-    """Trained vectors [2 * span, width], one for each distance, normed where the spec says so."""
+    """Trained vectors [2 * span, width], one for each distance, with an optional norm."""
 
     def __init__(self, width: int, table: spec.DistanceTable) -> None:
         super().__init__()

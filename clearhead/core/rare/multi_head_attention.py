@@ -26,8 +26,8 @@ class MultiHeadAttention(nn.Module):
         head_size: None: width / num_heads.
         bias: whether the four projections have one.
         dropout: probability of dropping a weight, in training.
-        mask: the structure that is always there; padding comes with the call.
-        position: rotation of query and key, or a bias on the scores.
+        mask: the structure of every call; padding is an argument of the call.
+        position: rotation of queries and keys, or a bias on the scores.
 
     Raises:
         InputError: sizes that do not fit together.
@@ -92,11 +92,11 @@ class MultiHeadAttention(nn.Module):
             query: [batch, queries, width].
             memory: [batch, keys, width]; None: the query.
             mask: True = may attend; [batch, keys] hides padding, [batch, queries, keys] or
-                [batch, heads, queries, keys] says all. It is joined with the mask of the construction.
+                [batch, heads, queries, keys] masks pairs. It is joined with the mask of the constructor.
             return_weights: also return the weights [batch, heads, queries, keys], before dropout.
 
         Raises:
-            InputError: a mask that is not boolean: True must mean "may attend", and numbers leave that open.
+            InputError: the mask is not boolean.
         """
         if mask is not None and mask.dtype != torch.bool:
             raise InputError(f"mask must be boolean, True = may attend; got {mask.dtype}")

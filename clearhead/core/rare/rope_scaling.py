@@ -1,6 +1,6 @@
-"""How fast each pair of dimensions turns, also beyond the length of training. Legend: B batch, S tokens, P pairs.
+"""Rotation frequencies, and their scaling beyond the training length. Legend: B batch, S tokens, P pairs.
 
-float32 throughout, by the expressions that checkpoints were trained with: other forms turn far positions differently.
+float32 throughout, by the expressions that checkpoints were trained with: other forms round far positions differently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clearhead.errors import InputError
 
 
 def depends_on_length(rotary: spec.Rotary | None) -> bool:
-    """Say whether a rotation is not a function of position alone."""
+    """Return whether a rotation depends on the sequence length, not on the position alone."""
     return rotary is not None and isinstance(rotary.scaling, spec.DynamicScaling | spec.LongRopeScaling)
 
 
@@ -40,7 +40,7 @@ def total_lengths(
     total_length: int | Int[Tensor, " batch"] | None,
     is_cached: bool,
 ) -> Int[Tensor, "batch tokens"]:
-    """Return how long the sequence of each token is or will be.
+    """Return the total length of the sequence of each token.
 
     Raises:
         InputError: a cached sequence is longer than the original length, so that cached keys are rotated for another
@@ -65,12 +65,12 @@ def total_lengths(
 def rotary_frequencies(
     rotary: spec.Rotary, size: int, length_BS: Int[Tensor, "batch #tokens"] | None, device: torch.device
 ) -> tuple[Float[Tensor, "*batch_and_tokens pairs"], float]:
-    """Return by how much each pair turns from one position to the next, and what multiplies cosines and sines.
+    """Return the angle of each pair between neighbouring positions, and the factor of cosines and sines.
 
     Args:
-        rotary: theta, and how it is stretched.
-        size: how many dimensions turn, two in each pair.
-        length_BS: how long the sequence of each token is or will be; read where the scaling depends on it.
+        rotary: theta and its scaling.
+        size: how many dimensions are rotated, two in each pair.
+        length_BS: the total length of the sequence of each token; None if the scaling does not depend on it.
 
     Source: arXiv 2104.09864, section 3.2.2; for the scalings see the nodes of the spec.
     """
@@ -112,10 +112,10 @@ def _by_band(frequency_P: Float[Tensor, " pairs"], scaling: spec.BandScaling) ->
 
 
 def _ramp(theta: float, size: int, scaling: spec.YarnScaling) -> Float[Tensor, " pairs"]:
-    """Return for each pair which share of it is divided by the factor: 0 where it turns fast, 1 where slowly."""
-    turns = scaling.original_length / (2 * math.pi)
+    """Return the share of each pair that is divided by the factor: 0 for high frequencies, 1 for low ones."""
+    rotations = scaling.original_length / (2 * math.pi)
     first, last = (
-        size * math.log(turns / beta) / (2 * math.log(theta)) for beta in (scaling.beta_fast, scaling.beta_slow)
+        size * math.log(rotations / beta) / (2 * math.log(theta)) for beta in (scaling.beta_fast, scaling.beta_slow)
     )
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)

@@ -20,7 +20,7 @@ from clearhead.core.rare.disentangled import DistanceTable
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, " {num_heads}"]:
-    """Return the slope of each head: a geometric sequence, filled up from the next finer one.
+    """Return the default slope of each head: a geometric sequence, filled up from the next finer one.
 
     Source: arXiv 2108.12409, section 3, and its reference code for head counts that are no power of two.
     """
@@ -37,7 +37,7 @@ def alibi_bias(
     rounding: Literal["none", "bfloat16"] = "none",
     slopes: tuple[float, ...] | None = None,
 ) -> Float[Tensor, "batch {num_heads} queries keys"]:
-    """Return minus slope times distance, the slopes given or usual; in a bidirectional stack distance counts both ways.
+    """Return minus slope times distance; in a bidirectional stack the distance counts both ways.
 
     Rounded, it is slope times the key's position, which in a softmax is the same but for the rounding; slope, position
     and product are rounded, since the models that do so were trained with it.
