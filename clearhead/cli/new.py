@@ -11,7 +11,7 @@ import typer
 from clearhead.cli.console import print_either, print_message, write_lines
 from clearhead.cli.options import Json
 from clearhead.errors import InputError, nearest
-from clearhead.recipes.data import Draft, Wanted, draft
+from clearhead.recipes.draft import Draft, NewOptions, draft
 
 Source = Annotated[
     Path | None, typer.Option("--source", help="translate, embed: training text, one sentence in a line.")
@@ -76,7 +76,7 @@ def new(
     file, and your files stay as they are. Nothing that exists is overwritten. Training stops early once 10 validations
     in a row have not improved. --json ends with {"file", "run", "held_out"} and how much data there is.
     """
-    wanted = Wanted(
+    wanted = NewOptions(
         task, source, target, text, labels, text_column, pair, document, valid_source, valid_target, valid_text,
         valid_labels, run, output.with_name(f"{output.stem}-data"),
     )  # fmt: skip
@@ -100,7 +100,7 @@ def _check_task(task: str) -> None:
         raise InputError(f"there is no task '{task}'{nearest(task, TASK_KINDS)}; the tasks are {', '.join(TASK_KINDS)}")
 
 
-def _refuse_existing(output: Path, wanted: Wanted) -> None:
+def _refuse_existing(output: Path, wanted: NewOptions) -> None:
     for path in (output, wanted.folder) if wanted.holds_out else (output,):
         if path.exists():
             raise InputError(f"{path} exists already and is not overwritten: move it, or name another with --output")

@@ -1,4 +1,4 @@
-"""A look at text: how much there is, how long it is, and which sizes of a model fit it."""
+"""A survey of text: how much there is, how long it is, and which model sizes fit it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)\]]*\s*$")
 
 @dataclass(frozen=True)
 class Survey:
-    """What was counted in texts that are read one by one, or in pairs.
+    """What was counted in single texts or in pairs.
 
     Attributes:
         num_pairs: texts, or pairs in which both sides have text.
         num_empty: texts that are empty, or pairs with an empty side.
-        kind: the kind of tokenizer that suits it: bpe, split (already segmented) or character.
+        kind: the kind of tokenizer that fits: bpe, split (already segmented) or character.
         num_units: words on both sides together, or characters where the kind is character.
         longest: length of the longest side of a pair, in words (or characters), the longest 1 in 1,000 pairs left out.
         num_words: distinct words of both sides.
@@ -47,6 +47,11 @@ class Survey:
     num_words: int
     num_repeated: int
     num_characters: int
+
+    @property
+    def unit(self) -> str:
+        """What lengths are counted in."""
+        return "characters" if self.kind == "character" else "words"
 
 
 def survey(pairs: Texts) -> Survey:
@@ -78,7 +83,7 @@ def survey(pairs: Texts) -> Survey:
 
 
 def _kind(pairs: Texts, words: Counter[str]) -> str:
-    """Tell segmented text by its "@@" marks, and text without words by lines without spaces."""
+    """Recognise segmented text by its "@@" marks, and text without words by lines without spaces."""
     if not pairs:
         return "bpe"
     if sum(count for word, count in words.items() if word.endswith("@@")) > 0.01 * words.total():
@@ -91,17 +96,16 @@ def _kind(pairs: Texts, words: Counter[str]) -> str:
 class Sizes:
     """The values of a run file that follow from a survey."""
 
+    tokenizer: str
     vocab_size: int | None
     layers: int
     width: int
     heads: int
-    feedforward: int
     dropout: float
     max_length: int
     epochs: int
     validate_every: int
     warmup: int
-    patience: int
 
 
 def fitting_sizes(data: Survey, *, epochs: Sequence[int] = (100, 40, 20, 10)) -> Sizes:
@@ -124,26 +128,29 @@ def fitting_sizes(data: Survey, *, epochs: Sequence[int] = (100, 40, 20, 10)) ->
     steps_per_epoch = max(1, round(num_tokens / BATCH_TOKENS))
     longest = data.longest * (2 if is_trained else 1) + 2
     return Sizes(
+        tokenizer=data.kind,
         vocab_size=_vocab_size(data.num_characters, data.num_repeated, vocab_size) if is_trained else None,
         layers=layers,
         width=width,
         heads=heads,
-        feedforward=4 * width,
         dropout=dropout,
-        max_length=min(512, max(32, -(-longest // 8) * 8)),
+        max_length=_block(longest),
         epochs=epochs[place],
         validate_every=min(2_000, max(50, steps_per_epoch)),
         warmup=min(4_000, max(10, epochs[place] * steps_per_epoch // 8)),
-        patience=10,
     )
 
 
+def _block(longest: int) -> int:
+    """Return a multiple of 8 that holds the longest sequence, from 32 to 512."""
+    return min(512, max(32, -(-longest // 8) * 8))
+
+
 def _vocab_size(num_characters: int, num_repeated: int, wanted: int) -> int:
-    """Return a vocabulary that the text supports: pieces are joined where they occur twice; each character has a row.
+    """Return a vocabulary size that the text supports: tokens are merged if they occur twice; each character has a row.
 
-    What is no text but has a row as well, such as sentinels, counts as characters.
-
-    A fifth of the repeated words is left out, because some of them differ only in what stands before them.
+    Special tokens that have a row, such as sentinels, count as characters. A fifth of the repeated words is left out,
+    because some of them differ only in the character before them.
     """
     supported = num_characters + num_repeated * 4 // 5
     return max(num_characters + 8, min(max(wanted, num_characters + 1_000), supported))
@@ -173,11 +180,11 @@ class TextSurvey:
     document: DocumentKind
 
 
-def survey_text(stretches: Iterable[str]) -> TextSurvey:
+def survey_text(chunks: Iterable[str]) -> TextSurvey:
     """Count what decides the sizes of a model of running text.
 
     Args:
-        stretches: the text, piece by piece.
+        chunks: the text, piece by piece.
     """
     num_characters = 0
     distinct: set[str] = set()
@@ -185,7 +192,7 @@ def survey_text(stretches: Iterable[str]) -> TextSurvey:
     letters: Counter[str] = Counter()
     lines: Counter[str] = Counter()
     lengths: Counter[int] = Counter()
-    for text in stretches:
+    for text in chunks:
         distinct.update(text)
         if num_characters < MOST_COUNTED:
             words.update(text.split())
@@ -223,32 +230,20 @@ def _quantile(counts: Counter[int], share: float) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class TextSizes:
-    """The values of a run file for running text."""
-
-    tokenizer: str
-    vocab_size: int | None
-    layers: int
-    width: int
-    heads: int
-    dropout: float
-    max_length: int
-    epochs: int
-    validate_every: int
-    warmup: int
-    share: float
+def held_out_share(data: TextSurvey) -> float:
+    """Return the share of running text to hold out: a tenth, but no more than can be measured quickly."""
+    return 0.1 if data.num_characters <= 10_000_000 else round(max(0.001, 1e6 / data.num_characters), 3)
 
 
 def fitting_text_sizes(
-    data: TextSurvey, *, continues: bool, num_signs: Callable[[int], int] = lambda length: 0
-) -> TextSizes:
+    data: TextSurvey, *, continues: bool, num_special: Callable[[int], int] = lambda length: 0
+) -> Sizes:
     """Return sizes that fit the amount of running text.
 
     Args:
         data: what was counted.
-        continues: whether the model says next tokens, so that every character must come back as it was.
-        num_signs: entries of the vocabulary that stand for hidden text, given the length of a block.
+        continues: whether the model predicts next tokens, so that every character must be decoded as it was.
+        num_special: entries of the vocabulary for masked text, given the length of a block.
     """
     rows = [
         (200_000, 1_000, 2, 64, 4, 0.2, 64, 30),
@@ -263,11 +258,11 @@ def fitting_text_sizes(
         tokenizer = "character"
     if data.document == "line":
         longest = data.longest * (6 if tokenizer == "character" else 2) + 2
-        block = min(512, max(32, -(-longest // 8) * 8))
-    alphabet = (NUM_BYTES if tokenizer == "byte-bpe" else data.num_distinct) + num_signs(block)
+        block = _block(longest)
+    alphabet = (NUM_BYTES if tokenizer == "byte-bpe" else data.num_distinct) + num_special(block)
     num_tokens = data.num_characters / (1 if tokenizer == "character" else CHARACTERS_PER_TOKEN)
     steps_per_epoch = max(1, round(num_tokens / BATCH_TOKENS))
-    return TextSizes(
+    return Sizes(
         tokenizer=tokenizer,
         vocab_size=None if tokenizer == "character" else _vocab_size(alphabet, data.num_repeated, wanted),
         layers=layers,
@@ -278,6 +273,4 @@ def fitting_text_sizes(
         epochs=epochs,
         validate_every=min(2_000, max(50, steps_per_epoch)),
         warmup=min(2_000, max(10, epochs * steps_per_epoch // 10)),
-        # A tenth, but no more than can be measured quickly.
-        share=0.1 if data.num_characters <= 10_000_000 else round(max(0.001, 1e6 / data.num_characters), 3),
     )

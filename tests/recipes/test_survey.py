@@ -6,7 +6,15 @@ from itertools import pairwise
 
 import pytest
 
-from clearhead.recipes.survey import Survey, TextSurvey, fitting_sizes, fitting_text_sizes, survey, survey_text
+from clearhead.recipes.survey import (
+    Survey,
+    TextSurvey,
+    fitting_sizes,
+    fitting_text_sizes,
+    held_out_share,
+    survey,
+    survey_text,
+)
 
 
 def counted(num_pairs: int, **changes: object) -> Survey:
@@ -109,12 +117,13 @@ def text_counted(num_characters: int, **changes: object) -> TextSurvey:
 
 
 def test_more_text_carries_a_larger_model_and_a_smaller_share_of_validation() -> None:
-    sizes = [fitting_text_sizes(text_counted(10**power), continues=True) for power in (5, 6, 8, 9)]
+    surveys = [text_counted(10**power) for power in (5, 6, 8, 9)]
+    sizes, shares = [fitting_text_sizes(found, continues=True) for found in surveys], [*map(held_out_share, surveys)]
     for small, large in pairwise(sizes):
         assert small.width <= large.width and small.layers <= large.layers and small.max_length <= large.max_length
-        assert small.epochs > large.epochs and small.dropout >= large.dropout and small.share >= large.share
+        assert small.epochs > large.epochs and small.dropout >= large.dropout
         assert small.warmup <= large.warmup
-    assert sizes[0].width < sizes[-1].width and sizes[-1].share > 0
+    assert sizes[0].width < sizes[-1].width and shares == sorted(shares, reverse=True) and shares[-1] > 0
 
 
 def test_next_tokens_are_learned_from_what_brings_every_character_back() -> None:
@@ -133,7 +142,7 @@ def test_the_vocabulary_of_text_stays_below_what_it_supports(continues: bool) ->
 def test_signs_of_hidden_text_have_room_where_there_is_little() -> None:
     for num_repeated, more in ((301, 17), (10**5, 0)):
         plain, with_signs = (
-            fitting_text_sizes(text_counted(10**8, num_repeated=num_repeated), continues=False, num_signs=signs)
+            fitting_text_sizes(text_counted(10**8, num_repeated=num_repeated), continues=False, num_special=signs)
             for signs in (lambda length: 0, lambda length: 17)
         )
         assert plain.vocab_size is not None and with_signs.vocab_size == plain.vocab_size + more

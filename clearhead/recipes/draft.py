@@ -1,4 +1,4 @@
-"""What `clearhead new` finds in the data of each kind of task, and which part of it is held out."""
+"""The drafts of `clearhead new`: a survey of the data of each kind of task, and which part of it is held out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import InputError
-from clearhead.recipes.survey import Survey, fitting_sizes, fitting_text_sizes, survey, survey_text
-from clearhead.recipes.write import Plan, Value, labelled_file, text_file, translation_file
+from clearhead.recipes.run_file import DataPlan, Value, run_file_text
+from clearhead.recipes.survey import Survey, fitting_sizes, fitting_text_sizes, held_out_share, survey, survey_text
 
 if TYPE_CHECKING:
     from clearhead.data.sources.tables import Table
@@ -26,8 +26,8 @@ LABELLED_EPOCHS = (40, 20, 8, 4)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the command line asks for.
+class NewOptions:
+    """The options of `clearhead new`.
 
     Attributes:
         task: the kind of task.
@@ -53,7 +53,7 @@ class Wanted:
     folder: Path
 
     def check_options(self) -> None:
-        """Refuse options that the task does not take, and ask for those that it needs.
+        """Refuse options that the task does not take, and require those that it needs.
 
         Raises:
             InputError: one sentence that names them.
@@ -109,17 +109,17 @@ class Draft:
     files: Mapping[Path, Sequence[str]] = field(default_factory=dict)
 
 
-def draft(wanted: Wanted) -> Draft:
-    """Look at the data and write out a run file that fits it.
+def draft(options: NewOptions) -> Draft:
+    """Survey the data and write a run file that fits it.
 
     Raises:
         InputError: the data is unusable, or there is too little of it.
     """
-    if wanted.task in PAIRED:
-        return _of_pairs(wanted)
-    if wanted.task in RUNNING:
-        return _of_running_text(wanted)
-    return _of_classes(wanted) if wanted.task == "classify" else _of_tags(wanted)
+    if options.task in PAIRED:
+        return _pair_draft(options)
+    if options.task in RUNNING:
+        return _text_draft(options)
+    return _label_draft(options) if options.task == "classify" else _tag_draft(options)
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,40 @@ class _HeldOut:
         ]
 
 
-def _unit(data: Survey) -> str:
-    return "characters" if data.kind == "character" else "words"
+@dataclass(frozen=True)
+class _Examples:
+    """Examples that were surveyed, and where their two parts go.
+
+    Attributes:
+        what: what one message calls them: pairs, texts or sentences.
+        count: how many there are.
+        found: their survey.
+        held: which of them are held out.
+        train, valid: the tables of the run file.
+        facts: what was found, for the first message.
+        files: the copies of both parts; empty if nothing is held out.
+    """
+
+    what: str
+    count: int
+    found: Survey
+    held: _HeldOut
+    train: Mapping[str, Value]
+    valid: Mapping[str, Value]
+    facts: str
+    files: Mapping[Path, Sequence[str]]
+
+    def draft(self, options: NewOptions, run: str, *, labels: str | None = None) -> Draft:
+        what, found, held = self.what, self.found, self.held
+        summary = f"{self.count} {what} ({found.num_units} {found.unit})"
+        sizes = fitting_sizes(found) if options.task == "translate" else fitting_sizes(found, epochs=LABELLED_EPOCHS)
+        plan = DataPlan(self.train, self.valid, held.note(what), summary, options.run or run)
+        text = run_file_text(plan, options.task, found, sizes, labels=labels)
+        empty = "have an empty side" if what == "pairs" else "are empty"
+        messages = [f"{self.count} {what}, {found.num_units} {found.unit}{self.facts}"]
+        messages += [f"{found.num_empty} {what} {empty}; training leaves them out"] if found.num_empty else []
+        messages += held.messages(what, options.folder)
+        return Draft(text, plan.run, {what: self.count, "held_out": held.count}, messages, self.files)
 
 
 def _refuse_few(count: int, what: str, where: str) -> None:
@@ -161,42 +193,30 @@ def _refuse_few(count: int, what: str, where: str) -> None:
         raise InputError(f"{where} {count} {what}; training needs at least {LEAST_EXAMPLES}")
 
 
-# --- pairs ----------------------------------------------------------------------------------------------------
-
-
-def _of_pairs(wanted: Wanted) -> Draft:
+def _pair_draft(options: NewOptions) -> Draft:
     from clearhead.data.sources.pairs import parallel_files, read_pairs
 
-    assert wanted.source is not None and wanted.target is not None, "the options were checked"
-    source, target = wanted.source, wanted.target
-    if wanted.valid_source is not None and wanted.valid_target is not None:
-        read_pairs(parallel_files(wanted.valid_source, wanted.valid_target))
+    source, target = options.source, options.target
+    assert source is not None and target is not None, "the options were checked"
+    if options.valid_source is not None and options.valid_target is not None:
+        read_pairs(parallel_files(options.valid_source, options.valid_target))
     data = read_pairs(parallel_files(source, target))
-    pairs = list(zip(data["source"], data["target"], strict=True))
-    found = survey(pairs)
+    found = survey(list(zip(data["source"], data["target"], strict=True)))
     _refuse_few(found.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
-    held = _HeldOut.of(len(pairs), wanted.holds_out)
+    held = _HeldOut.of(len(data), options.holds_out)
     ends = _endings(source, target)
-    names = [(source, target), (wanted.valid_source, wanted.valid_target)]
+    names = [(source, target), (options.valid_source, options.valid_target)]
     files: dict[Path, Sequence[str]] = {}
-    if wanted.holds_out:
-        names = [(wanted.folder / f"{part}.{ends[0]}", wanted.folder / f"{part}.{ends[1]}") for part in PARTS]
+    if options.holds_out:
+        names = [(options.folder / f"{part}.{ends[0]}", options.folder / f"{part}.{ends[1]}") for part in PARTS]
         for part, paths in zip(PARTS, names, strict=True):
-            files |= {path: [pairs[row][side] for row in held.rows[part]] for side, path in enumerate(paths) if path}
+            for path, side in zip(paths, ("source", "target"), strict=True):
+                files |= {path: [data[side][row] for row in held.rows[part]]} if path else {}
     train, valid = ({"source": str(paths[0]), "target": str(paths[1])} for paths in names)
-    run = wanted.run or "runs/" + "-".join(ends)
-    summary = f"{found.num_pairs} pairs ({found.num_units} {_unit(found)})"
-    plan = Plan(train, valid, held.note("pairs"), summary, run)
-    if wanted.task == "translate":
-        text = translation_file(plan, found, fitting_sizes(found))
-    else:
-        text = labelled_file(plan, "embed", found, fitting_sizes(found, epochs=LABELLED_EPOCHS))
-    side = f"the longest side has {found.longest} {_unit(found)}"
-    messages = [f"{found.num_pairs} pairs, {found.num_units} {_unit(found)}, {found.num_words} distinct words; {side}"]
-    if found.num_empty:
-        messages.append(f"{found.num_empty} pairs have an empty side; training leaves them out")
-    messages += held.messages("pairs", wanted.folder)
-    return Draft(text, run, {"pairs": found.num_pairs, "held_out": held.count}, messages, files)
+    facts = f", {found.num_words} distinct words; the longest side has {found.longest} {found.unit}"
+    return _Examples("pairs", found.num_pairs, found, held, train, valid, facts, files).draft(
+        options, "runs/" + "-".join(ends)
+    )
 
 
 def _endings(source: Path, target: Path) -> tuple[str, str]:
@@ -205,133 +225,106 @@ def _endings(source: Path, target: Path) -> tuple[str, str]:
     return (first, second) if first != second else ("source", "target")
 
 
-# --- running text ---------------------------------------------------------------------------------------------
-
-
-def _of_running_text(wanted: Wanted) -> Draft:
+def _text_draft(options: NewOptions) -> Draft:
+    from clearhead.data.objectives.spans import num_sentinels
     from clearhead.data.sources.texts import measure, parse_text_source
 
-    assert wanted.text is not None, "the options were checked"
-    source = parse_text_source({"text": str(wanted.text)})
-    found = survey_text(stretch.text for stretch in source.chunks())
+    task, text = options.task, options.text
+    assert text is not None, "the options were checked"
+    found = survey_text(chunk.text for chunk in parse_text_source({"text": str(text)}).chunks())
     if found.num_characters < LEAST_CHARACTERS:
-        raise InputError(
-            f"{wanted.text} has {found.num_characters} characters; training needs at least {LEAST_CHARACTERS}"
-        )
+        raise InputError(f"{text} has {found.num_characters} characters; training needs at least {LEAST_CHARACTERS}")
     sizes = fitting_text_sizes(
-        found, continues=wanted.task == "generate", num_signs=lambda length: _num_signs(wanted.task, length)
+        found,
+        continues=task == "generate",
+        # The mask, or a sentinel for each span.
+        num_special=lambda length: {"fill": 1, "denoise": num_sentinels(length)}.get(task, 0),
     )
-    form = {"document": wanted.document or found.document}
-    valid: dict[str, Value] | float = sizes.share
+    form = {"document": options.document or found.document}
+    valid: dict[str, Value] | float = held_out_share(found)
     note = "the share of the text, from its end, that is held out of training"
-    if wanted.valid_text is not None:
-        valid, note = {"text": str(wanted.valid_text), **form}, ""
+    if options.valid_text is not None:
+        valid, note = {"text": str(options.valid_text), **form}, ""
         measure(parse_text_source(valid))
-    run = wanted.run or _run_name(wanted.text, wanted.task)
-    train: dict[str, Value] = {"text": str(wanted.text), **form}
-    plan = Plan(train, valid, note, f"{found.num_characters} characters", run)
+    run = options.run or _run_name(text, task)
+    plan = DataPlan({"text": str(text), **form}, valid, note, f"{found.num_characters} characters", run)
     document = f"every {form['document']} is a document"
     messages = [f"{found.num_characters} characters, {found.num_distinct} distinct ones; {document}"]
     if isinstance(valid, float):
         messages.append(f"the last {valid:.1%} are for validation")
     counts = {"characters": found.num_characters, "held_out": valid if isinstance(valid, float) else 0}
-    return Draft(text_file(plan, wanted.task, found, sizes), run, counts, messages)
-
-
-def _num_signs(task: str, length: int) -> int:
-    """Return how many entries of a vocabulary stand for hidden text: the mask, or a sentinel for each stretch."""
-    from clearhead.data.objectives.spans import num_sentinels
-
-    return {"fill": 1, "denoise": num_sentinels(length)}.get(task, 0)
+    return Draft(run_file_text(plan, task, found, sizes), run, counts, messages)
 
 
 def _run_name(text: Path, task: str) -> str:
     return f"runs/{text.resolve().name.partition('.')[0] or 'text'}-{task}"
 
 
-# --- labels ---------------------------------------------------------------------------------------------------
-
-
-def _of_classes(wanted: Wanted) -> Draft:
+def _label_draft(options: NewOptions) -> Draft:
     from clearhead.data.sources.labelled import labelled_table, parse_labelled_source, read_labelled, text_columns
     from clearhead.data.stores.label_set import learn_labels
 
-    assert wanted.text is not None and wanted.labels is not None, "the options were checked"
+    assert options.text is not None and options.labels is not None, "the options were checked"
 
     def table(text: Path, labels: str) -> dict[str, Any]:
-        return labelled_table(text, labels, text_column=wanted.text_column, pair=wanted.pair)
+        return labelled_table(text, labels, text_column=options.text_column, pair=options.pair)
 
-    train = table(wanted.text, wanted.labels)
+    train = table(options.text, options.labels)
     data = read_labelled(parse_labelled_source(train))
     found = survey([(" ".join(texts),) for texts in zip(*text_columns(data), strict=True)])
-    _refuse_few(found.num_pairs, "texts", f"{wanted.text} has")
+    _refuse_few(found.num_pairs, "texts", f"{options.text} has")
     kind = _label_kind(data)
     labels = learn_labels(data, kind)
-    held = _HeldOut.of(len(data), wanted.holds_out)
+    held = _HeldOut.of(len(data), options.holds_out)
     files: dict[Path, Sequence[str]] = {}
-    if wanted.valid_text is not None:
-        valid = table(wanted.valid_text, wanted.valid_labels or wanted.labels)
+    if options.valid_text is not None:
+        valid = table(options.valid_text, options.valid_labels or options.labels)
         labels.encode(read_labelled(parse_labelled_source(valid)))
     else:
-        pair = {"pair": "pair"} if "pair" in data else {}
-        train, valid = _copies(wanted.folder, held, lambda row: _labelled_record(data, row), files)
-        train, valid = {**train, "labels": "label", **pair}, {**valid, "labels": "label", **pair}
-    run = wanted.run or _run_name(wanted.text, wanted.task)
-    plan = Plan(train, valid, held.note("texts"), f"{found.num_pairs} texts ({found.num_units} {_unit(found)})", run)
-    sizes = fitting_sizes(found, epochs=LABELLED_EPOCHS)
-    messages = [f"{found.num_pairs} texts, {found.num_units} {_unit(found)}; {labels.describe(data)}"]
-    if found.num_empty:
-        messages.append(f"{found.num_empty} texts are empty; training leaves them out")
-    messages += held.messages("texts", wanted.folder)
-    text = labelled_file(plan, "classify", found, sizes, labels=kind)
-    return Draft(text, run, {"texts": found.num_pairs, "held_out": held.count}, messages, files)
+        names = {role: "label" if role == "labels" else role for role in ("text", "pair", "labels") if role in data}
+        train, valid = _copies(
+            options.folder, held, lambda row: {name: data[role][row] for role, name in names.items()}, files
+        )
+        columns = {role: names[role] for role in ("labels", "pair") if role in names}
+        train, valid = {**train, **columns}, {**valid, **columns}
+    examples = _Examples("texts", found.num_pairs, found, held, train, valid, f"; {labels.describe(data)}", files)
+    return examples.draft(options, _run_name(options.text, options.task), labels=kind)
 
 
 def _label_kind(data: Table) -> LabelKind:
-    """Tell lists of labels, and numbers that are no classes, from names."""
-    if any(isinstance(label, list | tuple) for label in data["labels"]):
+    """Tell lists of labels, and numbers that are not classes, from names."""
+    labels = data["labels"]
+    if any(isinstance(label, list | tuple) for label in labels):
         return "multi_label"
     try:
-        numbers = [float(label) for label in data["labels"] if isinstance(label, str | int | float)]
+        numbers = [float(label) for label in labels if isinstance(label, str | int | float)]
     except ValueError:
         return "single_label"
     return "regression" if len(numbers) == len(data) and any(number % 1 for number in numbers) else "single_label"
 
 
-def _labelled_record(data: Table, row: int) -> dict[str, object]:
-    roles = {"text": "text", "pair": "pair", "labels": "label"}
-    return {name: data[role][row] for role, name in roles.items() if role in data}
-
-
-def _of_tags(wanted: Wanted) -> Draft:
+def _tag_draft(options: NewOptions) -> Draft:
     from clearhead.data.sources.tagged import parse_tagged_source, read_tagged
     from clearhead.data.stores.tag_set import TagSet, find_scheme
 
-    assert wanted.text is not None, "the options were checked"
-    train: dict[str, Value] = {"text": str(wanted.text)}
+    assert options.text is not None, "the options were checked"
+    train: dict[str, Value] = {"text": str(options.text)}
     data = read_tagged(parse_tagged_source(train))
-    _refuse_few(len(data), "tagged sentences", f"{wanted.text} has")
+    _refuse_few(len(data), "tagged sentences", f"{options.text} has")
     scheme = find_scheme(data)
-    tags = TagSet.of(data.tags, scheme)
     found = survey([(" ".join(words),) for words in data.words])
-    held = _HeldOut.of(len(data), wanted.holds_out)
+    held = _HeldOut.of(len(data), options.holds_out)
     files: dict[Path, Sequence[str]] = {}
-    if wanted.valid_text is not None:
-        valid: dict[str, Value] = {"text": str(wanted.valid_text)}
+    if options.valid_text is not None:
+        valid: dict[str, Value] = {"text": str(options.valid_text)}
         read_tagged(parse_tagged_source(valid))
     else:
         train, valid = _copies(
-            wanted.folder,
-            held,
-            lambda row: {"tokens": list(data.words[row]), "tags": list(data.tags[row])},
-            files,
+            options.folder, held, lambda row: {"tokens": list(data.words[row]), "tags": list(data.tags[row])}, files
         )
-    run = wanted.run or _run_name(wanted.text, wanted.task)
-    plan = Plan(train, valid, held.note("sentences"), f"{len(data)} sentences ({found.num_units} words)", run)
-    text = labelled_file(plan, "tag", found, fitting_sizes(found, epochs=LABELLED_EPOCHS))
-    messages = [f"{len(data)} sentences, {found.num_units} words; {len(tags.names)} tags, scheme {scheme}"]
-    messages += held.messages("sentences", wanted.folder)
-    return Draft(text, run, {"sentences": len(data), "held_out": held.count}, messages, files)
+    facts = f"; {len(TagSet.of(data.tags, scheme).names)} tags, scheme {scheme}"
+    examples = _Examples("sentences", len(data), found, held, train, valid, facts, files)
+    return examples.draft(options, _run_name(options.text, options.task))
 
 
 def _copies(
