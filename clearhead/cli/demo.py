@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import print_json
+from clearhead.cli.console import print_json, print_message
 from clearhead.cli.options import ComputeOptions, Json, set_threads_and_seed, takes_compute_options
 from clearhead.demo.classify import run_classify
-from clearhead.demo.common import DemoOutcome, DemoPlan, free_folder, results_console
+from clearhead.demo.common import DemoOutcome, DemoPlan, free_folder
 from clearhead.demo.fill import run_fill
 from clearhead.demo.generate import run_generate
 from clearhead.demo.translate import run_translate
@@ -68,6 +68,7 @@ def demo(
         precision=compute.precision,
         batch_size=compute.batch_size,
         overrides=overrides,
+        message=print_message,
     )
     set_threads_and_seed(compute.threads, seed=None)
     outcome = RUNNERS[kind](plan)
@@ -79,7 +80,7 @@ def demo(
 
 def _close(plan: DemoPlan, outcome: DemoOutcome, seconds: float) -> None:
     """Name the pictures, and commands to continue with."""
-    console = results_console()
+    console = plan.console
     pictures = {"Loss": "plots/loss.png", **outcome.pictures}
     drawn = (f"{name}: {plan.run}/{file}" for name, file in pictures.items() if (plan.run / file).exists())
     console.print(f"\n{seconds:.0f} seconds. {'   '.join(drawn)}", markup=False)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, results_console, train_recipe
+from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, train_recipe
 from clearhead.demo.data.names import LANGUAGES, Name, NameSets, make_name_sets
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
     """Make the data, train, recognise the test names once, and draw which languages are taken for which.
 
     Args:
-        plan: what every demo is told.
+        plan: the options of every demo.
         sizes: how much is held out.
 
     Returns:
@@ -103,7 +103,7 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
     """
     import clearhead
 
-    console = results_console()
+    console = plan.console
     sets = make_name_sets(
         seed=plan.seed,
         valid_per_language=sizes.valid_per_language,

@@ -1,9 +1,9 @@
-"""What the demos share: where they write, how they train, and what they hand to the command that shows it."""
+"""What the demos share: their options, their run directory, their training and their outcome."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from clearhead.training.settings import TrainResult
 
 
+def results_console() -> Console:
+    """Return a console on standard output that does not wrap lines, highlight numbers or replace emoji codes."""
+    return Console(highlight=False, soft_wrap=True, emoji=False)
+
+
 @dataclass(frozen=True)
 class DemoPlan:
-    """What every demo is told.
+    """The options of every demo.
 
     Args:
         run: the run directory, new.
@@ -28,6 +33,8 @@ class DemoPlan:
         precision: of the trained model.
         batch_size: texts computed together once the model is trained; None: what fits.
         overrides: changes to the run file, such as "train.steps=500".
+        console: shows the results.
+        message: shows a message that is not a result.
     """
 
     run: Path
@@ -36,16 +43,18 @@ class DemoPlan:
     precision: str = "auto"
     batch_size: int | None = None
     overrides: Sequence[str] = ()
+    console: Console = field(default_factory=results_console, compare=False)
+    message: Callable[[str], object] = field(default=lambda message: None, compare=False)
 
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """What a demo leaves behind.
+    """The outcome of a demo.
 
     Args:
         record: its results, for `--json`.
-        pictures: what a picture shows -> its file below the run directory.
-        commands: command lines that go on from here, each with what it is for.
+        pictures: what a picture shows -> its file in the run directory.
+        commands: what can be done next -> its command line.
     """
 
     record: dict[str, Any]
@@ -53,13 +62,8 @@ class DemoOutcome:
     commands: Mapping[str, str] = field(default_factory=dict)
 
 
-def results_console() -> Console:
-    """Return where results go: standard output, as wide as its lines are, with no signs put in place of words."""
-    return Console(highlight=False, soft_wrap=True, emoji=False)
-
-
 def data_folder(plan: DemoPlan) -> Path:
-    """Make the run directory with a folder for its data."""
+    """Make the run directory with a folder for its data, and return that folder."""
     # The run directory may hold these two before its run begins: see clearhead.runs.directory.
     (plan.run / "plots").mkdir(parents=True)
     folder = plan.run / "data"
@@ -73,7 +77,7 @@ def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> Trai
     Args:
         recipe: the run file, with {run} and a name in braces for each file.
         plan: the run directory, the seed and the overrides.
-        files: name -> the file or folder that takes its place.
+        files: name -> the file or folder that replaces it.
     """
     from clearhead.training.assemble import train_run
     from clearhead.training.progress.console import progress_for
@@ -95,7 +99,7 @@ def write_source_parts(sources: LibrarySources, plan: DemoPlan) -> dict[str, Pat
 
 
 def introduce_sources(console: Console, sources: LibrarySources) -> None:
-    """Say what there is to learn from."""
+    """Show how much source code there is to learn from."""
     train, valid = (sum(file.num_bytes for file in part) / 1e6 for part in (sources.train, sources.valid))
     console.print(
         f"Python's own library, found in {sources.folder}: {len(sources.train)} files ({train:.2f} MB) to learn from, "
@@ -105,14 +109,14 @@ def introduce_sources(console: Console, sources: LibrarySources) -> None:
 
 
 def free_folder(out: Path | None, first: Path) -> Path:
-    """Return the folder for the run: the one asked for, or the first free name.
+    """Return the folder for the run: the requested one, or the first free name.
 
     Args:
-        out: what was asked for, if anything.
-        first: the name that is tried first; a number follows it where it is taken.
+        out: the requested folder, if any.
+        first: the name that is tried first; a number is added if it is taken.
 
     Raises:
-        InputError: the folder asked for is not empty.
+        InputError: the requested folder is not empty.
     """
     if out is None:
         return next(path for path in _names(first) if not path.exists())

@@ -19,7 +19,6 @@ from clearhead.demo.common import (
     DemoOutcome,
     DemoPlan,
     introduce_sources,
-    results_console,
     train_recipe,
     write_source_parts,
 )
@@ -116,7 +115,7 @@ def run_fill(plan: DemoPlan, sizes: FillSizes = FULL) -> DemoOutcome:
     """Gather the sources, train, and fill the blanks of a few lines and of the files held out.
 
     Args:
-        plan: what every demo is told.
+        plan: the options of every demo.
         sizes: how much text is taken.
 
     Returns:
@@ -124,7 +123,7 @@ def run_fill(plan: DemoPlan, sizes: FillSizes = FULL) -> DemoOutcome:
     """
     import clearhead
 
-    console = results_console()
+    console = plan.console
     sources = library_sources(max_bytes=sizes.max_bytes, max_valid_bytes=sizes.max_valid_bytes, folder=sizes.folder)
     introduce_sources(console, sources)
     train_recipe(RECIPE, plan, write_source_parts(sources, plan))

@@ -14,7 +14,6 @@ from clearhead.demo.common import (
     DemoOutcome,
     DemoPlan,
     introduce_sources,
-    results_console,
     train_recipe,
     write_source_parts,
 )
@@ -92,7 +91,7 @@ def run_generate(plan: DemoPlan, sizes: GenerateSizes = FULL) -> DemoOutcome:
     """Gather the sources, train, measure the held-out files before and after, and write functions.
 
     Args:
-        plan: what every demo is told.
+        plan: the options of every demo.
         sizes: how much text is taken, and how much is written.
 
     Returns:
@@ -104,7 +103,7 @@ def run_generate(plan: DemoPlan, sizes: GenerateSizes = FULL) -> DemoOutcome:
         raise InputError(
             "--batch-size has no effect on the demo 'generate', which writes one text at a time; remove it"
         )
-    console = results_console()
+    console = plan.console
     sources = library_sources(max_bytes=sizes.max_bytes, max_valid_bytes=sizes.max_valid_bytes, folder=sizes.folder)
     introduce_sources(console, sources)
     train_recipe(RECIPE, plan, write_source_parts(sources, plan))

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.cli.console import print_message
-from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, results_console, train_recipe
+from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, train_recipe
 from clearhead.demo.data.cldr import language_name
 from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, make_date_sets
 
@@ -84,7 +83,7 @@ def run_translate(plan: DemoPlan, sizes: TranslateSizes = FULL) -> DemoOutcome:
     """Make the data, train, show samples, score the test pairs once and draw the alignment picture.
 
     Args:
-        plan: what every demo is told.
+        plan: the options of every demo.
         sizes: how much is made.
 
     Returns:
@@ -92,7 +91,7 @@ def run_translate(plan: DemoPlan, sizes: TranslateSizes = FULL) -> DemoOutcome:
     """
     import clearhead
 
-    console = results_console()
+    console = plan.console
     sets = make_date_sets(
         seed=plan.seed,
         train_size=sizes.train_size,
@@ -100,7 +99,7 @@ def run_translate(plan: DemoPlan, sizes: TranslateSizes = FULL) -> DemoOutcome:
         test_per_locale=sizes.test_per_locale,
         locales=sizes.locales,
     )
-    _introduce(console, sets, sizes.locales)
+    _introduce(plan, sets, sizes.locales)
     folder = data_folder(plan)
     files = {name: folder / f"{name}.tsv" for name in ("train", "valid", "test")}
     for name, path in files.items():
@@ -149,15 +148,15 @@ def score_table(exact: Mapping[str, float], count: int) -> Table:
     return table
 
 
-def _introduce(console: Console, sets: DateSets, locales: Sequence[str]) -> None:
+def _introduce(plan: DemoPlan, sets: DateSets, locales: Sequence[str]) -> None:
     sizes = (
         f"{len(sets.train):,} pairs to learn from, {len(sets.valid):,} for validation, {len(sets.test):,} for the test"
     )
-    console.print(f"Dates in {len(locales)} languages, to be written as year-month-day: {sizes}.")
+    plan.console.print(f"Dates in {len(locales)} languages, to be written as year-month-day: {sizes}.")
     for pair in _samples(sets.train, locales)[:4]:
-        console.print(f"  {pair.locale:6} {pair.target}  {escape(pair.source)}")
+        plan.console.print(f"  {pair.locale:6} {pair.target}  {escape(pair.source)}")
     for (locale, style), reason in sets.dropped.items():
-        print_message(f"left out the {style} format of {locale}: {reason}")
+        plan.message(f"left out the {style} format of {locale}: {reason}")
 
 
 def _samples(pairs: Sequence[DatePair], locales: Sequence[str]) -> list[DatePair]:

@@ -286,7 +286,7 @@ def _label_draft(options: NewOptions) -> Draft:
             options.folder, held, lambda row: {name: data[role][row] for role, name in names.items()}, files
         )
         columns = {role: names[role] for role in ("labels", "pair") if role in names}
-        train, valid = {**train, **columns}, {**valid, **columns}
+        train, valid = train | columns, valid | columns
     examples = _Examples("texts", found.num_pairs, found, held, train, valid, f"; {labels.describe(data)}", files)
     return examples.draft(options, _run_name(options.text, options.task), labels=kind)
 

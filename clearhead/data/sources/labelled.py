@@ -39,10 +39,10 @@ def read_labelled(source: TableSource, share: Share = WHOLE) -> Table:
     Raises:
         InputError: a file, column or field is missing or unusable, or files have unequal line counts.
     """
-    if isinstance(source, AlignedFiles) and not source.paths["labels"].exists():
+    if isinstance(source, AlignedFiles) and not source.columns["labels"].exists():
         raise InputError(
-            f"{source.paths['labels']}: there is no such file with a label for each line of {source.paths['text']}; "
-            "a column of a table can be named if the text's file ends in .tsv, .csv or .jsonl"
+            f"{source.columns['labels']}: there is no such file with a label for each line of "
+            f"{source.columns['text']}; a column can be named if the text's file ends in .tsv, .csv or .jsonl"
         )
     return read_table(source, share, what="labelled text")
 

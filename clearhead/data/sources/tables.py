@@ -58,24 +58,19 @@ class AlignedFiles:
     """Files whose lines belong together one to one.
 
     Args:
-        paths: the file of each role, plain or .gz; the first one decides how many lines there are.
+        columns: the file of each role, plain or .gz; the first one decides how many lines there are.
         located_by: the role whose file is named as the place of a row.
         is_parallel: whether the lines are translations of each other, so that their lengths show where a line is
             missing.
     """
 
-    paths: Mapping[str, Path]
+    columns: Mapping[str, Path]
     located_by: str
     is_parallel: bool = False
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return tuple(self.paths)
-
     def rows(self) -> Iterator[Row]:
         """Go through the rows in file order."""
-        first, *others = files = {path: read_lines(path) for path in self.paths.values()}
+        first, *others = files = {path: read_lines(path) for path in self.columns.values()}
         for path in others:
             if len(files[path]) != len(files[first]):
                 guess = _misalignment(first, files[first], path, files[path]) if self.is_parallel else ""
@@ -83,15 +78,15 @@ class AlignedFiles:
                     f"{first} has {len(files[first])} lines, but {path} has {len(files[path])}; "
                     f"{guess or 'expected one for each line of text'}"
                 )
-        yield from enumerate(zip(*(files[path] for path in self.paths.values()), strict=True), start=1)
+        yield from enumerate(zip(*(files[path] for path in self.columns.values()), strict=True), start=1)
 
     def place(self, number: int) -> str:
         """Return the place of a line, counted from 1."""
-        return f"{self.paths[self.located_by]}:{number}"
+        return f"{self.columns[self.located_by]}:{number}"
 
     def identity(self) -> list[object]:
         """Return JSON values that the rows depend on."""
-        return ["files", {role: content_key(path) for role, path in self.paths.items()}]
+        return ["files", {role: content_key(path) for role, path in self.columns.items()}]
 
 
 @dataclass(frozen=True)
@@ -112,11 +107,6 @@ class DelimitedFile:
     separator: str = "\t"
     hints: Mapping[str, str] = field(default_factory=dict)
     is_distinct: bool = False
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return tuple(self.columns)
 
     def rows(self) -> Iterator[Row]:
         """Go through the rows in file order."""
@@ -163,7 +153,7 @@ class DelimitedFile:
         positions = [next(free) if position is None else position for position in found.values()]
         if self.is_distinct and len(set(positions)) < len(positions):
             raise InputError(
-                f"{self.place(number)}: {', '.join(self.roles)} must be different columns, but two of them are the same"
+                f"{self.place(number)}: {', '.join(self.columns)} must be different columns, but two are the same"
             )
         return positions
 
@@ -192,18 +182,13 @@ class JsonLinesFile:
 
     Args:
         path: the file, plain or .gz.
-        fields: the field of each role; "a.b" is field "b" of field "a".
+        columns: the field of each role; "a.b" is field "b" of field "a".
         raw: the roles whose values are not texts.
     """
 
     path: Path
-    fields: Mapping[str, str]
+    columns: Mapping[str, str]
     raw: tuple[str, ...] = ()
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return tuple(self.fields)
 
     def rows(self) -> Iterator[Row]:
         """Go through the rows in file order."""
@@ -217,7 +202,7 @@ class JsonLinesFile:
                     f"{place}: expected one JSON object in the line, but at character {error.colno}: "
                     f"{error.msg.lower()}"
                 ) from None
-            yield number, _values(record, self.fields, self.raw, place)
+            yield number, _values(record, self.columns, self.raw, place)
         if not number:
             raise empty_file(self.path)
 
@@ -227,7 +212,7 @@ class JsonLinesFile:
 
     def identity(self) -> list[object]:
         """Return JSON values that the rows depend on."""
-        return ["jsonl", content_key(self.path), dict(self.fields)]
+        return ["jsonl", content_key(self.path), dict(self.columns)]
 
 
 @dataclass(frozen=True)
@@ -237,30 +222,25 @@ class Dataset:
     Args:
         name: the name on the Hugging Face hub, or a local folder.
         split: the part to read, such as "train".
-        fields: the field of each role; "a.b" is field "b" of field "a".
+        columns: the field of each role; "a.b" is field "b" of field "a".
         config: which configuration of the dataset, if it has several.
         raw: the roles whose values are not texts.
     """
 
     name: str
     split: str
-    fields: Mapping[str, str]
+    columns: Mapping[str, str]
     config: str | None = None
     raw: tuple[str, ...] = ()
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return tuple(self.fields)
 
     def rows(self) -> Iterator[Row]:
         """Go through the rows in the order of the dataset."""
         rows = self._load()
         features = getattr(rows, "features", None)
-        classes = [_class_names(features, name) if role in self.raw else None for role, name in self.fields.items()]
+        classes = [_class_names(features, name) if role in self.raw else None for role, name in self.columns.items()]
         for number, record in enumerate(rows):
             place = self.place(number)
-            values = _values(record, self.fields, self.raw, place)
+            values = _values(record, self.columns, self.raw, place)
             yield (
                 number,
                 tuple(
@@ -289,7 +269,7 @@ class Dataset:
     def identity(self) -> list[object]:
         """Return JSON values that the rows depend on."""
         fingerprint = str(getattr(self._load(), "_fingerprint", ""))
-        return ["dataset", self.name, self.config, self.split, dict(self.fields), fingerprint]
+        return ["dataset", self.name, self.config, self.split, dict(self.columns), fingerprint]
 
 
 TableSource = AlignedFiles | DelimitedFile | JsonLinesFile | Dataset
@@ -316,7 +296,7 @@ def read_table(source: TableSource, share: Share = WHOLE, *, what: str) -> Table
             "is empty"
         )
     columns = zip(*(values for _, values in part), strict=True)
-    return Table(dict(zip(source.roles, columns, strict=True)), [number for number, _ in part], source.place)
+    return Table(dict(zip(source.columns, columns, strict=True)), [number for number, _ in part], source.place)
 
 
 def json_text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What labels mean: one class, several classes or a number, as the training data has them."""
+"""The labels of a task: one class, several classes or a number, as they occur in the training data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clearhead.errors import InputError, nearest
 from clearhead.task import LabelKind
 
 _MOST_SHOWN = 12
-# From here on, labels that are all different are taken for a wrong column.
+# From this many on, labels that are all different are taken for a wrong column.
 _SUSPICIOUS = 20
 
 
@@ -43,28 +43,30 @@ class LabelSet:
         return 1 if self.kind == "regression" else len(self.names)
 
     def encode(self, data: Table) -> Int64[ndarray, " texts"] | Float[ndarray, "texts ..."]:
-        """Return the labels as a model learns them.
+        """Return the labels as training targets.
 
         Args:
-            data: the labels as they stand in the source.
+            data: the labels as the source has them.
 
         Returns:
             The index of the class; or for each class 1 or 0; or the number in units of the training data.
 
         Raises:
-            InputError: a label is missing, unknown, or no number.
+            InputError: a label is missing, unknown, or not a number.
         """
         if self.kind == "regression":
             values = [_number(label, data.place(index)) for index, label in enumerate(data["labels"])]
             return (np.array(values, dtype=np.float64) - self.mean) / self.scale
         index_of = {name: index for index, name in enumerate(self.names)}
+        found = [
+            [self._index(name, index_of, data, row) for name in _names(data, row, self.kind)]
+            for row in range(len(data))
+        ]
         if self.kind == "single_label":
-            found = [self._index(_one(data, row), index_of, data, row) for row in range(len(data))]
-            return np.array(found, dtype=np.int64)
+            return np.array(found, dtype=np.int64)[:, 0]
         sets = np.zeros((len(data), len(self.names)), dtype=np.float32)
-        for row in range(len(data)):
-            for name in _several(data, row):
-                sets[row, self._index(name, index_of, data, row)] = 1.0
+        for row, indices in enumerate(found):
+            sets[row, indices] = 1.0
         return sets
 
     def _index(self, name: str, index_of: dict[str, int], data: Table, row: int) -> int:
@@ -76,7 +78,7 @@ class LabelSet:
         return index_of[name]
 
     def describe(self, data: Table) -> str:
-        """Return how often each label stands in some data, or how its numbers spread."""
+        """Return how often each label occurs in some data, or the range of its numbers."""
         if self.kind == "regression":
             values = [_number(label, data.place(index)) for index, label in enumerate(data["labels"])]
             return f"numbers from {min(values):g} to {max(values):g}"
@@ -86,14 +88,14 @@ class LabelSet:
 
 
 def learn_labels(data: Table, kind: LabelKind) -> LabelSet:
-    """Return the labels that stand in training data: classes in order of number or name, numbers with their spread.
+    """Return the labels of training data: classes in order of number or name, numbers with their mean and deviation.
 
     Args:
-        data: the labels as they stand in the source.
+        data: the labels as the source has them.
         kind: what a label is.
 
     Raises:
-        InputError: a label is missing or no number, there is nothing to tell apart, or every label is another one.
+        InputError: a label is missing or not a number, there is only one label, or every label is different.
     """
     place = data.place(0)
     if kind == "regression":
@@ -120,7 +122,7 @@ def learn_labels(data: Table, kind: LabelKind) -> LabelSet:
 
 
 def _order(name: str) -> tuple[int, float, str]:
-    """Whole numbers in order of size in front of words in order of their letters."""
+    """Sort whole numbers by size, in front of words by their letters."""
     is_number = name.lstrip("-").isdecimal() and name.isascii()
     return (0, float(name), name) if is_number else (1, 0.0, name)
 
@@ -131,27 +133,21 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _counts(data: Table, kind: LabelKind) -> Counter[str]:
-    """Count how often each class stands in some data."""
-    rows = range(len(data))
-    if kind == "single_label":
-        return Counter(_one(data, row) for row in rows)
-    return Counter(name for row in rows for name in _several(data, row))
+    """Count how often each class occurs in some data."""
+    return Counter(name for row in range(len(data)) for name in _names(data, row, kind))
 
 
-def _one(data: Table, row: int) -> str:
-    name = _name(data["labels"][row], data.place(row), 'several labels need labels = "multi_label" under [task]')
-    if not name:
-        raise InputError(f"{data.place(row)}: the label is missing; expected the name of a class")
-    return name
-
-
-def _several(data: Table, row: int) -> tuple[str, ...]:
+def _names(data: Table, row: int, kind: LabelKind) -> list[str]:
+    """Return the class of a row, or its classes, each once."""
     label, place = data["labels"][row], data.place(row)
-    if label is None:
-        return ()
+    if kind == "single_label":
+        name = _name(label, place, 'several labels need labels = "multi_label" under [task]')
+        if not name:
+            raise InputError(f"{place}: the label is missing; expected the name of a class")
+        return [name]
     parts = label if isinstance(label, list | tuple) else label.split(",") if isinstance(label, str) else [label]
     names = [_name(part, place, "a list of labels holds names") for part in parts]
-    return tuple(dict.fromkeys(name for name in names if name))
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def _name(value: object, place: str, hint: str) -> str:
