@@ -1,0 +1,83 @@
+"""What unwatched hook points cost: decoding steps with every point passed once, and passed twice, in turns.
+
+    python benchmarks/hook_points.py
+
+The calls cannot be taken out of the code, so they are doubled: what a step takes longer then is more than what all its
+points cost, for the doubling costs a call of its own. The model is a decoder small enough that Python's own work counts:
+a cached step of one token. Blocks of steps alternate between the two forms, so that a change of the machine's load hits
+both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+import clearhead as ch
+from clearhead.core.hooks import HookPoints
+
+
+@contextmanager
+def points_twice() -> Iterator[None]:
+    """Let every activation pass its point twice."""
+    point = HookPoints.point
+    HookPoints.point = lambda self, name, x: point(self, name, point(self, name, x))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        HookPoints.point = point  # type: ignore[method-assign]
+
+
+@contextmanager
+def points_once() -> Iterator[None]:
+    yield
+
+
+def seconds_of(step: Callable[[], Tensor], steps: int) -> float:
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return time.perf_counter() - start
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=150, help="steps in a block")
+    parser.add_argument("--blocks", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(1)
+    module = ch.build(ch.presets.llama_tiny(layers=args.layers)).eval()
+    token = torch.tensor([[7]])
+    forms = {"once": points_once, "twice": points_twice}
+    ratios = []
+    for block in range(args.blocks):
+        spent = {}
+        for name in sorted(forms, reverse=bool(block % 2)):
+            cache = ch.Cache()
+            with forms[name]():
+                seconds_of(lambda: module.decode(token, cache=cache).logits, 10)  # noqa: B023
+                spent[name] = seconds_of(lambda: module.decode(token, cache=cache).logits, args.steps)  # noqa: B023
+        ratios.append(spent["twice"] / spent["once"])
+    if args.json:
+        print(json.dumps(ratios))
+        return
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {args.threads} threads, fp32")
+    print(f"{args.layers} layers, {args.blocks} blocks of {args.steps} cached steps of one token")
+    print(f"points passed twice / once: {statistics.median(ratios):.4f} ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+if __name__ == "__main__":
+    main()
