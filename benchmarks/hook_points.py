@@ -3,9 +3,9 @@
     python benchmarks/hook_points.py
 
 The calls cannot be taken out of the code, so they are doubled: what a step takes longer then is more than what all its
-points cost, for the doubling costs a call of its own. The model is a decoder small enough that Python's own work counts:
-a cached step of one token. Blocks of steps alternate between the two forms, so that a change of the machine's load hits
-both.
+points cost, for the doubling costs a call of its own. The model is a decoder small enough that Python's own work
+counts: a cached step of one token. Blocks of steps alternate between the two forms, so that a change of the load of the
+machine hits both.
 """
 
 from __future__ import annotations
