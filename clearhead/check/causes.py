@@ -171,7 +171,7 @@ def _orders(module: Transformer, trace: Trace, expected: Trace, tolerance: float
             place = (f"{path}.{part}", 0)
             if place not in trace.parts or place not in expected.parts:
                 continue
-            found, wanted = (one.parts[place].unflatten(-1, (-1, node.head_size)) for one in (trace, expected))
+            found, wanted = (side.parts[place].unflatten(-1, (-1, node.head_size)) for side in (trace, expected))
             differs = relative_error(found, wanted) > tolerance and found.shape == wanted.shape
             if differs and (order := _order(found, wanted, tolerance)) is not None:
                 orders[part] = order

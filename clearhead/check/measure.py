@@ -60,7 +60,7 @@ def compare_traces(ours: Trace, theirs: Trace) -> list[Comparison]:
         is_last = f"{side} {int(name.split()[1]) + 1}" not in theirs.layers
         ends = [value, ours.layers[f"{side} end"]] if is_last and f"{side} end" in ours.layers else [value]
         found.append(
-            Comparison(_layer(name), name, min(relative_error(one, theirs.layers[name]) for one in ends), is_layer=True)
+            Comparison(_layer(name), name, min(relative_error(end, theirs.layers[name]) for end in ends), is_layer=True)
         )
     if ours.outputs is not None and theirs.outputs is not None:
         found.append(

@@ -122,7 +122,7 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
         texts = load_tokenizers(folder)
         text = compare_tokenizers(texts, other)
         all_inputs = text_inputs(texts, _limit(sides), sides.ours.num_source_ids)
-        real = max((_output_error(sides, _with_target(sides, one)) for one in all_inputs), default=None)
+        real = max((_output_error(sides, _with_target(sides, text)) for text in all_inputs), default=None)
     padded = _padded_inputs(sides)
     return ParityReport(
         str(folder), str(other), type(sides.theirs).__name__, version, tolerance,

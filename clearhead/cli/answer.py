@@ -18,16 +18,17 @@ from clearhead.errors import InputError
 @takes_compute_options
 def answer(
     ref: Ref,
-    question: Annotated[str, typer.Option("--question", metavar="TEXT", help="What is asked.")],
+    question: Annotated[str, typer.Option("--question", metavar="TEXT", help="The question.")],
     context: Annotated[
-        str | None, typer.Option("--context", metavar="TEXT", help="The text that answers; by default standard input.")
+        str | None,
+        typer.Option("--context", metavar="TEXT", help="The text with the answer; by default standard input."),
     ] = None,
     context_file: Annotated[
-        Path | None, typer.Option("--context-file", metavar="FILE|-", help="A file with the text that answers.")
+        Path | None, typer.Option("--context-file", metavar="FILE|-", help="A file with that text.")
     ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers.")] = 1,
     no_answer: Annotated[
-        bool, typer.Option("--no-answer", help="The text may hold none; an empty answer says so.")
+        bool, typer.Option("--no-answer", help="The text may hold no answer; then the answer is empty.")
     ] = False,
     as_json: Json = False,
     *,

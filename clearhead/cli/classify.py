@@ -33,7 +33,7 @@ def classify(
     A line of output is the most probable label and, after a tab, its probability. Where several labels may be right it
     is those with a probability of at least one half, with commas between them, and where the model gives a number it is
     that number. An empty line is answered by an empty line. --json writes {"index", "text", "label", "labels",
-    "probability", "probabilities", "is_cut"}, or "value" instead of labels; is_cut says that only the front was read.
+    "probability", "probabilities", "is_cut"}, or "value" instead of labels; is_cut: the text was truncated.
     """
     model = compute.load_model(ref)
     if model.task.is_paired and not pair:

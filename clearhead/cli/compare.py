@@ -44,7 +44,7 @@ def compare(
     those of the matrix products for the tokens seen, forward and backward, one multiplication and one addition 2;
     padding, norms and softmax are not counted. Non-embedding parameters are all but the tables of tokens, segments and
     positions. Seconds include validations, tokens/s do not. "best" is the best of all validations, loss and score each
-    by itself. What makes the comparison unfair stands under the table, measured against the first row. The picture
+    by itself. Unfair differences from the first row are listed below the table. The picture
     shows the validation score where every run has one, else the loss, against tokens and against time.
     --json ends with {"rows", "differs_in", "same", "unfair", "notes", "picture"}.
     """

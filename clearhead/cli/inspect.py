@@ -45,7 +45,7 @@ def inspect(
     Shows its task, spec tree, shapes, parameters, memory and cost, and which attention kernel runs and why. One
     multiplication and one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no
     early-stop rule apply. --json ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops",
-    "target_flops", "attention", "spec"} and more; "task" is null for a spec file that stands alone.
+    "target_flops", "attention", "spec"} and more; "task" is null for a spec file without a model.
     """
     from clearhead.core import build
     from clearhead.spec.cost import cost_per_token

@@ -120,13 +120,15 @@ def _checks(reference: Run) -> Iterator[_Check]:
 
     yield _Check(
         "training data",
-        lambda run, first: _same_data(run, first, [_batches(one).get("data") for one in (run, first)], ["data.train"]),
+        lambda run, first: _same_data(
+            run, first, [_batches(side).get("data") for side in (run, first)], ["data.train"]
+        ),
         lambda run, first, name: f"had other training data than {name}",
     )
     yield _Check(
         "validation data",
         lambda run, first: _same_data(
-            run, first, [one.choices.get("valid_data") for one in (run, first)], _VALIDATION_KEYS
+            run, first, [side.choices.get("valid_data") for side in (run, first)], _VALIDATION_KEYS
         ),
         lambda run, first, name: (
             f"had other validation data than {name}{_values(run, first, _differing(run, first, *_VALIDATION_KEYS))}"
@@ -176,7 +178,7 @@ def _batches(run: Run) -> Mapping[str, Any]:
 
 
 def _same_tokenizer(run: Run, first: Run) -> bool | None:
-    return _equal_where_known(*(one.choices.get("tokenizer") for one in (run, first)))
+    return _equal_where_known(*(side.choices.get("tokenizer") for side in (run, first)))
 
 
 def _equal_where_known(one: Any, other: Any) -> bool | None:

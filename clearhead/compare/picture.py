@@ -188,7 +188,7 @@ def _extent(label: Annotation) -> Bbox:
 def _is_covered(axes: Axes, labels: Sequence[Annotation]) -> bool:
     """Return whether a name overlaps another name or a thick line."""
     boxes = [_extent(label) for label in labels]
-    if any(one.overlaps(other) for one, other in combinations(boxes, 2)):
+    if any(first.overlaps(second) for first, second in combinations(boxes, 2)):
         return True
     for line in axes.get_lines():
         if line.get_linewidth() > THIN:

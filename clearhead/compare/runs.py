@@ -22,7 +22,7 @@ from clearhead.spec.token_counts import TokenCounts
 SCORE_NAME: Final = "score_name"
 PLANNED_STEPS: Final = "planned_steps"
 SCORE_NAMES: Final[Mapping[str, str]] = {"translate": "BLEU"}
-"""Names of scores for runs whose checkpoints do not say them."""
+"""Names of scores for runs without a sound checkpoint, which records the name."""
 
 Quality = Literal["score", "loss"]
 

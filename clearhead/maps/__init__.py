@@ -1,1 +1,1 @@
-"""Activations captured and edited at their addresses, and what attention weights say."""
+"""Activations captured and edited at their addresses, and attention maps."""

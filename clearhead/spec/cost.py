@@ -141,8 +141,8 @@ def _feed_forward_flops(function: FeedForward, width: int) -> int:
 def _cache_numbers(model: Model, source: Literal["self", "memory"]) -> int:
     """Return how many numbers of keys and values the decoder keeps for a token."""
     functions = _functions(model.decoder) if model.decoder is not None else []
-    attentions = [one for one in functions if isinstance(one, Attention) and one.source == source]
-    return sum(2 * attention.num_kv_heads * attention.head_size for attention in attentions)
+    attentions = [node for node in functions if isinstance(node, Attention) and node.source == source]
+    return sum(2 * node.num_kv_heads * node.head_size for node in attentions)
 
 
 def _attended(length: int, mask: Mask) -> int:

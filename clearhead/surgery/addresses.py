@@ -53,7 +53,7 @@ def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, 
     """
     found = stacks_of(model)
     if name is None and len(found) > 1:
-        raise InputError(f"the model has two stacks: say whose {what}, stack='encoder' or stack='decoder'")
+        raise InputError(f"the model has two stacks: choose whose {what} with stack='encoder' or stack='decoder'")
     side = next(iter(found)) if name is None else name
     if side not in found:
         raise InputError(f"the model has no stack '{side}'; it has {' and '.join(found)}")

@@ -66,7 +66,7 @@ def _with_head(
 ) -> SurgeryPlan:
     """Put a head on a planned model; layers of the old head are kept as long as all before them are equal."""
     kept = {address: origin for address, origin in origins.items() if not address.startswith("head.")}
-    layers = [one.layers if one is not None else () for one in (old, head)]
+    layers = [() if side is None else side.layers for side in (old, head)]
     for index, (before, after) in enumerate(zip(*layers, strict=False)):
         if before != after:
             break
@@ -140,7 +140,7 @@ def _memory_step(layer: spec.Layer, step: spec.Step, attended: tuple[spec.Branch
     pre = branch.pre or step.pre
     if pre is None and step.out is None:
         # The embedding has normed the input of a first layer; later branches need their own norm.
-        pre = next((one.pre for each in layer.steps for one in each.branches if one.pre is not None), None)
+        pre = next((other.pre for part in layer.steps for other in part.branches if other.pre is not None), None)
     made = spec.Branch(function=memory, pre=pre, post=branch.post, scale=branch.scale, dropout=branch.dropout)
     return spec.Step(branches=(made,), out=step.out)
 
@@ -185,7 +185,10 @@ def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
 
     stack = redirect_references(_bidirectional(model.decoder), rename)
     origins = {rename(address): origin for address, origin in unchanged_origins(module).items()}
-    mirrored = [path for path, node in spec.walk(model.decoder, "decoder") if _looks_back(node)]
+    tables = [
+        (path, node) for path, node in spec.walk(model.decoder, "decoder") if isinstance(node, spec.RelativeBuckets)
+    ]
+    mirrored = [path for path, node in tables if not node.bidirectional]
     for path in mirrored:
         origins[f"{rename(path)}.weight"] = Origin(f"{path}.weight", lambda old, _: old.repeat(2, 1))
     old_head = None if model.head is None else redirect_references(model.head, rename)
@@ -207,10 +210,6 @@ def _plan_first_stack(module: Transformer, encoder: spec.Stack, head: spec.Head 
         origins["encoder.embedding.table.weight"] = Origin(f"{path}.weight")
     whole = module.spec.model_copy(update={"encoder": encoder, "decoder": None})
     return _with_head(whole, origins, module.spec.head, head)
-
-
-def _looks_back(node: spec.Node) -> bool:
-    return isinstance(node, spec.RelativeBuckets) and not node.bidirectional
 
 
 def _refuse_rounded(decoder: spec.Stack) -> None:

@@ -103,7 +103,7 @@ def _tokenizer_of(model: Model, side: VocabularySide | None) -> Tokenizer:
     if pair.joint and side is not None:
         raise InputError("both sides share one tokenizer: leave side out")
     if not pair.joint and side is None:
-        raise InputError("each side has a tokenizer of its own: say which, side='source' or side='target'")
+        raise InputError("each side has a tokenizer of its own: choose side='source' or side='target'")
     return pair.target if side == "target" else pair.source
 
 

@@ -52,7 +52,7 @@ class VocabularyRows:
             raise InputError(f"the model has one vocabulary for both sides: leave out side='{side}'")
         if side is None and len({table.rows for table in tables.values()}) > 1:
             sizes = ", ".join(f"{path} has {table.rows} rows" for path, table in tables.items())
-            raise InputError(f"the model has two vocabularies ({sizes}): say which, side='source' or side='target'")
+            raise InputError(f"the model has two vocabularies ({sizes}): choose side='source' or side='target'")
         paths = tuple(tables) if side is None else (target if side == "target" else source,)
         rows = tables[paths[0]].rows
         output, tied = token_output(model.head), None

@@ -72,19 +72,21 @@ def draw_alignments(alignments: Sequence[AlignmentHeatMap], path: Path, *, title
         InputError: the file cannot be written.
     """
     rows = [alignments[first : first + 2] for first in range(0, len(alignments), 2)]
-    columns = [max(one.size[0] for one in alignments[start::2]) for start in range(min(2, len(alignments)))]
-    heights = [max(one.size[1] for one in row) for row in rows]
+    columns = [max(heat_map.size[0] for heat_map in alignments[start::2]) for start in range(min(2, len(alignments)))]
+    heights = [max(heat_map.size[1] for heat_map in row) for row in rows]
     width = max(sum(columns) + 0.3, text_width(title) * 1.5 + 0.5, text_width(LEGEND) + 2.2)
     height = HEAD + sum(heights) + FOOT
     figure = new_figure(width, height, title)
     top = height - HEAD
     for row, row_height in zip(rows, heights, strict=True):
-        for place, one in enumerate(row):
-            grid_width, grid_height = one.grid
-            left, low = 0.15 + sum(columns[:place]) + one.left, top - one.top - 0.45 - grid_height
+        for place, heat_map in enumerate(row):
+            grid_width, grid_height = heat_map.grid
+            left, low = 0.15 + sum(columns[:place]) + heat_map.left, top - heat_map.top - 0.45 - grid_height
             axes = figure.add_axes((left / width, low / height, grid_width / width, grid_height / height))
-            draw_heat_map(axes, one.weights, one.target_tokens, one.source_tokens, rotated=one.rotated)
-            write_beside(axes, one.title, (0.0, 1.0), (0.0, 72 * (one.top + 0.08)), size=10.0)
+            draw_heat_map(
+                axes, heat_map.weights, heat_map.target_tokens, heat_map.source_tokens, rotated=heat_map.rotated
+            )
+            write_beside(axes, heat_map.title, (0.0, 1.0), (0.0, 72 * (heat_map.top + 0.08)), size=10.0)
         top -= row_height
     draw_color_scale(figure, LEGEND)
     save_figure(figure, path)

@@ -110,7 +110,7 @@ def test_dtype_and_mode_stay() -> None:
         ([0, 3], "encoder", "the encoder has no layer 3; its 3 layers are numbered from 0"),
         ([-1], "encoder", "no layer -1"),
         ([], "decoder", "no layer of the decoder would be left"),
-        ([0], None, "two stacks: say whose layers"),
+        ([0], None, "two stacks: choose whose layers"),
     ],
 )
 def test_layers_that_are_not_there(layers: list[int], stack: str | None, words: str) -> None:

@@ -67,7 +67,7 @@ def test_new_rows_may_be_those_of_other_words_or_given_or_drawn() -> None:
 
 def test_two_vocabularies_are_grown_one_by_one() -> None:
     module = tiny("encoder-decoder/post/learned")
-    with pytest.raises(InputError, match=r"two vocabularies .*say which"):
+    with pytest.raises(InputError, match=r"two vocabularies .*choose side"):
         grow_vocabulary(module, 1)
     source, target = (grow_vocabulary(module, 4, side=side).model for side in ("source", "target"))
     assert (source.num_source_ids, source.num_target_ids) == (33, 23)
