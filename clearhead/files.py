@@ -11,6 +11,8 @@ from typing import Any
 
 from clearhead.errors import InputError
 
+LARGEST_JSON = 2**28
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -36,14 +38,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, content: object) -> None:
+def write_json(path: Path, content: object, *, is_indented: bool = False) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part of it.
 
     Args:
         path: the file to write; its folder must exist.
         content: anything that the json module can write.
+        is_indented: for people: a value per line, with sorted keys.
     """
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
+    if is_indented:
+        text = json.dumps(content, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
+    else:
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
@@ -56,23 +62,38 @@ def read_json_object(path: Path, *, what: str) -> dict[str, Any]:
         what: what the file is meant to be, for the error sentence.
 
     Raises:
-        InputError: the file is missing, unreadable, not UTF-8, not JSON, or not an object.
+        InputError: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
+    """
+    content = read_json(path, what=what)
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected {what} as one JSON object, received a {type(content).__name__}")
+    return content
+
+
+def read_json(path: Path, *, what: str) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: the file to read.
+        what: what the file is meant to be, for the error sentence.
+
+    Raises:
+        InputError: the file is missing, unreadable, too large, not UTF-8, or not JSON.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        if path.stat().st_size > LARGEST_JSON:
+            raise InputError(f"{path}: expected {what}, but {path.stat().st_size} bytes are too many for one")
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise InputError(f"{path}: expected {what}, but there is no such file") from None
     except OSError as error:
         raise InputError(f"{path}: expected {what}, but it cannot be read ({error.strerror})") from None
     except RecursionError:
-        raise InputError(f"{path}: expected {what}, but its values lie in one another too deep to be read") from None
+        raise InputError(f"{path}: expected {what}, but its values are nested too deeply") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: expected {what} in UTF-8 JSON, but it is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: expected {what} in JSON, but {error.msg.lower()}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected {what} as one JSON object, received a {type(content).__name__}")
-    return content
 
 
 def read_text_file(path: Path, what: str) -> str:

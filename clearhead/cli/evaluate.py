@@ -152,8 +152,8 @@ def _check_options(ref: str, options: Sequence[str]) -> str:
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.
     """
-    from clearhead.hf.checkpoint import task_kind
     from clearhead.hf.files.hub import find_checkpoint
+    from clearhead.hf.variants import task_kind
     from clearhead.runs.directory import model_files, read_task
 
     hf_folder = find_checkpoint(ref)

@@ -113,7 +113,7 @@ def read_reference(ref: str) -> _Found:
 
 
 def _read_checkpoint(folder: Path) -> _Found:
-    from clearhead.hf.checkpoint import read_generation_config
+    from clearhead.hf.generation import read_generation_config
     from clearhead.hf.loading import load_module
     from clearhead.hf.tokenizers import load_tokenizers
     from clearhead.text.tokenizer_files import has_tokenizer

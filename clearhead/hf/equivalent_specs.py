@@ -1,8 +1,8 @@
-"""Other specs that compute the same: what a family cannot say of a model, it may say of the model's equal.
+"""Equivalent specs: other specs that compute the same, tried where no config of a family can express a spec.
 
-The stream of a Transformer has no order of its own: where all that writes it and all that reads it is permuted alike,
-nothing changes but the order of sums. So sines and cosines that take turns can stand in halves. A bias that is absent
-is a bias of zeros, and what words are multiplied by can be in their table. Legend: D width.
+The residual stream has no order of its own: where all that writes it and all that reads it is permuted alike, nothing
+changes but the order of sums, so interleaved sines and cosines can become halves. An absent bias is a bias of zeros,
+and the embedding scale can be folded into the token embedding. Legend: D width.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from clearhead.weights.fill import built
 
 
 def equivalent_modules(module: Transformer) -> Iterator[Transformer]:
-    """Yield a module, and then modules with other specs and tensors that compute the same, up to the order of sums.
+    """Yield a module, and then modules with equivalent specs, which compute the same up to the order of sums.
 
-    Those that change less come first; what is dropped last is the dropout, which only training knows.
+    Those that change less come first; dropout, which changes training only, is dropped last.
     """
     yield module
-    changes = (in_halves, with_bias, with_scale_in_table, without_dropout)
+    changes = (with_halves, with_output_bias, with_folded_scale, without_dropout)
     for count in range(1, len(changes) + 1):
         for chosen in itertools.combinations(changes, count):
             form: Transformer | None = module
@@ -43,12 +43,12 @@ def without_dropout(module: Transformer) -> Transformer | None:
     return None if model == module.spec else built(model, module.state_dict(), training=module.training)
 
 
-def with_scale_in_table(module: Transformer) -> Transformer | None:
-    """Return the module with the scales of its embeddings in their tables.
+def with_folded_scale(module: Transformer) -> Transformer | None:
+    """Return the module with its embedding scales folded into the token embeddings.
 
     Returns:
-        The module, where an output that was tied to such a table has a weight of its own; None: nothing is scaled, or
-        stacks that share a table scale it differently.
+        The module, with its own weight for an output that was tied to such a table; None: nothing is scaled, or stacks
+        that share a table scale it differently.
     """
     stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(module.spec, name)) is not None}
     scales: dict[str, set[float]] = {}
@@ -80,8 +80,8 @@ def with_scale_in_table(module: Transformer) -> Transformer | None:
     return built(module.spec.model_copy(update=update), tensors, training=module.training)
 
 
-def with_bias(module: Transformer) -> Transformer | None:
-    """Return the module with a bias of zeros in the map that ends its head; None: there is no such map without one."""
+def with_output_bias(module: Transformer) -> Transformer | None:
+    """Return the module with a bias of zeros in its head's last linear layer; None: there is none without a bias."""
     head = module.spec.head
     last = head.layers[-1] if head is not None else None
     if head is None or not isinstance(last, spec.Linear) or last.bias:
@@ -93,12 +93,12 @@ def with_bias(module: Transformer) -> Transformer | None:
     return built(model, dict(module.state_dict()) | zeros, training=module.training)
 
 
-def in_halves(module: Transformer) -> Transformer | None:
-    """Return the module with all sines of a position before all cosines.
+def with_halves(module: Transformer) -> Transformer | None:
+    """Return the module with all sines of its sinusoidal positions before all cosines.
 
     Returns:
-        The module; None: positions are no sines that take turns with cosines in every stack, or something in it reads
-        the stream in an order of its own.
+        The module; None: a stack has other positions than interleaved ones, or a part that depends on the order of the
+        stream.
     """
     stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(module.spec, name)) is not None}
     if not all(_is_plain(stack) for stack in stacks.values()) or len({one.width for one in stacks.values()}) > 1:
@@ -119,7 +119,7 @@ def in_halves(module: Transformer) -> Transformer | None:
 
 
 def _is_plain(stack: spec.Stack) -> bool:
-    """Whether the stream of a stack is that of its table and nothing in it has an order of its own."""
+    """Whether the stream of a stack has the width of its table, and no part depends on its order."""
     position = stack.embedding.position
     functions = [branch.function for layer in stack.layers for step in layer.steps for branch in step.branches]
     return (
@@ -136,7 +136,7 @@ def _is_plain(stack: spec.Stack) -> bool:
 
 
 def _stream_axes(module: Transformer) -> dict[str, tuple[int, ...]]:
-    """Return, for each tensor that reads or writes the stream, the axes along which it does."""
+    """Return, for each tensor that reads or writes the stream, the axes of the stream."""
     axes = _head_axes(module.spec)
     for name in module.state_dict():
         *place, leaf = name.split(".")
@@ -145,13 +145,13 @@ def _stream_axes(module: Transformer) -> dict[str, tuple[int, ...]]:
         if place[-1] in ("table", "segments", "query", "key", "value", "up", "gate"):
             axes |= {name: (1,)} if leaf == "weight" else {}
         else:
-            # Maps that end a branch, and norms on the stream.
+            # The last linear layers of branches, and norms on the stream.
             axes[name] = (0,)
     return axes
 
 
 def _head_axes(model: spec.Model) -> dict[str, tuple[int, ...]]:
-    """The same for a head: up to its first map, and where a later one is the word table, up to that."""
+    """The same for a head: up to its first linear layer, and where a later one is tied, up to that."""
     axes: dict[str, tuple[int, ...]] = {}
     layers = model.head.layers if model.head else ()
     last = max((i for i, one in enumerate(layers) if isinstance(one, spec.Linear) and one.weight), default=-1)

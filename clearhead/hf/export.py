@@ -1,8 +1,7 @@
-"""A model in files: in our own layout, with what is left of the checkpoint that it came from, or in that of the hub."""
+"""A model in files: what remains of its checkpoint beside our own layout, or the whole as a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,41 +10,38 @@ from typing import Any
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.files import read_json_object
-from clearhead.hf.checkpoint import (
-    SETTINGS,
-    HFCheckpoint,
-    find_variant_for,
-    read_generation_config,
-    spec_of_config,
-    with_decoder_tokens,
-)
+from clearhead.files import read_json_object, write_json
+from clearhead.hf.checkpoint import HFCheckpoint, with_decoder_tokens
+from clearhead.hf.files.tensor_files import CONFIG, read_config
+from clearhead.hf.generation import GENERATION_CONFIG, read_generation_config
 from clearhead.hf.loading import LoadedModule
 from clearhead.hf.mapping.config import to_config
 from clearhead.hf.saving import LARGEST_SHARD, save_module
 from clearhead.hf.tokenizers import load_tokenizers
+from clearhead.hf.variants import find_variant, spec_up_to_dropout
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import Part, SpecialTokens
+from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.token_roles import TokenRoles
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.weights.files import load_tensors, save_tensors
 from clearhead.weights.fill import built
 
 ORIGIN = "origin"
-"""The folder of a run or of a saved model that holds what its checkpoint said beside the weights."""
+"""The folder of a run or of a saved model with the other files of its checkpoint."""
 
-_CONFIG, _SPARE = "config.json", "spare.safetensors"
-# What belongs to a tokenizer or to generation, and is copied as it is when a checkpoint is saved again.
-_COPIED = (
+_UNUSED = "unused.safetensors"
+# Files of a tokenizer or of generation, which are copied unchanged when a checkpoint is saved again.
+_TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "target_vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model",
-    "tokenizer.model", "sentencepiece.model", "source.spm", "target.spm", "chat_template.jinja", SETTINGS,
+    "tokenizer.model", "sentencepiece.model", "source.spm", "target.spm",
 )  # fmt: skip
+_OTHER_FILES = ("chat_template.jinja", GENERATION_CONFIG)
 
 
 def save_origin(hf_checkpoint: HFCheckpoint, folder: Path) -> None:
-    """Write what a checkpoint says beside its weights into the folder of a model that came from it.
+    """Write the other files of a checkpoint into the folder of a model that came from it.
 
     Args:
         hf_checkpoint: the checkpoint.
@@ -53,21 +49,20 @@ def save_origin(hf_checkpoint: HFCheckpoint, folder: Path) -> None:
     """
     origin = folder / ORIGIN
     origin.mkdir(parents=True, exist_ok=True)
-    (origin / _CONFIG).write_text(json.dumps(dict(hf_checkpoint.config), indent=2, sort_keys=True) + "\n", "utf-8")
+    write_json(origin / CONFIG, dict(hf_checkpoint.config), is_indented=True)
     copy_files(hf_checkpoint.folder, origin)
-    spare = {} if hf_checkpoint.loaded is None else dict(hf_checkpoint.loaded.unused)
-    if spare:
-        save_tensors(origin / _SPARE, spare)
+    if hf_checkpoint.loaded is not None and hf_checkpoint.loaded.unused:
+        save_tensors(origin / _UNUSED, hf_checkpoint.loaded.unused)
 
 
 def load_origin(folder: Path, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair) -> HFCheckpoint | None:
-    """Read what `save_origin` wrote; None where a model was trained here from the beginning.
+    """Read what `save_origin` wrote; None for a model that was trained here from the beginning.
 
     Args:
         folder: of the model.
         module: the model.
         task: what its outputs are for.
-        tokenizers: of the model, which win over those of the checkpoint.
+        tokenizers: of the model, in place of the checkpoint's.
 
     Raises:
         InputError: files are missing or damaged.
@@ -75,23 +70,21 @@ def load_origin(folder: Path, module: Transformer, task: TaskRecord, tokenizers:
     origin = folder / ORIGIN
     if not origin.is_dir():
         return None
-    config = read_json_object(origin / _CONFIG, what="a config.json")
-    rules = read_generation_config(origin)
-    text = replace(with_decoder_tokens(load_tokenizers(origin), rules, module), pair=tokenizers)
-    spare = load_tensors(origin / _SPARE) if (origin / _SPARE).is_file() else {}
-    return HFCheckpoint(
-        origin, text, rules, config, find_variant_for(config, module, task, spare, pad=tokenizers.source.pad_id)
-    )
+    config, generation_config = read_config(origin), read_generation_config(origin)
+    own = replace(with_decoder_tokens(load_tokenizers(origin), generation_config, module), pair=tokenizers)
+    unused = load_tensors(origin / _UNUSED) if (origin / _UNUSED).is_file() else {}
+    loaded = find_variant(config, module, task, unused, pad=tokenizers.source.pad_id)
+    return HFCheckpoint(origin, own, generation_config, config, loaded)
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy the files of a checkpoint's tokenizer and generation as they are.
+    """Copy the files of a checkpoint's tokenizer and generation unchanged.
 
     Args:
         source: of the checkpoint.
         target: an empty folder.
     """
-    for name in _COPIED:
+    for name in (*_TOKENIZER_FILES, *_OTHER_FILES):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 
@@ -105,41 +98,39 @@ def save_checkpoint(
     *,
     max_shard_size: int = LARGEST_SHARD,
 ) -> str:
-    """Write a model in the layout of the Hugging Face hub.
+    """Write a model as a Hugging Face checkpoint.
 
     Args:
         module: whose weights are written.
         folder: an empty one.
         tokenizers: of the model.
         task: what its outputs are for.
-        hf_checkpoint: the checkpoint that it was; None: a model that was trained here.
+        hf_checkpoint: the checkpoint that it came from; None: a model that was trained here.
         max_shard_size: bytes of tensors in a file.
 
     Returns:
-        The family that was written.
+        The model type of the family that was written.
 
     Raises:
-        InputError: no family can say the model, or it has a tokenizer for each side.
+        InputError: no family can express the model, or it has two tokenizers.
     """
     module = _in_units(module, task)
     if hf_checkpoint is not None:
-        return _save_as_it_came(module, folder, tokenizers, task, hf_checkpoint, max_shard_size)
+        return _save_again(module, folder, tokenizers, task, hf_checkpoint, max_shard_size)
     if not tokenizers.joint:
-        raise InputError(
-            "source and target have a tokenizer each, for which the layout has no place: train with joint = true"
-        )
-    record = save_module(module, folder, task=task, max_shard_size=max_shard_size)
-    source, roles = tokenizers.source, tokenizers.target.roles
-    start = () if module.encoder is not None and module.decoder is not None else ((roles.bos, 0),)
-    end = () if module.encoder is None else (roles.eos,)
-    single: tuple[Part, ...] = (*start, ("A", 0), *((index, 0) for index in end))
-    pair: tuple[Part, ...] = (*single, ("B", 1), *((index, 1) for index in end))
-    _write_tokenizer(source, folder, SpecialTokens(single, pair))
-    _write_settings(folder / SETTINGS, module, roles)
-    return record.model_type
+        raise InputError("a Hugging Face checkpoint has one tokenizer, and this model two: train with joint = true")
+    family = save_module(module, folder, task=task, max_shard_size=max_shard_size)
+    roles = tokenizers.target.roles
+    special_tokens = SpecialTokens.from_ids(
+        () if module.encoder is not None and module.decoder is not None else (roles.bos,),
+        () if module.encoder is None else (roles.eos,),
+    )
+    _write_tokenizer(tokenizers.source, folder, special_tokens)
+    _write_generation_config(folder / GENERATION_CONFIG, module, roles)
+    return family.model_type
 
 
-def _save_as_it_came(
+def _save_again(
     module: Transformer,
     folder: Path,
     tokenizers: TokenizerPair,
@@ -147,64 +138,61 @@ def _save_as_it_came(
     hf_checkpoint: HFCheckpoint,
     max_shard_size: int,
 ) -> str:
-    """Write a model in the family of its checkpoint, with the files of its tokenizer if it still has that one."""
-    family = str(hf_checkpoint.config.get("model_type"))
-    written = _as_the_family_says(module, hf_checkpoint.loaded)
-    record = save_module(
-        written, folder, loaded=hf_checkpoint.loaded, task=task, model_type=family, max_shard_size=max_shard_size
-    )
+    """Write a model in the family of its checkpoint, with the files of its tokenizer if that is unchanged."""
+    model_type, loaded = str(hf_checkpoint.config.get("model_type")), hf_checkpoint.loaded
+    module = _with_expressible_dropout(module, loaded)
+    save_module(module, folder, loaded=loaded, task=task, model_type=model_type, max_shard_size=max_shard_size)
     copy_files(hf_checkpoint.folder, folder)
-    if _plain(tokenizers) == _plain(load_tokenizers(hf_checkpoint.folder).pair):
-        return record.model_type
-    if not tokenizers.joint:
-        raise InputError("the tokenizers are others than those of the checkpoint, and the layout has one file for both")
-    for name in _COPIED:
-        if name not in (SETTINGS, "chat_template.jinja"):
+    if _fingerprints(tokenizers) != _fingerprints(load_tokenizers(hf_checkpoint.folder).pair):
+        if not tokenizers.joint:
+            raise InputError("the two tokenizers differ from the checkpoint's, and a checkpoint has one file for both")
+        for name in _TOKENIZER_FILES:
             (folder / name).unlink(missing_ok=True)
-    _write_tokenizer(tokenizers.source, folder, tokenizers.source.special_tokens)
-    return record.model_type
+        _write_tokenizer(tokenizers.source, folder, tokenizers.source.special_tokens)
+    return model_type
 
 
 def _in_units(module: Transformer, task: TaskRecord) -> Transformer:
-    """Return a module whose head gives numbers in their own unit: the layout has no place for that of the training.
+    """Return a regression module whose outputs are not standardized, because a config has no place for the scale.
 
     Raises:
-        InputError: the last map has no bias that could hold the mean.
+        InputError: the last layer has no bias for the mean.
     """
     if task.label_kind != "regression" or (task.number_mean, task.number_scale) == (0.0, 1.0):
         return module
-    assert module.spec.head is not None, "a model that gives numbers has a head"
+    assert module.spec.head is not None, "a regression model has a head"
     last = f"head.layers.{len(module.spec.head.layers) - 1}"
     tensors = dict(module.state_dict())
     if f"{last}.bias" not in tensors:
         raise InputError(
-            f"this model gives numbers as differences from {task.number_mean:g}, and its last map has no bias to add it"
+            f"the outputs of this model are differences from {task.number_mean:g}, and its last layer has no bias to "
+            "add it to"
         )
     tensors[f"{last}.weight"] = tensors[f"{last}.weight"] * task.number_scale
     tensors[f"{last}.bias"] = tensors[f"{last}.bias"] * task.number_scale + task.number_mean
     return built(module.spec, tensors)
 
 
-def _as_the_family_says(module: Transformer, loaded: LoadedModule | None) -> Transformer:
-    """Return the module with dropout as its config has it, where the family cannot say that of its last training."""
+def _with_expressible_dropout(module: Transformer, loaded: LoadedModule | None) -> Transformer:
+    """Return the module with the dropout of its config, where the family cannot express that of the last training."""
     if loaded is None:
         return module
     try:
         to_config(loaded.family, loaded.variant, module.spec)
     except InputError:
-        said = spec_of_config(loaded.family, loaded.variant, loaded.config, module)
-        if said is not None and said != module.spec:
-            return built(said, module.state_dict())
+        expressed = spec_up_to_dropout(loaded.family, loaded.variant, loaded.config, module)
+        if expressed is not None and expressed != module.spec:
+            return built(expressed, module.state_dict())
     return module
 
 
-def _plain(tokenizers: TokenizerPair) -> list[str]:
-    """Return what tells tokenizers from others, whatever stands around their texts."""
+def _fingerprints(tokenizers: TokenizerPair) -> list[str]:
+    """Return the fingerprints of tokenizers, whatever their special tokens."""
     return [one.with_special_tokens(SpecialTokens()).fingerprint for one in (tokenizers.source, tokenizers.target)]
 
 
 def _write_tokenizer(tokenizer: Tokenizer, folder: Path, special_tokens: SpecialTokens) -> None:
-    """Write a tokenizer.json with what is read around a text, so that others do the same.
+    """Write a tokenizer.json with a template for special tokens.
 
     Raises:
         InputError: the tokenizer is of a kind that no tokenizer.json can hold.
@@ -220,19 +208,16 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, special_tokens: Special
     document["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [_template_part(part, segment, entries) for part, segment in single],
-        "pair": [
-            _template_part(part, segment, entries)
-            for part, segment in special_tokens.pair or (*special_tokens.single, ("B", 1))
-        ],
+        "pair": [_template_part(part, segment, entries) for part, segment in pair],
         "special_tokens": {
             entries[index]: {"id": entries[index], "ids": [index], "tokens": [entries[index]]} for index in sorted(ids)
         },
     }
-    path.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(path, document)
     config_path = path.with_name("tokenizer_config.json")
     config = read_json_object(config_path, what="a tokenizer_config.json")
     del config["clearhead"]
-    config_path.write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    write_json(config_path, config, is_indented=True)
 
 
 def _template_part(part: int | str, segment: int, entries: Mapping[int, str]) -> dict[str, Any]:
@@ -241,12 +226,12 @@ def _template_part(part: int | str, segment: int, entries: Mapping[int, str]) ->
     return {"SpecialToken": {"id": entries[part], "type_id": segment}}
 
 
-def _write_settings(path: Path, module: Transformer, roles: TokenRoles) -> None:
+def _write_generation_config(path: Path, module: Transformer, roles: TokenRoles) -> None:
     if module.decoder is None:
         return
     settings: dict[str, Any] = {"bos_token_id": roles.bos, "eos_token_id": roles.eos, "pad_token_id": roles.pad}
-    # Start and padding are no text: our own generation never gives them.
+    # Our own generation never returns start and padding tokens either.
     settings["suppress_tokens"] = sorted({roles.bos, roles.pad} - {roles.eos})
     if module.encoder is not None:
         settings["decoder_start_token_id"] = roles.bos
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(path, settings, is_indented=True)

@@ -1,4 +1,4 @@
-"""A checkpoint's directory to a module: config to spec, tensors to their places, or one report of all that is wrong."""
+"""A Hugging Face checkpoint to a module: config to spec, tensors to slots, or one report of every fault."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clearhead.errors import InputError, nearest
 from clearhead.hf import registry
 from clearhead.hf.files.mxfp4 import PackedFiles, is_packed
 from clearhead.hf.files.quantization import quantization_of
-from clearhead.hf.files.tensor_files import CONFIG, FLOATS, TensorFiles, read_json
+from clearhead.hf.files.tensor_files import FLOATS, TensorFiles, read_config
 from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Family, Values, Variant
 from clearhead.hf.mapping.tensor_rules import BoundRule, bind
@@ -31,17 +31,17 @@ COUNTS = ("n_", "num_", "d_", "hidden_size", "intermediate_size", "vocab_size", 
 
 @dataclass(frozen=True)
 class LoadedModule:
-    """What a checkpoint holds.
+    """A module that was loaded from a checkpoint.
 
     Args:
         module: with its weights, in evaluation mode.
         task: what its outputs are for.
-        config: config.json as it was read.
-        record, variant: the family, and which of its classes.
-        prefix: what stood before the names of the stacks.
-        notes: what is worth saying, though nothing is wrong.
-        spare: tensors that the class does not use and the family may carry; they are saved again.
-        pooling: how the folder says that vectors are made of states; None: it says nothing.
+        config: config.json.
+        family, variant: the family, and which of its classes.
+        prefix: of the stacks' tensors in the file.
+        notes: for the user, though nothing is wrong.
+        unused: tensors that the class does not use and its files may hold; they are saved again.
+        pooling: the modules of sentence-transformers; None: there are none.
     """
 
     module: Transformer
@@ -55,11 +55,6 @@ class LoadedModule:
     pooling: Pooling | None = None
 
 
-def is_checkpoint(directory: Path) -> bool:
-    """Whether a directory looks like a checkpoint of some family: it has a config.json."""
-    return (directory / CONFIG).is_file()
-
-
 def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedModule:
     """Load a checkpoint.
 
@@ -68,63 +63,63 @@ def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedM
         dtype: of the weights; None: float32, whatever the file has.
 
     Raises:
-        InputError: config keys that cannot be honoured, tensors without a place, places without a tensor, shapes that
-            differ: all in one report.
+        InputError: config keys that are not supported, tensors without a slot, slots without a tensor, other shapes:
+            all in one report.
     """
-    config = read_json(directory, CONFIG)
-    record = registry.find(config)
+    config = read_config(directory)
+    family = registry.find(config)
     files = TensorFiles(directory)
     if is_packed(config):
-        # What is read is no longer packed, and is written as it is held.
+        # Tensors are dequantized as they are read, and saved as they are held.
         files, config = PackedFiles(directory), {key: config[key] for key in config if key != "quantization_config"}
-    reading = configs.parse(record, config)
-    _refuse_quantised(directory, config, files)
-    # Where modules of their own stand on the states, the head of the class counts for nothing.
+    parsed = configs.parse(family, config)
+    _refuse_quantized(directory, config, files)
+    # The modules of sentence-transformers take the place of the class's head.
     is_pooled = has_pooling(directory)
-    variant = registry.headless(record) if is_pooled else registry.variant(record, config, frozenset(files))
-    record = record.with_layout(files)
-    found = _Found.of(record, variant, files)
-    values = _tying(found, reading.values)
-    faults = [*reading.faults, *_absurd(values)]
+    variant = registry.headless(family) if is_pooled else registry.variant(family, config, frozenset(files))
+    family = family.with_layout(files)
+    found = _FoundTensors.of(family, variant, files)
+    values = _tying(found, parsed.values)
+    faults = [*parsed.faults, *_absurd_sizes(values)]
     module = None
     if not faults:
         try:
-            module = build(record.spec_of(values, variant), device="meta")
+            module = build(family.spec_of(values, variant), device="meta")
         except InputError as error:
             faults.append(str(error))
         except (RuntimeError, OverflowError, ArithmeticError) as error:
-            faults.append(f"config.json: its sizes make no model: {str(error).splitlines()[0]}")
+            faults.append(f"config.json: no model has these sizes: {str(error).splitlines()[0]}")
     if module is None:
         raise _report(faults, directory)
     is_tied = bool(values.get("tie_word_embeddings"))
     filled = found.fill(module, is_tied=is_tied, dtype=dtype or torch.float32, faults=faults)
-    spare = found.rest(module.spec, faults)
+    unused = found.rest(module.spec, faults)
     if faults:
         raise _report(faults, directory)
     module.load_state_dict(filled, strict=True, assign=True)
     task = _task(variant, config, configs.num_outputs(module.spec) or 0)
-    loaded = LoadedModule(module.eval(), task, config, record, variant, found.prefix, tuple(found.notes), spare)
+    loaded = LoadedModule(module.eval(), task, config, family, variant, found.prefix, tuple(found.notes), unused)
     return _pooled(loaded, directory, dtype or torch.float32) if is_pooled else loaded
 
 
-def _refuse_quantised(directory: Path, config: Mapping[str, Any], files: TensorFiles) -> None:
+def _refuse_quantized(directory: Path, config: Mapping[str, Any], files: TensorFiles) -> None:
     kind = quantization_of(config, {name: header.dtype for name, header in files.headers.items()})
     if kind is not None:
         raise InputError(
-            f"{directory}: the weights are quantised as {kind}, a format that is not read here; "
-            "take the checkpoint as it was before it was quantised"
+            f"{directory}: the weights are quantized as {kind}, which is not supported; "
+            "use the checkpoint from before quantization"
         )
 
 
-def _absurd(values: Values) -> list[str]:
-    """Refuse sizes before anything is built from them: what is counted one by one, and what no tensor can have."""
+def _absurd_sizes(values: Values) -> list[str]:
+    """Refuse numbers of layers and sizes of tensors that no model has, before anything is built from them."""
     faults = []
     for name, value in values.items():
         most = MOST_LAYERS if "layer" in name else LARGEST_SIZE
         if isinstance(value, int) and not isinstance(value, bool) and value > most:
-            faults.append(f"config.json: {name} = {value} is absurd; at most {most} is read")
+            faults.append(f"config.json: {name} = {value} is absurd; at most {most} is supported")
         if isinstance(value, int) and value < 0 and name.startswith(COUNTS):
-            faults.append(f"config.json: {name} = {value} counts nothing; it must not be negative")
+            faults.append(f"config.json: {name} = {value} must not be negative")
     return faults
 
 
@@ -133,7 +128,7 @@ def _pooled(loaded: LoadedModule, directory: Path, dtype: torch.dtype) -> Loaded
     top = model.encoder or model.decoder
     assert top is not None, "a validated model has a stack"
     if model.encoder is not None and model.decoder is not None:
-        raise InputError(f"{directory}: vectors are made of the states of one stack, and this checkpoint has two")
+        raise InputError(f"{directory}: pooling needs a model of one stack, and this checkpoint has two")
     pooling = read_pooling(directory, width=top.output_width, dtype=dtype)
     task = TaskRecord(kind="embed", max_length=pooling.max_length)
     return replace(loaded, module=with_head(loaded.module, pooling.head, pooling.tensors), task=task, pooling=pooling)
@@ -146,50 +141,50 @@ def _report(faults: Sequence[str], directory: Path) -> InputError:
     return InputError.from_faults(shown, subject=str(directory))
 
 
-def bind_rules(record: Family, variant: Variant, prefix: str, module: Transformer) -> tuple[list[BoundRule], list[str]]:
-    """Bind the rules of a family to a module; also return the addresses of which no rule speaks."""
-    body = (replace(rule, theirs=tuple(prefix + name for name in rule.theirs)) for rule in record.rules)
-    return bind((*body, *variant.rules), module.state_dict(), module.spec)
+def bind_rules(family: Family, variant: Variant, prefix: str, module: Transformer) -> tuple[list[BoundRule], list[str]]:
+    """Bind the rules of a family to a module; also return the addresses without a rule."""
+    stacks = (replace(rule, theirs=tuple(prefix + name for name in rule.theirs)) for rule in family.rules)
+    return bind((*stacks, *variant.rules), module.state_dict(), module.spec)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The tensors of a file in the record's spelling, and which of them have been used."""
+class _FoundTensors:
+    """The tensors of a file as the family spells their names, and which of them have been used."""
 
-    record: Family
+    family: Family
     variant: Variant
     files: TensorFiles
     prefix: str
     names: dict[str, str]
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
-    dead: dict[str, Tensor] = field(default_factory=dict)
+    overruled: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def of(record: Family, variant: Variant, files: TensorFiles) -> _Found:
+    def of(family: Family, variant: Variant, files: TensorFiles) -> _FoundTensors:
         """Find out whether the names of the stacks have their prefix, and how norms are spelled."""
-        prefix = record.prefix_of(variant)
+        prefix = family.prefix_of(variant)
         prefixed = bool(prefix) and any(name.startswith(prefix) for name in files)
         spelled = {re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name): name for name in files}
         spelled = {re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", new): name for new, name in spelled.items()}
-        return _Found(record, variant, files, prefix if prefixed else "", spelled)
+        return _FoundTensors(family, variant, files, prefix if prefixed else "", spelled)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.files[self.names[name]]
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two tensors of the file are one."""
+        """Whether two tensors of the file are equal."""
         return self.files.same(self.names[first], self.names[second])
 
     def tables(self, is_tied: bool) -> list[str]:
-        """Every name under which the word table may stand."""
-        own = [self.prefix + name for name in (self.record.table, *self.record.table_copies)]
+        """Every name that the token embedding may have."""
+        own = [self.prefix + name for name in (self.family.table, *self.family.table_copies)]
         return [*own, self.variant.output] if is_tied and self.variant.output else own
 
     def fill(self, module: Transformer, *, is_tied: bool, dtype: torch.dtype, faults: list[str]) -> dict[str, Tensor]:
-        """Turn the file's tensors into the module's, by address; what is wrong is added to the faults."""
-        bounds, unspoken = bind_rules(self.record, self.variant, self.prefix, module)
-        assert not unspoken, f"the record of {self.record.model_type} has no rule for {unspoken}"
+        """Return the module's tensors by address; faults are added to the list."""
+        bounds, without_rule = bind_rules(self.family, self.variant, self.prefix, module)
+        assert not without_rule, f"{self.family.model_type} has no rule for {without_rule}"
         filled: dict[str, Tensor] = {}
         for bound in bounds:
             groups = [self._alternatives(group, is_tied) for group in bound.theirs]
@@ -221,74 +216,74 @@ class _Found:
     def _alternatives(self, group: tuple[str, ...], is_tied: bool) -> list[str]:
         tables = self.tables(is_tied)
         wanted: Sequence[str] = tables if group[0] == tables[0] else group
-        # Where each stack has a table of its own, the output may be that of the last.
+        # Where each stack has a token embedding of its own, the output may be tied to the last.
         if (
             is_tied
             and self.variant.output
-            and self.record.table_copies
-            and group[0] == self.prefix + self.record.table_copies[-1]
+            and self.family.table_copies
+            and group[0] == self.prefix + self.family.table_copies[-1]
         ):
             wanted = (*group, self.variant.output)
         return [name for name in wanted if name in self.names]
 
     def _tensor(self, name: str, dtype: torch.dtype, *, is_view: bool) -> Tensor:
-        """Return a tensor for its place: inside the mapped file where it goes there as it is."""
+        """Return a tensor for its slot: inside the mapped file where it needs no conversion."""
         stored = FLOATS.get(self.files.headers[self.names[name]].dtype)
         is_kept = stored is None or (is_view and stored == dtype)
         return self[name] if is_kept else self.files.read(self.names[name], dtype)
 
     def _take(self, names: Sequence[str], faults: list[str]) -> str:
-        """Choose among the names under which a tensor stands: for a table all must be one, else the last counts."""
+        """Choose among the names of a tensor: token embeddings must all be equal, else the last counts."""
         self.used.update(names)
-        chosen = names[0] if names[0] == self.prefix + self.record.table else names[-1]
+        chosen = names[0] if names[0] == self.prefix + self.family.table else names[-1]
         for name in names:
             if name != chosen and not self.equal(chosen, name):
                 if name in self.tables(True):
-                    faults.append(f"'{name}' and '{chosen}' should be one table, but differ")
+                    faults.append(f"'{name}' and '{chosen}' should be the same token embedding, but differ")
                 else:
                     self.notes.append(f"'{name}' differs from '{chosen}' and is not used")
-                    self.dead[name] = self[name]
+                    self.overruled[name] = self[name]
         dtype = self.files.headers[self.names[chosen]].dtype
         if dtype not in FLOATS:
-            faults.append(f"'{chosen}' holds {dtype}, not floating-point numbers; quantised weights are not read")
+            faults.append(f"'{chosen}' holds {dtype}, not floating-point numbers; quantized weights are not supported")
         return chosen
 
     def rest(self, model: spec.Model, faults: list[str]) -> dict[str, Tensor]:
-        """Account for the tensors that were not used; return those that the family may carry."""
-        spare, computed = dict(self.dead), dict[str, Tensor]()
+        """Account for the tensors that were not used; return those that files of the class may hold."""
+        unused, computed = dict(self.overruled), dict[str, Tensor]()
         known = [name for name in self.used if name in self.names]
         for name in self.names.keys() - self.used:
             stem = name.removeprefix(self.prefix)
-            if any(re.fullmatch(pattern, stem) for pattern in self.record.ignored):
+            if any(re.fullmatch(pattern, stem) for pattern in self.family.ignored):
                 continue
-            constant = next((one for one in self.record.constants if one.name == stem), None)
+            constant = next((one for one in self.family.constants if one.name == stem), None)
             if constant is not None:
                 rows = self._shape(name)[0]
                 made = constant.compute(model, rows)
                 if made.shape != self[name].shape or not torch.allclose(made, self[name].float(), rtol=0.0, atol=1e-6):
-                    faults.append(f"'{name}' differs from the table that is computed in its place")
+                    faults.append(f"'{name}' differs from the table that is computed here")
                 computed[name] = self[name]
             elif any(re.fullmatch(pattern, name) for pattern in self.variant.unused):
-                spare[name] = self[name]
+                unused[name] = self[name]
             else:
-                faults.append(f"'{name}' has no place in {self.variant.classes[0]}{nearest(name, known)}")
-        if spare:
-            self.notes.append(f"kept but not used by {self.variant.classes[0]}: {', '.join(sorted(spare))}")
-        return spare | computed
+                faults.append(f"'{name}' has no slot in {self.variant.classes[0]}{nearest(name, known)}")
+        if unused:
+            self.notes.append(f"kept but not used by {self.variant.classes[0]}: {', '.join(sorted(unused))}")
+        return unused | computed
 
 
-def _tying(found: _Found, values: Values) -> Values:
-    """Let the tensors decide whether the output is the word table."""
+def _tying(found: _FoundTensors, values: Values) -> Values:
+    """Let the tensors decide whether the output is tied to the token embedding."""
     output = found.variant.output
-    tables = [found.prefix + name for name in (found.record.table, *reversed(found.record.table_copies))]
+    tables = [found.prefix + name for name in (found.family.table, *reversed(found.family.table_copies))]
     table = next((name for name in tables if name in found.names), tables[0])
     if output is None or "tie_word_embeddings" not in values:
         return values
-    said, has_output = values["tie_word_embeddings"], output in found.names
-    if said and has_output and table in found.names and not found.equal(table, output):
-        found.notes.append(f"'{output}' and '{table}' differ: they are not tied, although the config says so")
+    is_tied, has_output = values["tie_word_embeddings"], output in found.names
+    if is_tied and has_output and table in found.names and not found.equal(table, output):
+        found.notes.append(f"'{output}' and '{table}' differ, so they are not tied, although the config says so")
         return values.replaced(tie_word_embeddings=False)
-    if found.record.is_tied_by_file and not has_output:
+    if found.family.is_tied_by_file and not has_output:
         return values.replaced(tie_word_embeddings=True)
     return values
 
@@ -299,14 +294,13 @@ def _task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord
     names = config.get("id2label") or {}
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
     kind: LabelKind = "regression" if count == 1 else "single_label"
-    said = config.get("problem_type")
-    if said == "multi_label_classification":
+    if config.get("problem_type") == "multi_label_classification":
         kind = "multi_label"
-    names_kept = () if kind == "regression" else labels
-    return TaskRecord(kind=variant.task, labels=names_kept, label_kind=kind, is_paired=None, repeats=variant.repeats)
+    labels = () if kind == "regression" else labels
+    return TaskRecord(kind=variant.task, labels=labels, label_kind=kind, is_paired=None, repeats=variant.repeats)
 
 
 def hf_tensors(bounds: Sequence[BoundRule], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Turn tensors by our addresses into theirs: every name of each, and the tensor."""
+    """Yield their tensors for ours by address: the names of each, and the tensor."""
     for bound in bounds:
         yield from zip(bound.theirs, bound.save([tensors[address] for address in bound.ours]), strict=True)

@@ -1,12 +1,11 @@
-"""How a folder of sentence-transformers turns token states into one vector: `modules.json` to a head, and back.
+"""The pooling of a sentence-transformers checkpoint: `modules.json` to a head, and back.
 
-The first module is the checkpoint itself; what follows are a pool, maps and a norm, each with a folder of settings.
-Source: arXiv 1908.10084, section 3; the layout is that of the published folders.
+The first module is the checkpoint itself; those after it are a pool, linear layers and a normalization, each with a
+folder of settings. Source: arXiv 1908.10084, section 3; the layout is that of released checkpoints.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,8 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.hf.files.tensor_files import FLOATS, SINGLE, TensorFiles, inside, read_json, read_list
+from clearhead.files import read_json, write_json
+from clearhead.hf.files.tensor_files import FLOATS, SINGLE, TensorFiles, inside, read_config
 from clearhead.weights.files import save_tensors
 from clearhead.weights.fill import built
 
@@ -26,7 +26,7 @@ MODULES, LIMITS, PROMPTS, SETTINGS = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "config.json",
 )  # fmt: skip
 _TYPE = "sentence_transformers.models."
-# Their words for ours; the first of several is written.
+# Their names, and the pools of a spec; the first of several is written.
 _POOLS = {
     "pooling_mode_cls_token": "first",
     "pooling_mode_mean_tokens": "mean",
@@ -34,7 +34,7 @@ _POOLS = {
     "pooling_mode_mean_sqrt_len_tokens": "root",
     "pooling_mode_lasttoken": "last",
 }
-_WORDS = {"cls": "first", "mean": "mean", "max": "max", "mean_sqrt_len_tokens": "root", "lasttoken": "last"}
+_MODES = {"cls": "first", "mean": "mean", "max": "max", "mean_sqrt_len_tokens": "root", "lasttoken": "last"}
 _ACTIVATIONS = {
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.activation.ReLU": "relu",
@@ -48,13 +48,13 @@ _INERT = frozenset({"include_prompt", "module_input_name", "module_output_name",
 
 @dataclass(frozen=True)
 class Pooling:
-    """What stands on a checkpoint's states.
+    """The modules after the first.
 
     Args:
-        head: of the model that makes vectors.
-        tensors: of the head's maps, by their addresses.
-        max_length: the longest text that is read, in tokens with special ones; what is behind is cut off. None: any.
-        files: the settings as they were read, by their place in the folder.
+        head: of the model that embeds texts.
+        tensors: of the head's linear layers, by their addresses.
+        max_length: texts are truncated to so many tokens, special ones included; None: they are not.
+        files: the settings by their path in the folder.
     """
 
     head: spec.Head
@@ -64,7 +64,7 @@ class Pooling:
 
 
 def has_pooling(directory: Path) -> bool:
-    """Whether a checkpoint's folder says how vectors are made of its states."""
+    """Whether a checkpoint is one of sentence-transformers."""
     return (directory / MODULES).is_file()
 
 
@@ -77,9 +77,11 @@ def read_pooling(directory: Path, *, width: int, dtype: torch.dtype) -> Pooling:
         dtype: of the weights.
 
     Raises:
-        InputError: a module, a setting or a size that is not one of ours; every fault is named.
+        InputError: a module, a setting or a size that is not supported; every fault is named.
     """
-    modules = read_list(directory, MODULES)
+    modules = read_json(inside(directory, MODULES), what="a list of modules")
+    if not isinstance(modules, list):
+        raise InputError(f"{directory / MODULES}: expected a list of modules, received a {type(modules).__name__}")
     reader = _Reader(directory, width, dtype)
     for index, module in enumerate(modules):
         if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("path", "type")):
@@ -87,7 +89,7 @@ def read_pooling(directory: Path, *, width: int, dtype: torch.dtype) -> Pooling:
         reader.take(index, module["type"], module["path"])
     reader.limits()
     if not any(isinstance(layer, spec.Pool) for layer in reader.layers):
-        reader.faults.append(f"{MODULES} names no Pooling, so tokens would have vectors, but texts none")
+        reader.faults.append(f"{MODULES} has no Pooling, so there would be no embedding of a text")
     if reader.faults:
         raise InputError.from_faults(reader.faults, subject=str(directory))
     files = {MODULES: modules} | reader.files
@@ -96,7 +98,7 @@ def read_pooling(directory: Path, *, width: int, dtype: torch.dtype) -> Pooling:
 
 @dataclass
 class _Reader:
-    """Modules in their order, and what they make of a head."""
+    """Reads the modules in their order into the layers of a head."""
 
     directory: Path
     width: int
@@ -115,83 +117,87 @@ class _Reader:
         elif name == "Pooling":
             self._pool(path)
         elif name == "Dense":
-            self._map(path)
+            self._linear(path)
         elif name == "Normalize":
             self.layers.append(spec.L2Normalize())
         elif index:
-            self.faults.append(f"{MODULES}: a module of the type {kind} is not read; Pooling, Dense and Normalize are")
+            self.faults.append(
+                f"{MODULES}: a module of the type {kind} is not supported; Pooling, Dense and Normalize are"
+            )
 
     def limits(self) -> None:
-        """Read how long texts may be, and refuse what would be done to them before they are read."""
+        """Read the greatest length of texts, and refuse settings that would change them."""
         if (self.directory / LIMITS).is_file():
-            said = self._json("", LIMITS)
-            longest = said.get("max_seq_length")
+            settings = self._json("", LIMITS)
+            longest = settings.get("max_seq_length")
             if longest is not None and (not isinstance(longest, int) or longest < 3):
                 self.faults.append(f"{LIMITS}: max_seq_length must be a whole number of at least 3, got {longest}")
             else:
                 self.max_length = longest
-            if said.get("do_lower_case"):
-                self.faults.append(f"{LIMITS}: do_lower_case = true is not supported; the tokenizer's own files lower")
+            if settings.get("do_lower_case"):
+                self.faults.append(f"{LIMITS}: do_lower_case = true is not supported; set it in the tokenizer")
         if (self.directory / PROMPTS).is_file():
-            said = self._json("", PROMPTS)
-            name = said.get("default_prompt_name")
-            if name is not None and (said.get("prompts") or {}).get(name):
+            settings = self._json("", PROMPTS)
+            name = settings.get("default_prompt_name")
+            if name is not None and (settings.get("prompts") or {}).get(name):
                 self.faults.append(
                     f"{PROMPTS}: a default prompt in front of every text is not supported; write it into the texts and "
                     "set default_prompt_name to null"
                 )
 
     def _json(self, path: str, name: str) -> dict[str, Any]:
-        content = read_json(self.directory / path if path else self.directory, name)
+        content = read_config(self.directory / path if path else self.directory, name)
         self.files[f"{path}/{name}" if path else name] = content
         return content
 
     def _pool(self, path: str) -> None:
         inside(self.directory, path)
-        said = self._json(path, SETTINGS)
-        chosen = [ours for name, ours in _POOLS.items() if said.get(name)]
-        word = said.get("pooling_mode")
-        chosen += [_WORDS[word]] if isinstance(word, str) and word in _WORDS else []
+        settings = self._json(path, SETTINGS)
+        chosen: list[Any] = [ours for name, ours in _POOLS.items() if settings.get(name)]
+        mode = settings.get("pooling_mode")
+        chosen += [_MODES[mode]] if isinstance(mode, str) and mode in _MODES else []
         known = {*_POOLS, "pooling_mode"} | _INERT
-        others = sorted(name for name, value in said.items() if name not in known and value)
+        others = sorted(name for name, value in settings.items() if name not in known and value)
         if others or len(chosen) != 1:
             found = ", ".join([*chosen, *others]) or "nothing"
+            self.faults.append(f"{path}/{SETTINGS}: exactly one of {', '.join(_POOLS)} is supported, got {found}")
+            return
+        size = next((settings[name] for name in _SIZES if name in settings), self.width)
+        if size != self.width:
             self.faults.append(
-                f"{path}/{SETTINGS}: exactly one of {', '.join(_POOLS)} is supported, this one asks for {found}"
+                f"{path}/{SETTINGS}: the pool is for a width of {size}, but hidden states have {self.width}"
+            )
+        self.layers.append(spec.Pool(by=chosen[0]))
+
+    def _linear(self, path: str) -> None:
+        inside(self.directory, path)
+        settings = self._json(path, SETTINGS)
+        size, width, bias = settings.get("out_features"), settings.get("in_features"), settings.get("bias", True)
+        function = settings.get("activation_function", next(iter(_ACTIVATIONS)))
+        if not isinstance(size, int) or size < 1 or not isinstance(bias, bool) or width != self.width:
+            self.faults.append(
+                f"{path}/{SETTINGS}: a linear layer from {width} to {size} cannot follow a width of {self.width}"
             )
             return
-        size = next((said[name] for name in _SIZES if name in said), self.width)
-        if size != self.width:
-            self.faults.append(f"{path}/{SETTINGS}: vectors of {size} numbers are pooled, but states have {self.width}")
-        self.layers.append(spec.Pool.model_validate({"by": chosen[0]}))
-
-    def _map(self, path: str) -> None:
-        inside(self.directory, path)
-        said = self._json(path, SETTINGS)
-        size, width, bias = said.get("out_features"), said.get("in_features"), said.get("bias", True)
-        function = said.get("activation_function", next(iter(_ACTIVATIONS)))
-        if not isinstance(size, int) or size < 1 or not isinstance(bias, bool) or width != self.width:
-            self.faults.append(f"{path}/{SETTINGS}: a map from {width} to {size} numbers cannot follow {self.width}")
-            return
         if function not in _ACTIVATIONS:
-            self.faults.append(f"{path}/{SETTINGS}: the activation {function} is not one of {', '.join(_ACTIVATIONS)}")
+            self.faults.append(f"{path}/{SETTINGS}: activation {function} is not supported")
             return
-        address, shapes = (
-            f"head.layers.{len(self.layers)}",
-            {"weight": (size, width)} | ({"bias": (size,)} if bias else {}),
-        )
+        address = f"head.layers.{len(self.layers)}"
+        shapes = {"weight": (size, width)} | ({"bias": (size,)} if bias else {})
         files = TensorFiles(self.directory / path)
         held = {name: header.shape for name, header in files.headers.items()}
         if held != {f"linear.{leaf}": shape for leaf, shape in shapes.items()}:
-            self.faults.append(f"{path}/{SINGLE} holds {held}, its settings ask for {shapes}")
+            self.faults.append(f"{path}/{SINGLE} holds {held}, but its settings need {shapes}")
             return
         if any(header.dtype not in FLOATS for header in files.headers.values()):
-            self.faults.append(f"{path}/{SINGLE} does not hold floating-point numbers; quantised weights are not read")
+            self.faults.append(
+                f"{path}/{SINGLE} does not hold floating-point numbers; quantized weights are not supported"
+            )
             return
         self.tensors |= {f"{address}.{leaf}": files[f"linear.{leaf}"].to(self.dtype) for leaf in shapes}
         self.layers.append(spec.Linear(size=size, bias=bias))
-        inner = _ACTIVATIONS[function]
-        self.layers += [] if inner is None else [spec.Activation.model_validate({"function": inner})]
+        inner: Any = _ACTIVATIONS[function]
+        self.layers += [] if inner is None else [spec.Activation(function=inner)]
         self.width = size
 
 
@@ -212,32 +218,31 @@ def with_head(module: Transformer, head: spec.Head | None, tensors: Mapping[str,
 
 
 def makes_vectors(model: spec.Model) -> bool:
-    """Whether a head pools the states of one stack and does what the modules of such a folder can say."""
+    """Whether a head pools the states of one stack, and sentence-transformers has modules for all of its layers."""
     layers = model.head.layers if model.head and (model.encoder is None or model.decoder is None) else ()
     kinds = (spec.Pool, spec.Linear, spec.Activation, spec.L2Normalize)
     return any(isinstance(layer, spec.Pool) for layer in layers) and all(isinstance(layer, kinds) for layer in layers)
 
 
 def write_pooling(directory: Path, module: Transformer, loaded: Pooling | None, *, max_length: int | None) -> None:
-    """Write the modules that a module's head is, beside its checkpoint.
+    """Write the modules of a head beside its checkpoint.
 
     Args:
         directory: of the checkpoint.
-        module: whose head makes vectors.
-        loaded: as what the head was read; None, or another head: its settings are written anew.
+        module: with a head that embeds texts.
+        loaded: the head as it was loaded; None, or another head: new settings are written.
         max_length: the longest text, in tokens.
 
     Raises:
-        InputError: the head does something that no module of such a folder says.
+        InputError: sentence-transformers has no module for a part of the head.
     """
-    assert module.spec.head is not None and makes_vectors(module.spec), "only a head that makes vectors is asked"
+    assert module.spec.head is not None and makes_vectors(module.spec), "a head that embeds texts"
     files, maps = _files(module.spec, max_length)
     if loaded is not None and loaded.head == module.spec.head:
         files = dict(loaded.files)
     for place, content in files.items():
         (directory / place).parent.mkdir(exist_ok=True)
-        text = json.dumps(content, indent=2, sort_keys=isinstance(content, dict))
-        (directory / place).write_text(f"{text}\n", "utf-8")
+        write_json(directory / place, content, is_indented=True)
     tensors = module.state_dict()
     for address, folder in maps.items():
         own = {leaf: tensors[f"{address}.{leaf}"] for leaf in ("weight", "bias") if f"{address}.{leaf}" in tensors}
@@ -245,7 +250,7 @@ def write_pooling(directory: Path, module: Transformer, loaded: Pooling | None, 
 
 
 def _files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings by their places, and the folder of each map of the head."""
+    """Return the settings by their paths, and the folder of each linear layer of the head."""
     top = model.decoder or model.encoder
     assert top is not None and model.head is not None, "a validated model has a stack"
     width, layers = top.output_width, list(model.head.layers)
@@ -267,11 +272,11 @@ def _files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], d
             function = after.function if isinstance(after, spec.Activation) else None
             files[f"{folder}Dense/{SETTINGS}"] = {
                 "in_features": width, "out_features": layer.size, "bias": layer.bias,
-                "activation_function": _theirs(function),
+                "activation_function": _activation_name(function),
             }  # fmt: skip
             width = layer.size
         elif not (index and isinstance(layers[index - 1], spec.Linear)):
-            raise InputError("saving as sentence-transformers: an activation stands only behind a map there")
+            raise InputError("saving as sentence-transformers: an activation must follow a linear layer")
     entries = [
         {"idx": index, "name": str(index), "path": path, "type": f"{_TYPE}{kind}"}
         for index, (path, kind) in enumerate(modules)
@@ -280,8 +285,8 @@ def _files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], d
     return {MODULES: entries, LIMITS: limits} | files, maps
 
 
-def _theirs(function: str | None) -> str:
+def _activation_name(function: str | None) -> str:
     theirs = next((name for name, ours in _ACTIVATIONS.items() if ours == function), None)
     if theirs is None:
-        raise InputError(f"saving as sentence-transformers: the activation '{function}' has no name there")
+        raise InputError(f"saving as sentence-transformers: the activation '{function}' is not supported")
     return theirs

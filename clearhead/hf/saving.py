@@ -1,8 +1,8 @@
-"""A module to a checkpoint's directory: what loading does, undone by the same rules."""
+"""A module to a Hugging Face checkpoint: loading reversed, by the same rules."""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +12,17 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.files import write_json
 from clearhead.hf import registry
 from clearhead.hf.equivalent_specs import equivalent_modules
 from clearhead.hf.files.tensor_files import CONFIG, SINGLE
 from clearhead.hf.loading import LoadedModule, bind_rules, hf_tensors
 from clearhead.hf.mapping import config as configs
+from clearhead.hf.mapping.config import label_names
 from clearhead.hf.mapping.family import Family, Variant
 from clearhead.hf.pooling import makes_vectors, with_head, write_pooling
 from clearhead.task import TaskRecord
 from clearhead.weights.files import save_shards
-
-# More than there can be differences.
-NEVER = 10**9
 
 LARGEST_SHARD = 5_000_000_000
 
@@ -42,43 +41,42 @@ def save_module(
     Args:
         module: whose weights are written, in the dtype that they have.
         directory: made where it is missing.
-        loaded: as what the module was loaded; brings settings that the spec does not hold, and spare tensors.
+        loaded: the module as it was loaded; brings settings that are not in the spec, and unused tensors.
         task: names the labels of a head.
-        model_type: the family to save as, for a module that was not loaded; None: the first that can say the spec.
+        model_type: the family to save as, for a module that was not loaded; None: the first that can express the spec.
         max_shard_size: bytes of tensors in a file.
 
     Returns:
-        the family that was written.
+        The family that was written.
 
     Raises:
-        InputError: no family can say the spec; the report names what the nearest one cannot.
+        InputError: no family can express the spec; the report lists the differences to the nearest.
     """
-    said = loaded.task if task is None and loaded is not None else task
-    if said is not None and said.kind == "embed" and makes_vectors(module.spec):
-        return _save_pooled(module, directory, loaded, said, model_type, max_shard_size)
+    own_task = loaded.task if task is None and loaded is not None else task
+    if own_task is not None and own_task.kind == "embed" and makes_vectors(module.spec):
+        return _save_pooled(module, directory, loaded, own_task, model_type, max_shard_size)
     if loaded is not None:
-        record, variant, prefix = loaded.family, loaded.variant, loaded.prefix
+        family, variant, prefix = loaded.family, loaded.variant, loaded.prefix
         config = _config_as_loaded(module, loaded)
     else:
-        module, record, variant, config = _chosen(module, model_type, task)
-        prefix = "" if variant.is_bare else record.prefix_of(variant)
+        module, family, variant, config = _choose_family(module, model_type, task)
+        prefix = "" if variant.is_bare else family.prefix_of(variant)
     if task is not None and task.labels:
-        config["id2label"] = {str(index): label for index, label in enumerate(task.labels)}
-        config["label2id"] = {label: index for index, label in enumerate(task.labels)}
+        config |= label_names(task.labels)
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    tensors = module_to_hf_tensors(module, record, variant, prefix, module.state_dict())
-    usual = {key.name: key.default for key in record.keys}
-    rows: int = config.get(record.rows_key, usual.get(record.rows_key, 0))
-    for constant in record.constants if loaded is None else ():
+    tensors = module_to_hf_tensors(module, family, variant, prefix, module.state_dict())
+    defaults = {key.name: key.default for key in family.keys}
+    rows: int = config.get(family.rows_key, defaults.get(family.rows_key, 0))
+    for constant in family.constants if loaded is None else ():
         if not (constant.is_written or variant.is_bare):
             continue
         tensors[prefix + constant.name] = constant.compute(module.spec, rows)
     tensors |= dict(loaded.unused) if loaded is not None else {}
     directory.mkdir(parents=True, exist_ok=True)
     save_shards(directory, tensors, name=SINGLE, max_size=max_shard_size)
-    (directory / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
-    return record
+    write_json(directory / CONFIG, config, is_indented=True)
+    return family
 
 
 def _save_pooled(
@@ -95,75 +93,75 @@ def _save_pooled(
         pooling = loaded.pooling
         variant = loaded.variant if pooling is not None else registry.headless(loaded.family)
         loaded = replace(loaded, variant=variant, module=stacks, pooling=None)
-    record = save_module(stacks, directory, loaded=loaded, model_type=model_type, max_shard_size=max_shard_size)
+    family = save_module(stacks, directory, loaded=loaded, model_type=model_type, max_shard_size=max_shard_size)
     write_pooling(directory, module, pooling, max_length=task.max_length)
-    return record
+    return family
 
 
 def module_to_hf_tensors(
-    module: Transformer, record: Family, variant: Variant, prefix: str, tensors: Mapping[str, Tensor]
+    module: Transformer, family: Family, variant: Variant, prefix: str, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return tensors that stand at a module's addresses (weights, or their gradients) under the family's names.
+    """Return tensors by a module's addresses (weights, or their gradients) by the family's names.
 
     Raises:
         InputError: the family has no name for some of them.
     """
-    bounds, unspoken = bind_rules(record, variant, prefix, module)
-    if unspoken:
-        faults = [f"{record.model_type} has no tensor for '{address}'" for address in unspoken]
-        raise InputError.from_faults(faults[:12], subject=f"saving as {record.model_type}")
+    bounds, without_rule = bind_rules(family, variant, prefix, module)
+    if without_rule:
+        faults = [f"{family.model_type} has no tensor for '{address}'" for address in without_rule]
+        raise InputError.from_faults(faults[:12], subject=f"saving as {family.model_type}")
     is_tied = variant.output is None or variant.output not in {n for b in bounds for g in b.theirs for n in g}
     named: dict[str, Tensor] = {}
     for names, tensor in hf_tensors(bounds, tensors):
-        # Where the output is not the table, the classes make of each name a tensor of its own.
+        # Where the output is not tied, the classes have a separate tensor for each name.
         for name in names[:1] if is_tied else names:
             named[name] = tensor.clone() if name != names[0] else tensor
     return named
 
 
 def _config_as_loaded(module: Transformer, loaded: LoadedModule) -> dict[str, Any]:
-    record, variant = loaded.family, loaded.variant
-    reading = configs.parse(record, loaded.config)
-    if not reading.faults and not configs.differences(record.spec_of(reading.values, variant), module.spec):
+    family, variant = loaded.family, loaded.variant
+    parsed = configs.parse(family, loaded.config)
+    if not parsed.faults and not configs.differences(family.spec_of(parsed.values, variant), module.spec):
         return dict(loaded.config)
-    carried = {key: value for key, value in loaded.config.items() if key in configs.INERT or key in record.inert}
-    carried.pop("architectures", None)
-    return configs.to_config(record, variant, module.spec) | carried
+    inert = (configs.INERT | set(family.inert)) - {"architectures"}
+    kept = {key: value for key, value in loaded.config.items() if key in inert}
+    return configs.to_config(family, variant, module.spec) | kept
 
 
-def _chosen(
+def _choose_family(
     module: Transformer, model_type: str | None, task: TaskRecord | None
 ) -> tuple[Transformer, Family, Variant, dict[str, Any]]:
-    """Return the family to save a module as, and the module in a form that this family can say.
+    """Return the family to save a module as, and an equivalent module that this family can express.
 
     Raises:
         InputError: there is none; the report is of the nearest.
     """
-    records = registry.saved_first() if model_type is None else [registry.all_families()[model_type]]
-    candidates = [(record, variant) for record in records for variant in _meant(record, task)]
-    failures: list[tuple[int, InputError]] = []
-    for form in equivalent_modules(module):
+    families = registry.saved_first() if model_type is None else [registry.all_families()[model_type]]
+    candidates = [(family, variant) for family in families for variant in _fitting_variants(family, task)]
+    failures: list[tuple[float, InputError]] = []
+    for equivalent in equivalent_modules(module):
         hopeless = []
-        for record, variant in candidates:
+        for family, variant in candidates:
             try:
-                config = configs.to_config(record, variant, form.spec)
-                _, unspoken = bind_rules(record, variant, record.prefix_of(variant), form)
+                config = configs.to_config(family, variant, equivalent.spec)
+                _, without_rule = bind_rules(family, variant, family.prefix_of(variant), equivalent)
             except InputError as error:
-                # A family that differs in a few places is nearer than one whose own defaults do not even fit.
+                # A family that differs in a few places is nearer than one whose own defaults do not fit.
                 differences = error.num_differences if isinstance(error, configs.NotExpressible) else None
-                failures.append((NEVER if differences is None else differences, error))
-                # No equal of a model has other stacks.
-                hopeless += [(record, variant)] if isinstance(error, configs.DifferentStacks) else []
+                failures.append((math.inf if differences is None else differences, error))
+                # Equivalent modules have the same stacks.
+                hopeless += [(family, variant)] if isinstance(error, configs.DifferentStacks) else []
                 continue
-            if not unspoken:
-                return form, record, variant, config
-        candidates = [one for one in candidates if one not in hopeless]
+            if not without_rule:
+                return equivalent, family, variant, config
+        candidates = [candidate for candidate in candidates if candidate not in hopeless]
     raise min(failures, key=lambda failure: failure[0])[1]
 
 
-def _meant(record: Family, task: TaskRecord | None) -> list[Variant]:
-    """The variants that a module may be, those of its own task first; bounds of an answer look like two tags."""
+def _fitting_variants(family: Family, task: TaskRecord | None) -> list[Variant]:
+    """The variants that a module may be, those of its task first; the spans of an answer look like two tags."""
     if task is None:
-        return list(record.variants)
-    fitting = [one for one in record.variants if "answer" not in (one.task, task.kind) or one.task == task.kind]
-    return sorted(fitting, key=lambda one: one.task != task.kind)
+        return list(family.variants)
+    fitting = [one for one in family.variants if "answer" not in (one.task, task.kind) or one.task == task.kind]
+    return sorted(fitting, key=lambda variant: variant.task != task.kind)

@@ -354,7 +354,7 @@ class Model:
     def _prompt_format(self, chat: bool, max_new_tokens: int | None) -> PromptFormat | None:
         """Return how the checkpoint reads prompts; `max_new_tokens` takes the place of its own length limit."""
         if self.hf_checkpoint is not None:
-            return self.hf_checkpoint.reading(chat=chat, asked=max_new_tokens)
+            return self.hf_checkpoint.prompt_format(chat=chat, max_new_tokens=max_new_tokens)
         if chat:
             raise InputError("the model was trained here and has no chat template: leave chat out")
         return None

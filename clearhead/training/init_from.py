@@ -12,12 +12,13 @@ from torch import Tensor
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
 from clearhead.hf import registry
-from clearhead.hf.checkpoint import HFCheckpoint, label_config
+from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
 from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.loading import bind_rules
 from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Variant
+from clearhead.hf.variants import label_config
 from clearhead.runs.directory import SPEC_FILE, model_files, read_task
 from clearhead.spec import Head, Model, validate
 from clearhead.task import Repeats, TaskKind, TaskRecord

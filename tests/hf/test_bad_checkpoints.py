@@ -121,11 +121,11 @@ def grown(folder: Path) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no tensors": (lambda folder: (folder / TENSORS).unlink(), "so there are no weights"),
+    "no tensors": (lambda folder: (folder / TENSORS).unlink(), "has no weights"),
     "truncated": (cut, "damaged or not a safetensors file"),
     "empty file": (lambda folder: (folder / TENSORS).write_bytes(b""), "damaged or not a safetensors file"),
     "not tensors": (lambda folder: (folder / TENSORS).write_bytes(b"<html>" * 99), "damaged or not a safetensors file"),
-    "a directory": (lambda folder: ((folder / TENSORS).unlink(), (folder / TENSORS).mkdir()), "there are no weights"),
+    "a directory": (lambda folder: ((folder / TENSORS).unlink(), (folder / TENSORS).mkdir()), "has no weights"),
     "header too long": (
         lambda folder: (folder / TENSORS).write_bytes(struct.pack("<Q", 2**60) + b"{}"), "damaged or not a safetensors",
     ),
@@ -137,23 +137,23 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "config deep": (lambda folder: (folder / "config.json").write_text("[" * 10**5), "config.json"),
     "no model_type": (config(model_type=...), "config.json has no model_type"),
     "unknown architecture": (config(model_type="gpt3"), "model_type 'gpt3' is not known (did you mean 'gpt"),
-    "unknown class": (config(architectures=["GPT2DoubleHeads"]), "the class 'GPT2DoubleHeads' of gpt2 is not read"),
-    "GPTQ": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "quantised as GPTQ"),
-    "AWQ": (config(quantization_config={"quant_method": "awq"}), "quantised as AWQ"),
-    "bitsandbytes": (config(quantization_config={"quant_method": "bitsandbytes"}), "quantised as bitsandbytes"),
-    "FP8": (config(quantization_config={"quant_method": "fp8"}), "quantised as FP8"),
-    "MXFP4": (config(quantization_config={"quant_method": "mxfp4"}), "quantised as MXFP4"),
-    "other method": (config(quantization_config={"quant_method": "newest"}), "quantised as newest"),
-    "GPTQ by tensors": (tensors(packed), "quantised as GPTQ"),
+    "unknown class": (config(architectures=["GPT2DoubleHeads"]), "'GPT2DoubleHeads' of gpt2 is not supported"),
+    "GPTQ": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "quantized as GPTQ"),
+    "AWQ": (config(quantization_config={"quant_method": "awq"}), "quantized as AWQ"),
+    "bitsandbytes": (config(quantization_config={"quant_method": "bitsandbytes"}), "quantized as bitsandbytes"),
+    "FP8": (config(quantization_config={"quant_method": "fp8"}), "quantized as FP8"),
+    "MXFP4": (config(quantization_config={"quant_method": "mxfp4"}), "quantized as MXFP4"),
+    "other method": (config(quantization_config={"quant_method": "newest"}), "quantized as newest"),
+    "GPTQ by tensors": (tensors(packed), "quantized as GPTQ"),
     "FP8 by tensors": (
-        tensors(lambda found: found.update({FIRST: found[FIRST].to(torch.float8_e4m3fn)})), "quantised as FP8",
+        tensors(lambda found: found.update({FIRST: found[FIRST].to(torch.float8_e4m3fn)})), "quantized as FP8",
     ),
     "bitsandbytes by tensors": (
         tensors(lambda found: found.update({f"{FIRST}.absmax": torch.zeros(3, dtype=torch.uint8)})),
-        "quantised as bitsandbytes (4 bits)",
+        "quantized as bitsandbytes (4 bits)",
     ),
     "MXFP4 by tensors": (
-        tensors(lambda found: found.update({"up_blocks": torch.zeros(3, dtype=torch.uint8)})), "quantised as MXFP4",
+        tensors(lambda found: found.update({"up_blocks": torch.zeros(3, dtype=torch.uint8)})), "quantized as MXFP4",
     ),
     "wrong dtype": (
         tensors(lambda found: found.update({FIRST: found[FIRST].to(torch.int8)})),
@@ -164,16 +164,16 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
         f"'{FIRST}' has the shape [25, 104], the config needs [26, 104]",
     ),
     "tensor missing": (tensors(lambda found: found.pop(FIRST)), f"'{FIRST}' is missing"),
-    "tensor unknown": (tensors(lambda found: found.update({"extra": torch.zeros(2)})), "'extra' has no place in GPT2"),
+    "tensor unknown": (tensors(lambda found: found.update({"extra": torch.zeros(2)})), "'extra' has no slot in GPT2"),
     "key unknown": (config(n_hed=2), "gpt2 has no key 'n_hed', so it is not supported (did you mean 'n_head'?)"),
     "layers absurd": (config(n_layer=10**9), "config.json: n_layer = 1000000000 is absurd"),
     "rows absurd": (config(vocab_size=10**15), "config.json: vocab_size = 1000000000000000 is absurd"),
-    "width negative": (config(n_embd=-26), "config.json: n_embd = -26 counts nothing"),
+    "width negative": (config(n_embd=-26), "config.json: n_embd = -26 must not be negative"),
     "heads of zero": (config(n_head=0), "config.json"),
-    "shards disagree": (shards(disagree), "which counts is not said"),
+    "shards disagree": (shards(disagree), "is in both"),
     "shard absent": (
         shards(lambda folder, table: (folder / "part-1.safetensors").unlink()),
-        f"{INDEX} names part-1.safetensors, which is not there",
+        f"{INDEX} names part-1.safetensors, which is missing",
     ),
     "shard empty of it": (
         shards(lambda folder, table: table.update({"transformer.wpe.weight": "part-0.safetensors"})),
@@ -181,15 +181,15 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "index climbs": (
         shards(lambda folder, table: table.update({FIRST: "../part-0.safetensors"})),
-        "'../part-0.safetensors' is not the name of a file in this directory",
+        "'../part-0.safetensors' is not the name of a file in this folder",
     ),
     "index names a root": (
         shards(lambda folder, table: table.update({FIRST: "/etc/passwd"})), "'/etc/passwd' is not the name of a file",
     ),
     "index of nothing": (shards(lambda folder, table: table.clear()), "weight_map must name a file for each tensor"),
-    "tensors linked out": (moved(TENSORS), "a link out of the directory is not followed"),
-    "config linked out": (moved("config.json"), "a link out of the directory is not followed"),
-    "tokenizer linked out": (moved("vocab.json"), "a link out of the directory is not followed"),
+    "tensors linked out": (moved(TENSORS), "a link out of the folder is not followed"),
+    "config linked out": (moved("config.json"), "a link out of the folder is not followed"),
+    "tokenizer linked out": (moved("vocab.json"), "a link out of the folder is not followed"),
     "tokenizer too large": (grown, "restore the tokenizer that the model was trained with"),
     ".bin alone": (lambda folder: (folder / TENSORS).rename(folder / "pytorch_model.bin"), "--from-bin"),
 }  # fmt: skip
@@ -212,4 +212,4 @@ def test_each_is_one_report_of_both_commands(
 def test_without_a_network_it_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     for command in (["inspect", "someone/nothing"], ["generate", "someone/nothing", "--prompt", "a"]):
         assert main(command) == 2
-        assert "the hub cannot be reached, and the cache does not hold it" in capfd.readouterr().err
+        assert "the hub cannot be reached, and it is not in the cache" in capfd.readouterr().err

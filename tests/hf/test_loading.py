@@ -98,7 +98,7 @@ def test_every_fault_of_tensors_is_in_one_report(folder: Path) -> None:
     change_tensors(folder, change)
     said = report(folder)
     assert "'transformer.wpe.weight' is missing" in said
-    assert "'transformer.wpe.wieght' has no place in GPT2LMHeadModel" in said
+    assert "'transformer.wpe.wieght' has no slot in GPT2LMHeadModel" in said
     assert "'transformer.ln_f.bias' has the shape [13], the config needs [14]" in said
     assert "'transformer.ln_f.weight' holds I8" in said
 
@@ -120,8 +120,8 @@ def test_every_fault_of_the_config_is_in_one_report(folder: Path) -> None:
     [
         ({"model_type": "gtp2"}, "did you mean 'gpt2'"),
         ({"model_type": None}, "no model_type"),
-        ({"architectures": ["GPT2DoubleHeadsModel"]}, "read are GPT2LMHeadModel"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"architectures": ["GPT2DoubleHeadsModel"]}, "supported are GPT2LMHeadModel"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
         ({"n_head": 5}, "needs"),
     ],
 )
@@ -209,12 +209,12 @@ def without(folder: Path) -> None:
     [
         (truncated, "damaged or not a safetensors file"),
         (lying, "damaged or not a safetensors file"),
-        (outside, "a link out of the directory is not followed"),
-        (climbing, "is not the name of a file in this directory"),
-        (absent, "names part-1.safetensors, which is not there"),
-        (disagreeing, "which counts is not said"),
+        (outside, "a link out of the folder is not followed"),
+        (climbing, "is not the name of a file in this folder"),
+        (absent, "names part-1.safetensors, which is missing"),
+        (disagreeing, "is in both"),
         (pickled, "--from-bin"),
-        (without, "there are no weights"),
+        (without, "has no weights"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -140,15 +140,15 @@ BROKEN = {
     ),
     "a pool of another kind": (
         lambda f: changed(f, "1_Pooling/config.json", pooling_mode_weightedmean_tokens=True),
-        "this one asks for mean, pooling_mode_weightedmean_tokens",
+        "got mean, pooling_mode_weightedmean_tokens",
     ),
     "another width": (
         lambda f: changed(f, "1_Pooling/config.json", word_embedding_dimension=7),
-        "vectors of 7 numbers are pooled, but states have 26",
+        "the pool is for a width of 7, but hidden states have 26",
     ),
     "an unknown module": (
         lambda f: replaced(f, 1, type="sentence_transformers.models.CNN"),
-        "a module of the type sentence_transformers.models.CNN is not read",
+        "a module of the type sentence_transformers.models.CNN is not supported",
     ),
     "another first module": (
         lambda f: replaced(f, 0, type="sentence_transformers.models.BoW"),
@@ -156,7 +156,7 @@ BROKEN = {
     ),
     "a map of another size": (
         lambda f: changed(f, "2_Dense/config.json", in_features=7),
-        "a map from 7 to 17 numbers cannot follow 26",
+        "a linear layer from 7 to 17 cannot follow a width of 26",
     ),
     "tensors of another size": (
         lambda f: save_file({"linear.weight": torch.zeros(3, 3)}, f / "2_Dense" / "model.safetensors"),
@@ -164,9 +164,9 @@ BROKEN = {
     ),
     "an activation": (
         lambda f: changed(f, "2_Dense/config.json", activation_function="torch.nn.modules.activation.Softplus"),
-        "the activation torch.nn.modules.activation.Softplus is not one of",
+        "activation torch.nn.modules.activation.Softplus is not supported",
     ),
-    "a folder above": (lambda f: replaced(f, 2, path="../elsewhere"), "is not the name of a file in this directory"),
+    "a folder above": (lambda f: replaced(f, 2, path="../elsewhere"), "is not the name of a file in this folder"),
     "lower case": (
         lambda f: changed(f, "sentence_bert_config.json", do_lower_case=True),
         "do_lower_case = true is not supported",

@@ -204,7 +204,7 @@ def test_a_cache_of_the_hub_answers_without_a_network(
     for reference in ("someone/stories", "someone/stories@v2"):
         assert ch.load(reference, device="cpu").hf_checkpoint.folder == snapshot
     for reference in ("someone/other", "someone/stories@v3"):
-        with pytest.raises(InputError, match=rf"^{reference} is not a folder; .*, and the hub cannot be reached"):
+        with pytest.raises(InputError, match=rf"^{reference} is not a folder; .*, but the hub cannot be reached"):
             ch.load(reference)
 
 
@@ -221,7 +221,7 @@ def test_it_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("case", ["no tokenizer", "tokenizer too large", "settings of another kind", "unsupported"])
 def test_a_checkpoint_that_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, case: str) -> None:
     place = shutil.copytree(folder, tmp_path / "copy")
-    message = "holds no tokenizer: expected tokenizer.json"
+    message = "has no tokenizer: expected tokenizer.json"
     if case == "no tokenizer":
         (place / "merges.txt").unlink()
     elif case == "tokenizer too large":

@@ -1,7 +1,7 @@
-"""The files of a checkpoint's directory, opened with care: nothing outside it, nothing that is not what it says.
+"""The safetensors files of a checkpoint, memory-mapped: nothing outside its folder is read.
 
-Tensors stay in their mapped files until they are used. A directory inside the hub's cache is made of links to the
-repository's own store beside it; those are followed, others are not.
+A folder inside the hub's cache is made of links to the blobs of the same repository; those links are followed, others
+are not.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.errors import InputError
+from clearhead.files import read_json_object
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 READ = (".json", ".txt", ".model", ".spm", ".jinja", ".safetensors")
-LARGEST_JSON = 64 * 2**20
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 BLOCK = 2**22
 
 
 def inside(directory: Path, name: str) -> Path:
-    """Return the path of a file of a directory.
+    """Return the path of a file in a folder.
 
     Raises:
-        InputError: the name leads out of the directory, by itself or through a link.
+        InputError: the name leads out of the folder, by itself or through a link.
     """
     if not name or "/" in name or "\\" in name or name in (".", "..") or "\0" in name:
-        raise InputError(f"{directory}: '{name}' is not the name of a file in this directory")
+        raise InputError(f"{directory}: '{name}' is not the name of a file in this folder")
     path = directory / name
     real, home = path.resolve(), directory.resolve()
     # In the hub's cache, `snapshots/REVISION` and its folders hold links into `blobs` of the same repository.
     store = next((one.parent / "blobs" for one in list(home.parents)[:2] if one.name == "snapshots"), home)
     if not (real.is_relative_to(home) or real.is_relative_to(store)):
-        raise InputError(f"{path}: a link out of the directory is not followed; copy the file here")
+        raise InputError(f"{path}: a link out of the folder is not followed; copy the file here")
     return path
 
 
 def check_links(directory: Path) -> None:
-    """Refuse a directory that holds links out of it among the files that could be read.
+    """Refuse a folder with links out of it among the files that could be read.
 
     Raises:
         InputError: there is such a link.
@@ -57,45 +57,23 @@ def check_links(directory: Path) -> None:
             inside(directory, path.name)
 
 
-def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """Read a JSON object from a file of a directory.
+def is_checkpoint(directory: Path) -> bool:
+    """Whether a folder looks like a Hugging Face checkpoint: it has a config.json."""
+    return (directory / CONFIG).is_file()
+
+
+def read_config(directory: Path, name: str = CONFIG) -> dict[str, Any]:
+    """Read a JSON object from a file of a folder.
 
     Raises:
-        InputError: there is no such file, it is too large, or it is not a JSON object.
+        InputError: there is no such file, it is a link out of the folder, or it is not a JSON object.
     """
-    value = _parsed(directory, name)
-    if not isinstance(value, dict):
-        raise InputError(f"{directory / name}: must hold a JSON object, got {type(value).__name__}")
-    return value
-
-
-def read_list(directory: Path, name: str) -> list[Any]:
-    """Read a JSON list from a file of a directory.
-
-    Raises:
-        InputError: as `read_json`, or it is not a JSON list.
-    """
-    value = _parsed(directory, name)
-    if not isinstance(value, list):
-        raise InputError(f"{directory / name}: must hold a JSON list, got {type(value).__name__}")
-    return value
-
-
-def _parsed(directory: Path, name: str) -> Any:
-    path = inside(directory, name)
-    if not path.is_file():
-        raise InputError(f"{directory}: there is no {name}")
-    if path.stat().st_size > LARGEST_JSON:
-        raise InputError(f"{path}: {path.stat().st_size} bytes are too many for a file of settings")
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
+    return read_json_object(inside(directory, name), what=f"a {name}")
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of a tensor before it is read: its bytes are those from `start` to `end` of the file."""
+    """What a file's header says of a tensor: its bytes are those from `start` to `end` of the file."""
 
     file: str
     dtype: str
@@ -105,7 +83,7 @@ class Header:
 
 
 def stored_dtype(directory: Path) -> torch.dtype:
-    """Return the type of a checkpoint's floating-point tensors; of several types, one that holds them all.
+    """Return the dtype of a checkpoint's floating-point tensors; of several, the one that can represent all.
 
     Args:
         directory: with safetensors.
@@ -119,7 +97,7 @@ def stored_dtype(directory: Path) -> torch.dtype:
 
 
 class TensorFiles(Mapping[str, Tensor]):
-    """The tensors of one safetensors file, or of all the shards that an index names."""
+    """The tensors of one safetensors file, or of all shards that an index names."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -143,10 +121,10 @@ class TensorFiles(Mapping[str, Tensor]):
         return tensor
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a floating-point tensor for what will copy it, mapped for itself, or converted.
+        """Return a floating-point tensor that will be copied, in a mapping of its own, or converted.
 
-        The pages of a mapped file that were looked at stay in memory as long as another tensor of it lives, so that a
-        copy made from them would be there twice. A mapping of its own ends with the tensor.
+        The pages of a mapped file that were read stay in memory as long as another tensor of the file lives, so that a
+        copy would take the memory twice. A mapping of its own ends with the tensor.
         """
         header = self.headers[name]
         stored = FLOATS[header.dtype]
@@ -158,7 +136,7 @@ class TensorFiles(Mapping[str, Tensor]):
         return made
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two tensors are one bit by bit; neither stays in memory."""
+        """Whether two tensors are equal bit by bit; neither stays in memory."""
         one, other = self.headers[first], self.headers[second]
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
@@ -170,7 +148,7 @@ class TensorFiles(Mapping[str, Tensor]):
         )
 
     def _mapped(self, header: Header, dtype: torch.dtype, place: int = 0, count: int | None = None) -> Tensor:
-        """Map numbers of a tensor, from a place on: all of them, or so many."""
+        """Map a part of a tensor: `count` numbers from `place` on; None: all of them."""
         start = header.start + place * dtype.itemsize
         end = header.end if count is None else start + count * dtype.itemsize
         first = start - start % mmap.ALLOCATIONGRANULARITY
@@ -180,7 +158,7 @@ class TensorFiles(Mapping[str, Tensor]):
             if os.fstat(file.fileno()).st_size < end:
                 raise InputError(f"{self.directory / header.file}: the file was cut off while it was read")
             pages = mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
-        # A file may put numbers where this machine would not; copied, they are at their place.
+        # Numbers may be unaligned in a file; a copy is aligned.
         if start % dtype.itemsize:
             return torch.frombuffer(bytearray(pages[start - first :]), dtype=dtype)
         return torch.frombuffer(pages, dtype=dtype, offset=start - first)
@@ -192,22 +170,21 @@ class TensorFiles(Mapping[str, Tensor]):
         return len(self.headers)
 
     def _index(self, faults: list[str]) -> dict[str, str] | None:
-        """Return which file holds which tensor; None where one file holds all."""
+        """Return the file of each tensor; None where one file holds all."""
         if inside(self.directory, SINGLE).is_file():
             return None
         if not inside(self.directory, INDEX).is_file():
             if any((self.directory / name).exists() for name in PICKLED):
                 raise InputError(
-                    f"{self.directory}: the weights are there as .bin only, a format that can hold programs and is "
-                    f"never read by itself; write them as safetensors with: "
-                    f"clearhead convert {self.directory} OUT --from-bin"
+                    f"{self.directory} has its weights as .bin only, a pickle format that is not loaded; "
+                    f"write them as safetensors with: clearhead convert {self.directory} OUT --from-bin"
                 )
-            raise InputError(f"{self.directory}: there is neither {SINGLE} nor {INDEX}, so there are no weights")
-        table = read_json(self.directory, INDEX).get("weight_map")
+            raise InputError(f"{self.directory} has no weights: expected {SINGLE} or {INDEX}")
+        table = read_config(self.directory, INDEX).get("weight_map")
         if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()) or not table:
             raise InputError(f"{self.directory / INDEX}: weight_map must name a file for each tensor")
         faults += [
-            f"{INDEX} names {file}, which is not there"
+            f"{INDEX} names {file}, which is missing"
             for file in dict.fromkeys(table.values())
             if not inside(self.directory, file).is_file()
         ]
@@ -218,13 +195,11 @@ class TensorFiles(Mapping[str, Tensor]):
         if not path.is_file():
             return
         try:
-            # Never entered: the file stays open, and mapped, as long as a tensor of it lives.
+            # Not a context manager here: the file stays mapped as long as a tensor of it lives.
             file: Any = safe_open(path, framework="pt")
             for tensor, header in _headers(path):
                 if tensor in self.headers:
-                    faults.append(
-                        f"'{tensor}' is in {self.headers[tensor].file} and in {name}: which counts is not said"
-                    )
+                    faults.append(f"'{tensor}' is in both {self.headers[tensor].file} and {name}")
                 self.headers[tensor] = header
         except (SafetensorError, OSError) as error:
             faults.append(f"{name} is damaged or not a safetensors file: {error}")
@@ -233,7 +208,7 @@ class TensorFiles(Mapping[str, Tensor]):
 
 
 def _headers(path: Path) -> Iterator[tuple[str, Header]]:
-    """Read the headers of a file that the library has opened, and thereby found to be sound."""
+    """Read the header of a file that the library has opened, and thereby validated."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         content = json.loads(file.read(length))

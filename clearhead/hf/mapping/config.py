@@ -94,6 +94,12 @@ def parse(family: Family, config: Mapping[str, Any]) -> ParsedConfig:
     return ParsedConfig(Values(values, num_labels(config)), tuple(faults))
 
 
+def label_names(names: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of a config with the names of labels."""
+    label2id = {name: index for index, name in enumerate(names)}
+    return {"id2label": {str(index): name for index, name in enumerate(names)}, "label2id": label2id}
+
+
 def num_labels(config: Mapping[str, Any]) -> int:
     """Return the number of labels of a config; 2 where it has none, as in its classes."""
     names = config.get("id2label")
@@ -174,8 +180,7 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
     config: dict[str, Any] = {"architectures": [variant.classes[0]], "model_type": family.model_type, **family.written}
     labels = num_outputs(model)
     if variant.task in ("classify", "tag") and labels is not None:
-        config["id2label"] = {str(index): f"LABEL_{index}" for index in range(labels)}
-        config["label2id"] = {name: int(index) for index, name in config["id2label"].items()}
+        config |= label_names([f"LABEL_{index}" for index in range(labels)])
     # Only outputs that score the vocabulary can be tied.
     left_out = () if variant.output else ("tie_word_embeddings",)
     config |= config_values([key for key in family.keys if key.name not in left_out], model)

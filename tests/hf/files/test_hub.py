@@ -139,11 +139,11 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
     assert (found["someone/model"]["rows"], found["someone/model@v2"]["rows"]) == (23, 29)
     words = {
         "someone/model@v9": "the hub has no revision 'v9' of it",
-        "someone/nothing": "the hub has none of that name, or not for you: set HF_TOKEN",
-        "someone/gated": "gives it only to those it knows: accept its terms there and set HF_TOKEN",
-        "someone/gated-too": "gives it only to those it knows",
-        "someone/private": "has none of that name, or not for you",
-        "someone/broken": "cannot give it: it answers with the error 500",
+        "someone/nothing": "the hub has no repository of that name; set HF_TOKEN",
+        "someone/gated": "restricts access to it: accept its terms there and set HF_TOKEN",
+        "someone/gated-too": "restricts access to it",
+        "someone/private": "has no repository of that name",
+        "someone/broken": "answers with the error 500",
         "someone/pickled": "clearhead convert someone/pickled OUT --from-bin",
     }
     for reference, sentence in words.items():
@@ -154,9 +154,9 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
     asked = len(server.asked)
     cached = run(endpoint, tmp_path, "someone/model", "someone/model@v2", "someone/nothing", offline=True)
     assert (cached["someone/model"]["rows"], cached["someone/model@v2"]["rows"]) == (23, 29)
-    assert "cannot be reached, and the cache does not hold it" in cached["someone/nothing"]["error"]
+    assert "cannot be reached, and it is not in the cache" in cached["someone/nothing"]["error"]
     assert len(server.asked) == asked, "offline nothing is asked"
 
     nowhere = run("http://127.0.0.1:9", tmp_path, "someone/model", "someone/nothing")
     assert nowhere["someone/model"]["rows"] == 23, "without a network the cache answers"
-    assert "cannot be reached, and the cache does not hold it" in nowhere["someone/nothing"]["error"]
+    assert "cannot be reached, and it is not in the cache" in nowhere["someone/nothing"]["error"]

@@ -1,4 +1,4 @@
-"""Weights in four bits: unpacked bit by bit as transformers does, used as any others, and written as they are held."""
+"""Weights in four bits: dequantized bit by bit as in transformers, used as any others, and saved as they are held."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from clearhead.errors import InputError
-from clearhead.hf.files.mxfp4 import unpacked
+from clearhead.hf.files.mxfp4 import dequantize
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
 from tests.laws.tiny import difference
@@ -91,16 +91,16 @@ def test_all_numbers_of_four_bits() -> None:
     size = torch.where(exponent > 0, torch.ldexp(1 + fraction / 2, exponent - 1), fraction / 2)
     pairs = (codes[0::2] | (codes[1::2] << 4)).repeat(2)[None, None]
     for power in (0, 7, 127, 200):
-        found = unpacked(pairs, torch.tensor([[power]], dtype=torch.uint8))[0, :16]
+        found = dequantize(pairs, torch.tensor([[power]], dtype=torch.uint8))[0, :16]
         assert torch.equal(found, torch.ldexp(sign * size, torch.tensor(power - 127)))
 
 
-def test_what_cannot_be_unpacked_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_dequantized_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
     name = "model.layers.1.mlp.experts.down_proj"
     scales = torch.zeros(EXPERTS, WIDTH, 2, dtype=torch.uint8)
     for number, (place, tensor, words) in enumerate(
         [
-            (f"{name}_scales", None, f"'{name}_blocks' stands without '{name}_scales'"),
+            (f"{name}_scales", None, f"'{name}_blocks' has no '{name}_scales'"),
             (f"{name}_scales", scales, "expected [E, O, G, 16] and [E, O, G]"),
             (f"{name}_scales", torch.zeros(EXPERTS, WIDTH, 1), "hold U8 and F32; expected bytes"),
         ]

@@ -116,7 +116,7 @@ def first_step(path: Path, folder: Path) -> tuple[Any, Any, torch.Tensor, dict[s
     model.save(folder, format="hf")
     family = model.hf_checkpoint.loaded
     gradients = {name: tensor.grad for name, tensor in module.state_dict(keep_vars=True).items()}
-    named = module_to_hf_tensors(module, family.record, family.variant, family.prefix, gradients)
+    named = module_to_hf_tensors(module, family.family, family.variant, family.prefix, gradients)
     other = getattr(transformers, family.config["architectures"][0]).from_pretrained(folder).eval()
     return parts.widest, other, (loss / count).detach(), named
 
