@@ -64,9 +64,9 @@ def test_what_is_not_weights_is_refused_and_never_run(tmp_path: Path, capfd: pyt
     source.mkdir()
     file = source / "pytorch_model.bin"
     torch.save({"a": Hostile(tmp_path / "ran")}, file)
-    assert "cannot be read as weights alone" in failing(capfd, source, tmp_path / "out", "--from-bin")
+    assert "cannot be read as weights only" in failing(capfd, source, tmp_path / "out", "--from-bin")
     file.write_bytes(pickle.dumps(Hostile(tmp_path / "ran")))
-    assert "cannot be read as weights alone" in failing(capfd, source, tmp_path / "out", "--from-bin")
+    assert "cannot be read as weights only" in failing(capfd, source, tmp_path / "out", "--from-bin")
     torch.save({"a": torch.ones(2), "epoch": 3}, file)
     assert "'epoch' is a int, not a tensor" in failing(capfd, source, tmp_path / "out", "--from-bin")
     file.unlink()
@@ -96,7 +96,7 @@ def test_a_damaged_file_is_refused_without_advice_to_run_it(tmp_path: Path, capf
     (tmp_path / "in" / "pytorch_model.bin").write_bytes(b"x\n")
     assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--from-bin"]) == 2
     message = capfd.readouterr().err
-    assert "cannot be read as weights alone" in message and "weights_only" not in message
+    assert "cannot be read as weights only" in message and "weights_only" not in message
     assert not (tmp_path / "out").exists()
 
 
