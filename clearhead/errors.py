@@ -1,4 +1,4 @@
-"""The two kinds of failure a user can meet: a mistake in the input, and a failure while running."""
+"""The two kinds of error for users: wrong input, and a failure while running."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class InputError(ValueError):
-    """A mistake in what the user gave; the command line ends with exit code 2."""
+    """Wrong input; the command line exits with code 2."""
 
     @classmethod
     def from_faults(cls, faults: Sequence[str], *, subject: str = "the input") -> InputError:
@@ -25,16 +25,16 @@ class InputError(ValueError):
 
 
 class RunFailure(RuntimeError):
-    """A failure while running that no change of the input would have shown; exit code 1."""
+    """A failure while running; the command line exits with code 1."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the closest valid name, or an empty string where none is close.
+    """Return " (did you mean 'x'?)" for the closest valid name, or an empty string if none is close.
 
-    A name that only one valid one begins with is close to it: "de" to "de_DE".
+    A prefix of exactly one valid name is close to it: "de" to "de_DE".
     """
     names = list(valid)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    begun = [one for one in names if name and one.startswith(name)]
-    found = matches or (begun if len(begun) == 1 else [])
+    longer = [valid_name for valid_name in names if name and valid_name.startswith(name)]
+    found = matches or (longer if len(longer) == 1 else [])
     return f" (did you mean '{found[0]}'?)" if found else ""

@@ -59,7 +59,7 @@ def read_json_object(path: Path, *, what: str) -> dict[str, Any]:
 
     Args:
         path: the file to read.
-        what: what the file is meant to be, for the error sentence.
+        what: the expected content, for messages.
 
     Raises:
         InputError: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
@@ -97,11 +97,11 @@ def read_json(path: Path, *, what: str) -> Any:
 
 
 def read_text_file(path: Path, what: str) -> str:
-    """Read a small UTF-8 file that a person named.
+    """Read a small UTF-8 file that the user named.
 
     Args:
         path: the file.
-        what: what it is called in a message.
+        what: the kind of file, for messages.
 
     Raises:
         InputError: if it is missing, a folder, not readable or not UTF-8 (with the line).
@@ -122,7 +122,7 @@ def decoded(data: bytes, name: str) -> str:
 
     Args:
         data: the bytes.
-        name: of where they come from, for a message.
+        name: of their source, for messages.
 
     Raises:
         InputError: they are not UTF-8 (with the line).

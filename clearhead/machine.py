@@ -1,4 +1,4 @@
-"""What this machine can do: the device and the precision that "auto" stands for."""
+"""The device and the precision of this machine that "auto" selects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def choose_device(name: str) -> torch.device:
     """Return the device of a name; "auto" is the first available one of cuda, mps and cpu.
 
     Raises:
-        InputError: the name means nothing, or this machine does not have the device.
+        InputError: the name is not a device, or this machine does not have it.
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -30,10 +30,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"]:
-    """Return the precision of a name; "auto" is bf16 where the hardware gains from it, as few CPUs do.
+    """Return the precision of a name; "auto" is bf16 on CUDA devices that support it.
 
     Raises:
-        InputError: a precision that cannot be computed in.
+        InputError: the name is not a precision.
     """
     if name == "auto":
         return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"

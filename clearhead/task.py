@@ -1,4 +1,4 @@
-"""What a model was trained for: kept beside its weights, so that a later command knows what its outputs mean."""
+"""The task record of a model, stored beside its weights: its task, its labels and its input format."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Repeats = Literal["start", "last"]
 
 
 class Noise(BaseModel):
-    """How text was damaged for a model that learned to mend it.
+    """The corruption of text for masked language modelling and denoising.
 
     Args:
-        kind: single tokens masked, spans replaced by sentinels, or spans replaced by one mask each.
-        share: of the tokens.
-        mean_span: mean length of a span in tokens; None where single tokens are masked.
-        whole_words: all tokens of a word are masked or none.
+        kind: mask single tokens ("mask"), replace spans by sentinels ("spans") or by one mask each ("infill").
+        share: share of the tokens to corrupt.
+        mean_span: mean length of a span in tokens; None for "mask".
+        whole_words: mask all tokens of a word or none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -34,20 +34,19 @@ class Noise(BaseModel):
 
 
 class TaskRecord(BaseModel):
-    """What a model was trained for.
+    """The task that a model was trained for.
 
     Args:
         kind: the task of its run file.
-        labels: names of its labels, in the order of its outputs; empty where outputs are words or vectors.
-        label_kind: whether one label is right, several may be, or the output is a number.
-        max_length: the longest sequence it was trained on, in tokens with special ones; None: not known.
-        is_paired: whether it reads pairs of texts; None: not known, so that it reads either.
-        number_mean, number_scale: a number that it gives is output * number_scale + number_mean.
-        noise: how the text was damaged that it learned to mend; None for all other tasks.
-        repeats: the decoder of a model with two stacks reads what the encoder reads, one place later, and begins with
-            its start token ("start") or with the last id of the text ("last"); None: it reads a text of its own, or the
-            start token alone.
-        inner_signs, sign_runs: how raw text becomes words like those it was trained on; see `WordSplitter`.
+        labels: names of the labels, in the order of the outputs; empty for vocabulary heads and vectors.
+        label_kind: single-label, multi-label or regression; None for other tasks.
+        max_length: the longest training sequence in tokens, with special tokens; None: not known.
+        is_paired: whether the model reads pairs of texts; None: not known, so that it reads either.
+        number_mean, number_scale: a predicted number is output * number_scale + number_mean.
+        noise: the corruption of its training text; None for other tasks.
+        repeats: the decoder reads the input of the encoder shifted right, after its start token ("start") or after the
+            last id of the text ("last"); None: it reads a text of its own, or the start token alone.
+        inner_signs, sign_runs: how raw text is split into words as in training; see `WordSplitter`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -70,14 +69,14 @@ class TaskRecord(BaseModel):
 
     @classmethod
     def from_json(cls, text: str, name: str) -> TaskRecord:
-        """Read what `to_json` wrote; `name` is what a message calls it.
+        """Read what `to_json` wrote; `name` is for messages.
 
         Raises:
-            InputError: the text is not such a record.
+            InputError: the text is not a task record.
         """
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"])) or "the file"
-            raise InputError(f"{name}: not a record of a task: {place}: {first['msg'].lower()}") from None
+            raise InputError(f"{name}: not a task record: {place}: {first['msg'].lower()}") from None

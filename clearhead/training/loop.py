@@ -33,11 +33,12 @@ from clearhead.runs.recent_weights import (
     save_averaged,
 )
 from clearhead.training.optim.gradients import scale_gradients
+from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
 from clearhead.training.preflight import is_out_of_memory
 from clearhead.training.progress.plots import Plotter
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
-from clearhead.training.protocols import Batches, BatchT, Schedule, Tally
+from clearhead.training.protocols import Batches, BatchT, Tally
 from clearhead.training.random_state import (
     deterministic_algorithms,
     environment,
@@ -261,7 +262,7 @@ class _Training(Generic[BatchT]):
         for group in parts.optimizer.param_groups:
             group["lr"] = learning_rate
         loss_sum, num_labels, num_tokens = self._accumulate_gradients(step)
-        norm = scale_gradients(self.parameters, 1.0 / max(1, num_labels), longest=self.settings.clip)
+        norm = scale_gradients(self.parameters, 1.0 / max(1, num_labels), max_norm=self.settings.clip)
         if not math.isfinite(norm):
             raise self._not_finite(f"norm of the gradient became {norm}", f"step {step}")
         parts.optimizer.step()

@@ -1,4 +1,4 @@
-"""What a trainer asks of the parts it is given, and the counters it keeps."""
+"""The protocol of training batches, and the counters of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 @runtime_checkable
 class CountedBatch(Protocol):
-    """A batch that knows how many tokens it holds."""
+    """A batch with a token count."""
 
     @property
     def num_tokens(self) -> int:
@@ -21,7 +21,7 @@ BatchT_co = TypeVar("BatchT_co", bound=CountedBatch, covariant=True)
 
 @runtime_checkable
 class Batches(Protocol[BatchT_co]):
-    """An endless iterator over training batches that can tell its place and go back to it."""
+    """An endless iterator over training batches whose position can be saved and restored."""
 
     @property
     def batches_per_epoch(self) -> int:
@@ -31,32 +31,15 @@ class Batches(Protocol[BatchT_co]):
         """Return the next batch."""
 
     def state(self) -> dict[str, Any]:
-        """Return the place in the data as JSON values."""
+        """Return the position in the data as JSON values."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go to a place in the data."""
-
-
-@runtime_checkable
-class Schedule(Protocol):
-    """A learning rate for every step; what it learns from validations is its state."""
-
-    def __call__(self, step: int) -> float:
-        """Return the learning rate of a step; the first step is 1."""
-
-    def observe(self, value: float) -> None:
-        """Take a validation loss into account."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what was learned from validations as JSON values."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Go to a position in the data."""
 
 
 @dataclass
 class Tally:
-    """The counters of a run; all of them are in every checkpoint.
+    """The counters of a run, saved in every checkpoint.
 
     Attributes:
         step: optimizer steps taken.

@@ -1,4 +1,4 @@
-"""Random states that can be kept and put back, and the settings that make the same numbers come out twice."""
+"""Random states that can be saved and restored, and the settings for deterministic results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Put the generators back to what `random_state` returned, also after a trip through JSON."""
+    """Restore the generators from what `random_state` returned, also after a round trip through JSON."""
     torch.set_rng_state(_decode(state["torch"]))
     devices = [_decode(text) for text in state["cuda"]]
     if torch.cuda.is_available() and len(devices) == torch.cuda.device_count():
@@ -47,7 +47,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def preserved_random_state() -> Iterator[None]:
-    """Let something draw random numbers without changing what is drawn afterwards."""
+    """Restore the random states at the end of a with block."""
     state = random_state()
     try:
         yield
@@ -57,20 +57,20 @@ def preserved_random_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """Make torch give the same bits for the same operations, and put its settings back afterwards.
+    """Use deterministic algorithms of torch in a with block, and restore its settings afterwards.
 
     Raises:
-        RuntimeError: from torch, inside the block, where an operation has no repeatable algorithm on the device.
+        RuntimeError: from torch, inside the block, if an operation has no deterministic algorithm on the device.
     """
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     benchmark = torch.backends.cudnn.benchmark
-    # cuBLAS reads this once, when its first handle is made, and refuses to be repeatable without it
+    # cuBLAS reads this once, when its first handle is created, and is not deterministic without it.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.use_deterministic_algorithms(True)
-        # Filling every new tensor with NaN would cost time and changes no result that is read
+        # Filling every new tensor with NaN costs time and changes no result.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
         yield
@@ -82,7 +82,7 @@ def deterministic_algorithms() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored_threads() -> Iterator[None]:
-    """Put the number of threads of torch back afterwards."""
+    """Restore the number of threads of torch at the end of a with block."""
     threads = torch.get_num_threads()
     try:
         yield
@@ -91,7 +91,7 @@ def restored_threads() -> Iterator[None]:
 
 
 def environment() -> dict[str, str | int]:
-    """Return what, when it changes, may change the bits of a result: versions, processor features, threads, devices."""
+    """Return what can change the bits of a result: versions, processor features, threads, accelerator."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "torch": torch.__version__,
@@ -103,12 +103,12 @@ def environment() -> dict[str, str | int]:
 
 
 def environment_changes(before: Mapping[str, str | int], now: Mapping[str, str | int]) -> str | None:
-    """Return one sentence naming what differs between two environments, or None where nothing does."""
+    """Return a message with the differences between two environments, or None."""
     changes = [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]
     if not changes:
         return None
     changed = ", ".join(changes)
-    return f"Since the checkpoint was written this changed: {changed}. Bits may differ from an uninterrupted run."
+    return f"Changed since the checkpoint was written: {changed}. Results may differ from an uninterrupted run."
 
 
 def _encode(state: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while training: note them, finish the step, save, and leave."""
+"""Ctrl-C and SIGTERM during training: finish the step, save a checkpoint and stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """A run was stopped by a signal after everything was saved.
+    """A signal stopped a run; everything is saved.
 
     Args:
         number: the signal.
@@ -23,7 +23,7 @@ class Interrupted(Exception):
     def __init__(self, number: signal.Signals, run: Path, step: int) -> None:
         super().__init__(
             f"Stopped by {number.name} after step {step}; everything is saved in {run}. "
-            "The same command with --resume goes on exactly from here."
+            "The same command with --resume continues from here."
         )
         self.signal = number
         self.exit_code = 128 + number
@@ -32,14 +32,14 @@ class Interrupted(Exception):
 
 
 class StopRequested(BaseException):
-    """Leaves a piece of work that may be abandoned; not an Exception, so that nobody's error handling swallows it."""
+    """Interrupts a validation; not an Exception, so that no handler of exceptions catches it."""
 
 
 class StopSignals:
-    """Notes SIGINT and SIGTERM while its block runs; a second SIGINT stops at once.
+    """Records SIGINT and SIGTERM during its with block; a second SIGINT stops at once.
 
     Attributes:
-        received: the first signal that came, or None.
+        received: the first signal, or None.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        # Python lets only the main thread install handlers; elsewhere the program around us decides
+        # Only the main thread can install handlers; in other threads the program handles signals.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._note)
@@ -62,7 +62,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def abandoning(self) -> Iterator[None]:
-        """Raise StopRequested inside this block when a signal comes, instead of waiting for its end."""
+        """Raise StopRequested inside a with block as soon as a signal is received."""
         self._abandon = True
         try:
             if self.received is not None:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from clearhead.evaluate.result import Validation
 from clearhead.training.loop import Trainer
+from clearhead.training.optim.schedules import Schedule
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
 from clearhead.training.settings import TrainSettings
 
@@ -80,7 +81,7 @@ class ShuffledTokens:
         self._epoch, self._place = state["epoch"], state["place"]
 
 
-class Falling:
+class Falling(Schedule):
     """A learning rate that falls with the step, and remembers what it observed."""
 
     def __init__(self, first: float = 0.02) -> None:

@@ -1,4 +1,4 @@
-"""The contrastive loss: of all texts in a batch, each should be nearest to the one it belongs with.
+"""The contrastive loss with in-batch negatives.
 
 Shape suffixes: N pairs of a batch, D width of a vector.
 """
@@ -20,28 +20,28 @@ def contrastive_loss(
     *,
     temperature: float,
 ) -> tuple[Float[Tensor, ""], int]:
-    """Sum the cross-entropy of finding each pair's other side among all others of the batch, in both directions.
+    """Sum the cross-entropy of each text's own pair against all others of the batch, in both directions.
 
-    Every other pair of the batch gives one wrong answer, unless its texts are known to mean the same.
+    Every other pair of the batch is a negative, unless it is in the same group.
 
     Args:
-        vectors_ND: one vector for each first text; only its direction counts.
-        other_ND: one vector for each second text, row by row what belongs to `vectors_ND`.
-        groups_N: pairs with one number mean the same, and are no wrong answers to each other.
-        temperature: what cosines are divided by, positive.
+        vectors_ND: a vector for each first text; its length is ignored.
+        other_ND: a vector for each second text, in the order of `vectors_ND`.
+        groups_N: pairs of the same group have the same meaning and are not negatives of each other.
+        temperature: divides the cosines, positive.
 
     Returns:
-        the sum over the pairs in nats, each pair the mean of its two directions, as a float32 scalar; and their count.
+        the sum over the pairs in nats (mean of both directions) as a float32 scalar, and the number of pairs.
 
     Raises:
         InputError: the temperature is not positive.
 
-    Source: arXiv 1705.00652, section 4.4 (the other answers of a batch as wrong ones); arXiv 1807.03748, equation 4;
+    Source: arXiv 1705.00652, section 4.4 (in-batch negatives); arXiv 1807.03748, equation 4;
         arXiv 2103.00020, figure 3 (both directions).
     """
     if not temperature > 0:
         raise InputError(f"temperature is {temperature}; expected a positive number, 0.05 is usual")
-    # Divided by a small temperature, the rounding of 16 bits would be a large part of a logit.
+    # Divided by a small temperature, rounding to 16 bits would be a large error of a logit.
     with torch.autocast(vectors_ND.device.type, enabled=False):
         first_ND, second_ND = F.normalize(vectors_ND.float(), dim=1), F.normalize(other_ND.float(), dim=1)
         logits_NN = first_ND @ second_ND.T / temperature

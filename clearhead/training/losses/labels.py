@@ -1,6 +1,6 @@
-"""The loss of labels: of whole texts, and of the first pieces of words.
+"""The loss of labelled texts.
 
-Shape suffixes: B texts, L labels, N words.
+Shape suffixes: B texts, L labels.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def label_loss(
     """Sum the loss of one batch of labelled texts.
 
     Args:
-        module: a Transformer whose head pools and gives one output for each label.
-        batch: texts with a class, with 1 or 0 for each class, or with a number each.
-        kind: which of these: cross-entropy, binary cross-entropy of each decision, or squared difference.
-        label_smoothing: share of the target that is spread evenly, over the classes or over yes and no; for numbers 0.
+        module: a Transformer with a pooling head and one output for each label.
+        batch: texts, each labelled with a class, with 1 or 0 for each class, or with a number.
+        kind: selects cross-entropy, binary cross-entropy of each class, or squared error.
+        label_smoothing: share of the target spread evenly over the classes, or over yes and no; 0 for regression.
 
     Returns:
-        The sum in nats, or of squared differences, and the number of labels it runs over.
+        The sum in nats, or of squared errors, and the number of labels.
     """
     assert isinstance(module, Transformer), "labels need the module that was built for them"
     logits_BL = run_batch(module, batch).float()
@@ -41,7 +41,7 @@ def label_loss(
             targets_BL = batch.labels * (1.0 - label_smoothing) + label_smoothing / 2
             loss = F.binary_cross_entropy_with_logits(logits_BL, targets_BL, reduction="sum")
         case "regression":
-            assert not label_smoothing, "numbers have no share to spread"
+            assert not label_smoothing, "regression has no label smoothing"
             loss = torch.square(logits_BL[:, 0] - batch.labels).sum()
         case _:
             assert_never(kind)

@@ -1,4 +1,4 @@
-"""What happens to gradients between the backward pass and the step."""
+"""Gradient scaling and clipping."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 
-def scale_gradients(parameters: Iterable[nn.Parameter], factor: float, *, longest: float | None) -> float:
-    """Multiply all gradients by a factor, and shorten them together where their norm is too large.
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: float, *, max_norm: float | None) -> float:
+    """Scale all gradients by a factor, and clip their total norm.
 
     Args:
-        parameters: whose gradients to change; those without one are passed over.
-        factor: turns the gradient of a summed loss into that of a mean, positive.
-        longest: largest norm afterwards, or None for no limit.
+        parameters: whose gradients to scale; those without a gradient are skipped.
+        factor: positive; turns the gradient of a summed loss into that of a mean.
+        max_norm: largest total norm, or None for no clipping.
 
     Returns:
-        The norm of all gradients after the factor and before shortening; if it is not finite, nothing was changed.
+        The total norm after scaling and before clipping; if it is not finite, the gradients are unchanged.
 
     Source: arXiv 1211.5063, section 3.2 (clipping by the norm).
     """
@@ -26,7 +26,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], factor: float, *, longes
     norm = float(torch.nn.utils.get_total_norm(gradients)) * factor
     if not math.isfinite(norm):
         return norm
-    if longest is not None and norm > longest:
-        factor *= longest / norm
+    if max_norm is not None and norm > max_norm:
+        factor *= max_norm / norm
     torch._foreach_mul_(gradients, factor)
     return norm

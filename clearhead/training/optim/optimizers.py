@@ -5,8 +5,8 @@ Shape suffixes: K matrices of one shape, R the smaller and C the larger of their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, overload
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,7 @@ _NEWTON_SCHULZ_STEPS = 5
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 # The root mean square of an AdamW update, measured over many runs: arXiv 2502.16982, section 2.2.
 _UPDATE_SIZE = 0.2
-# One pass over all parameters instead of one per operation; it exists on these devices.
+# Devices with fused optimizers.
 _FUSED_DEVICES = ("cpu", "cuda")
 
 
@@ -39,10 +39,10 @@ def build_optimizer(
 
     Args:
         module: whose parameters to train.
-        kind: "adam" adds the weight decay to the gradient, "adamw" shrinks the weights directly, and "muon"
-            orthogonalises the updates of matrices and leaves all else to AdamW.
+        kind: "adam" adds the weight decay to the gradient, "adamw" decays the weights directly, and "muon"
+            orthogonalizes the updates of matrices and uses AdamW for all other parameters.
         learning_rate: step size, positive.
-        weight_decay: share of the weights taken off per unit of learning rate, not negative.
+        weight_decay: not negative.
         betas: decay of the first and second moment, from 0 up to but not 1.
         eps: added to the root of the second moment, positive.
 
@@ -60,16 +60,8 @@ def build_optimizer(
     if not matrices and not others:
         raise InputError("the model has no parameter that requires a gradient; unfreeze some before training")
     groups = [
-        {
-            "params": parameters,
-            "lr": learning_rate,
-            "weight_decay": decay,
-            "matrices": is_matrix,
-        }
-        for parameters, decay, is_matrix in (
-            (matrices, weight_decay, True),
-            (others, 0.0, False),
-        )
+        {"params": parameters, "lr": learning_rate, "weight_decay": decay, "matrices": parameters is matrices}
+        for parameters, decay in ((matrices, weight_decay), (others, 0.0))
         if parameters
     ]
     if kind == "muon":
@@ -81,7 +73,7 @@ def build_optimizer(
 def matrix_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Return the weights of the linear layers between the embeddings and the head, in the order of the model.
 
-    A weight that an embedding or the head uses is none of them, whoever else uses it.
+    A weight that an embedding or the head shares is not one of them.
     """
     head = getattr(module, "head", None)
     taken = {id(parameter) for parameter in head.parameters()} if isinstance(head, nn.Module) else set()
@@ -97,10 +89,10 @@ def matrix_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose matrix updates are made orthogonal; AdamW for every group that holds no matrices.
+    """Muon, which makes the updates of matrices orthogonal, with AdamW for all other parameters.
 
     An update of an R x C matrix is multiplied by 0.2 * sqrt(max(R, C)), which gives it the root mean square of a usual
-    AdamW update: the learning rates and weight decays of AdamW apply. The orthogonalisation runs in float32, for all
+    AdamW update: the learning rates and weight decays of AdamW apply. The orthogonalization runs in float32, for all
     matrices of one shape at once.
 
     Args:
@@ -121,33 +113,15 @@ class Muon(torch.optim.Optimizer):
             # AdamW completes these very group dicts, so its options travel in this optimizer's state.
             self._adamw = torch.optim.AdamW(rest, betas=betas, eps=eps, fused=fused)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient.
-
-        Args:
-            closure: computes the loss and the gradients anew; None takes the gradients that are there.
-
-        Returns:
-            what the closure returned, or None.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient; closures are not supported."""
         for group in self._groups(matrices=True):
             self._step_matrices(group)
         if self._adamw is not None:
             # Loading a state replaces both objects, so they are handed over anew.
             self._adamw.param_groups, self._adamw.state = self._groups(matrices=False), self.state
             self._adamw.step()
-        return loss
 
     def _groups(self, *, matrices: bool) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["matrices"] is matrices]
@@ -160,13 +134,13 @@ class Muon(torch.optim.Optimizer):
                 by_shape.setdefault((parameter.shape, parameter.device), []).append((parameter, update))
         for (shape, _), pairs in by_shape.items():
             rate = group["lr"] * _UPDATE_SIZE * max(shape) ** 0.5
-            orthogonal = orthogonalise(torch.stack([update.float() for _, update in pairs]))
+            orthogonal = orthogonalize(torch.stack([update.float() for _, update in pairs]))
             for (parameter, _), update in zip(pairs, orthogonal.unbind(0), strict=True):
                 parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
                 parameter.add_(update.to(parameter.dtype), alpha=-rate)
 
     def _nesterov(self, parameter: Tensor) -> Tensor:
-        """Add the gradient to the momentum, and look one step ahead."""
+        """Return the Nesterov momentum of a parameter's gradient."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None, "only parameters with a gradient are updated"
         if "momentum" not in state:
@@ -175,8 +149,8 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(momentum, _MOMENTUM)
 
 
-def orthogonalise(matrices: Float[Tensor, "count rows columns"]) -> Float[Tensor, "count rows columns"]:
-    """Bring the singular values of each matrix near 1 (within about 0.7 to 1.2) and keep its singular vectors.
+def orthogonalize(matrices: Float[Tensor, "count rows columns"]) -> Float[Tensor, "count rows columns"]:
+    """Bring the singular values of each matrix near 1 (about 0.7 to 1.2) and keep its singular vectors.
 
     Five steps of a Newton-Schulz iteration of degree 5, whose coefficients favour a steep start over convergence.
 
@@ -184,7 +158,7 @@ def orthogonalise(matrices: Float[Tensor, "count rows columns"]) -> Float[Tensor
         matrices: any matrices of one shape; one of zeros stays zero.
 
     Returns:
-        the orthogonalised matrices.
+        the orthogonalized matrices.
 
     Source: K. Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (kellerjordan.github.io).
     """

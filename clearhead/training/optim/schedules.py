@@ -1,4 +1,4 @@
-"""Learning rates: functions of the step alone, and one that watches the validation loss. The first step is 1."""
+"""Learning-rate schedules: functions of the step, and one that depends on the validation loss. The first step is 1."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from clearhead.errors import InputError
 
 SCHEDULES_WITH_AN_END = ("cosine", "linear", "wsd")
-"""The kinds that must know how many steps the run takes."""
+"""The schedules that depend on the number of steps of the run."""
 SCHEDULES_WITH_WARMUP = ("paper", "inverse-sqrt")
-"""The kinds whose formula needs a warm-up of at least one step."""
+"""The schedules whose formula needs a warm-up of at least one step."""
 
 _DECAY_SHARE = 0.2
 _PLATEAU_FACTOR = 0.5
@@ -37,14 +37,14 @@ class Schedule:
         return self._rule(max(1, step))
 
     def observe(self, value: float) -> None:
-        """Take a validation loss into account, where the schedule does so at all."""
+        """Take a validation loss into account."""
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned from validations as JSON values."""
+        """Return the state as JSON values."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Restore what `state` returned."""
 
 
 class Plateau(Schedule):
@@ -65,7 +65,7 @@ class Plateau(Schedule):
         return super().__call__(step) * float(_PLATEAU_FACTOR**self._reductions)
 
     def observe(self, value: float) -> None:
-        """Count a validation loss that is not clearly below the best; reduce when too many came in a row."""
+        """Reduce the learning rate after too many validation losses in a row without an improvement."""
         if self._best is None or value < self._best - _PLATEAU_THRESHOLD * abs(self._best):
             self._best, self._misses = value, 0
             return
@@ -78,19 +78,19 @@ class Plateau(Schedule):
         return {"best": self._best, "misses": self._misses, "reductions": self._reductions}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Restore what `state` returned."""
         self._best, self._misses, self._reductions = state["best"], state["misses"], state["reductions"]
 
 
 @dataclass(frozen=True)
 class Span:
-    """The numbers a rule reads.
+    """The parameters of a schedule.
 
     Attributes:
-        learning_rate: the peak; for the paper's rule a factor.
-        warmup: steps over which the learning rate rises in a straight line; it peaks at this step.
-        steps: the last step of the run, None where a rule has no end.
-        width: the model's width, which the paper's rule alone reads.
+        learning_rate: the peak; a factor for the schedule of the paper.
+        warmup: steps of the linear warm-up.
+        steps: the last step of the run; None for schedules without an end.
+        width: the model's width, for the schedule of the paper.
     """
 
     learning_rate: float
@@ -99,38 +99,38 @@ class Span:
     width: int | None = None
 
     def rise(self, step: int) -> float:
-        """Return the share of the peak that the warm-up has reached, 1 at its end and after it."""
+        """Return the warm-up factor, 1 at its end and after it."""
         return min(1.0, step / self.warmup) if self.warmup else 1.0
 
     def progress(self, step: int) -> float:
-        """Return how much of the way from the end of the warm-up to the end of the run is done, from 0 to 1."""
-        assert self.steps is not None, "a rule with an end knows its number of steps"
+        """Return the progress from the end of the warm-up to the end of the run, from 0 to 1."""
+        assert self.steps is not None, "a schedule with an end knows the number of steps"
         return min(1.0, max(0.0, (step - self.warmup) / (self.steps - self.warmup)))
 
 
 def paper(span: Span, step: int) -> float:
     """width**-0.5 * min(step**-0.5, step * warmup**-1.5), times the learning rate. Source: arXiv 1706.03762, eq. 3."""
-    assert span.width is not None, "the paper's rule knows the model's width"
+    assert span.width is not None, "the schedule of the paper knows the model's width"
     return span.learning_rate * float(span.width**-0.5 * min(step**-0.5, step * span.warmup**-1.5))
 
 
 def inverse_square_root(span: Span, step: int) -> float:
-    """A straight warm-up to the peak, then peak * sqrt(warmup / step): the paper's shape with a peak of one's own."""
+    """Linear warm-up to the peak, then peak * sqrt(warmup / step): the schedule of the paper with a given peak."""
     return span.learning_rate * min(step / span.warmup, math.sqrt(span.warmup / step))
 
 
 def cosine(span: Span, step: int) -> float:
-    """A straight warm-up, then half a cosine wave down to zero. Source: arXiv 1608.03983, eq. 5, without restarts."""
+    """Linear warm-up, then half a cosine wave down to zero. Source: arXiv 1608.03983, eq. 5, without restarts."""
     return span.learning_rate * span.rise(step) * 0.5 * (1.0 + math.cos(math.pi * span.progress(step)))
 
 
 def linear(span: Span, step: int) -> float:
-    """A straight warm-up, then a straight line down to zero."""
+    """Linear warm-up, then linear decay to zero."""
     return span.learning_rate * span.rise(step) * (1.0 - span.progress(step))
 
 
 def warmup_stable_decay(span: Span, step: int) -> float:
-    """A straight warm-up, the peak for most of the run, then peak * (1 - sqrt(t)) to zero over its last fifth.
+    """Linear warm-up, constant peak, then decay to zero, peak * (1 - sqrt(t)), over the last fifth.
 
     The last fifth is that of the steps after the warm-up. Source: arXiv 2404.06395, section 4 (the three phases);
     arXiv 2405.18392, section 3 (the shape and length of the decay).
@@ -140,7 +140,7 @@ def warmup_stable_decay(span: Span, step: int) -> float:
 
 
 def constant(span: Span, step: int) -> float:
-    """A straight warm-up, then the peak for ever."""
+    """Linear warm-up, then the constant peak."""
     return span.learning_rate * span.rise(step)
 
 
@@ -160,17 +160,17 @@ def build_schedule(kind: str, *, learning_rate: float, warmup: int, steps: int |
     """Build the schedule of a run.
 
     Args:
-        kind: the shape of the learning rate over the run.
-        learning_rate: the peak, positive; for "paper" a factor on the published formula, 1 for the formula itself.
-        warmup: steps of a straight rise that ends at the peak; 0 for none.
-        steps: the last step of the run; needed by the kinds in SCHEDULES_WITH_AN_END.
-        width: the model's width; needed by "paper".
+        kind: name of the schedule.
+        learning_rate: the peak, positive; for "paper" a factor on the formula, usually 1.
+        warmup: steps of the linear warm-up; 0 for none.
+        steps: the last step of the run; for SCHEDULES_WITH_AN_END.
+        width: the model's width, for "paper".
 
     Returns:
         the schedule; call it with a step, from 1.
 
     Raises:
-        InputError: the schedule has an end, which the number of steps does not allow.
+        InputError: a schedule with an end needs more steps.
     """
     if kind in SCHEDULES_WITH_AN_END:
         if steps is None:

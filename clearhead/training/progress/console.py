@@ -19,11 +19,11 @@ from clearhead.training.progress.reports import (
 
 
 class LineProgress(Progress):
-    """Plain lines for logs: one every so many seconds, and one per validation.
+    """Plain lines for logs: one every few seconds, and one per validation.
 
     Args:
-        console: where the lines go.
-        every_seconds: least time between two lines about steps.
+        console: where to write.
+        every_seconds: minimum time between two lines about steps.
     """
 
     def __init__(self, console: Console, *, every_seconds: float = 10.0) -> None:
@@ -33,12 +33,12 @@ class LineProgress(Progress):
         self._last_line = -math.inf
 
     def begin(self, plan: RunPlan) -> None:
-        """Say what is about to run."""
+        """Write the plan."""
         self._pace = Pace(plan)
         self._write(f"training {plan.run}: {describe_plan(plan)}")
 
     def step(self, report: StepReport) -> None:
-        """Write a line if the last one is old enough."""
+        """Write a line if `every_seconds` have passed since the last one."""
         assert self._pace is not None, "begin comes before step"
         self._pace.add(report)
         now = time.monotonic()
@@ -84,7 +84,7 @@ def progress_for(console: Console | None = None) -> Progress:
 
 
 def describe_plan(plan: RunPlan) -> str:
-    """Return what a run is about to do, in a few words."""
+    """Return the plan of a run as text."""
     parts = [f"{plan.parameters:,} parameters"]
     if plan.steps is not None:
         parts.append(f"{plan.steps:,} steps")

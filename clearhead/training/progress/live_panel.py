@@ -1,4 +1,4 @@
-"""The panel that lives on a terminal while a training run goes on."""
+"""A live panel of training progress on a terminal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
 class LiveProgress(Progress):
-    """A panel that lives on a terminal while the run goes on.
+    """Shows progress in a live panel on a terminal.
 
     Args:
         console: a rich console on a terminal.
-        every_seconds: least time between two redraws.
+        every_seconds: minimum time between two updates.
     """
 
     def __init__(self, console: Console, *, every_seconds: float = 0.25) -> None:
@@ -39,24 +39,24 @@ class LiveProgress(Progress):
     def begin(self, plan: RunPlan) -> None:
         """Open the panel."""
         self._panel = TrainingPanel(plan)
-        # Redrawn from the training thread: a drawing thread of its own would take time from the steps
+        # Updated from the training thread: a separate thread would slow the steps down.
         self._live = Live(self._panel.render(), console=self.console, auto_refresh=False, transient=False)
         self._live.start()
 
     def step(self, report: StepReport) -> None:
-        """Take the step in, and redraw if the last drawing is old enough."""
+        """Add the step, and redraw if `every_seconds` have passed."""
         assert self._panel is not None, "begin comes before step"
         self._panel.step(report)
         self._draw()
 
     def validating(self, step: int) -> None:
-        """Show that a validation is under way."""
+        """Show that a validation is running."""
         assert self._panel is not None, "begin comes before validating"
         self._panel.activity = "validating"
         self._draw(at_once=True)
 
     def validated(self, report: ValidationReport) -> None:
-        """Show the result."""
+        """Show the result of the validation."""
         assert self._panel is not None, "begin comes before validated"
         self._panel.validated(report)
         self._draw(at_once=True)
@@ -66,7 +66,7 @@ class LiveProgress(Progress):
         self.console.print(Text(text))
 
     def end(self) -> None:
-        """Close the panel and leave its last state on the screen."""
+        """Stop the updates; the last state stays on the screen."""
         if self._live is not None and self._panel is not None:
             self._panel.activity = ""
             self._draw(at_once=True)
@@ -82,10 +82,10 @@ class LiveProgress(Progress):
 
 
 class TrainingPanel:
-    """The state of a run as a picture for a terminal.
+    """The state of a run, rendered for a terminal.
 
     Args:
-        plan: what the run is about to do.
+        plan: of the run.
     """
 
     def __init__(self, plan: RunPlan) -> None:
@@ -99,7 +99,7 @@ class TrainingPanel:
         self._last: StepReport | None = None
 
     def step(self, report: StepReport) -> None:
-        """Take one step in."""
+        """Add one step."""
         self._pace.add(report)
         self._recent.append(report.loss)
         self._history.add(report.loss)
@@ -107,13 +107,13 @@ class TrainingPanel:
         self.activity = "training"
 
     def validated(self, report: ValidationReport) -> None:
-        """Take one validation in."""
+        """Add one validation."""
         self._validations.append(report)
         self._best = report if report.is_best else self._best
         self.activity = "training"
 
     def render(self) -> RenderableType:
-        """Return the panel as it stands."""
+        """Return the panel."""
         body = Group(self._bar(), Text(), self._numbers(), *self._validation_lines())
         subtitle = f"[dim]{self.activity}[/dim]" if self.activity else None
         return Panel(body, title=f"[bold]{Text(self.plan.run).markup}[/bold]", title_align="left", subtitle=subtitle,
@@ -139,7 +139,7 @@ class TrainingPanel:
         grid.add_column(justify="right", no_wrap=True, min_width=9)
         grid.add_column(no_wrap=True)
         if self._last is None:
-            grid.add_row("the first step is under way", "", "")
+            grid.add_row("the first step is running", "", "")
             return grid
         mean = sum(self._recent) / len(self._recent)
         speed = f"{self._pace.tokens_per_second:,.0f}"
@@ -167,10 +167,10 @@ class TrainingPanel:
 
 
 class LossHistory:
-    """The losses of a run of any length in bounded memory: means over stretches of steps, which grow as it goes on.
+    """The losses of a run of any length in bounded memory: means over groups of steps whose size grows.
 
     Attributes:
-        logarithms: of the means, oldest first; on that scale the late part of a run is no flat line.
+        logarithms: of the means, oldest first; the log scale shows small improvements late in a run.
     """
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class LossHistory:
         self._pending: list[float] = []
 
     def add(self, loss: float) -> None:
-        """Take the loss of one step in."""
+        """Add the loss of one step."""
         self._pending.append(loss)
         if len(self._pending) < self._stride:
             return
@@ -192,7 +192,7 @@ class LossHistory:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw numbers as one line of block characters, lowest to highest; neighbours are averaged to fit the width."""
+    """Return numbers as one line of block characters; neighbours are averaged to fit the width."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""

@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn from its metrics: loss, learning rate and validation score."""
+"""Plots of a run's metrics: loss, learning rate and validation score."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _BEST: Final = "#1f9e77"
 
 
 class Plotter:
-    """Draws the pictures of a run now and then, and never takes more than a small share of its time.
+    """Plots the metrics of a run from time to time, within a small share of its time.
 
-    A picture that cannot be drawn must not stop a training: the first failure is told once and drawing ends.
+    A failure does not stop training: it is reported once, and plotting ends.
 
     Args:
-        folder: where the pictures go, usually RUN/plots.
-        tell: called with one sentence if drawing fails.
-        every_seconds: least time between two drawings.
-        share: largest share of the time that drawing may take.
+        folder: of the plots, usually RUN/plots.
+        tell: called with a message if plotting fails.
+        every_seconds: minimum time between two updates.
+        share: largest share of the time to spend on plotting.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Plotter:
         self._works = True
 
     def draw_if_due(self, rows: Sequence[Metrics], *, score_name: str = "score") -> None:
-        """Draw all pictures if the last drawing is long enough ago."""
+        """Draw all plots if enough time has passed since the last update."""
         if time.monotonic() >= self._not_before:
             self.draw(rows, score_name=score_name)
 
     def draw(self, rows: Sequence[Metrics], *, score_name: str = "score") -> None:
-        """Draw all pictures now."""
+        """Draw all plots now."""
         if not self._works or not rows:
             return
         began = time.monotonic()
@@ -57,12 +57,12 @@ class Plotter:
 
 
 def write_plots(folder: Path, rows: Sequence[Metrics], *, score_name: str = "score") -> list[Path]:
-    """Draw the pictures that the metrics have numbers for.
+    """Draw every plot that has data.
 
     Args:
-        folder: where the pictures go; made if missing.
+        folder: of the plots; created if missing.
         rows: lines of `metrics.jsonl` in the order of their steps.
-        score_name: what the validation score is called on its axis.
+        score_name: name of the validation score.
 
     Returns:
         The files written: loss.png, learning_rate.png, and score.png where there is a score.
@@ -106,7 +106,7 @@ def _draw_loss(axes: Any, rows: Sequence[Metrics]) -> None:
         _draw_validations(axes, valid, min(valid, key=lambda point: point[1]), "validation")
     axes.set_ylabel("loss per label (nats)")
     axes.set_title("Loss", loc="left")
-    # The first steps would flatten everything that follows
+    # The high losses of the first steps are cut off.
     seen = [loss for loss, step in zip(losses, steps, strict=True) if step >= steps[-1] * 0.02] + [y for _, y in valid]
     low, high = min(seen), max(seen)
     margin = 0.06 * ((high - low) or 1.0)
@@ -145,7 +145,7 @@ def _draw_validations(axes: Any, points: Sequence[tuple[int, float]], best: tupl
 
 
 def _write(path: Path, draw: Callable[[Any], None]) -> Path:
-    # Imported late: it takes a second, which only a run that draws should pay. No pyplot: it keeps global state.
+    # Imported here because it takes a second. Without pyplot, which keeps global state.
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run is about to do.
+    """The plan of a run.
 
     Attributes:
         run: name of the run, for the title.
-        first_step: steps taken already, by an earlier part of the same run.
-        steps: steps at which the run ends, or None where only time or patience ends it.
-        seconds: wall-clock seconds after which it ends, or None.
-        seconds_before: seconds that earlier parts of the run took.
-        parameters: trained numbers in the module.
-        score_name: what the validation score is called, or None where there is no score.
+        first_step: steps taken before this run was resumed.
+        steps: the last step; None if only time or early stopping ends the run.
+        seconds: limit of wall-clock seconds, or None.
+        seconds_before: seconds before this run was resumed.
+        parameters: number of trained parameters.
+        score_name: name of the validation score, or None if there is no score.
     """
 
     run: str
@@ -37,7 +37,7 @@ class StepReport:
     Attributes:
         step: optimizer steps taken.
         loss: mean training loss per label of this step, in nats.
-        learning_rate: the schedule's learning rate of this step.
+        learning_rate: of this step.
         tokens: source and target tokens of this step.
         step_seconds: time this step took.
         seconds: wall-clock time of the run so far.
@@ -58,7 +58,7 @@ class ValidationReport:
     Attributes:
         step: optimizer steps taken.
         loss: mean validation loss per label, in nats.
-        score: the validation score, or None where there is none.
+        score: the validation score, or None.
         is_best: whether this is the best validation so far.
         seconds: time the validation took.
     """
@@ -93,11 +93,11 @@ class Progress:
 
 
 class Pace:
-    """Recent speed and the time that is left, from the last steps.
+    """Throughput of the recent steps and remaining time.
 
     Args:
-        plan: what the run is about to do.
-        window: how many steps count as recent.
+        plan: of the run.
+        window: number of recent steps.
     """
 
     def __init__(self, plan: RunPlan, *, window: int = 50) -> None:
@@ -106,18 +106,18 @@ class Pace:
         self._began = time.monotonic()
 
     def add(self, report: StepReport) -> None:
-        """Take one step into account."""
+        """Add one step."""
         self._recent.append(report)
 
     @property
     def tokens_per_second(self) -> float:
-        """Source and target tokens per second over the recent steps, training alone."""
+        """Source and target tokens per second over the recent steps, without validations."""
         spent = sum(report.step_seconds for report in self._recent)
         return sum(report.tokens for report in self._recent) / spent if spent > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the run ends by its plan, validations and saves included; None where the plan does not say."""
+        """Seconds until the run ends, with validations and checkpoints; None if its length is not known."""
         if not self._recent:
             return None
         last = self._recent[-1]
@@ -132,7 +132,7 @@ class Pace:
 
     @property
     def fraction(self) -> float | None:
-        """How much of the plan is done, from 0 to 1; None where the plan does not say."""
+        """The completed share of the run, from 0 to 1; None if its length is not known."""
         if not self._recent:
             return None
         last, plan = self._recent[-1], self.plan
@@ -141,12 +141,12 @@ class Pace:
 
 
 def step_of(step: int, steps: int | None) -> str:
-    """Return "12/400", or "12" where the end is not known."""
+    """Return "12/400", or "12" if the number of steps is not known."""
     return f"{step:,}/{steps:,}" if steps is not None else f"{step:,}"
 
 
 def duration(seconds: float) -> str:
-    """Return a time as a person writes it: "0.4 s", "42 s", "3 min 05 s", "2 h 10 min"."""
+    """Return a duration with its unit: "0.4 s", "42 s", "3 min 05 s", "2 h 10 min"."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

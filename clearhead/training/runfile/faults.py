@@ -1,4 +1,4 @@
-"""Faults of a run file as sentences: what was expected, what was received, and on which line it stands."""
+"""Faults of a run file as messages with the line, the expected and the received value."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Places:
-    """Where the values of a run file came from: a line of the file, or an override."""
+    """The origin of the values of a run file: a line of the file, or an override."""
 
     file: str
     lines: Mapping[Address, int] = field(default_factory=dict)
     overrides: Mapping[Address, str] = field(default_factory=dict)
 
     def of(self, address: Address) -> str:
-        """Return the start of a sentence about an address, such as "run.toml:12: "."""
+        """Return the prefix of a message about an address, such as "run.toml:12: "."""
         for length in range(len(address), 0, -1):
             part = address[:length]
             if part in self.overrides:
@@ -67,7 +67,7 @@ def find_lines(text: str) -> dict[Address, int]:
 
 
 def describe_value(value: object) -> str:
-    """Return a received value in the words of a run file."""
+    """Return a description of a received value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -82,29 +82,29 @@ def describe_value(value: object) -> str:
 
 
 def name_of(address: Address) -> str:
-    """Return how a key is called in a sentence: "[train] steps", or "[train]" for a table."""
+    """Return the name of an address in messages: "[train] steps", or "[train]" for a table."""
     return " ".join([f"[{address[0]}]", ".".join(address[1:])]).strip()
 
 
-# What a list of another kind than the usual pair of numbers holds.
+# Descriptions of lists other than a pair of numbers.
 _LISTS: Mapping[Address, str] = {("lora", "targets"): 'a list of addresses, such as ["*.query", "*.value"]'}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: the address it is about, and its sentence."""
+    """One fault: its address and its message."""
 
     address: Address
     sentence: str
 
 
 def faults_of(error: ValidationError, raw: Mapping[str, Any], places: Places) -> list[Fault]:
-    """Turn what pydantic found into one sentence per address.
+    """Turn a validation error into one message per address.
 
     Args:
-        error: the failed validation.
-        raw: the values that were validated.
-        places: where they came from.
+        error: from pydantic.
+        raw: the validated values.
+        places: their origins.
     """
     grouped: dict[Address, list[Any]] = {}
     for item in error.errors(include_url=False):
@@ -113,7 +113,7 @@ def faults_of(error: ValidationError, raw: Mapping[str, Any], places: Places) ->
 
 
 def _address(location: tuple[int | str, ...], raw: Mapping[str, Any], kind: str) -> Address:
-    """Drop what pydantic puts into a location that is no key: the tag of a union, an index of a list."""
+    """Remove from a location what is not a key: the tag of a union, the index of a list."""
     address: list[str] = []
     here: Any = raw
     for position, part in enumerate(location):
@@ -136,7 +136,7 @@ def _sentence(address: Address, items: Sequence[Any], raw: Mapping[str, Any], pl
         return places.of(address[:-1]) + _missing_key(address)
     if kind.startswith("union_tag"):
         return places.of(address) + (
-            f"{name_of(address)} must be a table that says where the text is, such as "
+            f"{name_of(address)} must be a table that names the data, such as "
             '{ text = "train.txt" }, { source = "train.de", target = "train.en" }, { tsv = "train.tsv" }, '
             '{ jsonl = "train.jsonl" } '
             'or { dataset = "name", split = "train" }' + f"; received {describe_value(first['input'])}"
@@ -173,7 +173,7 @@ def _unknown_key(address: Address, raw: Mapping[str, Any]) -> str:
 
 
 def _known_keys(address: Address, raw: Mapping[str, Any]) -> list[str]:
-    """Return the valid keys of the table that an unknown key stands in."""
+    """Return the valid keys of the table of an unknown key."""
     if len(address) == 2:
         return list(SECTIONS[address[0]].model_fields)
     if address[0] == "data":
@@ -184,7 +184,7 @@ def _known_keys(address: Address, raw: Mapping[str, Any]) -> list[str]:
 
 
 def _other_table(key: str) -> str:
-    """Say in which table a key belongs, where exactly that key exists elsewhere."""
+    """Return a hint to another table that has the key."""
     homes = [name for name, section in SECTIONS.items() if key in section.model_fields]
     return f" (it belongs in [{homes[0]}])" if homes else ""
 

@@ -1,16 +1,15 @@
-"""From the [model] table of a run file to the spec of a model."""
+"""Build the spec of a model from the [model] table of a run file."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from clearhead.errors import InputError, nearest
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import with_head
-from clearhead.spec import Attention, Branch, Embedding, FeedForward, Head, Model, Node
+from clearhead.spec import Attention, Branch, Embedding, FeedForward, Head, Model, Node, map_nodes
 from clearhead.training.runfile.sections import ModelSection
 
 DEFAULT_PRESET = "transformer"
@@ -26,19 +25,19 @@ def resolve_spec(
     head: Head | None = None,
     prefix: bool = False,
 ) -> Model:
-    """Return the spec that a [model] table means for vocabularies of these sizes.
+    """Return the spec of a [model] table for vocabularies of these sizes.
 
     Args:
-        section: the checked table.
+        section: the table.
         kind: the task, for the messages.
-        source_vocab: rows of the source vocabulary.
-        target_vocab: rows of the target vocabulary.
+        source_vocab: size of the source vocabulary.
+        target_vocab: size of the target vocabulary.
         joint: whether both sides have one vocabulary, so that their tables can be shared.
-        head: what turns states into outputs; None: scores of the vocabulary.
-        prefix: whether a model with only a decoder shows the prefix of a text to all of it.
+        head: None: a vocabulary head.
+        prefix: whether a decoder-only model attends to the whole prefix of a text (prefix LM).
 
     Raises:
-        InputError: every size that is impossible, or does not fit the vocabularies.
+        InputError: sizes are impossible, or do not fit the vocabularies.
     """
     if section.spec is not None:
         path = Path(section.spec)
@@ -73,27 +72,21 @@ def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:
 
 
 def with_dropout(model: Model, section: ModelSection) -> Model:
-    """Return a spec with the dropout that a [model] table gives beside [task] init; the rest stays.
+    """Return the spec of an initial model with the dropout that a [model] table gives.
 
     Args:
-        model: of the start.
-        section: the checked table.
+        model: of the initial model.
+        section: the table.
     """
-    found = _with_dropout(model, section)
-    assert isinstance(found, Model)
-    return found
+    given = {
+        Branch: section.dropout,
+        Embedding: section.dropout,
+        Attention: section.attention_dropout,
+        FeedForward: section.activation_dropout,
+    }
 
+    def change(path: str, node: Node) -> Node:
+        dropout = given.get(type(node))
+        return node if dropout is None else node.model_copy(update={"dropout": dropout})
 
-def _with_dropout(node: Any, section: ModelSection) -> Any:
-    if isinstance(node, tuple):
-        return tuple(_with_dropout(one, section) for one in node)
-    if not isinstance(node, Node):
-        return node
-    changes = {name: _with_dropout(getattr(node, name), section) for name in type(node).model_fields}
-    if isinstance(node, Branch | Embedding) and section.dropout is not None:
-        changes["dropout"] = section.dropout
-    if isinstance(node, Attention) and section.attention_dropout is not None:
-        changes["dropout"] = section.attention_dropout
-    if isinstance(node, FeedForward) and section.activation_dropout is not None:
-        changes["dropout"] = section.activation_dropout
-    return node.model_copy(update=changes)
+    return map_nodes(model, change)

@@ -1,6 +1,6 @@
-"""Read a run file (TOML), apply overrides, check it whole, and write it back resolved.
+"""Read a run file (TOML), apply overrides, validate it, and write it back with all defaults.
 
-Relative paths in a run file are relative to the current directory, as everywhere else in a shell.
+Relative paths in a run file are relative to the current directory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REQUIRED = ("kind", "train", "valid", "rank", "run", "steps")
 
 
 def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
-    """Read and check a run file.
+    """Read and validate a run file.
 
     Args:
         path: the TOML file.
@@ -47,13 +47,13 @@ def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
         The run file with every default filled in.
 
     Raises:
-        InputError: one report of every fault, with file and line.
+        InputError: every fault with file and line, in one report.
     """
     return parse_run_file(read_text_file(path, "run file"), str(path), overrides)
 
 
 def parse_run_file(text: str, name: str, overrides: Sequence[str] = ()) -> RunFile:
-    """Check the text of a run file; `name` is what the messages call it. Otherwise as `load_run_file`."""
+    """Validate the text of a run file, which messages call `name`; otherwise like `load_run_file`."""
     raw = _parse_toml(text, name)
     origins, faults = _apply_overrides(raw, overrides)
     places = Places(name, find_lines(text), origins)
@@ -77,12 +77,12 @@ def _parse_toml(text: str, name: str) -> dict[str, Any]:
         line = place.group(1) if place and place.group(1) else text.count("\n") + 1
         column = f" (column {place.group(2)})" if place and place.group(2) else ""
         reason = message[: place.start()] if place else message
-        hint = "; text must stand in quotes" if reason == "Invalid value" else ""
+        hint = "; text needs quotes" if reason == "Invalid value" else ""
         raise InputError(f"{name}:{line}: not valid TOML: {reason[0].lower()}{reason[1:]}{column}{hint}") from None
 
 
 def _apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[Address, str], list[Fault]]:
-    """Put overrides into the raw values; return which override set which address, and the faults."""
+    """Apply overrides to the raw values; return the override of each address, and the faults."""
     origins: dict[Address, str] = {}
     faults: list[Fault] = []
     for text in overrides:
@@ -108,14 +108,14 @@ def _override_fault(address: Address, has_equals: bool) -> str | None:
         return None
     homes = [name for name, section in SECTIONS.items() if address[0] in section.model_fields]
     hint = f"; did you mean {homes[0]}.{address[0]}?" if homes else ", such as train.steps=1000"
-    return f"the key needs its table in front{hint}"
+    return f"the key needs the name of its table{hint}"
 
 
 _BROKEN = object()
 
 
 def _override_value(text: str) -> Any:
-    """Read a value as TOML; a bare word or sentence is text; a broken list, table or quoted text is broken."""
+    """Parse a value as TOML; anything else is text, except an invalid list, table or quoted text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -124,7 +124,7 @@ def _override_value(text: str) -> Any:
 
 
 def _set(raw: dict[str, Any], address: Address, value: Any) -> str | None:
-    """Set one value in nested tables; return why not where that is impossible."""
+    """Set one value in nested tables; return a message if that is impossible."""
     here = raw
     for depth, part in enumerate(address[:-1], start=1):
         if depth == 1 and part not in SECTIONS:
@@ -138,7 +138,7 @@ def _set(raw: dict[str, Any], address: Address, value: Any) -> str | None:
 
 
 def _drop_other_lengths(raw: dict[str, Any], kept: str) -> None:
-    """An override of the training's length replaces whatever length the file gives."""
+    """Remove the length of the file: an override of the length replaces it."""
     for key in LENGTHS:
         if key != kept:
             raw["train"].pop(key, None)
@@ -164,7 +164,7 @@ def _placed(fault: Fault, places: Places) -> Fault:
 
 
 def _order(address: Address, places: Places) -> tuple[int, int]:
-    """Sort faults as the file reads, overrides last."""
+    """Sort faults by line, overrides last."""
     for length in range(len(address), 0, -1):
         if address[:length] in places.overrides:
             return (1, 0)
@@ -174,7 +174,7 @@ def _order(address: Address, places: Places) -> tuple[int, int]:
 
 
 def _model_faults(run: RunFile, places: Places) -> list[Fault]:
-    """Ask the model's own rules, which know the preset's sizes; the vocabulary is not known yet, so any will do."""
+    """Check the sizes of the model with those of its preset; the vocabulary is not known yet, so it has any size."""
     from clearhead.training.runfile.model_table import resolve_spec
 
     try:
@@ -187,7 +187,7 @@ def _model_faults(run: RunFile, places: Places) -> list[Fault]:
 
 
 def to_toml(run: RunFile) -> str:
-    """Write a run file as TOML text that reads back to an equal run file."""
+    """Return a run file as TOML, from which an equal run file is read."""
     blocks = []
     for name in SECTIONS:
         section: Section | None = getattr(run, name)

@@ -1,6 +1,6 @@
-"""What the keys of a run file must satisfy together, and the defaults that depend on other keys.
+"""Rules between the keys of a run file, and the defaults that depend on other keys.
 
-Each rule is a plain function over the values that parsed, so a fault in one key never hides a fault between others.
+The rules check the valid values, so a fault in one key does not hide a fault between others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DEVICES = ("auto", "cpu", "cuda", "mps")
 Kind = TypeVar("Kind", bound=Section)
 Family = Literal["encoder", "decoder", "encoder-decoder"]
 
-# Which families make sense for a task; the first is what an absent key means.
+# The families for each task; the first is the default.
 FAMILIES: dict[str, tuple[Family, ...]] = {
     "translate": ("encoder-decoder",),
     "generate": ("decoder", "encoder-decoder"),
@@ -29,7 +29,7 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "denoise": ("encoder-decoder",),
 }
 
-# The keys of [task] that belong to one kind of task.
+# The keys of [task] for each kind of task.
 TASK_KEYS: dict[str, tuple[str, ...]] = {
     "translate": ("from_language", "to_language"),
     "generate": ("objective",),
@@ -41,18 +41,18 @@ TASK_KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
-# What of [model] may be said beside [task] init: it changes how the model is trained, and not what it computes.
+# The keys of [model] that are allowed with [task] init: they change the training, not the architecture.
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def check_rules(run: RunFile) -> list[Fault]:
-    """Return every fault between keys whose types and bounds are right."""
+    """Return every fault between keys with valid values."""
     rules = (_task, _sources, _tokenizer, _model, _lora, _sizes, _positions, _length, _schedule, _validation, _device)
     return [fault for rule in rules for fault in rule(run)]
 
 
 def _fault(address: str, sentence: str) -> Fault:
-    """Make a fault; the sentence goes on after the name of the key."""
+    """Return a fault; its message starts with the name of the key."""
     parts: Address = tuple(address.split("."))
     return Fault(parts, f"{name_of(parts)} {sentence}")
 
@@ -65,7 +65,7 @@ def _task(run: RunFile) -> Iterator[Fault]:
             yield _fault(f"task.{key}", f"has no effect for the task '{kind}', only for {homes}; remove it")
     for key in ("from_language", "to_language"):
         if getattr(run.task, key) is not None and not run.task.init:
-            yield _fault(f"task.{key}", "is for a checkpoint of several languages, named as [task] init; remove it")
+            yield _fault(f"task.{key}", "is for a multilingual checkpoint as [task] init; remove it")
     if run.task.objective == "causal" and family_of(run) == "encoder-decoder":
         yield _fault("task.objective", "= 'causal' needs [model] family = 'decoder'; with an encoder it is 'prefix'")
 
@@ -88,7 +88,7 @@ def _sources(run: RunFile) -> Iterator[Fault]:
 
 
 def _parser_of(kind: str) -> Callable[[Mapping[str, Any]], object]:
-    """Return what reads the [data] tables of a task."""
+    """Return the parser of the [data] tables of a task."""
     if kind in ("translate", "embed"):
         from clearhead.data.sources.pairs import parse_pair_source
 
@@ -107,7 +107,7 @@ def _parser_of(kind: str) -> Callable[[Mapping[str, Any]], object]:
 
 
 def family_of(run: RunFile) -> Family:
-    """Return the family of the model that a run file means."""
+    """Return the family of the model."""
     return run.model.family or FAMILIES[run.task.kind][0]
 
 
@@ -115,14 +115,14 @@ def _tokenizer(run: RunFile) -> Iterator[Fault]:
     tokenizer = run.tokenizer
     if run.task.init:
         for key in _given(tokenizer):
-            yield _fault(f"tokenizer.{key}", "has no effect beside [task] init, which brings its own; remove it")
+            yield _fault(f"tokenizer.{key}", "has no effect with [task] init, which has its own tokenizer; remove it")
         return
     if tokenizer.kind is None and tokenizer.path is None:
         yield _fault("tokenizer", "needs 'kind' (train one on the training text) or 'path' (use an existing one)")
     if tokenizer.path is not None:
         for key in ("kind", "vocab_size", "joint"):
             if getattr(tokenizer, key) is not None:
-                yield _fault(f"tokenizer.{key}", "has no effect beside 'path': the file says it; remove one of the two")
+                yield _fault(f"tokenizer.{key}", "has no effect with 'path'; remove one of the two")
     elif tokenizer.joint is not None and run.task.kind != "translate":
         yield _fault("tokenizer.joint", f"has no effect for the task '{run.task.kind}', which has one tokenizer")
     elif tokenizer.kind == "byte" and tokenizer.vocab_size is not None:
@@ -135,7 +135,7 @@ def _model(run: RunFile) -> Iterator[Fault]:
     if run.task.init:
         for key in _given(model):
             if key not in DROPOUTS:
-                yield _fault(f"model.{key}", "has no effect beside [task] init, which brings its own model; remove it")
+                yield _fault(f"model.{key}", "has no effect with [task] init, which has its own model; remove it")
         return
     if model.family is not None and model.family not in allowed:
         families = " or ".join(f"'{family}'" for family in allowed)
@@ -144,7 +144,7 @@ def _model(run: RunFile) -> Iterator[Fault]:
         others = [key for key in _given(model) if key not in ("spec", "family")]
         for key in others:
             yield _fault(
-                f"model.{key}", "has no effect beside 'spec', which says the whole model; remove one of the two"
+                f"model.{key}", "has no effect with 'spec', which describes the whole model; remove one of the two"
             )
     one_stack = [key for key in ("encoder_layers", "decoder_layers") if getattr(model, key) is not None]
     if one_stack and family_of(run) != "encoder-decoder":
@@ -152,7 +152,7 @@ def _model(run: RunFile) -> Iterator[Fault]:
             f"model.{one_stack[0]}", f"is for two stacks; a model with only one ({family_of(run)}) takes 'layers'"
         )
     if model.layers is not None and model.encoder_layers is not None and model.decoder_layers is not None:
-        yield _fault("model.layers", "has no effect beside 'encoder_layers' and 'decoder_layers'; remove it")
+        yield _fault("model.layers", "has no effect with 'encoder_layers' and 'decoder_layers'; remove it")
     if model.tie == "all" and run.tokenizer.joint is False:
         yield _fault("model.tie", "= 'all' shares one table between both sides, which needs [tokenizer] joint = true")
 
@@ -161,9 +161,9 @@ def _lora(run: RunFile) -> Iterator[Fault]:
     if run.lora is None:
         return
     if not run.task.init:
-        yield _fault("lora", "learns the difference to a trained model, so it needs one: name it as [task] init")
+        yield _fault("lora", "adapts a trained model, so it needs one: name it as [task] init")
     if run.train.optimizer == "muon":
-        yield _fault("train.optimizer", "= 'muon' makes updates orthogonal, which narrow maps are not made for")
+        yield _fault("train.optimizer", "= 'muon' makes updates orthogonal, which does not suit low-rank matrices")
 
 
 def _sizes(run: RunFile) -> Iterator[Fault]:
@@ -179,7 +179,7 @@ def _positions(run: RunFile) -> Iterator[Fault]:
     if limit is not None and limit < run.data.max_length:
         yield _fault(
             "model.max_positions",
-            f"= {limit} is less than [data] max_length = {run.data.max_length}: longer ones would have no position",
+            f"= {limit} is less than [data] max_length = {run.data.max_length}: longer sequences have no positions",
         )
 
 
@@ -225,7 +225,7 @@ def _device(run: RunFile) -> Iterator[Fault]:
 
 
 def _given(section: Section) -> list[str]:
-    """Return the keys of a table whose value is not its default."""
+    """Return the keys of a table whose values are not the defaults."""
     return [name for name, info in type(section).model_fields.items() if getattr(section, name) != info.default]
 
 
@@ -247,9 +247,9 @@ def _filled(section: Kind, defaults: dict[str, Any]) -> Kind:
 
 
 def _task_defaults(run: RunFile) -> dict[str, Any]:
-    """Return the published values: 15 % of words masked; 15 % noise in spans of 3, or 30 % where spans are infilled."""
+    """Return the values of the papers: 15 % of tokens masked; 15 % in spans of 3, or 30 % for infilling."""
     infill = run.task.noise == "infill"
-    # The family of a start is not known here, and the usual pool follows from it.
+    # The usual pooling depends on the family, which is not known here for an initial model.
     pool = {} if run.task.init else {"pool": "mean" if family_of(run) == "encoder" else "last"}
     by_kind: dict[str, dict[str, Any]] = {
         "generate": {"objective": "prefix" if family_of(run) == "encoder-decoder" else "causal"},

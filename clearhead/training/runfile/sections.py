@@ -1,7 +1,7 @@
-"""The tables and keys of a run file, as frozen types; every default of a run file stands here.
+"""The tables and keys of a run file, as frozen types with their defaults.
 
 A key whose default depends on another key is None here and filled by `clearhead.training.runfile.rules.fill_defaults`,
-so that a key which would have no effect can be told from one that was not given.
+so that a given key without effect can be reported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from clearhead.task import LabelKind
 
 TASK_KINDS = ("translate", "generate", "fill", "classify", "tag", "embed", "denoise")
-TRAINED_VOCABULARIES = ("bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "split")
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -30,7 +29,7 @@ class Section(BaseModel):
 
 
 class Task(Section):
-    """What is learned, and from which start."""
+    """The task, and the initial model."""
 
     kind: Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise"]
     init: str = ""
@@ -71,7 +70,7 @@ class JsonLines(Section):
 
 
 class TextTable(Section):
-    """Text without a second side: a file, a folder, JSON lines; with labels where the task has them."""
+    """Single texts: a file, a folder or JSON lines, with labels for tasks with labels."""
 
     text: str
     field: str | None = None
@@ -83,7 +82,7 @@ class TextTable(Section):
 
 
 class HubDataset(Section):
-    """A Hugging Face data set by name; which fields it takes depends on the task."""
+    """A Hugging Face dataset by name; its fields depend on the task."""
 
     dataset: str
     split: str
@@ -105,10 +104,7 @@ SOURCE_FORMS: dict[str, type[Section]] = {
 
 
 def _form_of(table: Any) -> str | None:
-    """Return which way of naming data a table uses, by the key that only this way has.
-
-    The tag is never a valid key, so that it can be told from the keys in a fault's location.
-    """
+    """Return the tag of a data table's form, by the key that only this form has; a tag is never a valid key."""
     if isinstance(table, Section):
         return next(f"by {name}" for name, form in SOURCE_FORMS.items() if isinstance(table, form))
     if isinstance(table, int | float):
@@ -121,28 +117,19 @@ def _form_of(table: Any) -> str | None:
     return "by source" if "source" in table or "target" in table else None
 
 
-Source = Annotated[
-    Annotated[FilePair, Tag("by source")]
-    | Annotated[TextTable, Tag("by text")]
-    | Annotated[TsvTable, Tag("by tsv")]
-    | Annotated[JsonLines, Tag("by jsonl")]
-    | Annotated[HubDataset, Tag("by dataset")],
-    Discriminator(_form_of),
-]
-
-SourceOrShare = Annotated[
+_Tables = (
     Annotated[FilePair, Tag("by source")]
     | Annotated[TextTable, Tag("by text")]
     | Annotated[TsvTable, Tag("by tsv")]
     | Annotated[JsonLines, Tag("by jsonl")]
     | Annotated[HubDataset, Tag("by dataset")]
-    | Annotated[Share, Tag("by share")],
-    Discriminator(_form_of),
-]
+)
+Source = Annotated[_Tables, Discriminator(_form_of)]
+SourceOrShare = Annotated[_Tables | Annotated[Share, Tag("by share")], Discriminator(_form_of)]
 
 
 class Data(Section):
-    """Where the text is and which of it is kept; a number for `valid` takes that share from the end of `train`."""
+    """The training and validation data; a number for `valid` takes that share from the end of `train`."""
 
     train: Source
     valid: SourceOrShare
@@ -152,7 +139,7 @@ class Data(Section):
 
 
 class TokenizerSection(Section):
-    """How text becomes tokens: trained here (kind) or read from a file or folder (path)."""
+    """The tokenizer: trained for the run (kind) or loaded from a file or folder (path)."""
 
     kind: Literal["bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "byte", "split"] | None = None
     path: str | None = None
@@ -161,7 +148,7 @@ class TokenizerSection(Section):
 
 
 class ModelSection(Section):
-    """The model as a preset (or a spec file) and what differs from it; None leaves the preset's value."""
+    """The model: a preset or a spec file, and changes to the preset; None keeps its value."""
 
     family: Literal["encoder", "decoder", "encoder-decoder"] | None = None
     preset: str | None = None
@@ -191,7 +178,7 @@ class ModelSection(Section):
 
 
 class Lora(Section):
-    """Train narrow maps beside those of a start, and leave the start's own as they are."""
+    """Low-rank adaptation (LoRA) of an initial model, whose own weights are frozen."""
 
     rank: Count
     alpha: Positive | None = None
@@ -207,7 +194,7 @@ class EarlyStop(Section):
 
 
 class Train(Section):
-    """How the model learns."""
+    """Length, optimizer, validation and checkpoints of the training."""
 
     run: Annotated[str, Field(min_length=1)]
     steps: Count | None = None
@@ -239,7 +226,7 @@ class Train(Section):
 
 
 class RunFile(Section):
-    """A whole run file."""
+    """A run file."""
 
     task: Task
     data: Data

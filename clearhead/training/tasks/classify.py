@@ -1,4 +1,4 @@
-"""Classification: one label of a text or of a pair of texts, several labels, or a number."""
+"""Text classification: single-label, multi-label or regression, of texts or pairs of texts."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _known_labels(setup: TaskSetup, found: LabelSet) -> LabelSet:
 
 
 def _spec(setup: TaskSetup, tokenizer: Tokenizer, record: TaskRecord, labels: LabelSet) -> tuple[Model, TaskRecord]:
-    """Return what is trained, and its record with what a decoder reads."""
+    """Return the spec of the model, and the record with the input of its decoder."""
     found = setup.labelled_spec(tokenizer, record)
     if found is not None:
         return found[0], record.model_copy(update={"repeats": found[1]})
@@ -144,6 +144,6 @@ def _spec(setup: TaskSetup, tokenizer: Tokenizer, record: TaskRecord, labels: La
     pool = setup.pool(model)
     if pool == "first" and model.encoder is None:
         raise InputError(
-            "[task] pool = 'first' is the start token, which in a decoder sees nothing of the text; use 'last'"
+            "[task] pool = 'first' is the start token, which in a decoder does not attend to the text; use 'last'"
         )
     return with_head(model, label_head(top.width, labels.num_outputs, pool=pool)), record

@@ -1,4 +1,4 @@
-"""Denoising: an encoder reads a damaged text, and a decoder says what is missing, or the whole of it."""
+"""Denoising: an encoder reads a corrupted text, and a decoder predicts the missing spans or the whole text."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
 
 def _train_tokenizer(run_file: RunFile) -> Tokenizer:
-    # A tokenizer that is trained here puts two ids around a text.
+    # A tokenizer that is trained here adds two special tokens to a text.
     sentinels = _sentinels_needed(run_file, 2) if run_file.task.noise == "spans" else 0
     return train_text_tokenizer(run_file, mask=run_file.task.noise == "infill", sentinels=sentinels)
 
@@ -70,7 +70,7 @@ def _noise(run_file: RunFile) -> Noise:
 
 
 def _check_sentinels(run_file: RunFile, tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer that cannot write the noise before any text is read."""
+    """Refuse a tokenizer with too few sentinels, before any text is read."""
     if run_file.task.noise != "spans":
         return
     needed, found = _sentinels_needed(run_file, tokenizer.special_tokens.num_added()), len(tokenizer.sentinel_ids)

@@ -1,4 +1,4 @@
-"""Embedding: one model reads both texts of a pair, and their vectors should be nearest to each other.
+"""Text embedding: contrastive training of a bi-encoder on pairs of texts.
 
 Shape suffixes: N pairs, D width of a vector.
 """
@@ -37,7 +37,7 @@ from clearhead.training.runfile.sections import RunFile
 from clearhead.training.tasks.base import DataSide, Stores, TaskParts, TaskSetup, evenly_spaced, one_sided, vocabulary
 from clearhead.training.tasks.translate import pair_source, prepare_parallel
 
-# Recall depends on how many texts there are to choose from, so the count is part of what the score means.
+# Recall depends on the number of candidates, so that number is fixed.
 _MOST_CHOICES = 2_000
 
 
@@ -61,7 +61,7 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
     groups = store_groups(store)
     batches = training_batches(store, plan, lambda rows: collate_contrastive(store, rows, groups, collator))
     setup.progress.message(
-        f"{len(store) / batches.batches_per_epoch:.0f} pairs in a batch, each to be told from all others; "
+        f"{len(store) / batches.batches_per_epoch:.0f} pairs in a batch, each contrasted with all others; "
         f"padding: {100 * plan.padding_waste(0):.1f} % of the positions"
     )
 
@@ -108,14 +108,14 @@ def _spec(setup: TaskSetup, tokenizer: Tokenizer) -> Model:
 
 @dataclass(frozen=True)
 class ValidateContrast:
-    """Measures a module on held-out pairs.
+    """Validates a module on held-out pairs.
 
     Args:
         store: the held-out pairs as ids.
-        groups: what `store_groups` says of them.
+        groups: of the pairs, by `store_groups`.
         batch_tokens: padded tokens of one side of a batch; the batches are the same every time.
-        temperature: what cosines are divided by.
-        collator: how the model reads single texts.
+        temperature: divides the cosines.
+        collator: builds the input of single texts.
         device: where the module is.
     """
 
@@ -154,8 +154,8 @@ def batch_loss(
     Args:
         module: a Transformer whose head pools.
         batch: on the module's device.
-        temperature: what cosines are divided by.
-        start: what the decoder of a two-stack model reads: it sees the text through its memory alone.
+        temperature: divides the cosines.
+        start: the input of the decoder of a two-stack model, which attends to the text through its memory.
     """
     assert isinstance(module, Transformer), "embedding needs the module that was built for it"
     vectors = []

@@ -1,4 +1,4 @@
-"""Masked language modelling: an encoder says which tokens were hidden in a text."""
+"""Masked language modelling: an encoder predicts the masked tokens of a text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     objective = build_objective(noise, tokenizer)
     spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
     if spec.encoder is None or spec.decoder is not None:
-        raise InputError("the task 'fill' needs a model with an encoder alone, which sees what stands behind a blank")
+        raise InputError("the task 'fill' needs a model with only an encoder, which attends to both sides of a blank")
     corpora = prepare_corpora(setup, tokenizer)
     length = run_file.data.max_length
     budget = max(train.batch_tokens, length)

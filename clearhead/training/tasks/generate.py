@@ -1,4 +1,4 @@
-"""Language modelling: a decoder says each next token of a text, or the rest of a text after its prefix."""
+"""Language modelling: a decoder predicts the next token of a text, or the rest of a text after its prefix."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
 
 def _check_block(corpora: Stores[Corpus], block: int) -> None:
-    """Refuse a training text that does not fill one block: its model would never read as far as it is built for."""
+    """Refuse a training text shorter than one block: the model would never train on its full length."""
     found = corpora.train.num_tokens
     if found < block:
         raise InputError(
@@ -66,7 +66,7 @@ def _check_block(corpora: Stores[Corpus], block: int) -> None:
 
 
 class _Views:
-    """How a run looks at its text: as blocks, each token said from those before it, or cut into prefix and rest."""
+    """Batches of text: causal blocks, or windows split into prefix and rest."""
 
     def __init__(self, run_file: RunFile, tokenizer: Tokenizer, spec: Model) -> None:
         train, data = run_file.train, run_file.data
@@ -88,7 +88,7 @@ class _Views:
         return window_batches(corpus, self.split, length=self.block, batch_tokens=self.budget, seed=self.seed)
 
     def held_out(self, corpus: Corpus) -> Iterator[Batch]:
-        """Go once through all of the text, the same way every time."""
+        """Return the batches of one pass over the text, always the same."""
         if self.split is None:
             return causal_epoch(corpus, block=self.block, batch_tokens=self.budget)
         return window_epoch(corpus, self.split, length=self.block, batch_tokens=self.budget)

@@ -1,4 +1,4 @@
-"""Tagging: the class of each word of a text, said at the word's first piece."""
+"""Token classification: a tag for each word of a text, predicted at its first token."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     head = token_head(len(store.tags.names))
     spec = setup.build_spec(source_vocab=tokenizer.vocab_size, head=head) if found is None else found[0]
     if spec.encoder is not None and spec.decoder is not None:
-        raise InputError(
-            "the task 'tag' needs a model with one stack; the decoder of this one would not read the words"
-        )
+        raise InputError("the task 'tag' needs a model with one stack; the decoder of this one does not read the words")
     collator = InputCollator.of(spec, tokenizer)
     plan = LengthSortedPlan(store.lengths, batch_tokens=train.batch_tokens, seed=train.seed)
     batches = training_batches(store, plan, lambda rows: collate_tagged(store, rows, collator))

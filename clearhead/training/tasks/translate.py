@@ -1,4 +1,4 @@
-"""Translation: pairs of texts, an encoder for the one and a decoder for the other."""
+"""Translation: an encoder for the source text and a decoder for the target text."""
 
 from __future__ import annotations
 
@@ -139,13 +139,13 @@ def _validation(
 
 @dataclass(frozen=True)
 class ValidateTranslation:
-    """Measures a module on held-out pairs.
+    """Validates a module on held-out pairs.
 
     Args:
         store: the held-out pairs as ids.
-        tokenizers: turn the translated ids back to text.
+        tokenizers: decode the translations.
         references: the target texts of the pairs in `scored`, as whole words.
-        scored: indices of the pairs whose translation is scored; empty: no score.
+        scored: indices of the pairs to translate and score; empty: no score.
         batch_tokens: padded tokens of one batch.
         device: where the module is.
     """
