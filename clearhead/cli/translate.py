@@ -58,7 +58,7 @@ def translate(
     An empty line is answered by an empty line. The score of a hypothesis is the sum of its log-probabilities divided by
     length ** A, where the length counts the end token and A is the length penalty, by default 1.0. The search for a
     sentence stops early once no unfinished hypothesis can still reach a better score than the worst of the best N
-    finished ones. A published checkpoint's own settings take the place of these defaults. With --n-best above 1 a line
+    finished ones. A checkpoint's own settings replace these defaults. With --n-best above 1 a line
     of output is "index ||| text ||| score", and the first index is 0.
     Search is deterministic: --seed changes nothing unless the computation itself is random.
     """
@@ -82,7 +82,7 @@ def translate(
 
 
 def _checked_chunks(model: Model, file: Path, lines: Iterator[str]) -> Iterator[list[str]]:
-    """Yield the lines that are translated together; a file is checked whole before its first line is."""
+    """Yield the lines of each call; a file is checked whole before its first line is translated."""
     if not is_standard_input(file):
         lines, whole = tee(lines)
         _check_lengths(model, list(whole), 1, str(file))
@@ -107,12 +107,12 @@ def _check_options(beam_size: int | None, n_best: int, length_penalty: float | N
 
 
 def _check_lengths(model: Model, lines: Sequence[str], first: int, name: str) -> None:
-    """Refuse lines that are longer than the model's positions before any of them is answered."""
+    """Refuse lines that are longer than the model's positions before any of them is translated."""
     limit = model.module.max_positions
     if limit is None:
         return
     for number, ids in enumerate(model.tokenizers.source.encode_batch(lines), start=first):
-        # The encoder reads an end token behind the text.
+        # The encoder reads an end token after the text.
         if len(ids) + 1 > limit:
             raise InputError(
                 f"{name}:{number}: the line has {len(ids) + 1} tokens with its end token, but the model has {limit} "
@@ -136,5 +136,5 @@ def _show(index: int, source: str, hypotheses: Sequence[Hypothesis], n_best: int
 
 
 def _one_line(text: str) -> str:
-    """A byte-level vocabulary can produce a line feed, which would break "one line in, one line out"."""
+    """Return a text without line feeds, which a byte-level vocabulary can generate."""
     return text.replace("\n", " ").replace("\r", " ")

@@ -1,4 +1,4 @@
-"""How good predictions are: classes, entities and numbers.
+"""Metrics of predicted labels, entities and numbers.
 
 Shape suffixes: N examples, L labels, U different values.
 """
@@ -17,11 +17,11 @@ from clearhead.predict.tag import entity_spans
 
 
 def accuracy(predicted_N: Integer[ndarray, " examples"], expected_N: Integer[ndarray, " examples"]) -> float:
-    """Return the share of examples whose class is right, 0 to 1.
+    """Return the share of right predictions, 0 to 1.
 
     Args:
-        predicted_N: classes as indices; at least one.
-        expected_N: the right ones.
+        predicted_N: label indices; at least one.
+        expected_N: the right label indices.
     """
     return float(np.mean(predicted_N == expected_N))
 
@@ -29,11 +29,11 @@ def accuracy(predicted_N: Integer[ndarray, " examples"], expected_N: Integer[nda
 def confusion_matrix(
     predicted_N: Integer[ndarray, " examples"], expected_N: Integer[ndarray, " examples"], *, num_labels: int
 ) -> Int64[ndarray, "labels labels"]:
-    """Count how often each class was taken for each other one; row = expected, column = predicted.
+    """Count how often each label was predicted for each expected label; row = expected, column = predicted.
 
     Args:
-        predicted_N: classes as indices from 0 to num_labels - 1.
-        expected_N: the right ones.
+        predicted_N: label indices from 0 to num_labels - 1.
+        expected_N: the right label indices.
         num_labels: rows and columns.
     """
     cells_N = expected_N.astype(np.int64) * num_labels + predicted_N
@@ -41,7 +41,7 @@ def confusion_matrix(
 
 
 def f1_by_label(confusion_LL: Int64[ndarray, "labels labels"]) -> Float[ndarray, " labels"]:
-    """Return the F1 of each class, 0 to 1; NaN for a class that was neither expected nor predicted.
+    """Return the F1 of each label, 0 to 1; NaN for a label that was neither expected nor predicted.
 
     Args:
         confusion_LL: row = expected, column = predicted.
@@ -50,7 +50,7 @@ def f1_by_label(confusion_LL: Int64[ndarray, "labels labels"]) -> Float[ndarray,
 
 
 def macro_f1(confusion_LL: Int64[ndarray, "labels labels"]) -> float:
-    """Return the mean F1 of the classes that were expected or predicted at least once, 0 to 1.
+    """Return the mean F1 of the labels that were expected or predicted at least once, 0 to 1.
 
     Args:
         confusion_LL: row = expected, column = predicted; not all zero.
@@ -60,12 +60,12 @@ def macro_f1(confusion_LL: Int64[ndarray, "labels labels"]) -> float:
 
 @dataclass(frozen=True)
 class MultiLabelScores:
-    """How well sets of labels were met, each 0 to 1.
+    """Scores of multi-label predictions, each 0 to 1.
 
     Args:
         micro_f1: F1 of all decisions together.
         macro_f1: mean F1 of the labels that were expected or predicted at least once.
-        exact: share of examples whose whole set is right.
+        exact: share of examples whose labels are all right.
     """
 
     micro_f1: float
@@ -76,11 +76,11 @@ class MultiLabelScores:
 def multi_label_scores(
     predicted_NL: Bool[ndarray, "examples labels"], expected_NL: Bool[ndarray, "examples labels"]
 ) -> MultiLabelScores:
-    """Score sets of labels; where nothing was expected and nothing predicted, F1 counts as 1.
+    """Score multi-label predictions; F1 is 1 if nothing was expected and nothing predicted.
 
     Args:
-        predicted_NL: True where a label was given.
-        expected_NL: True where it belongs.
+        predicted_NL: True where a label is predicted.
+        expected_NL: True where it is expected.
     """
     correct_L, predicted_L, expected_L = (
         part.sum(0) for part in (predicted_NL & expected_NL, predicted_NL, expected_NL)
@@ -110,11 +110,10 @@ def mean_squared_error(predicted_N: Real[ndarray, " examples"], expected_N: Real
 
 
 def pearson(first_N: Real[ndarray, " examples"], second_N: Real[ndarray, " examples"]) -> float:
-    """Return the linear correlation, -1 to 1; 0 where a side does not vary, because then nothing goes with it.
+    """Return the linear correlation, -1 to 1; 0 if a side is constant.
 
     Args:
-        first_N: one number for each example.
-        second_N: another one.
+        first_N, second_N: one number for each example.
     """
     first, second = (np.asarray(side, np.float64) for side in (first_N, second_N))
     if len(first) < 2 or np.all(first == first[0]) or np.all(second == second[0]):
@@ -130,8 +129,7 @@ def spearman(first_N: Real[ndarray, " examples"], second_N: Real[ndarray, " exam
     """Return the correlation of ranks, -1 to 1; equal numbers share the mean of their ranks.
 
     Args:
-        first_N: one number for each example.
-        second_N: another one.
+        first_N, second_N: one number for each example.
 
     Source: Spearman 1904; ties as in Kendall 1945.
     """
@@ -179,13 +177,13 @@ class F1Counts:
 
 @dataclass(frozen=True)
 class EntityScores:
-    """What conlleval reports.
+    """Entity scores as conlleval reports them.
 
     Args:
         all: counts over all types.
-        by_type: counts of each type, in order of name.
-        tag_accuracy: the share of words whose tag is right, 0 to 1.
-        num_words: words in all.
+        by_type: counts of each type, sorted by name.
+        tag_accuracy: share of words whose tag is right, 0 to 1.
+        num_words: number of words.
     """
 
     all: F1Counts
@@ -195,11 +193,11 @@ class EntityScores:
 
 
 def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> EntityScores:
-    """Count entities as conlleval does: right is what has the same first word, last word and type.
+    """Count entities as conlleval does: an entity is right if first word, last word and type are.
 
     Args:
         predicted: the tags of each sentence.
-        expected: the right ones, as many for each sentence.
+        expected: the right tags, as many for each sentence.
     """
     counts = {name: Counter[str]() for name in ("expected", "predicted", "correct")}
     right = num_words = 0

@@ -1,4 +1,4 @@
-"""How well vectors find what belongs together: recall at k, in both directions.
+"""Retrieval with embeddings: recall at k, in both directions.
 
 Shape suffixes: N pairs, D width of a vector, C rows of one chunk.
 """
@@ -23,8 +23,8 @@ class Recall:
     """The share of texts whose partner is among the k most similar texts of the other side, 0 to 1.
 
     Args:
-        forward: of the first texts, looking for the second ones.
-        backward: of the second texts, looking for the first ones.
+        forward: of the first texts, among the second texts.
+        backward: of the second texts, among the first texts.
     """
 
     forward: float
@@ -43,15 +43,15 @@ def recall_at(
     *,
     groups: Int64[ndarray, " pairs"] | None = None,
 ) -> Recall:
-    """Return how often a text's partner is among the k most similar of all texts of the other side.
+    """Return how often a text's partner is among the k most similar texts of the other side.
 
-    A tie counts against the model, so that equal vectors for all texts find nothing.
+    Ties count against the model, so that equal vectors for all texts find nothing.
 
     Args:
         first_ND: vectors of length 1; the similarity is their product.
-        second_ND: what belongs to each of them, row by row.
+        second_ND: their partners, row by row.
         k: how many of the most similar texts count, at least 1.
-        groups: pairs with one number mean the same: any of their texts is a right answer; None: no two pairs do.
+        groups: pairs with the same number have the same meaning, so that any of their texts is right; None: all differ.
 
     Raises:
         InputError: k is not positive, the counts differ, or there are no pairs.
@@ -66,17 +66,17 @@ def recall_at(
 
 
 def _found(
-    questions_ND: Float32[ndarray, "pairs width"],
-    answers_ND: Float32[ndarray, "pairs width"],
+    queries_ND: Float32[ndarray, "pairs width"],
+    candidates_ND: Float32[ndarray, "pairs width"],
     k: int,
     groups_N: Int64[ndarray, " pairs"],
 ) -> float:
-    """Return the share of questions with fewer than k wrong answers at least as similar as the best right one."""
-    rows = max(1, _CHUNK_ENTRIES // len(answers_ND))
+    """Return the share of queries with fewer than k wrong candidates at least as similar as the best right one."""
+    rows = max(1, _CHUNK_ENTRIES // len(candidates_ND))
     hits = 0
-    for start in range(0, len(questions_ND), rows):
-        similarity_CN = questions_ND[start : start + rows] @ answers_ND.T
+    for start in range(0, len(queries_ND), rows):
+        similarity_CN = queries_ND[start : start + rows] @ candidates_ND.T
         right_CN: Bool[ndarray, "chunk pairs"] = groups_N[start : start + rows, None] == groups_N
         best_C1 = np.where(right_CN, similarity_CN, -np.inf).max(1, keepdims=True)
         hits += int((((similarity_CN >= best_C1) & ~right_CN).sum(1) < k).sum())
-    return hits / len(questions_ND)
+    return hits / len(queries_ND)

@@ -11,7 +11,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from clearhead.errors import InputError, nearest
 
-# sacreBLEU's other tokenisations need packages or downloads of their own.
+# sacreBLEU's other tokenizations need further packages or downloads.
 TOKENIZATIONS = ("13a", "none", "intl", "zh", "char")
 
 
@@ -37,12 +37,12 @@ def bleu_chrf(
 
     Args:
         hypotheses: translations, one line each.
-        references: the lines they are compared with.
-        tokenize: sacreBLEU tokenisation of BLEU; "none" for text that is tokenised already. chrF never tokenises.
+        references: as many reference lines.
+        tokenize: sacreBLEU's tokenization for BLEU; "none" for tokenized text. chrF does not tokenize.
         lowercase: compare without case, in both scores.
 
     Raises:
-        InputError: no lines, unequal counts, or an unknown tokenisation.
+        InputError: no lines, unequal counts, or an unknown tokenization.
 
     Source: Post 2018 (BLEU); Popovic 2015 (chrF).
     """
@@ -56,7 +56,7 @@ def bleu_chrf(
         faults.append("there is nothing to score: give at least one translation and its reference.")
     if faults:
         raise InputError.from_faults(faults, subject="the evaluation")
-    # force only silences sacreBLEU's warning about tokenised text; with "none" such text is what the user announced.
+    # `force` only silences sacreBLEU's warning about tokenized text.
     bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     chrf = CHRF(lowercase=lowercase)
     bleu_score = bleu.corpus_score(list(hypotheses), [list(references)]).score

@@ -1,1 +1,1 @@
-"""Sampling and search: continuations, translations and their scores."""
+"""Generation: logits processors, search methods, continuations, translations and their scores."""

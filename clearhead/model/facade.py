@@ -1,4 +1,4 @@
-"""A model ready to use: its module, its tokenizers and what they do together."""
+"""`Model`: a module with its tokenizers, and everything they do together."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Model:
 
     Args:
         module: the network, in evaluation mode.
-        tokenizers: of the two sides; one for both where it reads and writes one language.
-        task: what it was trained for.
+        tokenizers: of source and target; the same for both if they share a vocabulary.
+        task: the task it was trained for.
         checkpoint: the Hugging Face checkpoint that it came from; None: it was trained here.
     """
 
@@ -65,12 +65,12 @@ class Model:
 
     @property
     def spec(self) -> ModelSpec:
-        """What the model is."""
+        """The specification of the module."""
         return self.module.spec
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of what the model reads."""
+        """The tokenizer of the model's input."""
         return self.tokenizers.source
 
     def translate(self, texts: Sequence[str], **options: Unpack[TranslateKwargs]) -> list[str]:
@@ -160,14 +160,14 @@ class Model:
         )
 
     def for_task(self, task: str) -> tuple[Model, str]:
-        """Return the model with its checkpoint's settings for a task that it lists, and the prefix of prompts then."""
+        """Return the model with its checkpoint's settings for a listed task, and the prefix of that task's prompts."""
         if self.hf_checkpoint is None:
             raise InputError("the model was trained here and lists no tasks: leave the task out")
         hf_checkpoint, prefix = self.hf_checkpoint.for_task(task)
         return Model(self.module, self.tokenizers, self.task, hf_checkpoint), prefix
 
     def for_languages(self, from_language: str | None, to_language: str | None) -> Model:
-        """Return the model as one that reads one language and writes another, without being told again.
+        """Return the model with fixed source and target languages.
 
         Args:
             from_language, to_language: codes; None: the one that the checkpoint's files name.
@@ -181,7 +181,7 @@ class Model:
         return Model(self.module, hf_checkpoint.tokenizers.pair, self.task, hf_checkpoint)
 
     def fill(self, texts: Sequence[str], *, top_k: int = 5) -> list[list[list[Filled]]]:
-        """Return what may stand in the blanks of each text.
+        """Return the most probable tokens for the blanks of each text.
 
         Args:
             texts: each with blanks written "___" or as the tokenizer's own mask token; a blank is one token.
@@ -191,14 +191,14 @@ class Model:
             For each text and each of its blanks the candidates, most probable first.
 
         Raises:
-            InputError: a text without a blank or too long, or a model that was not trained to fill blanks.
+            InputError: a text has no blank or is too long, or the model was not trained to fill blanks.
         """
         return fill_blanks(self.module, self.tokenizer, texts, top_k=top_k, max_length=self.task.max_length)
 
     def classify(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], *, batch_size: int | None = None
     ) -> list[Classification]:
-        """Return the label of each text, or of each pair of texts where the model was trained on pairs.
+        """Return the label of each text, or of each pair of texts if the model was trained on pairs.
 
         Raises:
             InputError: the model was not trained to classify, or a text is empty, or not paired as in training.
@@ -208,7 +208,7 @@ class Model:
     def tag(
         self, texts: Sequence[str] | Sequence[Sequence[str]], *, batch_size: int | None = None
     ) -> list[list[Entity]]:
-        """Return the entities of each text, or of each list of words, with the characters they stand at.
+        """Return the entities of each text, or of each list of words, with character offsets.
 
         Raises:
             InputError: the model was not trained to tag.
@@ -216,12 +216,12 @@ class Model:
         return tag(self.module, self.tokenizer, self.task, texts, batch_size=batch_size)
 
     def embed(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Float32[ndarray, "texts width"]:
-        """Return one vector for each text, pooled and normalised as the model's head says.
+        """Return one vector for each text, pooled and normalised as the model's head defines.
 
-        A published folder also says how much of a text is read; what is behind is cut off.
+        Texts longer than the maximum length of a Hugging Face checkpoint are truncated.
 
         Raises:
-            InputError: the model has no head that makes vectors, or a text is longer than its positions.
+            InputError: the model's head does not pool, or a text is longer than its positions.
         """
         check_vectors(self.task)
         longest = None if self.hf_checkpoint is None else self.task.max_length
@@ -236,12 +236,13 @@ class Model:
         allow_no_answer: bool = False,
         batch_size: int | None = None,
     ) -> list[Answer]:
-        """Return where in a text a question is answered, the best of so many answers first.
+        """Return the spans of a context that answer a question, best first.
 
         Args:
-            question, context: neither empty; a long context is read in windows that overlap.
-            top_k, batch_size: how many answers; most windows read together, None: as many as a token budget allows.
-            allow_no_answer: "no answer" is an answer too: one with an empty text.
+            question, context: neither empty; a long context is read in overlapping windows.
+            top_k: number of answers.
+            allow_no_answer: an answer with an empty text stands for "no answer".
+            batch_size: most windows of a batch; None: a token budget decides.
 
         Raises:
             InputError: the model was not trained to answer, or a text or a number is out of range.
@@ -267,11 +268,11 @@ class Model:
     def score(
         self, source: str | list[str], target: str | list[str] | None = None, *, length_penalty: float = 1.0
     ) -> PairScore | list[PairScore]:
-        """Return how probable the model finds each target given its source: the score that search reports.
+        """Return the log-probability of each target given its source, with the score that search reports.
 
         Args:
             source: one text, or a list of them.
-            target: as many; None: a decoder alone scores the sources themselves.
+            target: as many; None: a decoder-only model scores the sources themselves.
             length_penalty: exponent alpha of the score.
 
         Raises:
@@ -283,7 +284,7 @@ class Model:
             scored = score_texts(self.module, self.tokenizer, sources, length_penalty=length_penalty)
         else:
             targets = [target] if isinstance(target, str) else target
-            special_tokens, config = self._between(None, None)
+            special_tokens, config = self._languages(None, None)
             scored = score_translations(
                 self.module, self.tokenizers, sources, targets, special_tokens, config, length_penalty=length_penalty
             )
@@ -300,12 +301,12 @@ class Model:
     def replaced(
         self, module: Transformer, *, tokenizers: TokenizerPair | None = None, task: TaskRecord | None = None
     ) -> Model:
-        """Return the same model with another module; what its checkpoint says about text and generation stays.
+        """Return the model with another module, and the settings of its checkpoint.
 
         Args:
             module: the module.
             tokenizers: of the module; None: the same.
-            task: what its outputs are for; None: the same.
+            task: of the module; None: the same.
         """
         record = self.task if task is None else task
         hf_checkpoint = None if self.hf_checkpoint is None else self.hf_checkpoint.replaced(module, record, tokenizers)
@@ -320,7 +321,7 @@ class Model:
             max_shard_size: bytes of tensors in a file of that layout.
 
         Raises:
-            InputError: the folder exists, the format is not known, or no published family can say the model.
+            InputError: the folder exists, the format is not known, or no Hugging Face family can express the model.
         """
         if format not in ("clearhead", "hf"):
             raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
@@ -343,7 +344,7 @@ class Model:
 
     @property
     def _continues(self) -> bool:
-        """Whether generated text stands behind its prompt, as language models were trained to write it."""
+        """Whether generated text continues its prompt, as that of a language model does."""
         return self.task.kind == "generate"
 
     def _generate_options(self, given: dict[str, Any]) -> GenerateOptions:
@@ -362,7 +363,7 @@ class Model:
     def _search(self, texts: Sequence[str], n: int, options: TranslateKwargs) -> list[list[Hypothesis]]:
         """Search for the n best translations of each text; the checkpoint's settings are the default options."""
         given = given_options(options, TranslateKwargs)
-        special_tokens, config = self._between(given.pop("from_language", None), given.pop("to_language", None))
+        special_tokens, config = self._languages(given.pop("from_language", None), given.pop("to_language", None))
         merged = {} if self.hf_checkpoint is None else self.hf_checkpoint.search_options(self.module)
         merged |= {"beam_size": max(n, merged.get("beam_size", 5)), **given}
         if merged.get("max_length") is not None and "min_length" in merged:
@@ -373,15 +374,15 @@ class Model:
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """What stands around the texts that the model reads and writes.
+        """The special tokens of the model's input and output.
 
         Raises:
             InputError: the model has several languages.
         """
-        return self._between(None, None)[0]
+        return self._languages(None, None)[0]
 
-    def _between(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig | None]:
-        """Return what stands around sources and targets of two languages, and the rules for what is written."""
+    def _languages(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig | None]:
+        """Return the special tokens of two languages, and the checkpoint's generation settings for them."""
         if self.hf_checkpoint is not None:
             return self.hf_checkpoint.between(source, target)
         if source is not None or target is not None:

@@ -1,4 +1,4 @@
-"""From a name or a folder to a model."""
+"""Loading of models from runs, saved models and Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
         precision: auto, fp32 or bf16.
 
     Raises:
-        InputError: nothing usable is there; the sentence says what was expected.
+        InputError: no usable model is there; the message says what was expected.
     """
-    where = choose_device(device)
-    dtype = torch.bfloat16 if choose_precision(precision, where) == "bf16" else torch.float32
+    torch_device = choose_device(device)
+    dtype = torch.bfloat16 if choose_precision(precision, torch_device) == "bf16" else torch.float32
     checkpoint = find_checkpoint(str(ref))
     if checkpoint is not None:
-        return _of_checkpoint(checkpoint, dtype, where)
-    module, pair, task, came_from = load_saved(str(ref), dtype=dtype)
-    return Model(module.to(where).eval(), pair, task, came_from)
+        return _of_checkpoint(checkpoint, dtype, torch_device)
+    module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype)
+    return Model(module.to(torch_device).eval(), pair, task, hf_checkpoint)
 
 
 def load_as_stored(ref: str | Path) -> Model:
-    """Load a model to be written again: every weight in the type that its file has, on the CPU.
+    """Load a model for conversion: every weight in the dtype of its file, on the CPU.
 
     Args:
         ref: as for `load`.
@@ -52,7 +52,7 @@ def load_as_stored(ref: str | Path) -> Model:
 
 def _of_checkpoint(folder: Path, dtype: torch.dtype, device: torch.device) -> Model:
     hf_checkpoint = HFCheckpoint.load(folder, dtype=dtype)
-    assert hf_checkpoint.loaded is not None, "a checkpoint is of the family that it came in"
+    assert hf_checkpoint.loaded is not None, "a loaded checkpoint has a family"
     module, pair = hf_checkpoint.loaded.module.to(device), hf_checkpoint.tokenizers.pair
     pair.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return Model(module.eval(), pair, hf_checkpoint.loaded.task, hf_checkpoint)

@@ -178,7 +178,7 @@ def test_models_and_tokenizers_that_cannot_fill_are_refused() -> None:
         fill(decoder, found, ["ba ___"])
     spec = model("bpe").spec
     headless = build(spec.model_copy(update={"head": None}))
-    with pytest.raises(InputError, match="does not name the entries of its vocabulary"):
+    with pytest.raises(InputError, match="does not predict its vocabulary"):
         fill(headless, found, ["ba ___"])
     plain: Tokenizer = train_tokenizer("bpe", lines("bpe"), vocab_size=size)
     with pytest.raises(InputError, match="has no mask token"):

@@ -146,10 +146,10 @@ def target_limits(module: Transformer, source_lengths: Sequence[int], options: S
         InputError: `max_length` or `min_length` is beyond the decoder's positions.
     """
     most = module.max_positions
-    asked = {"max_length": options.max_length, "min_length": options.min_length}
+    lengths = {"max_length": options.max_length, "min_length": options.min_length}
     faults = [
         f"{name} is {length}, but the model's decoder has {most} positions: use {name} {most} or less."
-        for name, length in asked.items()
+        for name, length in lengths.items()
         if most is not None and length is not None and length > most
     ]
     if faults:
