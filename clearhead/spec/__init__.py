@@ -11,8 +11,7 @@ from clearhead.spec.base import (
     Reference,
     RMSNorm,
 )
-from clearhead.spec.model import Model, validate
-from clearhead.spec.model_checks import consistency_faults
+from clearhead.spec.model import Model, consistency_faults, validate
 from clearhead.spec.nodes import (
     Activation,
     ActivationName,

@@ -1,20 +1,33 @@
-"""The spec of a model: one tree, validated as a whole, with its JSON form."""
+"""The spec of a model: one tree, its checks as a whole, and its JSON form."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nearest
 from clearhead.files import read_text_file
-from clearhead.spec.base import AnyNode, Node
-from clearhead.spec.model_checks import consistency_faults, partial_faults
+from clearhead.spec.base import AnyNode, Node, Reference
 from clearhead.spec.node_checks import node_faults
-from clearhead.spec.nodes import Head, Normal, Stack, Xavier
+from clearhead.spec.nodes import (
+    Attention,
+    FeedForward,
+    Head,
+    Linear,
+    MixtureOfExperts,
+    Normal,
+    Stack,
+    Table,
+    Xavier,
+)
+from clearhead.spec.positions import Disentangled, DistanceTable, RelativeBuckets, TableHeads
 from clearhead.spec.pydantic_errors import error_messages
+from clearhead.spec.traversal import walk
 
 
 class Model(Node):
@@ -106,3 +119,117 @@ def _unfold(layers: Any) -> Any:
     if wrong:
         raise InputError(f"layers.order: {wrong[0]!r} is not an index of the {len(distinct)} distinct layers")
     return [distinct[index] for index in order]
+
+
+# --- checks across fields and nodes, so that no error hides another ------------------------------------------
+
+
+def consistency_faults(model: Model) -> list[str]:
+    """List inconsistencies across fields: sizes that do not fit together, and references that lead nowhere."""
+    faults: list[str] = []
+    for path, node in walk(model):
+        faults += node_faults(node, path)
+    if model.encoder is None and model.decoder is None:
+        faults.append("a model needs an encoder, a decoder or both; got neither")
+    return faults + _memory_faults(model) + _reference_faults(model) + _head_faults(model)
+
+
+def _memory_faults(model: Model) -> list[str]:
+    faults, attends = [], False
+    for path, node in walk(model):
+        if isinstance(node, Attention) and node.source == "memory":
+            attends = True
+            if path.startswith("encoder"):
+                faults.append(f"{path}: an encoder cannot attend to the memory, which is its own output")
+            elif model.encoder is None:
+                faults.append(f"{path}: attends to the memory, but the model has no encoder")
+    if model.encoder and model.decoder and not attends:
+        faults.append("decoder: no step attends to the memory, so the encoder has no effect")
+    return faults
+
+
+def _reference_faults(model: Model) -> list[str]:
+    nodes = dict(walk(model))
+    tables = {path: node for path, node in nodes.items() if isinstance(node, Table | RelativeBuckets | DistanceTable)}
+    # A word table is as wide as its embedding, a distance table as its stack.
+    widths = {name: stack for name in ("encoder", "decoder") if (stack := getattr(model, name))}
+    needed = _head_widths(model)
+    faults = []
+    for path, node in ((path, node) for path, node in nodes.items() if isinstance(node, Reference | TableHeads)):
+        owner, asker = tables.get(node.path), nodes[path.rpartition(".")[0]]
+        if owner is None:
+            faults.append(f"{path}: no table at '{node.path}'{nearest(node.path, tables)}")
+            continue
+        kind = DistanceTable if isinstance(asker, Disentangled) else Table
+        if not isinstance(owner, RelativeBuckets if isinstance(asker, Attention) else kind):
+            faults.append(f"{path}: '{node.path}' is not the kind of table needed here")
+            continue
+        if isinstance(owner, RelativeBuckets) and isinstance(node, TableHeads):
+            if max(node.heads) >= owner.num_heads:
+                faults.append(
+                    f"{path}: '{node.path}' has {owner.num_heads} heads, so there is no head {max(node.heads)}"
+                )
+        elif isinstance(owner, RelativeBuckets) and isinstance(asker, Attention) and owner.num_heads != asker.num_heads:
+            faults.append(f"{path}: '{node.path}' has {owner.num_heads} heads, the attention {asker.num_heads}")
+        own, other = widths.get(path.split(".")[0]), widths[node.path.split(".")[0]]
+        if isinstance(owner, DistanceTable) and own is not other:
+            faults.append(f"{path}: '{node.path}' belongs to another stack, which has other distances")
+        if isinstance(owner, Table):
+            width = needed.get(path, 0) if own is None else own.table_width
+            if other.table_width != width:
+                faults.append(f"{path}: '{node.path}' is {other.table_width} wide, {width} needed")
+    for index, layer in enumerate(model.head.layers if model.head else ()):
+        owner = tables.get(layer.weight.path) if isinstance(layer, Linear) and layer.weight else None
+        if isinstance(owner, Table) and isinstance(layer, Linear) and owner.rows != layer.size:
+            faults.append(f"head.layers.{index}: size {layer.size} differs from the {owner.rows} rows it is tied to")
+    return faults
+
+
+def _head_widths(model: Model) -> dict[str, int]:
+    """Return the input width of each tied linear layer of the head, by the path of its reference."""
+    top, widths = model.decoder or model.encoder, {}
+    if model.head is not None and top is not None:
+        width = top.output_width
+        for index, layer in enumerate(model.head.layers):
+            if isinstance(layer, Linear):
+                widths[f"head.layers.{index}.weight"], width = width, layer.size
+    return widths
+
+
+def _head_faults(model: Model) -> list[str]:
+    if model.head is None:
+        return []
+    kinds = [layer.kind for layer in model.head.layers]
+    faults = []
+    if "pool" not in kinds and (kinds[-2:-1] if kinds[-1] == "soft_cap" else kinds[-1:]) != ["linear"]:
+        faults.append(
+            f"head.layers: without a pool the last layer must be linear, or a soft_cap after it; got {kinds[-1]}"
+        )
+    if "soft_cap" in kinds[:-1]:
+        faults.append("head.layers: a soft_cap must be the last layer")
+    if kinds.count("pool") > 1:
+        faults.append(f"head.layers: at most one pool is possible, got {kinds.count('pool')}")
+    return faults
+
+
+_TAGGED: dict[str, type[Node]] = {
+    "attention": Attention,
+    "relative_buckets": RelativeBuckets,
+    "distance_table": DistanceTable,
+    "feed_forward": FeedForward,
+    "mixture_of_experts": MixtureOfExperts,
+}
+
+
+def partial_faults(tree: Any, path: str) -> Iterator[str]:
+    """Check the nodes that parse by themselves, so that a type error elsewhere does not hide their errors."""
+    if isinstance(tree, dict):
+        node_type = _TAGGED.get(str(tree.get("kind")), Stack if "layers" in tree and "width" in tree else None)
+        if node_type is not None:
+            with contextlib.suppress(ValidationError):  # reported by the validation of the whole tree
+                yield from node_faults(node_type.model_validate_json(json.dumps(tree)), path)
+        for key, value in tree.items():
+            yield from partial_faults(value, f"{path}.{key}" if path else key)
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from partial_faults(value, f"{path}.{index}")

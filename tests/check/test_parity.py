@@ -157,7 +157,7 @@ def test_what_cannot_be_compared_is_one_sentence(
     for arguments, words in (
         ([], "name the library to compare with: --against transformers"),
         (["--against", "jax"], "--against jax is not known"),
-        (["--against", "transformers", "--reference", str(tmp_path)], "holds no config.json"),
+        (["--against", "transformers", "--reference", str(tmp_path)], "it has no config.json"),
     ):
         assert main(["check", str(folder), *arguments]) == 2
         assert words in capfd.readouterr().err
@@ -177,4 +177,4 @@ def test_a_model_trained_here_is_written_and_compared(tmp_path: Path, capfd: pyt
     ch.load(made.language_model(tmp_path / "model"), device="cpu", precision="fp32").save(own)
     assert main(["check", str(own), "--against", "transformers"]) == 0
     captured = capfd.readouterr()
-    assert "verdict           the same" in captured.out and "was written in the layout of the hub" in captured.err
+    assert "verdict           the same" in captured.out and "was saved as a Hugging Face checkpoint" in captured.err
