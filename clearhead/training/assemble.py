@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -89,16 +89,14 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         if initial is not None and initial.hf_checkpoint is not None and not resume:
             save_origin(initial.hf_checkpoint, run)
         precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
-        settings = _settings(run_file, precision, parts)
-        seed_everything(settings.seed)
+        seed_everything(run_file.train.seed)
         module = build(parts.spec, device=device)
         new = str(choices.get(NEW_TENSORS, "")).split()
         if initial is not None and not resume:
             new = take_weights(module, initial, parts.record, progress)
         if run_file.lora is not None:
             progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
-            settings = _remembering(settings, NEW_TENSORS, " ".join(new))
-        trainer = _trainer(run_file, settings, module, parts, progress, directory)
+        trainer = _trainer(setup, parts, module, directory, precision=precision, new=new)
         if resume:
             _warn_of_new_schedule(run_file, choices, trainer.settings, progress)
         else:
@@ -187,34 +185,30 @@ def _write_spec(spec: Model, directory: RunDirectory, resume: bool) -> None:
     directory.write_text(SPEC_FILE, spec.to_json())
 
 
-def _settings(run_file: RunFile, precision: Literal["fp32", "bf16"], parts: TaskParts[Batch]) -> TrainSettings:
+def _trainer(
+    setup: TaskSetup,
+    parts: TaskParts[Batch],
+    module: Transformer,
+    directory: RunDirectory,
+    *,
+    precision: Literal["fp32", "bf16"],
+    new: Sequence[str],
+) -> Trainer[Batch]:
+    """Build settings, optimizer, schedule and trainer."""
+    train = setup.run_file.train
+    assert train.learning_rate is not None and train.warmup is not None, "the run file fills its defaults"
+    steps = planned_steps(train, parts.batches.batches_per_epoch)
     choices = {
         "tokenizer": parts.tokenizers.fingerprint,
         "score_name": parts.score_name,
         "valid_data": parts.valid_data,
+        PLANNED_STEPS: steps or 0,
         **count_tokens(parts.batches).choices(),
     }
-    table = run_file.train.model_dump() | {"precision": precision}
-    return TrainSettings(**table, best_by=parts.best_by, score_name=parts.score_name, choices=choices)
-
-
-def _remembering(settings: TrainSettings, name: str, value: str | int) -> TrainSettings:
-    return settings.model_copy(update={"choices": {**settings.choices, name: value}})
-
-
-def _trainer(
-    run_file: RunFile,
-    settings: TrainSettings,
-    module: Transformer,
-    parts: TaskParts[Batch],
-    progress: Progress,
-    directory: RunDirectory,
-) -> Trainer[Batch]:
-    """Build optimizer, schedule and trainer."""
-    train = run_file.train
-    assert train.learning_rate is not None and train.warmup is not None, "the run file fills its defaults"
-    steps = planned_steps(settings, parts.batches.batches_per_epoch)
-    settings = _remembering(settings, PLANNED_STEPS, steps or 0)
+    if setup.run_file.lora is not None:
+        choices[NEW_TENSORS] = " ".join(new)
+    table = train.model_dump() | {"precision": precision}
+    top = module.spec.decoder or module.spec.encoder
     return Trainer(
         module=module,
         optimizer=build_optimizer(
@@ -230,13 +224,13 @@ def _trainer(
             learning_rate=train.learning_rate,
             warmup=train.warmup,
             steps=steps,
-            width=_width(module.spec),
+            width=top.width if top is not None else None,
         ),
         batches=parts.batches,
         loss=parts.loss,
         validate=parts.validate,
-        settings=settings,
-        progress=progress,
+        settings=TrainSettings(**table, best_by=parts.best_by, score_name=parts.score_name, choices=choices),
+        progress=setup.progress,
         directory=directory,
     )
 
@@ -251,12 +245,6 @@ def _warn_of_new_schedule(
             f"the {run_file.train.schedule} schedule now ends at step {now:,} instead of {before:,}, so the "
             "learning rates from here on differ from those planned before"
         )
-
-
-def _width(spec: Model) -> int:
-    top = spec.decoder or spec.encoder
-    assert top is not None, "a validated model has a stack"
-    return top.width
 
 
 def _token_side(side: DataSide, module: Transformer) -> TokenSide:

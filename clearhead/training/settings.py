@@ -64,7 +64,7 @@ class TrainResult:
     averaged: Validation | None = None
 
 
-def planned_steps(settings: TrainSettings, batches_per_epoch: int) -> int | None:
+def planned_steps(settings: Train, batches_per_epoch: int) -> int | None:
     """Return the last step by the number of steps or epochs; None if only time or early stopping ends the run."""
     ends = [settings.steps] if settings.steps is not None else []
     if settings.epochs is not None:

@@ -38,15 +38,20 @@ class Places:
     lines: Mapping[Address, int] = field(default_factory=dict)
     overrides: Mapping[Address, str] = field(default_factory=dict)
 
-    def of(self, address: Address) -> str:
-        """Return the prefix of a message about an address, such as "run.toml:12: "."""
+    def origin(self, address: Address) -> tuple[str, int]:
+        """Return the override that set an address, or "", and its line in the file, or 0."""
         for length in range(len(address), 0, -1):
             part = address[:length]
             if part in self.overrides:
-                return f"override '{self.overrides[part]}': "
+                return self.overrides[part], 0
             if part in self.lines:
-                return f"{self.file}:{self.lines[part]}: "
-        return f"{self.file}: "
+                return "", self.lines[part]
+        return "", 0
+
+    def of(self, address: Address) -> str:
+        """Return the prefix of a message about an address, such as "run.toml:12: "."""
+        override, line = self.origin(address)
+        return f"override '{override}': " if override else f"{self.file}:{line}: " if line else f"{self.file}: "
 
 
 def find_lines(text: str) -> dict[Address, int]:

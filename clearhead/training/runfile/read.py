@@ -58,12 +58,16 @@ def parse_run_file(text: str, name: str, overrides: Sequence[str] = ()) -> RunFi
     origins, faults = _apply_overrides(raw, overrides)
     places = Places(name, find_lines(text), origins)
     run, found = _validate(raw, places)
-    faults += found + [_placed(fault, places) for fault in check_rules(run)]
+    faults += found
+    faults += [Fault(fault.address, places.of(fault.address) + fault.sentence) for fault in check_rules(run)]
     run = fill_defaults(run)
     if not any(fault.address[:1] == ("model",) for fault in faults):
         faults += _model_faults(run, places)
     if faults:
-        ordered = sorted(faults, key=lambda fault: _order(fault.address, places))
+        # By line, overrides last
+        ordered = sorted(
+            faults, key=lambda fault: (places.origin(fault.address)[0] != "", places.origin(fault.address)[1])
+        )
         raise InputError.from_faults([fault.sentence for fault in ordered], subject=name)
     return run
 
@@ -157,20 +161,6 @@ def _validate(raw: dict[str, Any], places: Places) -> tuple[RunFile, list[Fault]
             if key in _PLACEHOLDERS[table]:
                 values[table][key] = _PLACEHOLDERS[table][key]
     return RunFile.model_validate(values), faults
-
-
-def _placed(fault: Fault, places: Places) -> Fault:
-    return Fault(fault.address, places.of(fault.address) + fault.sentence)
-
-
-def _order(address: Address, places: Places) -> tuple[int, int]:
-    """Sort faults by line, overrides last."""
-    for length in range(len(address), 0, -1):
-        if address[:length] in places.overrides:
-            return (1, 0)
-        if address[:length] in places.lines:
-            return (0, places.lines[address[:length]])
-    return (0, 0)
 
 
 def _model_faults(run: RunFile, places: Places) -> list[Fault]:

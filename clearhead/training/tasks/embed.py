@@ -5,10 +5,9 @@ Shape suffixes: N pairs, D width of a vector.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -21,7 +20,6 @@ from clearhead.data.batches.contrastive import (
 )
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import training_batches
-from clearhead.data.stores.arrays import Rows
 from clearhead.data.stores.pairs import PairStore
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
@@ -73,14 +71,7 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
         spec=model,
         batches=batches,
         loss=loss,
-        validate=ValidateContrast(
-            store=stores.valid,
-            groups=store_groups(stores.valid),
-            batch_tokens=max(train.batch_tokens, 2 * run_file.data.max_length),
-            temperature=temperature,
-            collator=collator,
-            device=setup.device,
-        ),
+        validate=_validator(setup, stores.valid, collator, temperature),
         sides=[
             DataSide.of(name, tokenizer, texts, [part.lengths + tokenizer.special_tokens.num_added() for part in texts])
             for name, texts in (
@@ -106,44 +97,32 @@ def _spec(setup: TaskSetup, tokenizer: Tokenizer) -> Model:
     return with_head(model, vector_head(pool=setup.pool(model)))
 
 
-@dataclass(frozen=True)
-class ValidateContrast:
-    """Validates a module on held-out pairs.
+def _validator(
+    setup: TaskSetup, store: PairStore, collator: InputCollator, temperature: float
+) -> Callable[[nn.Module], Validation]:
+    """Return the validation on held-out pairs: the loss of a pair in nats, and the mean recall@1 of both directions."""
+    groups = store_groups(store)
+    budget = max(setup.run_file.train.batch_tokens, 2 * setup.run_file.data.max_length)
+    plan = contrastive_plan(store, collator, batch_tokens=budget, seed=0)
 
-    Args:
-        store: the held-out pairs as ids.
-        groups: of the pairs, by `store_groups`.
-        batch_tokens: padded tokens of one side of a batch; the batches are the same every time.
-        temperature: divides the cosines.
-        collator: builds the input of single texts.
-        device: where the module is.
-    """
-
-    store: PairStore
-    groups: Rows
-    batch_tokens: int
-    temperature: float
-    collator: InputCollator
-    device: torch.device
-
-    def __call__(self, module: nn.Module) -> Validation:
-        """Return the mean loss of a pair in nats, and recall@1 in percent, the mean of both directions."""
+    def validate(module: nn.Module) -> Validation:
         total, count = 0.0, 0
         rows, firsts, seconds = [], [], []
-        plan = contrastive_plan(self.store, self.collator, batch_tokens=self.batch_tokens, seed=0)
-        for batch in (collate_contrastive(self.store, part, self.groups, self.collator) for part in plan.epoch(0)):
+        for batch in (collate_contrastive(store, part, groups, collator) for part in plan.epoch(0)):
             (loss, labels), first_ND, second_ND = batch_loss(
-                module, batch.to(self.device), temperature=self.temperature, start=self.collator.start
+                module, batch.to(setup.device), temperature=temperature, start=collator.start
             )
             total += float(loss)
             count += labels
             rows.append(batch.rows)
             firsts.append(first_ND.float().cpu().numpy())
             seconds.append(second_ND.float().cpu().numpy())
-        place = np.argsort(np.concatenate(rows))[evenly_spaced(len(self.store), _MOST_CHOICES)]
+        place = np.argsort(np.concatenate(rows))[evenly_spaced(len(store), _MOST_CHOICES)]
         chosen = np.concatenate(rows)[place]
-        found = recall_at(np.concatenate(firsts)[place], np.concatenate(seconds)[place], groups=self.groups[chosen])
+        found = recall_at(np.concatenate(firsts)[place], np.concatenate(seconds)[place], groups=groups[chosen])
         return Validation(loss=total / count, score=100 * found.mean)
+
+    return validate
 
 
 def batch_loss(

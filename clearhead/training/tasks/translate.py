@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -61,7 +60,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         spec=spec,
         batches=batches,
         loss=setup.token_loss,
-        validate=_validation(run_file, tokenizers, stores.valid, setup.device),
+        validate=_validator(run_file, tokenizers, stores.valid, setup.device),
         sides=[
             DataSide.of(
                 "source",
@@ -120,63 +119,41 @@ def _train_tokenizers(run_file: RunFile) -> TokenizerPair:
     return cached_tokenizers(pair_source(run_file.data.train), kind=kind, vocab_size=size, joint=joint)
 
 
-def _validation(
-    run_file: RunFile, tokenizers: TokenizerPair, valid: PairStore, device: torch.device
-) -> ValidateTranslation:
-    scored = evenly_spaced(len(valid), run_file.train.bleu_sentences or 0)
+def _validator(
+    run_file: RunFile, tokenizers: TokenizerPair, store: PairStore, device: torch.device
+) -> Callable[[nn.Module], Validation]:
+    """Return the validation on held-out pairs: the loss of a target token, and BLEU of some greedy translations."""
+    scored = evenly_spaced(len(store), run_file.train.bleu_sentences or 0)
     assert isinstance(run_file.data.valid, Section), "the rules of the run file refuse a share of pairs"
     texts = read_pairs(pair_source(run_file.data.valid))["target"] if scored else []
-    references = [texts[valid.lines[row]] for row in scored]
-    return ValidateTranslation(
-        store=valid,
-        tokenizers=tokenizers,
-        references=[join_segments(text) for text in references] if tokenizers.target.kind == "split" else references,
-        scored=scored,
-        batch_tokens=max(run_file.train.batch_tokens, run_file.data.max_length),
-        device=device,
-    )
+    references = [texts[store.lines[row]] for row in scored]
+    if tokenizers.target.kind == "split":
+        references = [join_segments(text) for text in references]
+    budget = max(run_file.train.batch_tokens, run_file.data.max_length)
 
-
-@dataclass(frozen=True)
-class ValidateTranslation:
-    """Validates a module on held-out pairs.
-
-    Args:
-        store: the held-out pairs as ids.
-        tokenizers: decode the translations.
-        references: the target texts of the pairs in `scored`, as whole words.
-        scored: indices of the pairs to translate and score; empty: no score.
-        batch_tokens: padded tokens of one batch.
-        device: where the module is.
-    """
-
-    store: PairStore
-    tokenizers: TokenizerPair
-    references: Sequence[str]
-    scored: Sequence[int]
-    batch_tokens: int
-    device: torch.device
-
-    def __call__(self, module: nn.Module) -> Validation:
-        """Return the mean loss of a target token in nats, without label smoothing, and BLEU of the scored pairs."""
+    def validate(module: nn.Module) -> Validation:
         assert isinstance(module, Transformer), "translation needs the module that was built for it"
-        batches = validation_batches(
-            self.store, lambda rows: collate_pairs(self.store, rows), batch_tokens=self.batch_tokens
-        )
-        loss = mean_token_loss(module, batches, self.device)
-        return Validation(loss=loss, score=self.bleu(module) if self.scored else None)
+        batches = validation_batches(store, lambda rows: collate_pairs(store, rows), batch_tokens=budget)
+        loss = mean_token_loss(module, batches, device)
+        sources = [store.sources[row].tolist() for row in scored]
+        return Validation(loss=loss, score=_bleu(module, tokenizers, sources, references) if scored else None)
 
-    def bleu(self, module: Transformer) -> float:
-        """Return BLEU of greedy translations."""
-        source, target = self.tokenizers.source, self.tokenizers.target
-        said = target.special_tokens.for_target
-        found = translate_ids(
-            module,
-            [source.special_tokens.for_source(self.store.sources[row].tolist()) for row in self.scored],
-            bos_id=said.prefix[0],
-            eos_id=said.suffix[-1],
-            pad_id=target.pad_id,
-            options=SearchOptions(beam_size=1),
-        )
-        texts = [target.decode(candidates[0].ids) for candidates in found]
-        return bleu_chrf(texts, self.references, tokenize="none" if target.kind == "split" else "13a").bleu
+    return validate
+
+
+def _bleu(
+    module: Transformer, tokenizers: TokenizerPair, sources: Sequence[list[int]], references: Sequence[str]
+) -> float:
+    """Return BLEU of greedy translations."""
+    target = tokenizers.target
+    added = target.special_tokens.for_target
+    found = translate_ids(
+        module,
+        [tokenizers.source.special_tokens.for_source(ids) for ids in sources],
+        bos_id=added.prefix[0],
+        eos_id=added.suffix[-1],
+        pad_id=target.pad_id,
+        options=SearchOptions(beam_size=1),
+    )
+    texts = [target.decode(candidates[0].ids) for candidates in found]
+    return bleu_chrf(texts, references, tokenize="none" if target.kind == "split" else "13a").bleu
