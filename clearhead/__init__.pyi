@@ -19,3 +19,5 @@ from .predict.answer import Answer as Answer
 from .predict.classify import Classification as Classification
 from .predict.fill import Filled as Filled
 from .predict.tag import Entity as Entity
+from .training.api import train as train
+from .training.settings import TrainResult as TrainResult

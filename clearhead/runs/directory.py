@@ -286,7 +286,7 @@ def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
         raise InputError(f"The run directory {path} is a file: name a folder.")
     if resume and not path.exists():
         raise InputError(f"There is no run directory {path} to resume: start the run without --resume.")
-    known = {RUN_FILE, LOCK, "checkpoints", "spec.json", "metrics.jsonl", "best", "plots"}
+    known = {RUN_FILE, LOCK, "checkpoints", "spec.json", "metrics.jsonl", "best", "plots", "data"}
     entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
     if entries and not entries & known:
         raise InputError(f"{path} is not empty and holds no run: name a new folder as the run directory.")

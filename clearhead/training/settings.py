@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from clearhead.evaluate.result import Validation
+from clearhead.model.facade import Model
+from clearhead.model.loading import load
 from clearhead.training.runfile.sections import Count, Train
 
 Metric = Literal["loss", "score"]
@@ -62,6 +64,10 @@ class TrainResult:
     seconds: float
     reason: str
     averaged: Validation | None = None
+
+    def load(self, *, device: str = "auto", precision: str = "auto") -> Model:
+        """Load the trained model: its best weights, as `clearhead.load` does."""
+        return load(self.run, device=device, precision=precision)
 
 
 def planned_steps(settings: Train, batches_per_epoch: int) -> int | None:

@@ -17,7 +17,7 @@ from tests.house.source import package_sources
 NAMES = {
     "clearhead": """
         Answer Cache Classification Entity Filled Generation Hypothesis InputError Model MultiHeadAttention Output
-        PairScore RunFailure Transformer build capture edit load presets spec surgery
+        PairScore RunFailure TrainResult Transformer build capture edit load presets spec surgery train
     """,
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
     "clearhead.presets": "bert_base gpt2 llama_tiny t5_small transformer_base transformer_big",
@@ -44,6 +44,7 @@ METHODS = {
         stream tag tokenizer translate translate_n_best
     """,
     "MultiHeadAttention": "attention forward train",
+    "TrainResult": "load",
     "Transformer": """
         decode encode forward is_watched max_positions num_source_ids num_target_ids point run states watch
     """,

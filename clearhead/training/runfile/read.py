@@ -72,6 +72,13 @@ def parse_run_file(text: str, name: str, overrides: Sequence[str] = ()) -> RunFi
     return run
 
 
+def parse_tables(text: str, name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the tables of a run file with its overrides, unchecked; faulty overrides are left out."""
+    raw = _parse_toml(text, name)
+    _apply_overrides(raw, overrides)
+    return raw
+
+
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
@@ -177,18 +184,22 @@ def _model_faults(run: RunFile, places: Places) -> list[Fault]:
 
 
 def to_toml(run: RunFile) -> str:
-    """Return a run file as TOML, from which an equal run file is read."""
+    """Write a run file as TOML text that reads back to an equal run file."""
+    sections: dict[str, Section | None] = {name: getattr(run, name) for name in SECTIONS}
+    return toml_text({name: section.model_dump() for name, section in sections.items() if section is not None})
+
+
+def toml_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write tables of values as TOML text; None is left out."""
     blocks = []
-    for name in SECTIONS:
-        section: Section | None = getattr(run, name)
-        if section is None:
-            continue
-        lines = [f"{key} = {_toml_value(value)}" for key, value in section.model_dump().items() if value is not None]
+    for name, table in tables.items():
+        lines = [f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None]
         blocks.append("\n".join([f"[{name}]", *lines]))
     return "\n\n".join(blocks) + "\n"
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Write one value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -198,8 +209,6 @@ def _toml_value(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return (
-            "{ "
-            + ", ".join(f"{key} = {_toml_value(below)}" for key, below in value.items() if below is not None)
-            + " }"
+            "{ " + ", ".join(f"{key} = {toml_value(below)}" for key, below in value.items() if below is not None) + " }"
         )
-    return "[" + ", ".join(_toml_value(below) for below in value) + "]"
+    return "[" + ", ".join(toml_value(below) for below in value) + "]"

@@ -1,0 +1,123 @@
+"""Training from Python: a run file or its tables as a dictionary, with data in files or in lists."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import InputError, nearest
+from clearhead.files import read_text_file
+from clearhead.training.assemble import train_run
+from clearhead.training.progress.console import progress_for
+from clearhead.training.runfile.read import parse_run_file, parse_tables, toml_text, toml_value
+from clearhead.training.runfile.sections import RunFile
+from clearhead.training.settings import TrainResult
+
+# How the examples of each kind of task are written as JSON lines, and the entry of [data] that reads them back.
+_PAIRS = (("source", "target"), {"jsonl": ""})
+_TEXTS = (("text",), {"text": ""})
+_FORMS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
+    "translate": _PAIRS,
+    "embed": _PAIRS,
+    "generate": _TEXTS,
+    "fill": _TEXTS,
+    "denoise": _TEXTS,
+    "classify": (("text", "label"), {"text": "", "labels": "label"}),
+    "tag": (("tokens", "tags"), {"text": ""}),
+}
+_PARTS = ("train", "valid")
+
+
+def train(
+    run_file: str | Path | Mapping[str, Mapping[str, Any]],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    resume: bool = False,
+    data: Mapping[str, Sequence[Any]] | None = None,
+) -> TrainResult:
+    """Train a model, as `clearhead train` does.
+
+    Args:
+        run_file: the path of a run file, or its tables: {"task": {...}, "data": {...}, "train": {...}}.
+        overrides: dotted key -> value, such as {"train.steps": 100}.
+        resume: whether to continue from the newest undamaged checkpoint of the run directory.
+        data: examples in place of files: "train" and, where the run file's share should not be held out, "valid". An
+            example is (source, target) for translate and embed; a text for generate, fill and denoise; (text, label)
+            or (text, second text, label) for classify; (words, tags) for tag. They are written into the run directory,
+            so a resumed run needs them no more.
+
+    Returns:
+        where the run is and how it ended; its `load()` gives the model.
+
+    Raises:
+        InputError: the run file or the data cannot be used; every fault of the run file is in one report.
+        RunFailure: training failed; the last checkpoint is complete.
+    """
+    if isinstance(run_file, Mapping):
+        text, name = toml_text(run_file), "the run file"
+    else:
+        text, name = read_text_file(Path(run_file), "run file"), str(run_file)
+    changes = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
+    if data is None:
+        return train_run(parse_run_file(text, name, changes), resume=resume, progress=progress_for())
+    if resume:
+        raise InputError("a resumed run reads the data in its run directory; leave data out")
+    tables = parse_tables(text, name, changes)
+    kind, folder = tables.get("task", {}).get("kind"), Path(str(tables.get("train", {}).get("run", ""))) / "data"
+    data = _with_share(data, tables.get("data", {}).get("valid"))
+    lines = {part: list(_json_lines(part, examples, kind)) for part, examples in data.items()}
+    entries = [f"data.{part}={toml_value(_entry(folder / f'{part}.jsonl', data[part], kind))}" for part in lines]
+    checked = parse_run_file(text, name, [*changes, *entries])
+    return _train_on(checked, {folder / f"{part}.jsonl": rows for part, rows in lines.items()})
+
+
+def _with_share(data: Mapping[str, Sequence[Any]], share: object) -> Mapping[str, Sequence[Any]]:
+    """Hold out the run file's share, from the end, where no list of validation examples is given."""
+    if "valid" in data or "train" not in data or not isinstance(share, float) or not 0.0 < share < 1.0:
+        return data
+    first = len(data["train"]) - max(1, round(share * len(data["train"])))
+    return {**data, "train": data["train"][:first], "valid": data["train"][first:]}
+
+
+def _json_lines(part: str, examples: Sequence[Any], kind: object) -> Iterator[str]:
+    """Write each example of a list as a line of JSON; an unknown kind is left to the check of the run file."""
+    if part not in _PARTS:
+        raise InputError(f"data has no part '{part}'{nearest(part, _PARTS)}; it has train and valid")
+    keys = _keys(examples, kind)
+    for number, example in enumerate(examples, start=1):
+        values = (example,) if len(keys) == 1 else example
+        if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != len(keys):
+            raise InputError(f"data['{part}'], example {number}: expected ({', '.join(keys)}), got {example!r:.80}")
+        try:
+            yield json.dumps(dict(zip(keys, values, strict=True)), ensure_ascii=False) + "\n"
+        except TypeError:
+            raise InputError(f"data['{part}'], example {number}: expected texts, got {example!r:.80}") from None
+
+
+def _keys(examples: Sequence[Any], kind: object) -> tuple[str, ...]:
+    keys = _FORMS.get(str(kind), _TEXTS)[0]
+    is_paired = kind == "classify" and bool(examples) and len(examples[0]) == 3
+    return ("text", "pair", "label") if is_paired else keys
+
+
+def _entry(path: Path, examples: Sequence[Any], kind: object) -> dict[str, str]:
+    entry = {key: value or str(path) for key, value in _FORMS.get(str(kind), _TEXTS)[1].items()}
+    return entry | ({"pair": "pair"} if "pair" in _keys(examples, kind) else {})
+
+
+def _train_on(run_file: RunFile, files: Mapping[Path, Sequence[str]]) -> TrainResult:
+    """Write the data into the run directory and train; what cannot be used leaves nothing behind."""
+    run = Path(run_file.train.run)
+    if run.exists():
+        raise InputError(f"{run} exists: name a new run directory with train.run, or continue it with resume=True")
+    try:
+        for path, rows in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(rows), encoding="utf-8")
+        return train_run(run_file, resume=False, progress=progress_for())
+    except InputError:
+        shutil.rmtree(run, ignore_errors=True)
+        raise

@@ -1,0 +1,112 @@
+"""Training from Python: lists in place of files give the same run, for every task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import InputError
+from clearhead.runs.metrics import read_metrics
+
+LETTERS = "abcdefgh"
+TEXTS = [
+    " ".join(LETTERS[(start + step * place) % 8] for place in range(5)) for start in range(8) for step in (1, 3, 5)
+]
+PAIRS = [(text, text[::-1]) for text in TEXTS]
+EXAMPLES: dict[str, list[Any]] = {
+    "translate": PAIRS,
+    "embed": PAIRS,
+    "generate": TEXTS,
+    "fill": TEXTS,
+    "denoise": TEXTS,
+    "classify": [(text, "low" if text[0] in "abcd" else "high") for text in TEXTS],
+    "tag": [(text.split(), ["L" if word in "abcd" else "H" for word in text.split()]) for text in TEXTS],
+}
+
+
+def tables(kind: str, run: Path, **train: object) -> dict[str, dict[str, object]]:
+    return {
+        "task": {"kind": kind},
+        "data": {"valid": 0.25, "max_length": 16},
+        "tokenizer": {"kind": "word", "vocab_size": 50},
+        "model": {"layers": 1, "width": 14, "heads": 2, "feedforward": 19, "dropout": 0.0},
+        "train": {"run": str(run), "steps": 4, "batch_tokens": 64, "validate_every": 2, "device": "cpu", **train},
+    }
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_every_task_learns_from_lists(kind: str, tmp_path: Path) -> None:
+    result = ch.train(tables(kind, tmp_path / "run"), data={"train": EXAMPLES[kind]})
+    assert result.run == tmp_path / "run" and result.step == 4
+    assert [row.step for row in read_metrics(result.run / "metrics.jsonl") if row.valid_loss is not None] == [2, 4]
+    model = result.load(device="cpu")
+    assert model.task.kind == kind
+
+
+def test_lists_are_files(tmp_path: Path) -> None:
+    """The same examples, in lists and in files of lines, train the same weights."""
+    (tmp_path / "source.txt").write_text("".join(f"{a}\n" for a, _ in PAIRS), encoding="utf-8")
+    (tmp_path / "target.txt").write_text("".join(f"{b}\n" for _, b in PAIRS), encoding="utf-8")
+    run_file = tables("translate", tmp_path / "files")
+    names = {"source": str(tmp_path / "source.txt"), "target": str(tmp_path / "target.txt")}
+    run_file["data"] |= {"train": names, "valid": names}
+    files = ch.train(run_file)
+    lists = ch.train(tables("translate", tmp_path / "lists"), data={"train": PAIRS, "valid": PAIRS})
+    first, second = (result.load(device="cpu").module.state_dict() for result in (files, lists))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_path_overrides_and_a_validation_list(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[task]\nkind = "classify"\n[data]\nvalid = 0.1\n[tokenizer]\nkind = "word"\nvocab_size = 50\n[model]\n'
+        "layers = 1\nwidth = 14\nheads = 2\nfeedforward = 19\n[train]\nrun = 'x'\nsteps = 9\nbatch_tokens = 64\n",
+        encoding="utf-8",
+    )
+    pairs = [(text, text[::-1], label) for text, label in EXAMPLES["classify"]]
+    changes = {"train.steps": 3, "train.run": str(tmp_path / "run"), "train.device": "cpu"}
+    result = ch.train(path, changes, data={"train": pairs, "valid": pairs[:5]})
+    assert result.step == 3
+    assert len((result.run / "data" / "valid.jsonl").read_text("utf-8").splitlines()) == 5
+
+
+def test_a_run_continues_without_its_lists(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ch.train(tables("translate", run), data={"train": PAIRS})
+    result = ch.train(run / "run.toml", {"train.steps": 6}, resume=True)
+    assert result.step == 6
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"train": PAIRS, "vald": PAIRS}, r"data has no part 'vald' \(did you mean 'valid'\?\)"),
+        (
+            {"train": [("a", "b"), "ab"], "valid": PAIRS},
+            r"data\['train'\], example 2: expected \(source, target\), got 'ab'",
+        ),
+        ({"train": [("a", "b", "c")], "valid": PAIRS}, "example 1: expected"),
+        ({"train": [], "valid": PAIRS}, "train.jsonl"),
+        ({"train": [("a", 5)], "valid": PAIRS}, "train.jsonl:1"),
+    ],
+)
+def test_data_that_cannot_be_used_leaves_nothing(data: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        ch.train(tables("translate", tmp_path / "run"), data=data)
+    assert not (tmp_path / "run").exists()
+
+
+def test_faults_of_the_tables_are_reported_together(tmp_path: Path) -> None:
+    wrong = tables("translate", tmp_path / "run", stesp=3)
+    wrong["model"]["layers"] = 0
+    with pytest.raises(InputError, match=r"(?s)layers.*stesp|stesp.*layers"):
+        ch.train(wrong, data={"train": PAIRS})
+    with pytest.raises(InputError, match="leave data out"):
+        ch.train(tables("translate", tmp_path / "run"), data={"train": PAIRS}, resume=True)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(InputError, match="exists: name a new run directory"):
+        ch.train(tables("translate", tmp_path / "run"), data={"train": PAIRS})
