@@ -90,6 +90,7 @@ def test_a_run_continues_without_its_lists(tmp_path: Path) -> None:
             r"data\['train'\], example 2: expected \(source, target\), got 'ab'",
         ),
         ({"train": [("a", "b", "c")], "valid": PAIRS}, "example 1: expected"),
+        ({"train": [("a", {1})], "valid": PAIRS}, "example 1: expected texts"),
         ({"train": [], "valid": PAIRS}, "train.jsonl"),
         ({"train": [("a", 5)], "valid": PAIRS}, "train.jsonl:1"),
     ],
