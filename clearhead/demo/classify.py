@@ -6,7 +6,7 @@ import random
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -78,7 +78,7 @@ FULL = ClassifySizes()
 
 @dataclass(frozen=True)
 class Scores:
-    """How many of the test names were recognised, each share from 0 to 1.
+    """Accuracies on the test names, from 0 to 1.
 
     Args:
         accuracy: of all names; every language counts the same, as it has as many names as any other.
@@ -92,7 +92,7 @@ class Scores:
 
 
 def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
-    """Make the data, train, recognise the test names once, and draw which languages are taken for which.
+    """Make the data, train, classify the test names once, and draw the confusion matrix.
 
     Args:
         plan: the options of every demo.
@@ -113,24 +113,21 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
     _introduce(console, sets)
     folder = data_folder(plan)
     files = {name: folder / f"{name}.tsv" for name in ("train", "valid", "test")}
-    for name, path in files.items():
-        names: list[Name] = getattr(sets, name)
-        lines = ["text\tlanguage\tnames\n", *("\t".join(one) + "\n" for one in names)]
+    for part, path in files.items():
+        names: list[Name] = getattr(sets, part)
+        lines = ["text\tlanguage\tnames\n", *("\t".join(name) + "\n" for name in names)]
         path.write_text("".join(lines), encoding="utf-8", newline="\n")
     train_recipe(RECIPE, plan, files)
     model = clearhead.load(str(plan.run), device=plan.device, precision=plan.precision)
     answers = model.classify([name.text for name in sets.test], batch_size=plan.batch_size)
-    scores = score(sets, [answer.label for answer in answers])
+    labels = [answer.label for answer in answers]
+    scores = score(sets, labels)
     _show_some(console, sets, answers, plan.seed)
-    _show_scores(console, sets, scores, [answer.label for answer in answers])
-    draw(sets, [answer.label for answer in answers], plan)
+    _show_scores(console, sets, scores, labels)
+    draw(sets, labels, plan)
     ref = shlex.quote(str(plan.run))
     return DemoOutcome(
-        record={
-            "accuracy": scores.accuracy,
-            "latin_accuracy": scores.latin_accuracy,
-            "per_language": scores.per_language,
-        },
+        record=asdict(scores),
         pictures={"What is taken for what": "plots/confusion.png"},
         commands={
             "Try a name of your own": f"echo '{SAMPLE}' | clearhead classify {ref}",
@@ -140,11 +137,11 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
 
 
 def score(sets: NameSets, labels: Sequence[str]) -> Scores:
-    """Return the shares of the test names that were recognised.
+    """Return the accuracies on the test names.
 
     Args:
         sets: the names.
-        labels: what each test name was taken for.
+        labels: the prediction for each test name.
     """
     right = Counter(name.language for name, label in zip(sets.test, labels, strict=True) if label == name.language)
     counts = Counter(name.language for name in sets.test)
@@ -172,7 +169,7 @@ def _introduce(console: Console, sets: NameSets) -> None:
 
 
 def _show_some(console: Console, sets: NameSets, answers: Sequence[Classification], seed: int) -> None:
-    """Show what the model says of a few test names, drawn whether it is right or not."""
+    """Show the predictions for a few random test names."""
     table = Table(title="\nNames the model never saw", box=SIMPLE_HEAD, title_justify="left")
     for title in ("name", "language", "first guess", "second", "third"):
         table.add_column(title)
@@ -188,14 +185,10 @@ def _show_some(console: Console, sets: NameSets, answers: Sequence[Classificatio
 
 
 def _show_scores(console: Console, sets: NameSets, scores: Scores, labels: Sequence[str]) -> None:
-    latin = (
-        ""
-        if scores.latin_accuracy is None
-        else (
-            f"; of those in the {len(sets.latin)} languages written in Latin letters, "
-            f"[bold]{100 * scores.latin_accuracy:.1f} %[/bold]"
-        )
-    )
+    latin = ""
+    if scores.latin_accuracy is not None:
+        latin = f"; of those in the {len(sets.latin)} languages written in Latin letters, "
+        latin += f"[bold]{100 * scores.latin_accuracy:.1f} %[/bold]"
     console.print(
         f"Recognised: [bold]{100 * scores.accuracy:.1f} %[/bold] of {len(sets.test):,} unseen names{latin}; guessing "
         f"would give {100 / len(sets.languages):.1f} %."
@@ -206,7 +199,7 @@ def _show_scores(console: Console, sets: NameSets, scores: Scores, labels: Seque
 
 
 def draw(sets: NameSets, labels: Sequence[str], plan: DemoPlan) -> None:
-    """Draw how often each language was taken for each other one, related languages side by side."""
+    """Draw the confusion matrix of the languages, related languages side by side."""
     import numpy as np
 
     from clearhead.evaluate.metrics import confusion_matrix

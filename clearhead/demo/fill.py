@@ -139,7 +139,7 @@ def run_fill(plan: DemoPlan, sizes: FillSizes = FULL) -> DemoOutcome:
         f"{len(PLACES)}. Always '{word}' would be right for {100 * share:.0f} %."
     )
     lines = {
-        line: [{"text": one.text, "probability": one.probability} for one in candidates]
+        line: [{"text": candidate.text, "probability": candidate.probability} for candidate in candidates]
         for line, candidates in zip(LINES, answers, strict=True)
     }
     return DemoOutcome(
@@ -151,17 +151,17 @@ def run_fill(plan: DemoPlan, sizes: FillSizes = FULL) -> DemoOutcome:
 
 def answer_table(lines: Sequence[str], answers: Sequence[Sequence[Filled]]) -> Table:
     """Return a table of lines with a blank and the candidates for it, best first."""
-    table = Table(title="\nWhat stands in the blank?", box=SIMPLE_HEAD, title_justify="left")
+    table = Table(title="\nWhat fills the blank?", box=SIMPLE_HEAD, title_justify="left")
     for name in ("line", *PLACES[: max(map(len, answers))]):
         table.add_column(name)
     for line, candidates in zip(lines, answers, strict=True):
-        cells = [f"{escape(_visible(one.text))} [dim]{100 * one.probability:.0f} %[/dim]" for one in candidates]
+        cells = [f"{escape(_visible(found.text))} [dim]{100 * found.probability:.0f} %[/dim]" for found in candidates]
         table.add_row(escape(line), *cells)
     return table
 
 
 def _visible(text: str) -> str:
-    """Return a candidate as it can be seen in a table: one that is white space alone shows its signs."""
+    """Return a candidate as a table shows it: white space alone is made visible."""
     return text.replace("\n", "⏎").replace(" ", "␣") if text.isspace() else text
 
 
@@ -176,14 +176,14 @@ def blank_words(model: Model, texts: Sequence[str], seed: int, count: int) -> li
         count: most questions.
     """
     source = random.Random(seed)
-    paragraphs = [one.strip("\n") for text in texts for one in re.split(r"\n\s*\n", text)]
-    fit = [one for one in paragraphs if SHORTEST <= len(one) <= LONGEST and BLANK not in one]
+    paragraphs = [part.strip("\n") for text in texts for part in re.split(r"\n\s*\n", text)]
+    fit = [part for part in paragraphs if SHORTEST <= len(part) <= LONGEST and BLANK not in part]
     longest = model.task.max_length or LONGEST
     questions: list[Question] = []
     for text in source.sample(fit, len(fit)):
         entries = model.tokenizer.encode_with_spans(text)[1]
         words = [found for found in WORD.finditer(text) if found.span() in entries]
-        # Start and end take a place each, and a blank that is cut off from its white space one more.
+        # The start and the end take a position each, and a blank without its white space one more.
         if words and len(entries) + 3 <= longest and len(questions) < count:
             chosen = source.choice(words)
             questions.append(Question(text[: chosen.start()] + BLANK + text[chosen.end() :], chosen.group()))
@@ -198,7 +198,7 @@ def places_of_the_right_word(model: Model, questions: Sequence[Question], batch_
         part = questions[start : start + size]
         found = model.fill([question.text for question in part], top_k=len(PLACES))
         for question, blanks in zip(part, found, strict=True):
-            candidates = [one.text for one in blanks[0]]
+            candidates = [candidate.text for candidate in blanks[0]]
             places.update([candidates.index(question.word)] if question.word in candidates else [])
     return [places[place] / max(1, len(questions)) for place in range(len(PLACES))]
 

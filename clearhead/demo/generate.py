@@ -113,7 +113,7 @@ def run_generate(plan: DemoPlan, sizes: GenerateSizes = FULL) -> DemoOutcome:
         clearhead.load(f"{plan.run}@{label}", device=plan.device, precision=plan.precision)
         for label in ("step-0", "best")
     )
-    before, after = (bits_per_byte(one, texts) for one in (untrained, model))
+    before, after = (bits_per_byte(trained, texts) for trained in (untrained, model))
     console.print(
         f"\nBits for each byte of the {len(texts)} files held out: [bold]{before:.2f}[/bold] before training, "
         f"[bold]{after:.2f}[/bold] after it; 8 without a model."
@@ -136,7 +136,7 @@ def bits_per_byte(model: Model, texts: Sequence[str]) -> float:
 
     window = model.task.max_length
     assert window is not None, "a run notes the length of its blocks"
-    # Half of each window is context: the model is asked about code in the middle, not at the edge of what it sees.
+    # Half of each window is context: the model is scored on code in the middle of what it sees, not at the edge.
     bits = text_loss(model.module, model.tokenizer, texts, window=window, stride=window // 2).bits_per_byte
     assert bits is not None, "the bytes of texts are known"
     return bits
@@ -146,7 +146,7 @@ def write_function(console: Console, model: Model, plan: DemoPlan, sizes: Genera
     """Stream one function to the terminal; return its text, prompt included."""
     console.print(f"\n[dim]{PROMPT}[/dim]" if number == 0 else "\n[dim]def[/dim]", end="")
     written = ""
-    for piece in model.stream(
+    for text in model.stream(
         PROMPT,
         max_new_tokens=sizes.max_new_tokens,
         temperature=0.7,
@@ -154,7 +154,7 @@ def write_function(console: Console, model: Model, plan: DemoPlan, sizes: Genera
         stop=STOP,
         seed=plan.seed + number,
     ):
-        console.print(piece, end="", markup=False)
-        written += piece
+        console.print(text, end="", markup=False)
+        written += text
     console.print()
     return PROMPT + written

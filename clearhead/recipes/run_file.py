@@ -12,7 +12,7 @@ Value = str | int | float | bool
 
 _SCHEDULES = "paper | inverse-sqrt | cosine | linear | wsd | plateau | constant"
 _LONGER_TEXT = "longer documents are cut into windows"
-_POOL = ("pool", "mean", "which states stand for the text: first | mean | last")
+_POOL = ("pool", "mean", "which states represent the text: first | mean | last")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _toml(value: Value | Mapping[str, Value]) -> str:
 
 @dataclass(frozen=True)
 class TaskDefaults:
-    """What the run files of one task have of their own.
+    """The defaults of one task.
 
     Attributes:
         family: of the model.
@@ -115,7 +115,7 @@ DEFAULTS: Mapping[str, TaskDefaults] = {
             Setting(*_POOL),
             Setting("temperature", 0.05, "what cosines are divided by: lower weighs hard negatives more"),
         ),
-        batch="rows times the longest text: a pair is told from all others of its batch, so more is harder",
+        batch="rows times the longest text: a pair is compared with all others of its batch, so more is harder",
     ),
 }
 

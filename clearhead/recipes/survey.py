@@ -115,25 +115,23 @@ def fitting_sizes(data: Survey, *, epochs: Sequence[int] = (100, 40, 20, 10)) ->
         data: what was counted.
         epochs: for up to 3,000 texts, up to 50,000, up to 500,000, and more.
     """
+    # Up to how many texts; vocabulary; layers, width, heads and dropout.
     rows = [
-        (3_000, 1_000, 2, 64, 4, 0.3),
-        (50_000, 8_000, 4, 128, 4, 0.3),
-        (500_000, 16_000, 4, 256, 8, 0.2),
-        (None, 32_000, 6, 512, 8, 0.1),
+        (3_000, 1_000, (2, 64, 4, 0.3)),
+        (50_000, 8_000, (4, 128, 4, 0.3)),
+        (500_000, 16_000, (4, 256, 8, 0.2)),
+        (None, 32_000, (6, 512, 8, 0.1)),
     ]
     place = next(index for index, row in enumerate(rows) if row[0] is None or data.num_pairs <= row[0])
-    _, vocab_size, layers, width, heads, dropout = rows[place]
+    _, vocab_size, model = rows[place]
     is_trained = data.kind == "bpe"
     num_tokens = data.num_units * (TOKENS_PER_WORD if is_trained else 1.0)
     steps_per_epoch = max(1, round(num_tokens / BATCH_TOKENS))
     longest = data.longest * (2 if is_trained else 1) + 2
     return Sizes(
-        tokenizer=data.kind,
-        vocab_size=_vocab_size(data.num_characters, data.num_repeated, vocab_size) if is_trained else None,
-        layers=layers,
-        width=width,
-        heads=heads,
-        dropout=dropout,
+        data.kind,
+        _vocab_size(data.num_characters, data.num_repeated, vocab_size) if is_trained else None,
+        *model,
         max_length=_block(longest),
         epochs=epochs[place],
         validate_every=min(2_000, max(50, steps_per_epoch)),
@@ -184,7 +182,7 @@ def survey_text(chunks: Iterable[str]) -> TextSurvey:
     """Count what decides the sizes of a model of running text.
 
     Args:
-        chunks: the text, piece by piece.
+        chunks: the text, in parts.
     """
     num_characters = 0
     distinct: set[str] = set()
@@ -245,14 +243,15 @@ def fitting_text_sizes(
         continues: whether the model predicts next tokens, so that every character must be decoded as it was.
         num_special: entries of the vocabulary for masked text, given the length of a block.
     """
+    # Up to how many characters; vocabulary; block; epochs; layers, width, heads and dropout.
     rows = [
-        (200_000, 1_000, 2, 64, 4, 0.2, 64, 30),
-        (LITTLE_TEXT, 4_000, 4, 128, 4, 0.1, 128, 10),
-        (100_000_000, 8_000, 6, 256, 8, 0.1, 256, 4),
-        (None, 32_000, 8, 512, 8, 0.0, 512, 1),
+        (200_000, 1_000, 64, 30, (2, 64, 4, 0.2)),
+        (LITTLE_TEXT, 4_000, 128, 10, (4, 128, 4, 0.1)),
+        (100_000_000, 8_000, 256, 4, (6, 256, 8, 0.1)),
+        (None, 32_000, 512, 1, (8, 512, 8, 0.0)),
     ]
     row = next(row for row in rows if row[0] is None or data.num_characters <= row[0])
-    _, wanted, layers, width, heads, dropout, block, epochs = row
+    _, wanted, block, epochs, model = row
     tokenizer = "byte-bpe" if continues else "bpe"
     if continues and data.num_distinct <= FEW_CHARACTERS and data.num_characters <= LITTLE_TEXT:
         tokenizer = "character"
@@ -263,12 +262,9 @@ def fitting_text_sizes(
     num_tokens = data.num_characters / (1 if tokenizer == "character" else CHARACTERS_PER_TOKEN)
     steps_per_epoch = max(1, round(num_tokens / BATCH_TOKENS))
     return Sizes(
-        tokenizer=tokenizer,
-        vocab_size=None if tokenizer == "character" else _vocab_size(alphabet, data.num_repeated, wanted),
-        layers=layers,
-        width=width,
-        heads=heads,
-        dropout=dropout,
+        tokenizer,
+        None if tokenizer == "character" else _vocab_size(alphabet, data.num_repeated, wanted),
+        *model,
         max_length=block,
         epochs=epochs,
         validate_every=min(2_000, max(50, steps_per_epoch)),

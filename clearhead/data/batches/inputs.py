@@ -1,4 +1,4 @@
-"""How a model reads one text or a pair of texts: special ids around them, segments, and a decoder's start.
+"""Texts or pairs of texts as model inputs: special ids, segments, padding, and the decoder's input.
 
 Shape suffixes: B texts, T tokens, U tokens of the decoder.
 """
@@ -27,7 +27,7 @@ Ids = Integer[ndarray, " _"] | Sequence[int]
 
 @dataclass(frozen=True)
 class ModelInputs(DeviceBatch):
-    """Framed texts as a rectangle of ids, and what else a model reads with them.
+    """Padded texts with their special ids, and the other inputs of a model.
 
     Args:
         ids: with padding on the right.
@@ -60,14 +60,14 @@ class ModelInputs(DeviceBatch):
 
 @dataclass(frozen=True)
 class InputCollator:
-    """A tokenizer's frame as one model reads it.
+    """Adds the special ids, segments and padding that one model reads.
 
     Args:
         special_tokens: of one text, and of a pair.
-        pad: id that fills a rectangle.
+        pad: the padding id.
         has_segments: the model has a table that tells the two texts apart.
-        start: what the decoder behind an encoder reads; None: there is one stack.
-        repeats: the decoder reads the text once more, as a record of a task says; None: the start token alone.
+        start: the start id of a decoder behind an encoder; None: there is one stack.
+        repeats: how the decoder reads the text once more, as in a task record; None: it reads the start token alone.
 
     Source: arXiv 1810.04805, section 3 (pairs); arXiv 1910.13461, section 3.1 (two stacks).
     """
@@ -80,15 +80,15 @@ class InputCollator:
 
     @classmethod
     def of(cls, model: Model, tokenizer: Tokenizer, repeats: Repeats | None = None) -> InputCollator:
-        """Return how a model with a tokenizer reads texts.
+        """Return the collator of a model.
 
         Args:
-            model: what it is.
-            tokenizer: of what it reads.
-            repeats: what the record of its task says of its decoder.
+            model: its spec.
+            tokenizer: its tokenizer.
+            repeats: as in its task record.
 
         Raises:
-            InputError: a decoder behind an encoder, and nothing says where it begins.
+            InputError: the start token of a decoder behind an encoder is not known.
         """
         first = model.encoder or model.decoder
         assert first is not None, "a validated model has a stack"
@@ -103,15 +103,15 @@ class InputCollator:
 
     @property
     def front(self) -> int:
-        """How many ids stand in front of a single text."""
+        """The number of special ids in front of a single text."""
         return len(self.special_tokens.prefix)
 
     def collate(self, firsts: Sequence[Ids], seconds: Sequence[Ids] | None = None) -> ModelInputs:
-        """Frame some texts.
+        """Add special ids and padding to some texts.
 
         Args:
             firsts: plain ids of each text; at least one text.
-            seconds: plain ids of the second text of each pair; None: texts stand alone.
+            seconds: plain ids of the second text of each pair; None: single texts.
 
         Raises:
             InputError: there are pairs, and the tokenizer has no template for them.
@@ -126,31 +126,31 @@ class InputCollator:
             texts: dict[str, Ids] = {"A": first, "B": seconds[row] if seconds is not None else ()}
             place = 0
             for part, segment in template:
-                piece = texts[part] if isinstance(part, str) else (part,)
-                here = slice(place, place + len(piece))
-                ids_BT[row, here], segments_BT[row, here] = piece, segment
+                ids = texts[part] if isinstance(part, str) else (part,)
+                here = slice(place, place + len(ids))
+                ids_BT[row, here], segments_BT[row, here] = ids, segment
                 place = here.stop
         mask_BT = np.arange(ids_BT.shape[1]) < lengths_B[:, None]
         has_segments = self.has_segments and any(segment for _, segment in template)
-        ids, mask = torch.from_numpy(ids_BT), torch.from_numpy(mask_BT)
-        target, target_mask = self._target(ids, mask, template)
-        num_said = 0 if target is None else target.numel() if target_mask is None else int(target_mask.sum())
+        padded, mask = torch.from_numpy(ids_BT), torch.from_numpy(mask_BT)
+        target, target_mask = self._target(padded, mask, template)
+        num_target = 0 if target is None else target.numel() if target_mask is None else int(target_mask.sum())
         return ModelInputs(
-            ids=ids,
+            ids=padded,
             mask=None if mask_BT.all() else mask,
             segments=torch.from_numpy(segments_BT) if has_segments else None,
             target_ids=target,
-            num_tokens=int(lengths_B.sum()) + num_said,
+            num_tokens=int(lengths_B.sum()) + num_target,
             target_mask=target_mask,
         )
 
     def _target(
         self, ids_BT: Int64[Tensor, "batch tokens"], mask_BT: Bool[Tensor, "batch tokens"], template: Sequence[Part]
     ) -> tuple[Int64[Tensor, "batch target"] | None, Bool[Tensor, "batch target"] | None]:
-        """Return what the decoder reads, and where that is real."""
+        """Return what the decoder reads, and its mask."""
         if self.repeats is None:
             return None if self.start is None else torch.full((len(ids_BT), 1), self.start), None
-        # The state of the end token stands for the text, and some templates have a language behind it.
+        # The state of the end token represents the text, and some templates have a language token behind it.
         last = next(place for place, (part, _) in enumerate(reversed(template)) if isinstance(part, str))
         behind = max(last - 1, 0)
         ends_B1 = mask_BT.sum(1, keepdim=True) - behind
@@ -161,14 +161,14 @@ class InputCollator:
 def shift_right(
     ids_BT: Int[Tensor, "batch tokens"], mask_BT: Bool[Tensor, "batch tokens"], *, start: int | None
 ) -> Int[Tensor, "batch tokens"]:
-    """Return the ids one place later: each real token stands where the next one was, and the last one is gone.
+    """Shift the ids right by one position; the last real token is dropped.
 
-    So what a decoder computes at a token's place knows all that is before the token, and the memory of the whole.
+    At each position, a decoder then sees the tokens before it, and the memory of the whole text.
 
     Args:
         ids_BT: what the encoder reads.
-        mask_BT: True = a real token; where the real tokens stand in a row does not matter, if nothing is between them.
-        start: the id in front; None: the last id of the text.
+        mask_BT: True = a real token; the real tokens of a row may be anywhere, without gaps.
+        start: the first id; None: the last id of the text.
 
     Source: arXiv 1910.13461, section 3.1 and 3.2.
     """

@@ -6,7 +6,7 @@ Shape suffixes: B rows of a batch, W windows, T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,8 @@ def causal_batches(corpus: Corpus, *, block: int, batch_tokens: int, pack: bool,
     plan = _WindowPlan(corpus, length=block, batch_tokens=batch_tokens, seed=seed, pack=pack, with_special=False)
 
     def make(rows: Indices, epoch: int, index: int) -> Batch:
-        layout = plan.layout(epoch)
-        return _causal_batch(corpus, layout.windows, layout.blocks.take(rows), rows)
+        windows, blocks = plan.layout(epoch)
+        return _causal_batch(corpus, windows, blocks.take(rows), rows)
 
     return EpochBatches(plan, make, identity={"kind": "causal", "block": block, "pack": pack, **plan.identity()})
 
@@ -88,7 +88,7 @@ def window_batches(
     plan = _WindowPlan(corpus, length=length, batch_tokens=batch_tokens, seed=seed, pack=False, with_special=True)
 
     def make(rows: Indices, epoch: int, index: int) -> Batch:
-        return _objective_batch(corpus, plan.layout(epoch).windows, rows, objective, random_stream(seed, epoch, index))
+        return _objective_batch(corpus, plan.layout(epoch)[0], rows, objective, random_stream(seed, epoch, index))
 
     return EpochBatches(plan, make, identity={"kind": "windows", "length": length, **plan.identity()})
 
@@ -114,21 +114,8 @@ def window_epoch(corpus: Corpus, objective: Objective, *, length: int, batch_tok
     )
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The rows of an epoch: its windows, and which of them each block holds."""
-
-    windows: Windows
-    blocks: Ragged
-
-    @property
-    def lengths(self) -> Int64[ndarray, " rows"]:
-        """The number of ids of each block."""
-        return _block_lengths(self.windows, self.blocks)
-
-
 class _WindowPlan:
-    """Which rows form a batch in each epoch, and what the rows are; the layout of one epoch is kept at a time."""
+    """Which rows form a batch in each epoch, and their windows; the layout of one epoch is kept at a time."""
 
     def __init__(
         self, corpus: Corpus, *, length: int, batch_tokens: int, seed: int, pack: bool, with_special: bool
@@ -139,34 +126,34 @@ class _WindowPlan:
         self._corpus = corpus
         self._length, self._batch_tokens, self._seed = length, batch_tokens, seed
         self._pack, self._with_special = pack, with_special
-        self._kept: tuple[int, _Layout] | None = None
+        self._kept: tuple[int, tuple[Windows, Ragged]] | None = None
 
     def identity(self) -> dict[str, Any]:
         """Return JSON values that tell this plan from others."""
         return {"batch_tokens": self._batch_tokens, "seed": self._seed, "data": self._corpus.identity}
 
-    def layout(self, epoch: int) -> _Layout:
-        """Return the rows of an epoch."""
+    def layout(self, epoch: int) -> tuple[Windows, Ragged]:
+        """Return the windows of an epoch, and which of them each block holds."""
         if self._kept is None or self._kept[0] != epoch:
             self._kept = (epoch, self._lay_out(epoch))
         return self._kept[1]
 
-    def _lay_out(self, epoch: int) -> _Layout:
+    def _lay_out(self, epoch: int) -> tuple[Windows, Ragged]:
         # Raw bits: numpy keeps this stream the same for ever, which it does not promise for its distributions.
         bits = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, 0, _WINDOW_STREAM]))
         num_special = len(self._corpus.tokenizer.special_tokens.for_text) if self._with_special else 0
         offset = int(bits.random_raw() % (self._length - num_special))
         windows = cut_windows(self._corpus, self._length, offset=offset, with_special=self._with_special)
         if not self._pack:
-            return _Layout(windows, _single(np.arange(len(windows))))
+            return windows, _single(np.arange(len(windows)))
         # Windows of the same length meet others in every epoch.
         order = np.argsort(bits.random_raw(len(windows)), kind="stable")
         packed = pack_windows(windows.lengths[order], self._length)
-        return _Layout(windows, Ragged(order[packed.ids], packed.offsets))
+        return windows, Ragged(order[packed.ids], packed.offsets)
 
     def epoch(self, number: int) -> list[Indices]:
         """Return the batches of an epoch, each the indices of its rows."""
-        lengths = self.layout(number).lengths
+        lengths = _block_lengths(*self.layout(number))
         return LengthSortedPlan(lengths, batch_tokens=self._batch_tokens, seed=self._seed).epoch(number)
 
 
@@ -184,6 +171,7 @@ def _single(windows: Indices) -> Ragged:
 
 
 def _block_lengths(windows: Windows, blocks: Ragged) -> Int64[ndarray, " blocks"]:
+    """Return the number of ids of each block."""
     sums: Int64[ndarray, " blocks"] = np.add.reduceat(windows.lengths[blocks.ids], blocks.offsets[:-1])
     return sums
 

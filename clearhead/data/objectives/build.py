@@ -1,4 +1,4 @@
-"""From the description of a noise, which is kept with a model, to the objective that makes it."""
+"""Builds the objective of a noise record, which is saved with a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 def build_objective(noise: Noise, tokenizer: Tokenizer) -> MaskedLM | SpanCorruption | TextInfilling:
-    """Return the objective that a description means.
+    """Return the objective of a noise record.
 
     Args:
         noise: kind, share and length of spans.

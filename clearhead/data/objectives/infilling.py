@@ -1,6 +1,6 @@
-"""Text infilling and sentence permutation: the model reads a damaged text and says the whole of it.
+"""Text infilling and sentence permutation: the model reads a corrupted text and reconstructs the original.
 
-Shape suffixes: N tokens of all pieces, B pieces, S spans of all pieces, M slots of all damaged pieces.
+Shape suffixes: N tokens of all windows, B windows, S spans of all windows, M slots of all corrupted windows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LARGEST_MEAN = 100.0
 
 
 class TextInfilling:
-    """Shuffles the sentences of a piece and puts one mask token in the place of each of some spans.
+    """Shuffles the sentences of a window and replaces some spans by one mask token each.
 
-    The lengths of spans follow a Poisson distribution; a span of length 0 puts a mask token where nothing is missing.
-    The target is the whole text in its own order. With its end token alone, a source is never longer than its piece:
-    spans of length 0 beyond that are left out, which only very short spans can bring about.
+    The lengths of spans follow a Poisson distribution; a span of length 0 inserts a mask token and removes none. The
+    target is the original text. With its end token, a source is never longer than its window: spans of length 0 beyond
+    that are left out, which happens only if spans are very short.
 
     Args:
         tokenizer: has a mask token.
-        share: of the tokens of a piece that spans cover, above 0 and below 1.
+        share: of the tokens of a window that spans cover, above 0 and below 1.
         mean_span: mean number of tokens in a span, above 0 and at most 100.
         permute: whether sentences are shuffled.
 
@@ -53,18 +53,18 @@ class TextInfilling:
         self._words = WordBoundaries(tokenizer) if permute else None
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
-        """Return the pieces, damaged as source and whole as target, for a model of two stacks.
+        """Return corrupted windows as sources and whole windows as targets, for a model of two stacks.
 
         Args:
-            pieces: framed ids; at least one.
-            generator: where the damage is drawn from.
+            windows: ids with special ids; at least one.
+            generator: draws the noise.
         """
         target = without_special(windows, self._tokenizer)
         source = target if self._words is None else _permute(target, self._words, generator)
         return denoising_batch(self._infill(source, generator), target, self._tokenizer)
 
     def _infill(self, rows: Ragged, generator: np.random.Generator) -> Ragged:
-        """Put mask tokens and tokens that stay in a random order, where each mask takes the place of its span."""
+        """Put masks and kept tokens in a random order; each mask replaces its span."""
         covered_B = np.floor(self._share * rows.lengths + generator.random(len(rows.lengths))).astype(np.int64)
         covered_B = np.clip(covered_B, np.minimum(1, rows.lengths), rows.lengths)
         lengths_S, spans_B = self._spans(covered_B, generator)
@@ -72,7 +72,7 @@ class TextInfilling:
         is_mask_M = ranks(generator.random(int(slots_B.sum())), slots_B) < np.repeat(spans_B, slots_B)
         widths_M = np.ones(len(is_mask_M), dtype=np.int64)
         widths_M[is_mask_M] = lengths_S
-        # A mask behind the last token stands in front of nothing; what is read there is not used.
+        # A mask behind the last token has no token to read; what is read there is not used.
         begins_M = np.minimum(np.cumsum(widths_M) - widths_M, max(len(rows.ids) - 1, 0))
         kept_M = rows.ids[begins_M] if len(rows.ids) else begins_M
         return Ragged.of(np.where(is_mask_M, self._mask_id, kept_M), slots_B)

@@ -1,6 +1,6 @@
-"""Masked language modelling: some tokens are hidden, and the model says what they were.
+"""Masked language modelling: some tokens are masked, and the model predicts them.
 
-Shape suffixes: N tokens of all pieces, W words of all pieces, B pieces, T columns.
+Shape suffixes: N tokens of all windows, W words of all windows, B windows, T columns.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MASKED, _REPLACED = 0.8, 0.1
 
 
 class MaskedLM:
-    """Hides a share of the tokens of each piece; a label stands at every token that was chosen, hidden or not.
+    """Masks a share of the tokens of each window; every chosen token has a label.
 
-    Of the chosen tokens 80 % become the mask token, 10 % any ordinary token and 10 % stay. The choice is new in every
-    call, never falls on a special token, and takes at least one token of each piece that has an ordinary one.
+    Of the chosen tokens 80 % become the mask token, 10 % a random ordinary token and 10 % stay. The choice is new in
+    every call, never falls on a special token, and takes at least one token of each window that has an ordinary one.
 
     Args:
         tokenizer: has a mask token.
-        share: of the ordinary tokens of a piece that are chosen, above 0 and below 1; exact on average,
+        share: of the ordinary tokens of a window that are chosen, above 0 and below 1; exact on average,
             where it comes to a token at all.
         whole_words: choose all tokens of a word or none, whatever marks the words in the vocabulary.
 
@@ -47,11 +47,11 @@ class MaskedLM:
         self._ordinary_ids = np.flatnonzero(self._words.ordinary)
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
-        """Return the pieces with some tokens hidden, for a model of one stack.
+        """Return the windows with some tokens masked, for a model of one stack.
 
         Args:
-            pieces: framed ids; at least one.
-            generator: where the choices are drawn from.
+            windows: ids with special ids; at least one.
+            generator: draws the choices.
         """
         rows = ragged(windows)
         chosen_N = self._choose(rows, generator)
@@ -78,7 +78,7 @@ class MaskedLM:
         word_N = np.cumsum(begins_N) - 1
         sizes_W = np.bincount(word_N)
         row_W = rows.row_numbers[begins_N]
-        # A word with an unknown sign in it cannot be hidden whole.
+        # A word with an unknown character cannot be masked as a whole.
         allowed_W = np.bincount(word_N, weights=ordinary_N) == sizes_W
         budget_B = self._share * sums(ordinary_N.astype(np.int64), rows.lengths)
 

@@ -1,6 +1,6 @@
-"""Prefix language modelling: a text is cut once, and the model continues its first part.
+"""Prefix language modelling: a text is cut once, and the model continues the first part.
 
-Shape suffixes: N tokens of all pieces, B pieces, T columns.
+Shape suffixes: N tokens of all windows, B windows, T columns.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 class PrefixSplit:
-    """Cuts each piece into a source and a target, for a model of two stacks.
+    """Cuts each window into a source and a target, for a model of two stacks.
 
     Every length of the prefix from none to all but one token is equally likely.
 
     Args:
-        tokenizer: its start, end and padding ids frame the parts.
+        tokenizer: adds the special ids and the padding.
 
     Source: arXiv 1801.10198, section 4.1 (a continuation as the target of a source); arXiv 1910.10683, section 3.3.1.
     """
@@ -36,8 +36,8 @@ class PrefixSplit:
         """Return prefix and end token as source, the rest and end token as target.
 
         Args:
-            pieces: framed ids; at least one.
-            generator: where the cuts are drawn from.
+            windows: ids with special ids; at least one.
+            generator: draws the cuts.
         """
         rows = without_special(windows, self._tokenizer)
         is_prefix_N = rows.positions < np.repeat(_cuts(rows.lengths, generator), rows.lengths)
@@ -45,13 +45,13 @@ class PrefixSplit:
 
 
 class PrefixLM:
-    """Marks a prefix that all of a piece may attend to, for a model of one stack that continues it.
+    """Marks a prefix that every token of a window may attend to, for a model of one stack that continues it.
 
-    Labels stand on the rest only. The prefix holds the start token and any number of tokens from none to all but one,
-    equally likely.
+    Only the rest has labels. The prefix is the start token and any number of tokens from none to all but one, equally
+    likely.
 
     Args:
-        tokenizer: its start, end and padding ids frame the rows.
+        tokenizer: adds the special ids and the padding.
 
     Source: arXiv 1910.10683, section 3.2.1.
     """
@@ -60,26 +60,26 @@ class PrefixLM:
         self._tokenizer = tokenizer
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
-        """Return the pieces without their end token, and at each place behind the prefix the token that follows.
+        """Return the windows without their end token, and at each position behind the prefix the next token.
 
         Args:
-            pieces: framed ids; at least one.
-            generator: where the cuts are drawn from.
+            windows: ids with special ids; at least one.
+            generator: draws the cuts.
         """
         rows = without_special(windows, self._tokenizer)
         cuts_B = _cuts(rows.lengths, generator)
         shown_N = rows.positions < np.repeat(cuts_B, rows.lengths)
-        around = self._tokenizer.special_tokens.for_target
-        read = pad_rows(rows, around.decoder_input, fill=self._tokenizer.pad_id)
-        said = Ragged.of(np.where(shown_N, NO_LABEL, rows.ids), rows.lengths)
+        special = self._tokenizer.special_tokens.for_target
+        read = pad_rows(rows, special.decoder_input, fill=self._tokenizer.pad_id)
+        predicted = Ragged.of(np.where(shown_N, NO_LABEL, rows.ids), rows.lengths)
         return Batch(
             ids=read.ids,
             mask=read.padding_mask,
-            labels=pad_rows(said, around.labels, fill=NO_LABEL).ids,
-            num_labels=int((~shown_N).sum()) + len(around.labels) * len(windows),
+            labels=pad_rows(predicted, special.labels, fill=NO_LABEL).ids,
+            num_labels=int((~shown_N).sum()) + len(special.labels) * len(windows),
             num_tokens=read.num_tokens,
             rows=np.arange(len(windows)),
-            prefix=torch.arange(read.ids.shape[1]) < torch.from_numpy(cuts_B)[:, None] + len(around.prefix),
+            prefix=torch.arange(read.ids.shape[1]) < torch.from_numpy(cuts_B)[:, None] + len(special.prefix),
         )
 
 

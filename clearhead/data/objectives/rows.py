@@ -38,7 +38,7 @@ def denoising_batch(source: Ragged, target: Ragged, tokenizer: Tokenizer) -> Bat
 
 
 def ranks(keys_N: Float[ndarray, " items"], counts: Int64[ndarray, " rows"]) -> Int64[ndarray, " items"]:
-    """Return the place that each item would have in its row if its row were sorted by key, counted from 0."""
+    """Return the rank of each item within its row by its key, counted from 0."""
     rows = np.repeat(np.arange(len(counts)), counts)
     ranks_N = np.empty(len(keys_N), dtype=np.int64)
     ranks_N[np.lexsort((keys_N, rows))] = positions(counts)
@@ -54,7 +54,7 @@ def sums(values_N: Integer[ndarray, " items"], counts: Int64[ndarray, " rows"]) 
 
 
 def check_share(share: float) -> float:
-    """Return a share of tokens that can be noise.
+    """Return a share of tokens for noise.
 
     Raises:
         InputError: it is not above 0 and below 1.
@@ -72,7 +72,7 @@ def need_mask_id(tokenizer: Tokenizer) -> int:
     """
     if tokenizer.mask_id is None:
         raise InputError(
-            "this objective hides tokens behind a mask token, but the tokenizer has none: train a tokenizer with one, "
+            "this objective needs a mask token, but the tokenizer has none: train a tokenizer with one, "
             "or take one that has it"
         )
     return tokenizer.mask_id

@@ -1,6 +1,6 @@
-"""Span corruption: runs of tokens are taken out of a text, and the model says what was in each gap.
+"""Span corruption: spans of a text are replaced by sentinels, and the model predicts each span.
 
-Shape suffixes: N tokens of all pieces, B pieces, S spans of all pieces.
+Shape suffixes: N tokens of all windows, B windows, S spans of all windows.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Counts = Int64[ndarray, " rows"]
 
 
 class SpanCorruption:
-    """Replaces runs of tokens by sentinels; the target gives each sentinel and the run that it stands for.
+    """Replaces spans by sentinels; the target is each sentinel followed by its span.
 
-    The source is what remains with a sentinel for each run, then the end token; the target is sentinel, run, sentinel,
-    run, ..., end token. Together they hold the whole text.
+    The source is the rest of the text with a sentinel for each span, then the end token; the target is sentinel, span,
+    sentinel, span, ..., end token. Together they hold the whole text.
 
     Args:
-        tokenizer: has as many sentinels as a piece has runs.
-        share: of the tokens of a piece that are taken out, above 0 and below 1.
-        mean_span: mean number of tokens in a run, at least 1.
+        tokenizer: has as many sentinels as a window has spans.
+        share: of the tokens of a window that are removed, above 0 and below 1.
+        mean_span: mean number of tokens in a span, at least 1.
 
     Raises:
         InputError: the share or the mean is out of range, or the tokenizer has no sentinels.
@@ -49,14 +49,14 @@ class SpanCorruption:
             )
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
-        """Return the pieces as source and target, for a model of two stacks.
+        """Return the windows as sources and targets, for a model of two stacks.
 
         Args:
-            pieces: framed ids; at least one.
-            generator: where the spans are drawn from.
+            windows: ids with special ids; at least one.
+            generator: draws the spans.
 
         Raises:
-            InputError: a piece needs more sentinels than the tokenizer has.
+            InputError: a window needs more sentinels than the tokenizer has.
         """
         rows = without_special(windows, self._tokenizer)
         noise_N = noise_mask(rows.lengths, share=self._share, mean_span=self._mean_span, generator=generator)
@@ -73,7 +73,7 @@ class SpanCorruption:
         if most > len(self._sentinels):
             longest = int(rows.lengths[int(spans_B.argmax())])
             raise InputError(
-                f"a piece of {longest} tokens has {most} spans, but the tokenizer has {len(self._sentinels)} "
+                f"a window of {longest} tokens has {most} spans, but the tokenizer has {len(self._sentinels)} "
                 "sentinels: shorten max_length, raise mean_span, or train the tokenizer with more sentinels"
             )
         number_N = np.cumsum(first_N) - 1 - np.repeat(np.cumsum(spans_B) - spans_B, rows.lengths)
@@ -82,11 +82,11 @@ class SpanCorruption:
 
 
 def num_sentinels(length: int, *, share: float = 0.15, mean_span: float = 3.0) -> int:
-    """Return how many sentinels a piece needs.
+    """Return how many sentinels a window needs.
 
     Args:
-        length: tokens of its text, start and end token not counted.
-        share: of the tokens that are taken out, above 0 and below 1.
+        length: tokens of its text, without special tokens.
+        share: of the tokens that are removed, above 0 and below 1.
         mean_span: mean number of tokens in a span, at least 1.
 
     Raises:
@@ -99,18 +99,18 @@ def num_sentinels(length: int, *, share: float = 0.15, mean_span: float = 3.0) -
 def noise_mask(
     lengths_B: Counts, *, share: float, mean_span: float, generator: np.random.Generator
 ) -> Bool[ndarray, " tokens"]:
-    """Choose the spans of many texts: True at the tokens to take out, for texts behind each other.
+    """Choose the spans of many texts: True at the tokens to remove, for texts behind each other.
 
-    Kept and taken runs take turns, the kept one first; both are drawn evenly from all ways to cut their tokens into
-    that many runs. A text of one token is taken out whole.
+    Kept and removed spans alternate, a kept one first; both are drawn evenly from all ways to cut their tokens into
+    that many spans. A text of one token is removed as a whole.
 
     Args:
         lengths_B: tokens of each text.
-        share: of the tokens to take out.
+        share: of the tokens to remove.
         mean_span: mean number of tokens in a span.
-        generator: where the lengths are drawn from.
+        generator: draws the lengths.
 
-    Source: arXiv 1910.10683, section 3.3.4, and `random_spans_noise_mask` of its published code.
+    Source: arXiv 1910.10683, section 3.3.4, and `random_spans_noise_mask` of its code.
     """
     noise_B, spans_B = _span_counts(lengths_B, share, mean_span)
     long_B = lengths_B > 1
@@ -123,7 +123,7 @@ def noise_mask(
 
 
 def _span_counts(lengths_B: Counts, share: float, mean_span: float) -> tuple[Counts, Counts]:
-    """Return how many tokens to take out of each text, and in how many spans; both rounded half to even."""
+    """Return how many tokens to remove from each text, and in how many spans; both rounded half to even."""
     noise_B = np.clip(np.rint(lengths_B * share), 1, np.maximum(lengths_B - 1, 1)).astype(np.int64)
     noise_B = np.minimum(noise_B, lengths_B)
     kept_B = np.maximum(lengths_B - noise_B, 1)
@@ -145,7 +145,7 @@ def _target(
     first_N: Bool[ndarray, " tokens"],
     sentinels_N: Int64[ndarray, " tokens"],
 ) -> Ragged:
-    """Put what was taken out behind each other, every span behind its sentinel."""
+    """Put the removed spans behind each other, each behind its sentinel."""
     taken, first = rows.keep(noise_N), first_N[noise_N]
     spans_B = sums(first_N.astype(np.int64), rows.lengths)
     place = np.arange(len(first)) + np.cumsum(first)

@@ -58,7 +58,7 @@ def labelled_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
 
 
 def labelled_table(text: Path, labels: str, *, text_column: str | None, pair: str | None) -> dict[str, Any]:
-    """Return the table of a run file that says the same as options of the command line.
+    """Return the [data] table of labelled texts that are named on the command line.
 
     Args:
         text: the file of the texts.

@@ -362,7 +362,7 @@ def _class_name(value: object, names: Sequence[str], place: str) -> object:
 
 
 def _misalignment(first: Path, lines: Sequence[str], second: Path, others: Sequence[str]) -> str:
-    """Say which line looks like the first one without its partner."""
+    """Describe which line looks like the first one without its partner."""
     path, longer, shorter = (first, lines, others) if len(lines) > len(others) else (second, others, lines)
     line = first_misaligned(longer, shorter)
     if line > len(shorter):

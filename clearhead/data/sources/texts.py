@@ -29,7 +29,7 @@ class TextChunk(NamedTuple):
         text: the next characters; never empty.
         starts: whether a new document starts with them.
         origin: the file or the record that they come from.
-        line: the line of the file in which they start, counted from 1; 0 where there are no lines.
+        line: the line of the file in which they start, counted from 1; 0 if there are no lines.
     """
 
     text: str
@@ -39,7 +39,7 @@ class TextChunk(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where the text stands, for messages."""
+        """The place of the text, for messages."""
         return f"{self.origin}:{self.line}" if self.line else self.origin
 
 
@@ -142,7 +142,7 @@ class TextSize:
 
 
 def measure(source: TextSource) -> TextSize:
-    """Go once through a source and count; what is wrong with it shows here, before any long work.
+    """Count the documents and characters of a source, which also finds its faults before any long work.
 
     Raises:
         InputError: the source is unusable, or there is nothing but white space in it.
@@ -162,11 +162,11 @@ def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[Te
     Args:
         source: where the text comes from.
         share: where the share begins and ends, each from 0 to 1: by characters where there is one document, else by
-            documents. Shares that meet in one number have nothing in common and leave nothing out.
-        size: what `measure` says of the source.
+            documents. Shares that meet in one number do not overlap and leave nothing out.
+        size: the result of `measure`.
 
     Raises:
-        InputError: the source is unusable, or the share is none or has nothing in it.
+        InputError: the source is unusable, or the share is not a range or is empty.
     """
     begin, end = share
     if not 0 <= begin < end <= 1:

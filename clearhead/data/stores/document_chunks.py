@@ -1,7 +1,7 @@
-"""Cuts a long text where its tokenizer would cut it too, so that a document of any length is tokenised part by part.
+"""Cuts long documents where the tokenizer gives the same ids, so that a document of any length is tokenized in parts.
 
-A tokenizer needs some hundred times the memory of its text. A text may be cut in two where both parts on their own give
-the ids that they give together; which places these are depends on the tokenizer, so it is asked.
+A tokenizer needs about a hundred times the memory of its text. A text may be cut where both parts alone give the ids
+that they give together; which places these are depends on the tokenizer, so they are tried with it.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from clearhead.text.tokenizer import Tokenizer
 # In characters: how much text a tokenizer gets at once, and how much of it on both sides shows what a cut changes.
 _PART = 1 << 18
 _CONTEXT = 128
-# How many places are tried at once, and how much of the text they are looked for in.
+# How many places are tried at once, and in how much of the text.
 _CANDIDATES = 16
 _WINDOW = 1 << 13
-# White space between two words; long runs of it are no place for a cut, for then the context might miss the words.
+# White space between two words; long runs are not tried, because the context might not reach the words.
 _BETWEEN = re.compile(r"(?<=\S)\s{1,16}(?=\S)")
-# Without a place among white space for this many parts, any place will do whose context agrees.
+# If no white space fits in this many parts, any place is taken whose context agrees.
 _PATIENCE = 4
 
 
-def chunk_documents(stretches: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
-    """Put the stretches of each document together, and cut them where the tokenizer allows it.
+def chunk_documents(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
+    """Join the chunks of each document, and cut them where the tokenizer allows it.
 
     Args:
-        stretches: documents as they were read.
+        chunks: documents as they were read.
         tokenizer: decides where a cut changes nothing.
 
     Returns:
         Texts whose ids, one after the other, are those of the whole document; True with the first of each document.
-        White space that the tokenizer puts between two parts by itself is left out.
+        White space that the tokenizer itself adds between two parts is left out.
     """
     text, starts = "", True
-    for stretch in stretches:
-        if stretch.starts:
+    for chunk in chunks:
+        if chunk.starts:
             if text:
                 yield text, starts
             text, starts = "", True
-        text += stretch.text
+        text += chunk.text
         while len(text) > _PART + _WINDOW:
             cut = _find_cut(text, tokenizer)
             if cut is None:
@@ -62,7 +62,7 @@ def _find_cut(text: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 
 def _cuts_at(space: re.Match[str]) -> list[tuple[int, int]]:
-    """Return the ways to part with some white space: to the left, to the right, in between, or not at all."""
+    """Return the ways to cut at some white space: it goes left, right, to both sides, or is dropped."""
     start, stop = space.span()
     cuts = [(stop, stop), (start, start), (start + 1, start + 1), (start, start + 1), (start, stop)]
     return list(dict.fromkeys(cuts))

@@ -1,7 +1,7 @@
-"""Tags of words: entities with borders in three schemes of writing them, or plain classes.
+"""Tags of words: entities in one of three tagging schemes, or plain classes.
 
-IOB2: B- begins an entity, I- continues it. IOB1: I- does both, and B- only parts an entity from one of the same type
-right before it. BIOES: E- ends an entity and S- is a whole one. Plain: one class for each word.
+IOB2: B- begins an entity, I- continues it. IOB1: I- does both, and B- only separates an entity from one of the same
+type right before it. BIOES: E- ends an entity and S- is a whole one. Plain: one class for each word.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDS = frozenset("ESO")
 
 
 def find_scheme(data: TaggedTexts) -> Scheme:
-    """Return how some tags are written.
+    """Return the tagging scheme of some tags.
 
     Raises:
         InputError: they follow no scheme; the first word that breaks it is named.
@@ -50,7 +50,7 @@ def find_scheme(data: TaggedTexts) -> Scheme:
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Write IOB1 tags as IOB2: an I- that begins an entity becomes B-."""
+    """Convert IOB1 tags to IOB2: an I- that begins an entity becomes B-."""
     found = []
     before = OUTSIDE
     for tag in tags:
@@ -81,7 +81,7 @@ class TagSet:
 
     @property
     def fallback(self) -> int:
-        """The tag of a word that the tokenizer has no piece for: outside, or else the first."""
+        """The tag of a word without a token: outside, or else the first."""
         return self.names.index(OUTSIDE) if OUTSIDE in self.names else 0
 
     def encode(self, data: TaggedTexts) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Sentences of words as ids: the first piece of each word is known, and long sentences are cut between words."""
+"""Sentences of words as ids: the first token of each word is known, and long sentences are cut between words."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NO_WORD = -1
 
 @dataclass(frozen=True)
 class WordChunk:
-    """A stretch of a sentence that a model reads at once.
+    """A part of a sentence that a model reads at once.
 
     Args:
         ids: plain ids.
-        words: for each id that is the first piece of a word, the number of that word in the sentence; else NO_WORD.
+        words: for each id that is the first token of a word, the number of that word in the sentence; else NO_WORD.
     """
 
     ids: list[int]
@@ -26,19 +26,19 @@ class WordChunk:
 
 
 def chunk_words(words: Sequence[str], tokenizer: Tokenizer, *, room: int) -> tuple[list[WordChunk], int]:
-    """Cut a sentence between words, so that each stretch fits; none is much shorter than the others.
+    """Cut a sentence between words into chunks of similar lengths that fit.
 
     Args:
         words: at least one; they are encoded together, with a space between them.
         tokenizer: turns the sentence into ids.
-        room: the most ids of a stretch. Of a longer word the front is kept.
+        room: the most ids of a chunk; a longer word is truncated.
 
     Returns:
-        The stretches, and how many words were shortened. A word without any piece is in none of them.
+        The chunks, and how many words were truncated. A word without a token is in no chunk.
     """
-    ids, owners = _first_pieces(words, tokenizer)
+    ids, owners = _first_tokens(words, tokenizer)
     starts = [place for place, owner in enumerate(owners) if owner != NO_WORD]
-    # What stands in front of the first word goes with it.
+    # Tokens in front of the first word belong to it.
     borders = [0, *starts[1:], len(ids)] if starts else [0]
     lengths = [min(room, end - start) for start, end in itertools.pairwise(borders)]
     num_shortened = sum(end - start > room for start, end in itertools.pairwise(borders))
@@ -49,14 +49,14 @@ def chunk_words(words: Sequence[str], tokenizer: Tokenizer, *, room: int) -> tup
     return found, num_shortened
 
 
-def _first_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the ids of a sentence, and for each the word whose first piece it is."""
+def _first_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids of a sentence, and for each the word whose first token it is."""
     ends = list(itertools.accumulate((len(word) + 1 for word in words), initial=-1))[1:]
     ids, spans = tokenizer.encode_with_spans(" ".join(words))
     owners = [NO_WORD] * len(ids)
     next_word = 0
     for place, (start, end) in enumerate(spans):
-        # A piece may reach over several words, but stands for one of them: the first that has none yet.
+        # A token may span several words, but counts for one of them: the first that has none yet.
         word = max(next_word, bisect_right(ends, start))
         if word < len(words) and start < end and ends[word] - len(words[word]) < end:
             owners[place] = word
@@ -65,7 +65,7 @@ def _first_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int]
 
 
 def _even_groups(lengths: Sequence[int], room: int) -> list[range]:
-    """Put neighbours into as few groups as there must be, and then into groups as even as possible."""
+    """Put neighbours into as few groups as possible, of lengths as even as possible."""
     groups = _groups(lengths, room)
     if len(groups) < 2:
         return groups

@@ -1,4 +1,4 @@
-"""Raw text into words like those that a tagger was trained on."""
+"""Splits raw text into words like those that a tagger was trained on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MOST_RUNS = 200
 
 @dataclass(frozen=True)
 class WordSplitter:
-    """Cuts text at white space and around signs, but for what the training data keeps together.
+    """Splits text at white space and punctuation, except where the training data does not.
 
     Args:
-        inner: signs that stay inside a word, as "_" in code and "'" in "n't".
-        runs: words of several signs, as "==" and "...", the longest first.
+        inner: punctuation that stays inside a word, as "_" in code and "'" in "n't".
+        runs: words of several punctuation characters, as "==" and "...", the longest first.
     """
 
     inner: str = ""
@@ -24,10 +24,10 @@ class WordSplitter:
 
     @classmethod
     def learn(cls, words: Iterable[str]) -> WordSplitter:
-        """Return the splitter that agrees most with some words.
+        """Return the splitter that fits some words best.
 
         Args:
-            words: the words of a training text; white space inside them has no influence.
+            words: the words of a training text; white space inside them is ignored.
         """
         counts = Counter(part for word in words for part in word.split())
         inside: Counter[str] = Counter()
@@ -48,10 +48,10 @@ class WordSplitter:
         )
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the place of the first character of each word and the place behind its last one.
+        """Return the start and the end of each word.
 
         Args:
-            text: any text; together the words hold all of it but the white space.
+            text: any text; together the words hold everything but white space.
         """
         spans = []
         start = 0

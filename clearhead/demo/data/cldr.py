@@ -1,4 +1,4 @@
-"""What is taken from the CLDR tables that Babel ships, by every part that makes text out of them."""
+"""Access to the CLDR tables of Babel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARKS = dict.fromkeys((0x200C, 0x200D, 0x200E, 0x200F, 0x061C))
 
 
 def read_locale(name: str) -> Locale:
-    """Return what CLDR knows of a locale.
+    """Return the CLDR data of a locale.
 
     Raises:
         InputError: Babel is not installed, or it does not know the locale.
@@ -38,5 +38,5 @@ def language_name(locale: str) -> str:
 
 
 def folded(text: str) -> str:
-    """Return a text as one sees it who minds neither case nor width nor invisible marks."""
+    """Return a text without differences of case, width and invisible marks."""
     return unicodedata.normalize("NFKC", text).casefold().translate(_MARKS)

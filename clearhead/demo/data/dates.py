@@ -1,4 +1,4 @@
-"""Dates as people of many languages write them, each paired with its ISO form: parallel text made on this machine.
+"""Dates in many languages, each paired with its ISO form: parallel text made on this machine.
 
 The names, patterns and default digits come from the CLDR tables that Babel ships. A text is built from four small
 tables (year, month, day, weekday), because a call of Babel's own formatter for each date takes far longer.
@@ -99,16 +99,16 @@ class DateStyle:
         return [table[index[axis]] for axis, table in self.parts]
 
     def folded(self) -> DateStyle:
-        """Return the style as one sees it who minds neither case nor width nor invisible marks."""
+        """Return the style without differences of case, width and invisible marks."""
         parts = [(axis, tuple(folded(text) for text in table)) for axis, table in self.parts]
         return DateStyle(self.locale, self.style, tuple(parts))
 
 
 def date_styles(locales: Sequence[str] = LOCALES) -> tuple[list[DateStyle], dict[tuple[str, str], str]]:
-    """Read every style of the locales, and leave out those that could not be read back to one date.
+    """Read every style of the locales, and leave out those that are ambiguous.
 
     A style is left out where it shows a name that CLDR lacks (a placeholder such as "M03"), where it does not show the
-    whole date, and where one of its texts means another date in a style that stands earlier in the list.
+    whole date, and where one of its texts means another date in an earlier style.
 
     Args:
         locales: CLDR names; their order decides which of two clashing styles stays.
@@ -171,7 +171,7 @@ def make_date_sets(
 
 
 def check_meanings(pairs: Iterable[DatePair]) -> None:
-    """Raise InputError if one text stands for two dates."""
+    """Raise InputError if one text means two dates."""
     meanings: dict[str, DatePair] = {}
     for pair in pairs:
         other = meanings.setdefault(pair.source, pair)
@@ -240,7 +240,7 @@ def _read_style(locale: str, style: str) -> DateStyle:
 
 
 def _unsound(style: DateStyle, texts: _Texts) -> str:
-    """Say why nobody writes, or could read, this style; empty where it is sound."""
+    """Return why this style cannot be used; empty if it can."""
     axes = [axis for axis, _ in style.parts]
     if any(axes.count(axis) != 1 for axis in (1, 2, 3)):
         return "it does not show year, month and day once each"
@@ -258,7 +258,7 @@ def _unsound(style: DateStyle, texts: _Texts) -> str:
 
 
 def _clash(style: DateStyle, texts: _Texts, meanings: dict[str, tuple[_Day, DateStyle]]) -> str:
-    """Say which text has two meanings; otherwise note the meanings of this style and return an empty string."""
+    """Return which text has two meanings; if none has, note the meanings of this style and return an empty string."""
     own: dict[str, tuple[_Day, DateStyle]] = {}
     for text, day in texts:
         other, owner = own.get(text) or meanings.get(text) or (day, style)

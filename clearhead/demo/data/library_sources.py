@@ -1,4 +1,4 @@
-"""The source files of Python's standard library on this machine: real code to learn from, without a download.
+"""The source files of Python's standard library on this machine: real code for training, without a download.
 
 Every Python brings them, in slightly different versions. What is tests, tables or texts in the shape of a module is
 left out, so that what remains reads as people write programs.

@@ -3,12 +3,12 @@
 The names come from the CLDR tables that Babel ships. What makes the question honest:
 
 - A name that two of the languages share ("Angola") has no right answer, so it is left out of both, and a name that
-  stands for several things in its language is taken once.
+  means several things in its language is taken once.
 - The parts are split by the thing named: a thing whose names are in the test is named nowhere in the training pairs, in
   no language. Words can still return, as "Korea" does in the names of two countries.
 - In validation and test every language has equally many names, so guessing is right once in as many times as there are
-  languages. A language that is alone in its script can be told by any one letter, so `NameSets.latin` names those that
-  cannot.
+  languages. A language that is alone in its script can be recognised by any letter, so `NameSets.latin` names those
+  that cannot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from clearhead.demo.data.cldr import folded, language_name, read_locale
 from clearhead.errors import InputError
 
-# Related languages side by side, so that in a picture what is easily mistaken stands near the diagonal.
+# Related languages side by side, so that in a picture frequent confusions are near the diagonal.
 LANGUAGES = (
     *("is", "da", "sv", "de", "nl", "en", "cy", "ga", "fr", "ca", "es", "pt", "it", "ro", "sq", "lt", "lv", "pl"),
     *("cs", "sk", "sl", "hr", "sr", "mk", "bg", "ru", "be", "uk", "kk", "az", "tr", "hu", "fi", "et", "eu", "id"),
@@ -85,7 +85,7 @@ def make_name_sets(
     kept, num_shared = unshared(tables)
     latin = tuple(language for language, names in kept.items() if is_latin(" ".join(n.text for n in names)))
     for language in set(kept) - set(latin):
-        # Such as a name left in English: it says nothing of the language, whose own letters it lacks.
+        # Such as a name left in English, which does not have the letters of the language.
         kept[language] = [name for name in kept[language] if not is_latin(name.text)]
     parts = split([name for names in kept.values() for name in names], seed)
     source = random.Random(seed)
@@ -154,7 +154,7 @@ def split(names: Sequence[Name], seed: int) -> tuple[list[Name], list[Name], lis
 
 
 def is_latin(text: str) -> bool:
-    """Tell whether most letters of a text are Latin."""
+    """Return whether most letters of a text are Latin."""
     return 2 * len(_LATIN.findall(text)) > len(_LETTER.findall(text))
 
 
@@ -169,7 +169,7 @@ def _own_tables(locales: Sequence[str]) -> dict[str, list[Name]]:
 
 
 def _clean(names: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Leave out what is no name to be recognised: symbols, and what would not stand in one cell of a table."""
+    """Leave out symbols, and names that do not fit in one cell of a table."""
     for text, concept in names:
         text = unicodedata.normalize("NFC", text.strip())
         fewest = 3 if is_latin(text) else 2
