@@ -9,7 +9,6 @@ import shutil
 import socket
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -127,23 +126,6 @@ def held(directory: RunDirectory | None, path: Path, *, resume: bool) -> Iterato
         yield own.path
 
 
-@dataclass(frozen=True)
-class RunReference:
-    """Weights found by a reference such as `runs/de-en@best`.
-
-    Attributes:
-        run: the run directory.
-        label: "best", "last", "averaged" or "step-N".
-        step: the step of the checkpoint, or None for averaged weights.
-        weights: the safetensors file of the validated weights: the exponential average, if any.
-    """
-
-    run: Path
-    label: str
-    step: int | None
-    weights: Path
-
-
 def is_run_directory(path: Path) -> bool:
     """Return whether a folder looks like a run directory of this library."""
     return (path / "checkpoints").is_dir() and ((path / "spec.json").exists() or (path / RUN_FILE).exists())
@@ -157,12 +139,15 @@ def split_reference(reference: str) -> tuple[Path, str | None]:
     return Path(name), label
 
 
-def resolve_reference(reference: str) -> RunReference:
-    """Find the weights of a run directory.
+def resolve_reference(reference: str) -> Path:
+    """Find the validated weights of a run directory.
 
     Args:
         reference: a run directory, by itself or followed by `@best`, `@last`, `@averaged` or `@step-N`. By itself it
-            means the best checkpoint, or the last one where no step was validated yet.
+            means the best checkpoint, or the last one if no step was validated yet.
+
+    Returns:
+        The safetensors file: the exponential average, if the checkpoint has one.
 
     Raises:
         InputError: there is no such folder, label or checkpoint, or the checkpoint is damaged.
@@ -175,13 +160,13 @@ def resolve_reference(reference: str) -> RunReference:
         case "last":
             return _last(run)
         case "best" if best is not None:
-            return _at_step(run, best, "best")
+            return _at_step(run, best)
         case "best":
             raise InputError(f"{run} has no best checkpoint yet, because no step was validated: use {run}@last.")
         case "averaged":
             return _averaged(run)
         case text if text.startswith("step-") and text[5:].isdecimal():
-            return _at_step(run, int(text[5:]), text)
+            return _at_step(run, int(text[5:]))
         case text:
             hint = nearest(text, ["best", "last", "averaged"])
             raise InputError(f"'@{text}' is not a checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N.")
@@ -203,7 +188,7 @@ def model_files(reference: str) -> tuple[Path, Path]:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; expected a run directory or a saved model")
     if is_run_directory(folder):
-        weights = resolve_reference(reference).weights
+        weights = resolve_reference(reference)
     elif label is not None:
         raise InputError(f"{folder} is a saved model and has no checkpoint '@{label}'")
     else:
@@ -224,32 +209,33 @@ def read_task(folder: Path) -> TaskRecord:
     return TaskRecord.from_json(read_text_file(file, "task record"), str(file))
 
 
-def _last(run: Path) -> RunReference:
+def _last(run: Path) -> Path:
     folder, skipped = newest_sound(run)
     if folder is None:
         reason = f" ({' '.join(skipped)})" if skipped else ""
         raise InputError(f"{run} has no undamaged checkpoint{reason}.")
-    return RunReference(run, "last", int(folder.name.removeprefix("step-")), measured_weights(folder))
+    return measured_weights(folder)
 
 
-def _at_step(run: Path, step: int, label: str) -> RunReference:
+def _at_step(run: Path, step: int) -> Path:
     folder = checkpoint_folder(run, step)
     if not folder.is_dir():
         steps = ", ".join(str(step) for step in checkpoint_steps(run)) or "none"
         raise InputError(f"{run} has no checkpoint of step {step}; the steps it kept are: {steps}.")
-    damage = checkpoint_damage(folder)
-    if damage is not None:
-        raise InputError(damage)
-    return RunReference(run, label, step, measured_weights(folder))
+    return _undamaged(folder)
 
 
-def _averaged(run: Path) -> RunReference:
+def _averaged(run: Path) -> Path:
     folder = run / "checkpoints" / AVERAGED
     if not folder.is_dir():
         raise InputError(f"{run} has no averaged weights yet: create them with 'clearhead average {run} --last N'.")
+    return _undamaged(folder)
+
+
+def _undamaged(folder: Path) -> Path:
     if (damage := checkpoint_damage(folder)) is not None:
         raise InputError(damage)
-    return RunReference(run, AVERAGED, None, folder / WEIGHTS)
+    return measured_weights(folder)
 
 
 def measured_weights(folder: Path) -> Path:
