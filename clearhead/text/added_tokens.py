@@ -9,8 +9,8 @@ from typing import Any
 import tokenizers
 
 from clearhead.errors import InputError
+from clearhead.text.backend import backend_of
 from clearhead.text.sentencepiece import KIND
-from clearhead.text.tokenizer_files import backend_of
 
 
 def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:

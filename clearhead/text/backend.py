@@ -1,57 +1,17 @@
-"""What runs a tokenizer: the tokenizers library for every `tokenizer.json`, else the SentencePiece library."""
+"""What runs a tokenizer: the tokenizers library for every `tokenizer.json`, or the SentencePiece library."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import tokenizers
 
 from clearhead.errors import InputError
+from clearhead.text.sentencepiece import KIND, SentencePieceBackend
 from clearhead.text.spans import Span
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """Text to ids and back, without roles and templates."""
-
-    def vocabulary(self) -> dict[str, int]:
-        """Return every entry with its id."""
-        ...
-
-    def added(self) -> dict[str, int]:
-        """Return the entries that are no pieces of text, special ones and others, with their ids."""
-        ...
-
-    def special(self) -> frozenset[int]:
-        """Return the ids that no text may become."""
-        ...
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts in which special entries are plain text.
-
-        Raises:
-            TypeError: a text is no Unicode text.
-        """
-        ...
-
-    def encode_with_special(self, text: str) -> list[int]:
-        """Return the ids of a text in which special entries stand for themselves."""
-        ...
-
-    def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the ids of a text, and where each stands in it."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special ones left out."""
-        ...
-
-    def entry(self, index: int) -> str | None:
-        """Return the entry of an id, or None where there is none."""
-        ...
 
 
 class DocumentBackend:
@@ -67,43 +27,47 @@ class DocumentBackend:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
         self._backend = _loaded(document)
-        # "</s>" typed by a user is five characters, not the end of the sentence
+        # "</s>" in a user's text is four characters, not the end of the sequence
         self._backend.encode_special_tokens = True
 
     @cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, to which special entries in a text mean themselves."""
+        """The same tokenizer, which recognizes special tokens in a text."""
         return _loaded(self._document)
 
     def vocabulary(self) -> dict[str, int]:
-        """Return every entry with its id."""
+        """Return every vocabulary entry with its id."""
         found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return found
 
     def added(self) -> dict[str, int]:
-        """Return the entries that are no pieces of text, special ones and others, with their ids."""
+        """Return the added tokens, special ones and others, with their ids."""
         return {token.content: index for index, token in self._backend.get_added_tokens_decoder().items()}
 
     def special(self) -> frozenset[int]:
-        """Return the ids that no text may become."""
+        """Return the ids of special tokens, which no text is encoded as."""
         return frozenset(index for index, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts in which special entries are plain text."""
-        return [one.ids for one in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        """Return the ids of texts in which special tokens are plain text.
+
+        Raises:
+            TypeError: a text is not Unicode text.
+        """
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Return the ids of a text in which special entries stand for themselves."""
+        """Return the ids of a text in which special tokens are recognized."""
         ids: list[int] = self._parsing.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the ids of a text, and where each stands in it."""
+        """Return the ids of a text, and the span of each in it."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids, special ones left out."""
+        """Return the text of ids, without special ones."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=True)
         return text
 
@@ -123,3 +87,16 @@ def _loaded(document: Mapping[str, Any]) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+Backend = DocumentBackend | SentencePieceBackend
+"""Text to ids and back, without special tokens."""
+
+
+def backend_of(document: Mapping[str, Any]) -> Backend:
+    """Return what runs a document.
+
+    Raises:
+        InputError: nothing can.
+    """
+    return SentencePieceBackend(document) if document.get("type") == KIND else DocumentBackend(document)

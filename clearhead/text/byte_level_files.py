@@ -1,4 +1,4 @@
-"""Byte-level tokenizers that were published as two files: `vocab.json` and `merges.txt`."""
+"""Byte-level BPE tokenizers in two files: `vocab.json` and `merges.txt`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from clearhead.errors import InputError
-from clearhead.files import read_json_object
+from clearhead.files import read_json_object, read_text_file
 from clearhead.text.token_roles import WELL_KNOWN
 
 _VOCABULARY, _MERGES = "vocab.json", "merges.txt"
@@ -19,19 +19,19 @@ _HEADER = "#version"
 
 
 def has_merges(folder: Path) -> bool:
-    """Return whether a folder holds both files."""
+    """Return whether a folder has both files."""
     return (folder / _VOCABULARY).is_file() and (folder / _MERGES).is_file()
 
 
 def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
-    """Return the content of the `tokenizer.json` that means the same as the two files.
+    """Return the content of the equivalent `tokenizer.json`.
 
-    A text is cut before letters, digits and other signs, each with the space in front of it, and every byte is written
-    as a printable character; entries that carry a well-known role are special.
+    A text is split before letters, digits and other signs, each with the space before it, and every byte is written as
+    a printable character; entries with a well-known role are special.
 
     Args:
         folder: holds `vocab.json` and `merges.txt`.
-        prefix_space: whether a text gets a space in front, so that its first word is the same token as anywhere else.
+        prefix_space: whether a space is put before a text, so that its first word is the same token as anywhere else.
 
     Raises:
         InputError: a file is not what its name says, or a merge joins pieces that the vocabulary lacks.
@@ -55,14 +55,8 @@ def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
 
 
 def _read_pairs(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: expected a list of merges in UTF-8, but it is not UTF-8") from None
-    except OSError as error:
-        raise InputError(f"{path}: expected a list of merges, but it cannot be read ({error.strerror})") from None
     pairs = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text_file(path, "list of merges").split("\n"), start=1):
         line = line.removesuffix("\r")
         if not line or (number == 1 and line.startswith(_HEADER)):
             continue

@@ -1,6 +1,6 @@
-"""Chats as the text that a model was trained on: templates that came with it, run in a sandbox.
+"""Chat templates: a chat as the text that a model was trained on, rendered in a sandbox.
 
-Source: the chat templates of the transformers library, whose environment and extras this repeats.
+Source: the chat templates of the transformers library, with the same environment and extensions.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from clearhead.errors import InputError
+from clearhead.files import read_text_file
 from clearhead.text.token_roles import content_of
 
 _FILE = "chat_template.jinja"
@@ -32,11 +33,11 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """How a chat is written out.
+    """The chat templates of a tokenizer.
 
     Args:
-        templates: by name; the one named "default" is used where none is asked for.
-        tokens: the special tokens that a template may write, such as "bos_token".
+        templates: by name; "default" is used where none is named.
+        tokens: special tokens that a template may use, such as "bos_token".
     """
 
     templates: Mapping[str, str]
@@ -54,13 +55,15 @@ class ChatTemplate:
             None where there are none.
 
         Raises:
-            InputError: a template that is no text.
+            InputError: a template is not text.
         """
         found = _templates(folder, config.get("chat_template"))
         if (folder / _FILE).is_file():
-            found = {_DEFAULT: _text(folder / _FILE)}
+            found = {_DEFAULT: read_text_file(folder / _FILE, "chat template")}
         if (folder / _MORE).is_dir():
-            found |= {path.stem: _text(path) for path in sorted((folder / _MORE).glob("*.jinja"))}
+            found |= {
+                path.stem: read_text_file(path, "chat template") for path in sorted((folder / _MORE).glob("*.jinja"))
+            }
         tokens = {key: text for key in _TOKENS if (text := content_of(config.get(key))) is not None}
         return cls(found, tokens) if found else None
 
@@ -70,10 +73,10 @@ class ChatTemplate:
         Args:
             messages: each with a "role" and a "content"; at least one.
             name: which of several templates.
-            starts_answer: whether the text ends where the model's answer begins.
+            starts_answer: whether the text ends with the start of the model's answer.
 
         Raises:
-            InputError: no such template, a message without role or content, or a chat that the template refuses.
+            InputError: no such template, a message without role or content, or a chat that the template rejects.
         """
         wanted = self.templates.get(name or _DEFAULT)
         if wanted is None:
@@ -88,7 +91,7 @@ class ChatTemplate:
             faults = ["a chat needs at least one message"]
         if faults:
             raise InputError.from_faults(faults, subject="the chat")
-        # Values pass through JSON, so that a template sees plain data and never a method that does something.
+        # Values pass through JSON, so that a template sees plain data only.
         plain = json.loads(json.dumps([dict(message) for message in messages]))
         try:
             return (
@@ -105,7 +108,7 @@ class ChatTemplate:
 
 
 def _templates(folder: Path, entry: object) -> dict[str, str]:
-    """Return the templates that a configuration holds: one text, or a list of named ones."""
+    """Return the templates of a configuration: one text, or a list of named ones."""
     if entry is None:
         return {}
     if isinstance(entry, str):
@@ -115,20 +118,13 @@ def _templates(folder: Path, entry: object) -> dict[str, str]:
     raise InputError(f"{folder}: chat_template must be a text, or a list of records with name and template")
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: expected a chat template in UTF-8, but it is not UTF-8") from None
-
-
 class _Answers(jinja2.ext.Extension):
-    """Lets templates mark what the model said, {% generation %}; the mark leaves no trace in the text."""
+    """The tag {% generation %} around what the model wrote, which does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what stands between the marks."""
+        """Return what is between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -160,7 +156,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON; jinja2's own filter escapes it for HTML, which no chat is."""
+    """Write JSON; jinja2's own filter escapes it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

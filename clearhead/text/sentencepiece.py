@@ -1,4 +1,4 @@
-"""A SentencePiece model with the ids that its framework gave to the pieces, run by the library that trained it."""
+"""A SentencePiece model with the ids that its framework gave to the pieces, run by the SentencePiece library."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _CODE_END = "<<"
 _CODE_START = ">>"
 
 
-class PieceBackend:
-    """A SentencePiece model behind ids that are not its own.
+class SentencePieceBackend:
+    """A SentencePiece model with other ids than its own.
 
     Args:
-        document: what `piece_document` or `string_document` returned.
+        document: what `sentencepiece_document` returned.
 
     Raises:
         InputError: the model cannot be read.
@@ -43,23 +43,23 @@ class PieceBackend:
         self._special = {entry: self._entries[entry] for entry in document["special"]}
 
     def vocabulary(self) -> dict[str, int]:
-        """Return every entry with its id."""
+        """Return every vocabulary entry with its id."""
         return dict(self._entries)
 
     def added(self) -> dict[str, int]:
-        """Return the entries that are no pieces of text, special ones and others, with their ids."""
+        """Return the special tokens, with their ids."""
         return dict(self._special)
 
     def special(self) -> frozenset[int]:
-        """Return the ids that no text may become."""
+        """Return the ids of special tokens, which no text is encoded as."""
         return frozenset(self._special.values())
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts in which special entries are plain text."""
+        """Return the ids of texts in which special tokens are plain text."""
         return [self._encode(_checked(text)) for text in texts]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Return the ids of a text in which special entries stand for themselves."""
+        """Return the ids of a text in which special tokens are recognized."""
         longest_first = sorted(self._special, key=len, reverse=True)
         parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", _checked(text)) if longest_first else [text]
         # Parts at odd places are the entries themselves.
@@ -67,7 +67,7 @@ class PieceBackend:
         return [index for ids in found for index in ids]
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the ids of a text, and where each stands in it."""
+        """Return the ids of a text, and the span of each in it."""
         code, rest = self._cut_code(_checked(text))
         found = self._model.encode_as_offset_mapping(rest)
         ids = self._own_ids(found["ids"], found["pieces"])
@@ -75,11 +75,11 @@ class PieceBackend:
         return (ids, spans) if not code else ([self._code_id(code), *ids], [(0, len(code)), *spans])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special ones left out."""
+        """Return the text of ids, without special ones."""
         special = set(self._special.values())
         pieces = [self._texts[index] for index in ids if index in self._texts and index not in special]
         text: str = self._model.decode_pieces(pieces) if pieces else ""
-        # What the model does not know as a piece keeps the sign that stands for a space.
+        # Entries that are no pieces of the model keep its sign for a space.
         return text.replace(_SPACE, " ").strip()
 
     def entry(self, index: int) -> str | None:
@@ -95,13 +95,13 @@ class PieceBackend:
         return [self._code_id(code), *ids] if code else ids
 
     def _own_ids(self, numbers: Sequence[int], pieces: Sequence[str]) -> list[int]:
-        """Return the ids of pieces by their numbers in the model, or by their texts where a vocabulary says."""
+        """Return the ids of pieces by their numbers in the model, or by their texts where there is a vocabulary."""
         if self._lookup is None:
             return [self._ids[number] for number in numbers]
         return [self._lookup.get(piece, self._unknown) for piece in pieces]
 
     def _cut_code(self, text: str) -> tuple[str, str]:
-        """Return the code of a language that a text begins with, such as >>fra<<, and what is behind it."""
+        """Split a text into the language code that it begins with, such as >>fra<<, and the rest."""
         end = text.find(_CODE_END) if self._has_codes and text.startswith(_CODE_START) else -1
         cut = 0 if end < 0 else end + len(_CODE_END)
         return text[:cut], text[cut:]
@@ -112,7 +112,7 @@ class PieceBackend:
 
 
 def _checked(text: str) -> str:
-    """Return the text; raise TypeError where it is none, as the tokenizers library does."""
+    """Return the text; raise TypeError for anything else, as the tokenizers library does."""
     if not isinstance(text, str):
         raise TypeError("not a str")
     try:
@@ -134,7 +134,7 @@ def _numbered(
     for number in range(model.get_piece_size()):
         piece = model.id_to_piece(number)
         if number < skip:
-            # Pieces that the front replaces keep their meaning by name; what has none is never made from text.
+            # Replaced pieces keep their meaning by name; those without one are never encoded.
             ids.append(entries.get(unknown if model.is_unknown(number) else piece, 0))
             continue
         entries.setdefault(piece, number + shift)
@@ -159,10 +159,10 @@ def load_pieces(content: bytes, name: str) -> sentencepiece.SentencePieceProcess
 
 
 def read_pieces(path: Path) -> bytes:
-    """Return the bytes of a SentencePiece file that is one.
+    """Return the bytes of a SentencePiece model.
 
     Raises:
-        InputError: the file is missing or is none.
+        InputError: the file is missing or is no such model.
     """
     try:
         content = path.read_bytes()
@@ -172,50 +172,20 @@ def read_pieces(path: Path) -> bytes:
     return content
 
 
-def piece_document(
-    content: bytes, *, front: Sequence[str], skip: int, added: Mapping[str, int], special: Sequence[str], unknown: str
+def sentencepiece_document(
+    content: bytes, *, added: Mapping[str, int], special: Sequence[str], unknown: str, **numbering: Any
 ) -> dict[str, Any]:
-    """Return the document of a tokenizer whose ids follow from the numbers of a model's pieces.
+    """Return the document of a tokenizer that runs a SentencePiece model.
 
     Args:
         content: the model.
-        front: entries of the first ids, which replace the first `skip` pieces.
-        skip: how many pieces the front replaces.
         added: entries that the model does not have, with their ids.
-        special: entries that no text may become.
+        special: entries that no text is encoded as.
         unknown: the entry of text outside the vocabulary.
+        numbering: how pieces get their ids. By their numbers in the model: `front`, the entries of the first ids, which
+            replace the first `skip` pieces. By a vocabulary: `vocabulary`, the ids of pieces, and `codes`, whether a
+            text may begin with a language code such as >>fra<<, which is one entry.
     """
-    return {
-        "type": KIND,
-        "model": base64.b64encode(content).decode("ascii"),
-        "front": list(front),
-        "skip": skip,
-        "added": dict(added),
-        "special": list(special),
-        "unknown": unknown,
-    }
-
-
-def string_document(
-    content: bytes, *, vocabulary: Mapping[str, int], added: Mapping[str, int], special: Sequence[str], unknown: str,
-    codes: bool,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the document of a tokenizer whose pieces are looked up in a vocabulary.
-
-    Args:
-        content: the model.
-        vocabulary: the ids of pieces.
-        added: entries that the vocabulary does not have, with their ids.
-        special: entries that no text may become.
-        unknown: the entry of pieces outside the vocabulary.
-        codes: a text may begin with the code of a language, such as >>fra<<, which is one entry.
-    """
-    return {
-        "type": KIND,
-        "model": base64.b64encode(content).decode("ascii"),
-        "vocabulary": dict(vocabulary),
-        "added": dict(added),
-        "special": list(special),
-        "unknown": unknown,
-        "codes": codes,
-    }
+    model = base64.b64encode(content).decode("ascii")
+    own = {"added": dict(added), "special": list(special), "unknown": unknown}
+    return {"type": KIND, "model": model, **numbering, **own}

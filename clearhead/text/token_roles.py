@@ -1,4 +1,4 @@
-"""The ids that have a meaning of their own, and how they are found in the files of a published tokenizer."""
+"""The ids of tokens with a role, and how they are found in the files of a tokenizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from clearhead.errors import InputError, nearest
 from clearhead.text.backend import Backend
 
-# Names under which published tokenizers keep each role, in the order in which they are looked for.
+# Usual tokens of each role, in the order in which they are tried.
 WELL_KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
@@ -22,21 +22,21 @@ WELL_KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mask": ("<mask>", "[MASK]", "<|mask|>"),
     }
 )
-# What a configuration without a start or an end token may name in their place.
+# Roles that a configuration may name in place of a start or an end token.
 _STAND_INS: Mapping[str, str] = MappingProxyType({"bos": "cls", "eos": "sep"})
 
 
 @dataclass(frozen=True)
 class TokenRoles:
-    """The ids that have a meaning of their own.
+    """The ids of tokens with a role.
 
     Args:
-        pad: fills the rectangle of a batch; never read as a mask.
-        unk: stands for text outside the vocabulary, or None where every text has an encoding.
-        bos: starts what a decoder reads.
+        pad: fills batches; never read as a mask.
+        unk: for text outside the vocabulary; None: every text has an encoding.
+        bos: starts the input of a decoder.
         eos: ends a sequence.
-        mask: stands for a hidden token, or None where the vocabulary has no such entry.
-        sentinels: stand for hidden stretches of text, the first stretch's id first.
+        mask: for a masked token; None: the vocabulary has no such entry.
+        sentinels: for masked spans, that of the first span first.
     """
 
     pad: int
@@ -48,12 +48,12 @@ class TokenRoles:
 
 
 def sentinel(number: int) -> str:
-    """Return the entry that stands for a hidden stretch of text; stretches are counted from 0."""
+    """Return the sentinel token of a masked span; spans are counted from 0."""
     return f"<extra_id_{number}>"
 
 
 def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], given: Mapping[str, str]) -> TokenRoles:
-    """Find the roles of a published tokenizer: what the caller says wins over its configuration, and that over names.
+    """Find the roles of a tokenizer: by the caller's names, else by its configuration, else by usual tokens.
 
     Args:
         path: the file that the tokenizer came from, for messages.
@@ -83,7 +83,7 @@ def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], given: M
     if eos is None:
         raise InputError(f"{path}: no end token among {sorted(added) or 'no added tokens'}; name it as the eos role")
     pad = eos if found["pad"] is None else found["pad"]
-    # Checkpoints without a start token (T5, Marian) start their decoder with the padding token.
+    # The decoder of checkpoints without a start token (T5, Marian) starts with the padding token.
     bos = pad if found["bos"] is None else found["bos"]
     unk = found["unk"] if found["unk"] != eos else None
     sentinels = (added.get(sentinel(number)) for number in itertools.count())
@@ -98,7 +98,7 @@ def _named_id(path: Path, entries: Mapping[str, int], role: str, named: str) -> 
 
 
 def content_of(entry: object) -> str | None:
-    """Return the text of a token entry, which published files write as a string or as a record."""
+    """Return the text of a token in a configuration, which is a string or an object."""
     if isinstance(entry, Mapping):
         entry = entry.get("content")
     return entry if isinstance(entry, str) else None

@@ -16,10 +16,11 @@ from numpy import ndarray
 from clearhead.errors import InputError
 from clearhead.files import write_json
 from clearhead.text.added_tokens import needed_entries, with_entries, with_words
+from clearhead.text.backend import backend_of
 from clearhead.text.spans import Span, trim_spans, word_numbers
 from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.token_roles import TokenRoles, find_roles
-from clearhead.text.tokenizer_files import backend_of, read_files
+from clearhead.text.tokenizer_files import read_files
 
 _JOINT = "@@"
 _JOINED = re.compile(rf"{_JOINT}(?: |$)")

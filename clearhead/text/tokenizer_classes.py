@@ -1,7 +1,7 @@
-"""What a class of published tokenizers means where the files leave it open: its tokens, ids and templates, as data.
+"""Tokenizer classes: special tokens, ids and templates that older files do not hold, as data.
 
-A `tokenizer.json` says everything itself. Older files do not: a list of pieces has no ids for what its framework puts
-in front of them, and no template. There the class that `tokenizer_config.json` names is part of the format.
+A `tokenizer.json` is complete. Older files are not: a list of pieces has no ids for the tokens that its framework adds,
+and no template. There the class that `tokenizer_config.json` names is part of the format.
 
 Source: the tokenizer classes of the transformers library 5.23, and the frameworks that the files were made with.
 """
@@ -15,32 +15,32 @@ from typing import Literal
 
 Reads = Literal["wordpiece", "byte-bpe", "pieces", "strings", "two-sided"]
 
-# The words of a template: A and B are the texts, "language" is the code of the text's language, others are roles.
+# The names in a template: A and B are the texts, "language" is the code of the text's language, others are roles.
 Template = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """What one class adds to its files.
+    """What a class adds to its files.
 
     Args:
-        reads: what the files hold without a `tokenizer.json`: whole words cut into pieces ("wordpiece"), merges of
-            bytes, a SentencePiece model whose numbers give the ids ("pieces"), one whose pieces are looked up in a
-            vocabulary ("strings"), or two such models over one vocabulary ("two-sided").
-        tokens: token texts of roles that the configuration may leave out.
-        single, pair: what stands around one text and around two.
-        second_segment: the second text and what is behind it are segment 1.
+        reads: the files without a `tokenizer.json`: a WordPiece vocabulary ("wordpiece"), byte-level BPE merges
+            ("byte-bpe"), a SentencePiece model whose numbers determine the ids ("pieces"), one whose pieces are looked
+            up in a vocabulary ("strings"), or two such models over one vocabulary ("two-sided").
+        tokens: of roles that the configuration may lack.
+        single, pair: the templates of one text and of two.
+        second_segment: the second text and what follows it are segment 1.
         front: entries that replace the first pieces of the model.
         skip: how many pieces of the model `front` replaces.
-        behind: entries behind the last piece.
-        sentinels: how many entries for hidden stretches are the last ids, the first of them the highest.
-        languages: codes that the class knows by heart, in the order of their ids.
-        language_form: how the entry of a language is written, with {} for its code.
-        language_set: what the configuration may call these codes.
-        language_is_start: what is written begins with its language in place of the start token, not behind it.
-        legacy_single: the template of one text where the configuration says `legacy_behaviour`.
-        prefix_space: byte-level merges see a space in front of a text where the configuration does not say.
-        lowers: text becomes lower case where the configuration does not say.
+        behind: entries after the last piece.
+        sentinels: how many sentinel tokens have the last ids, the first of them the highest.
+        languages: codes of the class, in the order of their ids.
+        language_form: the entry of a language, with {} for its code.
+        language_set: the name of these codes in the configuration.
+        language_is_start: a target begins with its language in place of the start token, not after it.
+        legacy_single: the template of one text with `legacy_behaviour`.
+        prefix_space: the default of `add_prefix_space`.
+        lowers: the default of `do_lower_case`.
         adds_start, adds_end: the template follows `add_bos_token` and `add_eos_token`, with these defaults.
     """
 
@@ -226,14 +226,14 @@ CLASS_OF_TYPE: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Classes whose text is prepared by code of their own, which no file of theirs says.
+# Classes that prepare text by code, which is in none of their files.
 NEEDS_OWN_CODE: Mapping[str, str] = MappingProxyType(
     {
-        "Albert": "it prepares text by rules that only a tokenizer.json writes down",
+        "Albert": "it normalizes text by rules that only a tokenizer.json has",
         "BlenderbotSmall": "it cuts words by rules of its own",
         "FSMT": "it needs the Moses tokenizer",
         "BertJapanese": "it needs a segmenter for Japanese",
-        "Bertweet": "it normalises tweets by rules of its own",
+        "Bertweet": "it normalizes tweets by rules of its own",
         "Phobert": "it needs a segmenter for Vietnamese",
         "ProphetNet": "its files are of a kind of their own",
     }
@@ -241,5 +241,5 @@ NEEDS_OWN_CODE: Mapping[str, str] = MappingProxyType(
 
 
 def class_stem(name: str) -> str:
-    """Return the name of a tokenizer class without what says how it runs: BertTokenizerFast is Bert."""
+    """Return the name of a tokenizer class without its suffixes: BertTokenizerFast is Bert."""
     return name.removesuffix("Fast").removesuffix("Tokenizer")

@@ -1,4 +1,4 @@
-"""The files of a tokenizer, whatever their kind, as one document that a backend runs."""
+"""The files of a tokenizer, of any kind, as one document that a backend runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import read_json_object
-from clearhead.text.backend import Backend, DocumentBackend
+from clearhead.files import read_json_object, read_text_file
+from clearhead.text.backend import Backend, backend_of
 from clearhead.text.byte_level_files import has_merges, read_merges
-from clearhead.text.sentencepiece import KIND, PieceBackend, load_pieces, piece_document, read_pieces, string_document
+from clearhead.text.sentencepiece import load_pieces, read_pieces, sentencepiece_document
 from clearhead.text.token_roles import content_of, sentinel
 from clearhead.text.tokenizer_classes import CLASS_OF_TYPE, CLASSES, NEEDS_OWN_CODE, TokenizerClass, class_stem
 
@@ -28,44 +28,35 @@ _ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
 @dataclass(frozen=True)
 class Files:
-    """What the files of a folder say.
+    """The content of a tokenizer's files.
 
     Args:
         document: what a backend runs.
-        config: `tokenizer_config.json` with what its class leaves unsaid.
-        record: what its class means; None: a class that is not known, or none.
-        target: the document of the other side, where each side has its own.
+        config: `tokenizer_config.json` with the defaults of its class.
+        tokenizer_class: None: unknown, or none.
+        target: the document of the target side, where each side has its own.
     """
 
     document: Mapping[str, Any]
     config: Mapping[str, Any]
-    record: TokenizerClass | None
+    tokenizer_class: TokenizerClass | None
     target: Mapping[str, Any] | None = None
 
 
-def backend_of(document: Mapping[str, Any]) -> Backend:
-    """Return what runs a document.
-
-    Raises:
-        InputError: nothing can.
-    """
-    return PieceBackend(document) if document.get("type") == KIND else DocumentBackend(document)
-
-
 def has_tokenizer(folder: Path) -> bool:
-    """Return whether a folder holds the files of a tokenizer."""
+    """Return whether a folder has the files of a tokenizer."""
     names = (FILE, "vocab.txt", *_PIECES, _TWO_SIDED[0])
     return has_merges(folder) or any((folder / name).is_file() for name in names)
 
 
 def read_files(path: Path) -> Files:
-    """Read a `tokenizer.json` with the configuration beside it, or what a folder holds in its place.
+    """Read a `tokenizer.json` with the configuration beside it, or the older files of a folder.
 
     Args:
         path: the file, or a folder.
 
     Raises:
-        InputError: files are missing, unusable, or of a kind that needs code of its own.
+        InputError: files are missing, unusable, or of a class that is not supported.
     """
     folder, path = (path, path / FILE) if path.is_dir() else (path.parent, path)
     config_path = path.with_name(f"{path.stem}_config.json")
@@ -73,21 +64,21 @@ def read_files(path: Path) -> Files:
     if "clearhead" in config:
         return Files(read_json_object(path, what="a tokenizer.json"), config, None)
     name = _class_name(folder, config)
-    record = CLASSES.get(class_stem(name)) if name is not None else None
+    tokenizer_class = CLASSES.get(class_stem(name)) if name is not None else None
     config = _filled(folder, config)
     if path.exists() or path.name != FILE or not has_tokenizer(folder):
         document = _with_added(path, read_json_object(path, what="a tokenizer.json"), config)
-        return Files(document, _with_tokens(config, record, backend_of(document)), record)
-    if record is None or name is None:
-        record = _by_files(folder, name)
-    target = _target_document(folder, config, record) if record.reads == "two-sided" else None
-    document = _own_document(folder, config, record)
+        return Files(document, _with_tokens(config, tokenizer_class, backend_of(document)), tokenizer_class)
+    if tokenizer_class is None or name is None:
+        tokenizer_class = _by_files(folder, name)
+    target = _target_document(folder, config, tokenizer_class) if tokenizer_class.reads == "two-sided" else None
+    document = _own_document(folder, config, tokenizer_class)
     _check_ids(folder, backend_of(document), config)
-    return Files(document, _with_tokens(config, record, backend_of(document)), record, target)
+    return Files(document, _with_tokens(config, tokenizer_class, backend_of(document)), tokenizer_class, target)
 
 
 def _class_name(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the class that the configuration names, or the one that belongs to the type of the model."""
+    """Return the class that the configuration names, or that of the model type."""
     name = config.get("tokenizer_class")
     if isinstance(name, str) and class_stem(name) in {**CLASSES, **NEEDS_OWN_CODE}:
         return name
@@ -98,7 +89,7 @@ def _class_name(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _filled(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration, with what only older files beside it say."""
+    """Return the configuration with the content of older files beside it."""
     filled = dict(config)
     older = folder / "special_tokens_map.json"
     if older.is_file():
@@ -110,66 +101,63 @@ def _filled(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _with_tokens(config: Mapping[str, Any], record: TokenizerClass | None, backend: Backend) -> dict[str, Any]:
-    """Return the configuration with the tokens that the class gives to roles, where the vocabulary has them."""
-    if record is None:
+def _with_tokens(config: Mapping[str, Any], tokenizer_class: TokenizerClass | None, backend: Backend) -> dict[str, Any]:
+    """Return the configuration with the special tokens of the class that the vocabulary has."""
+    if tokenizer_class is None:
         return dict(config)
     entries = backend.vocabulary()
-    unsaid = {f"{role}_token": token for role, token in record.tokens.items() if token in entries}
-    return unsaid | {key: value for key, value in config.items() if value is not None or key not in unsaid}
+    defaults = {f"{role}_token": token for role, token in tokenizer_class.tokens.items() if token in entries}
+    return defaults | {key: value for key, value in config.items() if value is not None or key not in defaults}
 
 
 def _by_files(folder: Path, name: str | None) -> TokenizerClass:
-    """Return what files without a known class can only mean.
+    """Return the class of files without a known one.
 
     Raises:
-        InputError: they can mean several things.
+        InputError: the files do not tell.
     """
     if name is not None and class_stem(name) in NEEDS_OWN_CODE:
         why = NEEDS_OWN_CODE[class_stem(name)]
-        raise InputError(f"{folder}: a tokenizer of class {name} is read from a {FILE} only: {why}")
+        raise InputError(f"{folder}: a tokenizer of class {name} needs a {FILE}: {why}")
     if (folder / "vocab.txt").is_file():
         return CLASSES["Bert"]
     if has_merges(folder):
         return CLASSES["GPT2"]
     named = f"the class {name!r} is not known{nearest(name, CLASSES)}" if name else f"{_CONFIG} names no class"
     raise InputError(
-        f"{folder}: a SentencePiece model alone does not say which ids its pieces have, and {named}; "
+        f"{folder}: the ids of a SentencePiece model depend on the tokenizer's class, and {named}; "
         f"expected a {FILE}, or a tokenizer_class of {', '.join(sorted(CLASSES))}"
     )
 
 
-def _own_document(folder: Path, config: Mapping[str, Any], record: TokenizerClass) -> dict[str, Any]:
-    if record.reads == "byte-bpe":
-        spaced = config.get("add_prefix_space", record.prefix_space) is True
+def _own_document(folder: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass) -> dict[str, Any]:
+    if tokenizer_class.reads == "byte-bpe":
+        spaced = config.get("add_prefix_space", tokenizer_class.prefix_space) is True
         document = read_merges(folder, prefix_space=spaced)
         return _with_added(folder, document, config)
-    if record.reads == "wordpiece":
-        return _with_added(folder, _wordpiece(folder / "vocab.txt", config, record), config)
-    if record.reads == "two-sided":
-        return _side(folder, config, record, _TWO_SIDED[0], "vocab.json")
+    if tokenizer_class.reads == "wordpiece":
+        return _with_added(folder, _wordpiece_document(folder / "vocab.txt", config, tokenizer_class), config)
+    if tokenizer_class.reads == "two-sided":
+        return _vocabulary_document(folder, config, tokenizer_class, _TWO_SIDED[0], "vocab.json")
     path = next((folder / name for name in _PIECES if (folder / name).is_file()), None)
     if path is None:
         raise InputError(f"{folder}: expected {FILE}, or a SentencePiece model named {' or '.join(_PIECES)}")
-    if record.reads == "strings":
-        return _side(folder, config, record, path.name, "vocab.json")
-    return _pieces(path, config, record)
+    if tokenizer_class.reads == "strings":
+        return _vocabulary_document(folder, config, tokenizer_class, path.name, "vocab.json")
+    return _piece_document(path, config, tokenizer_class)
 
 
-def _wordpiece(path: Path, config: Mapping[str, Any], record: TokenizerClass) -> dict[str, Any]:
+def _wordpiece_document(path: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass) -> dict[str, Any]:
     """Return the `tokenizer.json` that means the same as a list of entries, one a line.
 
     Source: arXiv 1810.04805, and its code, tokenization.py.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError):
-        raise InputError(f"{path}: expected a list of entries in UTF-8, but it cannot be read") from None
+    lines = read_text_file(path, "vocabulary").split("\n")
     if config.get("do_basic_tokenize", True) is not True:
-        raise InputError(f"{path}: do_basic_tokenize is off, so that words come from elsewhere; that is not supported")
+        raise InputError(f"{path}: do_basic_tokenize = false is not supported")
     entries = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     vocabulary = {entry: index for index, entry in enumerate(entries)}
-    tokens = {role: _role_token(config, record, role) for role in _ROLES}
+    tokens = {role: _role_token(config, tokenizer_class, role) for role in _ROLES}
     unknown = tokens["unk"] or "[UNK]"
     if unknown not in vocabulary:
         raise InputError(f"{path}: the unknown token '{unknown}' is not among its {len(entries)} entries")
@@ -178,7 +166,7 @@ def _wordpiece(path: Path, config: Mapping[str, Any], record: TokenizerClass) ->
         clean_text=True,
         handle_chinese_chars=config.get("tokenize_chinese_chars", True) is True,
         strip_accents=config.get("strip_accents"),
-        lowercase=config.get("do_lower_case", record.lowers) is True,
+        lowercase=config.get("do_lower_case", tokenizer_class.lowers) is True,
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
@@ -188,31 +176,31 @@ def _wordpiece(path: Path, config: Mapping[str, Any], record: TokenizerClass) ->
     return document
 
 
-def _role_token(config: Mapping[str, Any], record: TokenizerClass, role: str) -> str | None:
-    return content_of(config.get(f"{role}_token")) or record.tokens.get(role)
+def _role_token(config: Mapping[str, Any], tokenizer_class: TokenizerClass, role: str) -> str | None:
+    return content_of(config.get(f"{role}_token")) or tokenizer_class.tokens.get(role)
 
 
-def _role_tokens(config: Mapping[str, Any], record: TokenizerClass, known: set[str]) -> set[str]:
-    """Return the tokens of roles, as far as the vocabulary has them."""
-    tokens = (_role_token(config, record, role) for role in _ROLES)
+def _role_tokens(config: Mapping[str, Any], tokenizer_class: TokenizerClass, known: set[str]) -> set[str]:
+    """Return the special tokens with a role that the vocabulary has."""
+    tokens = (_role_token(config, tokenizer_class, role) for role in _ROLES)
     return {token for token in tokens if token is not None and token in known}
 
 
-def _pieces(path: Path, config: Mapping[str, Any], record: TokenizerClass) -> dict[str, Any]:
-    """Return the document of a model whose piece numbers give the ids."""
+def _piece_document(path: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass) -> dict[str, Any]:
+    """Return the document of a model whose piece numbers determine the ids."""
     content = read_pieces(path)
     model = load_pieces(content, str(path))
     _check_pieces(path, config, model)
     size = model.get_piece_size()
-    pieces = {model.id_to_piece(number) for number in range(size)} | set(record.front)
-    next_id = size + len(record.front) - record.skip
+    pieces = {model.id_to_piece(number) for number in range(size)} | set(tokenizer_class.front)
+    next_id = size + len(tokenizer_class.front) - tokenizer_class.skip
     added = {}
-    for entry in record.behind:
+    for entry in tokenizer_class.behind:
         if entry not in pieces:
             added[entry], next_id = next_id, next_id + 1
-    count = config.get("extra_ids", record.sentinels) if record.sentinels else 0
+    count = config.get("extra_ids", tokenizer_class.sentinels) if tokenizer_class.sentinels else 0
     added |= {sentinel(number): next_id + count - 1 - number for number in range(count)}
-    special = {*added, *record.front}
+    special = {*added, *tokenizer_class.front}
     for index, token in _added_entries(path, config).items():
         if token["content"] not in pieces and token["content"] not in added:
             added[token["content"]] = index
@@ -220,24 +208,24 @@ def _pieces(path: Path, config: Mapping[str, Any], record: TokenizerClass) -> di
             special.add(token["content"])
     known = pieces | set(added)
     special |= {model.id_to_piece(number) for number in range(size) if model.is_control(number)}
-    special |= _role_tokens(config, record, known)
-    return piece_document(
+    special |= _role_tokens(config, tokenizer_class, known)
+    return sentencepiece_document(
         content,
-        front=record.front,
-        skip=record.skip,
+        front=list(tokenizer_class.front),
+        skip=tokenizer_class.skip,
         added=added,
         special=sorted(special),
-        unknown=_unknown(path, config, record, known),
+        unknown=_unknown(path, config, tokenizer_class, known),
     )
 
 
 def _check_pieces(path: Path, config: Mapping[str, Any], model: Any) -> None:
-    """Refuse settings that change what the model alone would say."""
+    """Refuse settings that change how the model alone would tokenize."""
     faults = []
     if config.get("legacy") is False and model.encode(" a", out_type=str) != model.encode("a", out_type=str):
-        faults.append("legacy is off, which treats a space in front of a text in a way that only a tokenizer.json says")
+        faults.append("legacy = false is not supported without a tokenizer.json")
     faults += [
-        f"{key} is {config[key]!r}, which only a tokenizer.json says how to do"
+        f"{key} = {config[key]!r} is not supported without a tokenizer.json"
         for key in ("do_lower_case", "split_by_punct", "sp_model_kwargs")
         if config.get(key)
     ]
@@ -245,8 +233,8 @@ def _check_pieces(path: Path, config: Mapping[str, Any], model: Any) -> None:
         raise InputError.from_faults([f"{path}: {fault}" for fault in faults], subject=str(path))
 
 
-def _side(
-    folder: Path, config: Mapping[str, Any], record: TokenizerClass, model: str, vocabulary: str
+def _vocabulary_document(
+    folder: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass, model: str, vocabulary: str
 ) -> dict[str, Any]:
     """Return the document of a model whose pieces are looked up in a vocabulary."""
     content = read_pieces(folder / model)
@@ -254,33 +242,35 @@ def _side(
     wrong = next((entry for entry, index in entries.items() if type(index) is not int or index < 0), None)
     if wrong is not None:
         raise InputError(f"{folder / vocabulary}: entry {wrong!r} has the id {entries[wrong]!r}; expected a number")
-    named = config.get("language_codes", record.language_set)
-    if named != record.language_set:
-        raise InputError(f"{folder}: the language codes '{named}' are not known; expected '{record.language_set}'")
-    codes = [record.language_form.format(code) for code in record.languages]
+    named = config.get("language_codes", tokenizer_class.language_set)
+    if named != tokenizer_class.language_set:
+        raise InputError(
+            f"{folder}: the language codes '{named}' are not known; expected '{tokenizer_class.language_set}'"
+        )
+    codes = [tokenizer_class.language_form.format(code) for code in tokenizer_class.languages]
     added = {code: len(entries) + number for number, code in enumerate(codes) if code not in entries}
     for index, token in _added_entries(folder, config).items():
         if token["content"] not in entries:
             added[token["content"]] = index
-    special = _role_tokens(config, record, set(entries))
-    return string_document(
+    special = _role_tokens(config, tokenizer_class, set(entries))
+    return sentencepiece_document(
         content,
         vocabulary=entries,
         added=added,
         special=sorted(special | set(codes)),
-        unknown=_unknown(folder / vocabulary, config, record, set(entries)),
-        codes=record.reads == "two-sided",
+        unknown=_unknown(folder / vocabulary, config, tokenizer_class, set(entries)),
+        codes=tokenizer_class.reads == "two-sided",
     )
 
 
-def _target_document(folder: Path, config: Mapping[str, Any], record: TokenizerClass) -> dict[str, Any]:
+def _target_document(folder: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass) -> dict[str, Any]:
     own = "target_vocab.json" if config.get("separate_vocabs") is True else "vocab.json"
-    # A code in front of a text says what to translate into; the target side never reads one.
-    return _side(folder, config, record, _TWO_SIDED[1], own) | {"codes": False}
+    # A code at the start of a text names the target language; the target side never reads one.
+    return _vocabulary_document(folder, config, tokenizer_class, _TWO_SIDED[1], own) | {"codes": False}
 
 
-def _unknown(path: Path, config: Mapping[str, Any], record: TokenizerClass, known: set[str]) -> str:
-    token = _role_token(config, record, "unk")
+def _unknown(path: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass, known: set[str]) -> str:
+    token = _role_token(config, tokenizer_class, "unk")
     if token is None or token not in known:
         raise InputError(f"{path}: the unknown token '{token}' is not in the vocabulary")
     return token
@@ -293,15 +283,15 @@ def _added_entries(path: Path, config: Mapping[str, Any]) -> dict[int, dict[str,
         found = {int(index): dict(entry) for index, entry in entries.items()}
         assert all(isinstance(entry["content"], str) for entry in found.values())
     except (AttributeError, AssertionError, KeyError, TypeError, ValueError):
-        raise InputError(f"{path}: added_tokens_decoder must be a record of ids and token records") from None
+        raise InputError(f"{path}: added_tokens_decoder must be an object of ids and token objects") from None
     return dict(sorted(found.items()))
 
 
 def _with_added(path: Path, document: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `tokenizer.json` with the tokens that only its configuration adds.
+    """Return a `tokenizer.json` with the tokens that only its configuration has.
 
     Raises:
-        InputError: the two say different things about an id.
+        InputError: the two disagree about an id.
     """
     entries = _added_entries(path, config)
     stored: Sequence[Mapping[str, Any]] = document.get("added_tokens") or []
@@ -321,7 +311,7 @@ def _with_added(path: Path, document: dict[str, Any], config: Mapping[str, Any])
 
 
 def _check_ids(path: Path, backend: Backend, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration that says other ids than the vocabulary."""
+    """Refuse a configuration with other ids than the vocabulary."""
     found = backend.vocabulary()
     faults = [
         f"{path}: the configuration gives '{entry['content']}' the id {index}, the tokenizer "

@@ -1,4 +1,4 @@
-"""Which ids make up a word: read from the vocabulary entries alone, whatever marks the word starts in them.
+"""Word boundaries between token ids, read from the vocabulary entries alone, however they mark them.
 
 Shape suffixes: T tokens, V vocabulary.
 """
@@ -22,7 +22,7 @@ _CONTINUING = "##"
 _GLUED = "@@"
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NUM_BYTES = 256
-# How each kind that is trained here writes its entries.
+# How the entries of each kind that is trained here are written.
 _BYTES, _MARKED, _PIECES, _WHOLE, _PLAIN, _SEGMENTED = "bytes", "marked", "pieces", "whole", "plain", "segmented"
 _STYLES = (
     ("byte-bpe", _BYTES),
@@ -39,19 +39,19 @@ _STOPS = (".", "!", "?", "…", "。", "！", "？")
 
 
 class WordBoundaries:
-    """A table over the vocabulary of one tokenizer: where words begin, and what may stand in a text.
+    """A table over the vocabulary of a tokenizer: where words begin, and which entries can be part of a text.
 
-    A word is what white space separates. Two kinds of entries cut finer, for they say so themselves: those that mark
-    continuing pieces ("##") begin a word wherever they do not, and a word-level vocabulary has one word in each entry.
-    White space with an entry of its own is a word of its own.
+    Words are separated by white space. Two kinds of vocabularies separate more: one that marks continuations ("##")
+    begins a word at every other entry, and in a word-level vocabulary each entry is a word. White space with an entry
+    of its own is a word of its own.
 
     Args:
-        tokenizer: the tokenizer whose entries are read.
+        tokenizer: with the vocabulary.
 
     Attributes:
-        texts: what each entry writes, its leading white space included; empty where the vocabulary has a hole.
-        ordinary: True where an entry can come out of a text; False for special entries, "unknown" and holes.
-        carries_space: whether words bring the white space before them, so that it has no tokens of its own.
+        texts: the text of each entry with its leading white space; empty for unused ids.
+        ordinary: True where a text can be encoded as an entry; False for special tokens, "unknown" and unused ids.
+        carries_space: whether words include the white space before them, so that it has no tokens of its own.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -64,14 +64,14 @@ class WordBoundaries:
         self.ordinary[sorted(special)] = False
         self.carries_space = any(text[:1].isspace() and not text.isspace() for text in self.texts)
         self._starts_V = _starts(style, entries, self.texts)
-        # Where a word brings its own space, a lone one is the beginning of a word that has no entry with its space.
+        # Where words include their space, a separate one begins a word that has no entry with its space.
         joins = (" ",) if self.carries_space else ()
         self._closes_V = np.array([text[-1:].isspace() and text not in joins for text in self.texts])
         self._glues_V = np.array([style == _SEGMENTED and entry.endswith(_GLUED) for entry in entries])
         borders = sorted(special - {tokenizer.unk_id} | {tokenizer.pad_id})
         self._starts_V[borders] = self._closes_V[borders] = True
         if tokenizer.roles.unk is not None:
-            # Where an entry is a whole word, so is the unknown one; elsewhere it is a sign that may stand inside one.
+            # Where every entry is a word, so is the unknown one; elsewhere it can be inside a word.
             self._starts_V[tokenizer.unk_id] = style in (_PIECES, _WHOLE, _SEGMENTED)
         self._ends_sentence_V = np.array([text.rstrip().rstrip(_CLOSERS).endswith(_STOPS) for text in self.texts])
         self._newlines_V = np.array([_trailing_newlines(text) for text in self.texts])
@@ -80,7 +80,7 @@ class WordBoundaries:
         """Return True where an id is the first of a word; the first id always is.
 
         Args:
-            ids_T: ids of the vocabulary, special ones included; each of those stands alone.
+            ids_T: ids of the vocabulary; each special one is a word of its own.
         """
         begins_T: Bool[ndarray, " tokens"] = self._starts_V[ids_T]
         before_T = ids_T[:-1]
@@ -92,7 +92,7 @@ class WordBoundaries:
         """Return the number of the word that each id belongs to, counted from 0.
 
         Args:
-            ids_T: ids of the vocabulary, special ones included; each of those is a word of its own.
+            ids_T: ids of the vocabulary; each special one is a word of its own.
         """
         return np.cumsum(self.begins(ids_T), dtype=np.int64) - 1
 
@@ -111,30 +111,20 @@ class WordBoundaries:
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the ids that have a role, "unknown" included, and every other entry that decoding leaves out.
+    """Return the ids with a role, "unknown" included, and every other one that decoding skips.
 
     Args:
-        tokenizer: the tokenizer whose vocabulary is looked through.
+        tokenizer: with the vocabulary.
     """
     roles = tokenizer.roles
     named = {roles.pad, roles.bos, roles.eos, *tokenizer.sentinel_ids}
     named |= {index for index in (roles.unk, tokenizer.mask_id) if index is not None}
     if tokenizer.kind == "pretrained":
-        # Only a special entry leaves no trace between two others; white space may vanish too, but is asked for first.
+        # Decoding skips special tokens; it may skip white space too, which is excluded first.
         for index, entry in enumerate(_entries(tokenizer)):
             if _unmarked(entry).strip(f"{_BYTE_SPACE} \n\t") and not tokenizer.decode([index]):
                 named.add(index)
     return frozenset(named)
-
-
-def word_ids(tokenizer: Tokenizer, ids: Integer[ndarray, " tokens"]) -> Int64[ndarray, " tokens"]:
-    """Return the number of the word that each id belongs to; for many texts, keep a `Words` instead.
-
-    Args:
-        tokenizer: the tokenizer that made the ids.
-        ids: ids of its vocabulary, special ones included; each of those is a word of its own.
-    """
-    return WordBoundaries(tokenizer).word_ids(ids)
 
 
 def _entries(tokenizer: Tokenizer) -> list[str]:
@@ -142,13 +132,13 @@ def _entries(tokenizer: Tokenizer) -> list[str]:
     for index in range(tokenizer.vocab_size):
         try:
             entries += tokenizer.tokens([index])
-        except InputError:  # a published vocabulary can have holes
+        except InputError:  # a vocabulary can have unused ids
             entries.append("")
     return entries
 
 
 def _guess(entries: Sequence[str]) -> str:
-    """Find out how a published vocabulary marks words, by the mark that most of its entries carry."""
+    """Find out how the vocabulary of a checkpoint marks words, by the mark that most of its entries have."""
     counts = {
         style: sum(len(entry) > len(mark) and getattr(entry, where)(mark) for entry in entries)
         for style, where, mark in (
@@ -167,7 +157,7 @@ def _guess(entries: Sequence[str]) -> str:
 
 
 def _writer(style: str, *, trained_here: bool) -> Callable[[str], str]:
-    """Return the function from an entry to the text that it writes."""
+    """Return the function from an entry to its text."""
     if style == _BYTES:
         table = _byte_table()
         return lambda entry: bytes(table.get(sign, ord("?")) for sign in entry).decode("utf-8", errors="replace")
@@ -202,7 +192,7 @@ def _trailing_newlines(text: str) -> int:
 
 
 def _byte_table() -> dict[str, int]:
-    """Return the byte that each sign of a byte-level entry stands for."""
+    """Return the byte of each character of a byte-level entry."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     table = {sign: ord(sign) for sign in alphabet if ord(sign) < _NUM_BYTES}
     unprinted = (byte for byte in range(_NUM_BYTES) if chr(byte) not in table)

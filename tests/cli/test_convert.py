@@ -103,4 +103,4 @@ def test_a_damaged_file_is_refused_without_advice_to_run_it(tmp_path: Path, capf
 def test_a_checkpoint_without_weights_is_not_evaluated(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     assert main(["evaluate", str(tmp_path), "--text", "any.txt"]) == 2
-    assert "so has no weights" in capfd.readouterr().err
+    assert "has no weights" in capfd.readouterr().err

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from clearhead.text.token_roles import TokenRoles
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.word_starts import WordBoundaries, special_ids, word_ids
+from clearhead.text.word_starts import WordBoundaries, special_ids
 from tests.data.objectives.noisy import SIZES, SPACED, lines, tokenizer
 
 PUBLISHED = ("wordpiece", "bytes", "marked")
@@ -155,7 +155,7 @@ def test_any_white_space_separates(kind: str, text: str) -> None:
     found = tokenizer(kind)
     ids = found.encode(text)
     if ids:
-        numbers = word_ids(found, np.array(ids))
+        numbers = WordBoundaries(found).word_ids(np.array(ids))
         groups = [found.decode(np.array(ids)[numbers == number].tolist()) for number in range(int(numbers[-1]) + 1)]
         assert [word for group in groups for word in group.split()] == text.split()
         assert all(len(group.split()) <= 1 for group in groups)

@@ -6,7 +6,6 @@ Source: arXiv 1810.04805, section 3; RoBERTa arXiv 1907.11692; tensor names are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from clearhead import spec
 from clearhead.hf.mapping import blocks
@@ -17,11 +16,13 @@ SELF, FEED = blocks.function("encoder", 0), blocks.function("encoder", 1)
 TABLE = "encoder.embedding.table"
 
 
-def layer(c: Values, *, network_dropout: bool = True, **fields: Any) -> spec.Layer:
-    """Attention, of which `fields` are others of the node, and a feed-forward network, each with a norm after it."""
+def layer(
+    c: Values, *, score_bias: spec.ScoreBias | None = None, scale: float | None = None, network_dropout: bool = True
+) -> spec.Layer:
+    """Attention and a feed-forward network, each with a norm after the residual sum."""
     drop, norm = c["hidden_dropout_prob"], spec.LayerNorm(eps=c["layer_norm_eps"])
-    dropout = {"dropout": c["attention_probs_dropout_prob"]}
-    attention = blocks.attention(c["hidden_size"], c["num_attention_heads"], **dropout, **fields)
+    width, heads, own_drop = c["hidden_size"], c["num_attention_heads"], c["attention_probs_dropout_prob"]
+    attention = blocks.attention(width, heads, score_bias=score_bias, scale=scale, dropout=own_drop)
     network = spec.FeedForward(size=c["intermediate_size"], activation=c["hidden_act"])
     after = blocks.after(norm, network, drop if network_dropout else 0.0)
     return spec.Layer(steps=(blocks.after(norm, attention, drop), after))

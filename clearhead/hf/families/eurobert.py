@@ -16,7 +16,7 @@ from clearhead.hf.mapping.tensor_rules import Rule, module_rule
 
 def _model(c: Values) -> spec.Model:
     norm, network = spec.RMSNorm(eps=c["rms_norm_eps"]), llama_like.feed_forward(c, bias=c["mlp_bias"])
-    layer = blocks.layer(norm, llama_like.attention(c, spec.Full()), network)
+    layer = blocks.layer(norm, llama_like.attention(c, mask=spec.Full()), network)
     layers = [layer] * c["num_hidden_layers"]
     return blocks.one_stack("encoder", c["hidden_size"], c["vocab_size"], layers, norm)
 

@@ -6,8 +6,6 @@ of released checkpoints.
 
 from __future__ import annotations
 
-from typing import Any
-
 from clearhead import spec
 from clearhead.hf.mapping import blocks, layer_types, llama_like
 from clearhead.hf.mapping.family import Fixed, Key, Values
@@ -25,7 +23,15 @@ def _norm(c: Values) -> spec.RMSNorm:
 
 
 def _decoder(c: Values, layers: list[spec.Layer]) -> spec.Model:
-    return llama_like.decoder(c, layers, _norm(c), scale=c["hidden_size"] ** 0.5, scale_rounding="weights")
+    return blocks.one_stack(
+        "decoder",
+        c["hidden_size"],
+        c["vocab_size"],
+        layers,
+        _norm(c),
+        scale=c["hidden_size"] ** 0.5,
+        scale_rounding="weights",
+    )
 
 
 def _gemma(c: Values) -> spec.Model:
@@ -33,25 +39,33 @@ def _gemma(c: Values) -> spec.Model:
     return _decoder(c, [layer] * c["num_hidden_layers"])
 
 
-def _layer(c: Values, mask: llama_like.Mask, **fields: Any) -> spec.Layer:
-    attention = llama_like.attention(c, mask, scale=c["query_pre_attn_scalar"] ** -0.5, **fields)
-    network = llama_like.feed_forward(c, act="hidden_activation")
-    return blocks.layer(_norm(c), attention, network, post=_norm(c))
+def _later(c: Values, attentions: list[spec.Attention]) -> spec.Model:
+    network, norm = llama_like.feed_forward(c, act="hidden_activation"), _norm(c)
+    return _decoder(c, [blocks.layer(norm, attention, network, post=norm) for attention in attentions])
 
 
 def _gemma2(c: Values) -> spec.Model:
     masks = llama_like.masks(c, [index % 2 == 0 for index in range(c["num_hidden_layers"])])
-    return _decoder(c, [_layer(c, mask, soft_cap=c["attn_logit_softcapping"]) for mask in masks])
+    scale, cap = c["query_pre_attn_scalar"] ** -0.5, c["attn_logit_softcapping"]
+    return _later(c, [llama_like.attention(c, mask=mask, scale=scale, soft_cap=cap) for mask in masks])
 
 
 def _gemma3(c: Values) -> spec.Model:
     every = c["sliding_window_pattern"]
     masks = llama_like.masks(c, [(index + 1) % every != 0 for index in range(c["num_hidden_layers"])])
-    sliding = c["rope_local_base_freq"]
-    positions = layer_types.rotations(c, head_size=llama_like.head_size(c), full=c["rope_theta"], sliding=sliding)
-    both = spec.QueryKeyNorm(norm=_norm(c))
-    layers = [_layer(c, mask, query_key_norm=both, position=positions[isinstance(mask, spec.Window)]) for mask in masks]
-    return _decoder(c, layers)
+    size, theta = llama_like.head_size(c), c["rope_theta"]
+    positions = layer_types.rotations(c, head_size=size, full=theta, sliding=c["rope_local_base_freq"])
+    attentions = [
+        llama_like.attention(
+            c,
+            mask=mask,
+            scale=c["query_pre_attn_scalar"] ** -0.5,
+            query_key_norm=spec.QueryKeyNorm(norm=_norm(c)),
+            position=positions[isinstance(mask, spec.Window)],
+        )
+        for mask in masks
+    ]
+    return _later(c, attentions)
 
 
 DEFAULTS = {

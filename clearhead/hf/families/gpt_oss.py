@@ -38,7 +38,7 @@ def _model(c: Values) -> spec.Model:
         router=spec.Router(bias=True),
     )
     masks = llama_like.masks(c, [index % 2 == 0 for index in range(c["num_hidden_layers"])])
-    attentions = [llama_like.attention(c, mask, position=position, sink=True) for mask in masks]
+    attentions = [llama_like.attention(c, mask=mask, position=position, sink=True) for mask in masks]
     return llama_like.decoder(c, [blocks.layer(norm, attention, mixture) for attention in attentions], norm)
 
 

@@ -17,7 +17,14 @@ def _model(c: Values) -> spec.Model:
     nodes = (attention, llama_like.feed_forward(c, bias=c["mlp_bias"]))
     branches = [spec.Branch(function=node, pre=norm, scale=c["residual_multiplier"]) for node in nodes]
     layer = spec.Layer(steps=tuple(spec.Step(branches=(branch,)) for branch in branches))
-    return llama_like.decoder(c, [layer] * c["num_hidden_layers"], norm, scale=c["embedding_multiplier"])
+    return blocks.one_stack(
+        "decoder",
+        c["hidden_size"],
+        c["vocab_size"],
+        [layer] * c["num_hidden_layers"],
+        norm,
+        scale=c["embedding_multiplier"],
+    )
 
 
 def _divisor(model: spec.Model) -> float:

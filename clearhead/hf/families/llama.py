@@ -6,35 +6,32 @@ section 2. Tensor names are those of released checkpoints.
 
 from __future__ import annotations
 
-from typing import Any
-
 from clearhead import spec
 from clearhead.hf.mapping import blocks, llama_like
 from clearhead.hf.mapping.family import Key, Values
 
 
-def _model(c: Values, masks: list[llama_like.Mask], **fields: Any) -> spec.Model:
-    norm = spec.RMSNorm(eps=c["rms_norm_eps"])
-    network = llama_like.feed_forward(c, bias=c.get("mlp_bias", False))
-    layers = [blocks.layer(norm, llama_like.attention(c, mask, **fields), network) for mask in masks]
-    return llama_like.decoder(c, layers, norm)
+def _model(c: Values, attentions: list[spec.Attention]) -> spec.Model:
+    norm, network = spec.RMSNorm(eps=c["rms_norm_eps"]), llama_like.feed_forward(c, bias=c.get("mlp_bias", False))
+    return llama_like.decoder(c, [blocks.layer(norm, attention, network) for attention in attentions], norm)
 
 
 def _llama(c: Values) -> spec.Model:
-    return _model(c, [spec.Causal()] * c["num_hidden_layers"])
+    return _model(c, [llama_like.attention(c)] * c["num_hidden_layers"])
 
 
 def _mistral(c: Values) -> spec.Model:
-    return _model(c, llama_like.masks(c), bias=blocks.biases(False))
+    return _model(c, [llama_like.attention(c, mask=mask, bias=blocks.biases(False)) for mask in llama_like.masks(c)])
 
 
 def _qwen2(c: Values) -> spec.Model:
-    return _model(c, llama_like.switched_masks(c), bias=spec.Biases(query=True, key=True, value=True, out=False))
+    bias = spec.Biases(query=True, key=True, value=True, out=False)
+    return _model(c, [llama_like.attention(c, mask=mask, bias=bias) for mask in llama_like.switched_masks(c)])
 
 
 def _qwen3(c: Values) -> spec.Model:
     both = spec.QueryKeyNorm(norm=spec.RMSNorm(eps=c["rms_norm_eps"]))
-    return _model(c, llama_like.switched_masks(c), query_key_norm=both)
+    return _model(c, [llama_like.attention(c, mask=mask, query_key_norm=both) for mask in llama_like.switched_masks(c)])
 
 
 QWEN = {

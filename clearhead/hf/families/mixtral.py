@@ -6,7 +6,6 @@ Source: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2; tensor names
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from clearhead import spec
 from clearhead.hf.mapping import blocks, layer_types, llama_like
@@ -16,13 +15,9 @@ from clearhead.hf.mapping.llama_like import FEED
 from clearhead.hf.mapping.tensor_rules import Rule, SplitRows, StackNumbered, tensor_rule
 
 
-def _decoder(c: Values, masks: list[llama_like.Mask], networks: list[blocks.AnyFunction], **fields: Any) -> spec.Model:
-    norm = spec.RMSNorm(eps=c["rms_norm_eps"])
-    layers = [
-        blocks.layer(norm, llama_like.attention(c, mask, **fields), network)
-        for mask, network in zip(masks, networks, strict=True)
-    ]
-    return llama_like.decoder(c, layers, norm)
+def _decoder(c: Values, attentions: list[spec.Attention], networks: list[blocks.AnyFunction]) -> spec.Model:
+    norm, nodes = spec.RMSNorm(eps=c["rms_norm_eps"]), zip(attentions, networks, strict=True)
+    return llama_like.decoder(c, [blocks.layer(norm, attention, network) for attention, network in nodes], norm)
 
 
 def _mixture(c: Values, count: str, size: str, normalize: bool) -> spec.MixtureOfExperts:
@@ -36,7 +31,8 @@ def _mixture(c: Values, count: str, size: str, normalize: bool) -> spec.MixtureO
 
 def _mixtral(c: Values) -> spec.Model:
     mixture = _mixture(c, "num_local_experts", "intermediate_size", normalize=True)
-    return _decoder(c, llama_like.masks(c), [mixture] * c["num_hidden_layers"], bias=blocks.biases(False))
+    attentions = [llama_like.attention(c, mask=mask, bias=blocks.biases(False)) for mask in llama_like.masks(c)]
+    return _decoder(c, attentions, [mixture] * c["num_hidden_layers"])
 
 
 def _qwen3_moe(c: Values) -> spec.Model:
@@ -46,7 +42,8 @@ def _qwen3_moe(c: Values) -> spec.Model:
     has_mixture = [index not in dense and (index + 1) % c["decoder_sparse_step"] == 0 for index in range(depth)]
     networks: list[blocks.AnyFunction] = [mixture if has else network for has in has_mixture]
     both = spec.QueryKeyNorm(norm=spec.RMSNorm(eps=c["rms_norm_eps"]))
-    return _decoder(c, llama_like.switched_masks(c), networks, query_key_norm=both)
+    masks = llama_like.switched_masks(c)
+    return _decoder(c, [llama_like.attention(c, mask=mask, query_key_norm=both) for mask in masks], networks)
 
 
 def _has_mixture(layer: spec.Layer) -> bool:

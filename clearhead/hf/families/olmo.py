@@ -25,7 +25,7 @@ def _post_norm(c: Values, masks: list[llama_like.Mask], positions: dict[bool, sp
 
     def layer(mask: llama_like.Mask) -> spec.Layer:
         position = positions[isinstance(mask, spec.Window)]
-        attention = llama_like.attention(c, mask, query_key_norm=both, position=position)
+        attention = llama_like.attention(c, mask=mask, query_key_norm=both, position=position)
         return blocks.layer(None, attention, network, post=norm)
 
     return llama_like.decoder(c, [layer(mask) for mask in masks], norm)

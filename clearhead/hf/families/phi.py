@@ -22,7 +22,9 @@ def _model(c: Values) -> spec.Model:
     )
     network = llama_like.feed_forward(c, bias=True, gated=False)
     layer = blocks.parallel(norm, attention, network, dropout=c["resid_pdrop"])
-    return llama_like.decoder(c, [layer] * c["num_hidden_layers"], norm, dropout=c["embd_pdrop"])
+    return blocks.one_stack(
+        "decoder", c["hidden_size"], c["vocab_size"], [layer] * c["num_hidden_layers"], norm, dropout=c["embd_pdrop"]
+    )
 
 
 KEYS = llama_like.keys(

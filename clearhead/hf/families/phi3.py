@@ -21,8 +21,8 @@ def _model(c: Values) -> spec.Model:
     if not isinstance(position.scaling, spec.LongRopeScaling | None):
         raise InputError(f"config.json: phi3 supports rope scaling by longrope only, got {position.scaling.kind}")
     norm, network = spec.RMSNorm(eps=c["rms_norm_eps"]), llama_like.feed_forward(c)
-    fields = {"bias": blocks.biases(False), "position": position}
-    attentions = [llama_like.attention(c, mask, **fields) for mask in llama_like.masks(c)]
+    bias = blocks.biases(False)
+    attentions = [llama_like.attention(c, mask=mask, bias=bias, position=position) for mask in llama_like.masks(c)]
     layers = [blocks.layer(norm, attention, network, dropout=c["resid_pdrop"]) for attention in attentions]
     return llama_like.decoder(c, layers, norm)
 

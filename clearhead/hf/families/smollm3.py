@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.hf.mapping import blocks, layer_types, llama_like
+from clearhead.hf.mapping import blocks, layer_types, llama_like, rope
 from clearhead.hf.mapping.family import Key, Values
 from clearhead.hf.mapping.llama_like import ROPE_KEYS
 
@@ -27,8 +27,9 @@ def _model(c: Values) -> spec.Model:
     has_windows = c["use_sliding_window"] and c["sliding_window"] is not None
     masks = llama_like.masks(c, [has_windows and not rotated for rotated in rotates])
     norm, network = spec.RMSNorm(eps=c["rms_norm_eps"]), llama_like.feed_forward(c, bias=c["mlp_bias"])
+    position = rope.read(c, head_size=llama_like.head_size(c))
     attentions = [
-        llama_like.attention(c, mask, **({} if rotated else {"position": None}))
+        llama_like.attention(c, mask=mask, position=position if rotated else None)
         for mask, rotated in zip(masks, rotates, strict=True)
     ]
     return llama_like.decoder(c, [blocks.layer(norm, attention, network) for attention in attentions], norm)

@@ -15,9 +15,9 @@ from clearhead.hf.mapping.tensor_rules import module_rule
 def _model(c: Values) -> spec.Model:
     norm, network = spec.LayerNorm(eps=c["norm_epsilon"]), llama_like.feed_forward(c, bias=c["use_bias"], gated=False)
     bias = blocks.biases(c["use_bias"])
-    attentions = [llama_like.attention(c, mask, bias=bias) for mask in llama_like.masks(c)]
+    attentions = [llama_like.attention(c, mask=mask, bias=bias) for mask in llama_like.masks(c)]
     layers = [blocks.layer(norm, attention, network, dropout=c["residual_dropout"]) for attention in attentions]
-    return llama_like.decoder(c, layers, norm, dropout=c["embedding_dropout"])
+    return blocks.one_stack("decoder", c["hidden_size"], c["vocab_size"], layers, norm, dropout=c["embedding_dropout"])
 
 
 DEFAULTS = {

@@ -41,7 +41,7 @@ def _stack(c: Values, side: Side) -> spec.Stack:
     def attention(mask: spec.Mask, source: Literal["self", "memory"]) -> spec.Attention:
         return llama_like.attention(
             c,
-            mask,
+            mask=mask,
             source=source,
             position=rope.read(c, head_size=c["head_dim"]) if source == "self" else None,
             scale=c["query_pre_attn_scalar"] ** -0.5,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from clearhead import spec
 from clearhead.hf.mapping.family import Address, Fixed, Key, Values, Variant
@@ -15,6 +15,37 @@ AnyNorm = spec.LayerNorm | spec.RMSNorm
 AnyFunction = spec.Attention | spec.FeedForward | spec.MixtureOfExperts
 DecoderTask = Literal["generate", "classify", "tag", "answer", "embed"]
 MakeHead = Callable[[Values], spec.Head]
+
+
+class AttentionFields(TypedDict, total=False):
+    """Fields of an attention node beside its sizes."""
+
+    source: Literal["self", "memory"]
+    num_kv_heads: int
+    mask: spec.Mask
+    position: spec.Rotary | None
+    score_bias: spec.ScoreBias | None
+    scale: float | None
+    bias: spec.Biases
+    query_key_norm: spec.QueryKeyNorm | None
+    soft_cap: float | None
+    clip: float | None
+    sink: bool
+    dropout: float
+
+
+class EmbeddingFields(TypedDict, total=False):
+    """Fields of an embedding node beside its table."""
+
+    width: int | None
+    projection: spec.Projection | None
+    scale: float
+    scale_rounding: Literal["none", "weights"]
+    num_segments: int
+    position: spec.Learned | spec.Sinusoidal | None
+    norm: AnyNorm | None
+    dropout: float
+
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -141,10 +172,10 @@ def biases(has: bool) -> spec.Biases:
     return spec.Biases(query=has, key=has, value=has, out=has)
 
 
-def attention(width: int, heads: int, **fields: Any) -> spec.Attention:
+def attention(width: int, heads: int, **fields: Unpack[AttentionFields]) -> spec.Attention:
     """Attention with as many key heads as query heads; `fields` are others of the node."""
-    sizes = {"num_heads": heads, "num_kv_heads": heads, "head_size": width // heads}
-    return spec.Attention(**(sizes | fields))
+    sizes: dict[str, Any] = {"num_heads": heads, "num_kv_heads": heads, "head_size": width // heads}
+    return spec.Attention(**(sizes | dict(fields)))
 
 
 def one_stack(
@@ -153,10 +184,11 @@ def one_stack(
     vocab_size: int,
     layers: Sequence[spec.Layer],
     final_norm: AnyNorm | None = None,
-    **fields: Any,
+    **fields: Unpack[EmbeddingFields],
 ) -> spec.Model:
     """A model of one stack, without a head; `fields` are those of its embedding."""
-    embedding = spec.Embedding(table=spec.Table(rows=vocab_size), **fields)
+    table: dict[str, Any] = {"table": spec.Table(rows=vocab_size)}
+    embedding = spec.Embedding(**(table | dict(fields)))
     stack = spec.Stack(width=hidden_size, embedding=embedding, layers=tuple(layers), final_norm=final_norm)
     return spec.Model.model_validate({side: stack, "initialization": INITIALIZATION})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from clearhead import spec
 from clearhead.errors import InputError
@@ -82,21 +82,21 @@ def head_size(c: Values) -> int:
     return size
 
 
-def attention(c: Values, mask: spec.Mask | None = None, **fields: Any) -> spec.Attention:
-    """Self-attention as the shared keys describe it, causal without another mask; `fields` are others of the node."""
+def attention(c: Values, **fields: Unpack[blocks.AttentionFields]) -> spec.Attention:
+    """Self-attention as the shared keys describe it, causal by default; `fields` are those of the node."""
     heads = c["num_attention_heads"]
     usual: dict[str, Any] = {
         "num_heads": heads,
         "num_kv_heads": c["num_key_value_heads"] or heads,
         "head_size": head_size(c),
-        "mask": mask or spec.Causal(),
+        "mask": spec.Causal(),
         "dropout": c["attention_dropout"],
     }
     if "position" not in fields:
         usual["position"] = rope.read(c, head_size=head_size(c))
     if "bias" not in fields and "attention_bias" in c:
         usual["bias"] = blocks.biases(c["attention_bias"])
-    return spec.Attention(**(usual | fields))
+    return spec.Attention(**(usual | dict(fields)))
 
 
 def feed_forward(
@@ -106,9 +106,9 @@ def feed_forward(
     return spec.FeedForward(size=c[size], activation=c[act], gated=gated, bias_in=bias, bias_out=bias)
 
 
-def decoder(c: Values, layers: Sequence[spec.Layer], norm: blocks.AnyNorm, **embedding: Any) -> spec.Model:
-    """A decoder without positions at the embedding, of which `embedding` are other fields."""
-    return blocks.one_stack("decoder", c["hidden_size"], c["vocab_size"], layers, norm, **embedding)
+def decoder(c: Values, layers: Sequence[spec.Layer], norm: blocks.AnyNorm) -> spec.Model:
+    """A decoder whose embedding is the token embedding alone."""
+    return blocks.one_stack("decoder", c["hidden_size"], c["vocab_size"], layers, norm)
 
 
 def masks(c: Values, pattern: Sequence[bool] | None = None) -> list[Mask]:
