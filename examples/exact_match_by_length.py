@@ -1,4 +1,4 @@
-"""Translate a test file and print how often the output is exactly right, for each length of the source.
+"""Translate a test file and print the exact-match rate for each source length.
 
 Usage: python examples/exact_match_by_length.py RUN SOURCE TARGET
 """
@@ -13,7 +13,7 @@ import clearhead as ch
 
 
 def exact_match_by_length(run: str, source: Path, target: Path) -> dict[int, tuple[int, int]]:
-    """Return, for each number of words in a source line, how many outputs were right and how many lines there were."""
+    """Return the numbers of exact matches and of lines for each source length in words."""
     sources = source.read_text(encoding="utf-8").splitlines()
     targets = target.read_text(encoding="utf-8").splitlines()
     outputs = ch.load(run).translate(sources, beam_size=1)

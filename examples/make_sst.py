@@ -2,11 +2,11 @@
 
 Usage: python examples/make_sst.py SST2_FOLDER TREES_FOLDER [FOLDER]
 
-SST2_FOLDER holds train.txt, dev.txt and test.txt with a label 0 or 1, a space and a sentence in each line; TREES_FOLDER
-holds the trees of the same sentences and of the neutral ones, one in each line, under the same names. Written are
-train.tsv, valid.tsv and test.tsv; train-5.tsv, every twentieth of the training sentences; phrases.tsv, the training
-sentences and all phrases of their trees that are not neutral; and sentences.txt, the training sentences without labels,
-neutral ones as well. Nothing that is a validation or test sentence is among what is trained on.
+SST2_FOLDER holds train.txt, dev.txt and test.txt; each line is a label 0 or 1, a space and a sentence. TREES_FOLDER
+holds files of the same names with the trees of these sentences and of the neutral ones, one per line. The outputs are
+train.tsv, valid.tsv and test.tsv; train-5.tsv, every twentieth training sentence; phrases.tsv, the training sentences
+and all phrases of their trees that are not neutral; and sentences.txt, the training sentences without labels, neutral
+ones included. No validation or test sentence occurs in the training data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def phrases(tree: str) -> Iterator[tuple[str, int]]:
     """Yield the text and the sentiment, 0 to 4, of every node of a tree such as "(3 (2 a) (4 joy))", the root last.
 
     Args:
-        tree: one line; round brackets of the sentence itself are written -LRB- and -RRB-.
+        tree: one line; brackets in the sentence itself are written -LRB- and -RRB-.
     """
     open_nodes: list[tuple[int, list[str]]] = []
     pieces = _PIECE.findall(tree)
@@ -45,17 +45,17 @@ def phrases(tree: str) -> Iterator[tuple[str, int]]:
 
 
 def labelled_phrases(trees: Iterable[str], *, held_out: set[str]) -> tuple[list[Example], int]:
-    """Return each phrase with a polarity once, in order, and how many were dropped because they have both.
+    """Return each phrase that is not neutral once, in order, and the number of phrases dropped for having both labels.
 
     Args:
-        trees: one in each line.
-        held_out: sentences that must not be among them.
+        trees: one per line.
+        held_out: sentences to exclude.
     """
     found: dict[str, str] = {}
     torn: set[str] = set()
     for tree in trees:
         for text, sentiment in phrases(tree):
-            # Case tells phrases apart in the trees only: "Good film" may be 4 and "good film" 3, but also 1.
+            # Only the trees have case; "Good film" can be 4 and "good film" 3, or 1.
             text = text.lower()
             if sentiment == 2 or text in held_out:
                 continue
@@ -66,13 +66,13 @@ def labelled_phrases(trees: Iterable[str], *, held_out: set[str]) -> tuple[list[
 
 
 def read_sentences(path: Path) -> list[Example]:
-    """Return the sentences of a file of SST-2 with the names of their labels."""
+    """Return the sentences of an SST-2 file with the names of their labels."""
     rows = [line.split(" ", 1) for line in path.read_text(encoding="utf-8").splitlines()]
     return [(text, NAMES[label]) for label, text in rows]
 
 
 def write_table(path: Path, examples: Iterable[Example]) -> None:
-    """Write examples with the names of the columns above them."""
+    """Write examples as a table with a header line."""
     rows = [("text", "label"), *examples]
     path.write_text("".join(f"{text}\t{label}\n" for text, label in rows), encoding="utf-8")
 
@@ -83,12 +83,12 @@ def make_sst(sentences: Path, trees: Path, folder: Path) -> None:
     Args:
         sentences: the folder of SST-2.
         trees: the folder of the trees.
-        folder: where the files go; it is made.
+        folder: the output folder; it is created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts = {name: read_sentences(sentences / f"{part}.txt") for part, name in PARTS.items()}
     held_out = {text for name in ("valid", "test") for text, _ in parts[name]}
-    # A few of the training sentences are in the other parts, too; those parts stay whole.
+    # A few training sentences also occur in the validation or test set; they are removed from training.
     train = list(dict.fromkeys((text, label) for text, label in parts["train"] if text not in held_out))
     lines = (trees / "train.txt").read_text(encoding="utf-8").splitlines()
     found, num_torn = labelled_phrases(lines, held_out=held_out)

@@ -20,8 +20,8 @@ def make_strings(task: str, folder: Path, seed: int = 0) -> None:
 
     Args:
         task: "copy" or "reverse".
-        folder: where the files go; it is made.
-        seed: of the random letters; no string of one part is in another.
+        folder: the output folder; it is created.
+        seed: of the random letters; no string occurs in two parts.
     """
     generator = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -29,10 +29,10 @@ def make_strings(task: str, folder: Path, seed: int = 0) -> None:
     for part, (count, lengths) in {**PARTS, "longer": (500, LONGER_LENGTHS)}.items():
         strings = []
         while len(strings) < count:
-            # Few letters in a string repeat, so that a letter's neighbours do not give its place away.
+            # Strings with few distinct letters repeat them, so that neighbouring letters do not determine a position.
             letters = generator.sample(string.ascii_lowercase, generator.randint(2, len(string.ascii_lowercase)))
             text = "".join(generator.choices(letters, k=generator.choice(lengths)))
-            # The few strings of one or two letters may repeat within training, or they would soon run out.
+            # Strings of one or two letters may repeat within the training set: there are too few of them.
             if text not in seen or (part == "train" and len(text) <= 2):
                 strings.append(text)
                 seen.add(text)

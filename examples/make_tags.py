@@ -1,15 +1,15 @@
-"""Make data for a tagger: what every token of Python's standard library is, from the sources on this machine.
+"""Make data for a tagger: the role of every token in the installed Python standard library.
 
 Usage: python examples/make_tags.py [FOLDER] [MEGABYTES]
 
-Written are train.conll, valid.conll and test.conll, a token and its tag in each line and an empty line behind each
-function or, outside of functions, behind each statement. A tag says what a token does there, which its text alone does
-not tell: a name can be a parameter, a local variable, a module, a method or a builtin. Names with dots, annotations and
-decorators are entities of several tokens (B- and I-). Strings are written empty and comments as a lone "#", so that a
-token holds no white space. Every part has its own files; MEGABYTES limits the sources that are learned from.
+The outputs are train.conll, valid.conll and test.conll: a token and its tag per line, and an empty line after each
+function or, outside functions, after each statement. A tag is the role of a token, which its text alone does not
+determine: a name can be a parameter, a local variable, a module, a method or a builtin. Dotted names, annotations and
+decorators are entities of several tokens (B- and I-). Strings are written empty and comments as a single "#", so that a
+token holds no white space. The parts come from different files; MEGABYTES limits the training sources.
 """
 
-# ruff: noqa: D102 (visitors are named by the nodes that they visit)
+# ruff: noqa: D102 (visitor methods are named after their nodes)
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IGNORED = frozenset(
     {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER}
 )
 BUILTINS = frozenset(dir(builtins))
-# From Python 3.12 on a formatted string is several tokens; before, it is one.
+# From Python 3.12 on an f-string is several tokens; before, it is one.
 FSTRING_START = getattr(tokenize, "FSTRING_START", None)
 FSTRING_END = getattr(tokenize, "FSTRING_END", None)
 
@@ -43,16 +43,16 @@ Line = tuple[str, str]
 
 
 class Roles(ast.NodeVisitor):
-    """What the names of a module are, by the place where they stand.
+    """The roles of the names in a module, by their position.
 
     Args:
         source: the text of the module.
 
     Attributes:
-        roles: of the name that begins at a place: line from 1, column in characters from 0.
-        spans: entities of several tokens: first place, place behind the last, and type.
-        docstrings: where they begin.
-        functions: first and last line of the outermost functions.
+        roles: the role of the name at a position (line from 1, column in characters from 0).
+        spans: entities of several tokens: start, end (exclusive) and type.
+        docstrings: the positions where they start.
+        functions: first and last lines of the outermost functions.
     """
 
     def __init__(self, source: str) -> None:
@@ -69,7 +69,7 @@ class Roles(ast.NodeVisitor):
         self.visit(tree)
 
     def _place(self, line: int, num_bytes: int) -> Place:
-        """Turn the bytes that `ast` counts into characters."""
+        """Convert a byte offset of `ast` to characters."""
         return line, len(self._lines[line - 1].encode()[:num_bytes].decode())
 
     def _start(self, node: ast.AST) -> Place:
@@ -226,7 +226,7 @@ def tagged_sentences(source: str) -> Iterator[list[Line]]:
 
 
 def _tokens(source: str) -> Iterator[tuple[Place, str, int, bool]]:
-    """Yield place, text and type of each token, and whether a statement ends there; without text it is no token."""
+    """Yield position, text and type of each token, and whether a statement ends there; text "" is not a token."""
     depth = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if FSTRING_START is not None and token.type in (FSTRING_START, FSTRING_END):
@@ -277,8 +277,8 @@ def make_tags(folder: Path, max_bytes: int) -> None:
     """Write all files.
 
     Args:
-        folder: where the files go; it is made.
-        max_bytes: the most to learn from.
+        folder: the output folder; it is created.
+        max_bytes: the size limit of the training sources.
     """
     sources = library_sources(max_bytes=max_bytes, max_valid_bytes=max_bytes // 4, valid_share=HELD_OUT)
     folder.mkdir(parents=True, exist_ok=True)
@@ -291,7 +291,7 @@ def make_tags(folder: Path, max_bytes: int) -> None:
                     with warnings.catch_warnings(action="ignore"):  # of invalid escapes in old sources
                         sentences = list(tagged_sentences(file.text))
                 except (SyntaxError, tokenize.TokenError, ValueError) as error:
-                    print(f"{file.name} is left out: {error}")
+                    print(f"{file.name} is skipped: {error}")
                     continue
                 for sentence in sentences:
                     output.write("".join(f"{token}\t{tag}\n" for token, tag in sentence) + "\n")

@@ -1,12 +1,12 @@
-"""Take every word of every line out in turn, and print how often a masked model and two simpler guesses put it back.
+"""Mask every word of every line in turn, and print the accuracy of a masked language model and of two baselines.
 
 Usage: python examples/masked_words_baseline.py RUN TRAINING_TEXT UNSEEN_TEXT [MOST_LINES]
 
-RUN was trained with [task] kind = "fill" on TRAINING_TEXT, one text in each line. A word is a run of letters; capitals
-do not count. The unigram guess is always the commonest word. The bigram guess is the word with the largest
-a * P(word | word before) + b * P(word | word behind) + (1 - a - b) * P(word), where a and b are those that are best on
-the last tenth of the training text when the rest is counted. A model's blank is one entry of its vocabulary, so a word
-that its tokenizer writes in several pieces counts as wrong.
+RUN was trained with [task] kind = "fill" on TRAINING_TEXT, one text per line. A word is a run of letters, compared
+without case. The unigram baseline always predicts the most frequent word. The bigram baseline predicts the word with
+the largest a * P(word | previous word) + b * P(word | next word) + (1 - a - b) * P(word), where a and b are tuned on
+the last tenth of the training text with counts from the rest. A blank is filled with one entry of the vocabulary, so a
+word that is several tokens counts as wrong.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ BLANK = "___"
 START, END = "<start>", "<end>"
 
 Question = tuple[str, str, str]
-"""A word, what stands before it and what stands behind it."""
+"""A word, the token before it and the token after it."""
 
 
 def words_of(line: str) -> list[re.Match[str]]:
-    """Return where the words of a line are."""
+    """Return the matches of all words in a line."""
     return [found for found in re.finditer(r"[^\W\d_]+", line) if found.group().isalpha()]
 
 
 def questions_of(line: str) -> list[Question]:
-    """Return every word of a line with its neighbours, which may be numbers or signs."""
+    """Return every word of a line with its neighbouring tokens, which may be numbers or punctuation."""
     tokens = [START, *re.findall(r"[^\W\d_]+|\d+|[^\w\s]", line.casefold()), END]
     return [
         (word, before, behind)
@@ -44,7 +44,7 @@ def questions_of(line: str) -> list[Question]:
 
 
 class Bigrams:
-    """Counts of words: alone, behind each word, and before each word."""
+    """Word counts: in total, after each token, and before each token."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.alone: Counter[str] = Counter()
@@ -57,7 +57,7 @@ class Bigrams:
         self.commonest = self.alone.most_common(1)[0][0]
 
     def guess(self, question: Question, shares: tuple[float, float]) -> str:
-        """Return the most probable word between the neighbours of a question."""
+        """Return the most probable word between two neighbours."""
         _, before, behind = question
         scores: defaultdict[str, float] = defaultdict(float)
         for share, counts in zip(shares, (self.behind[before], self.before[behind]), strict=True):
@@ -70,12 +70,12 @@ class Bigrams:
 
 
 def accuracy(counts: Bigrams, questions: Sequence[Question], shares: tuple[float, float]) -> float:
-    """Return the share of questions that the bigram guess gets right."""
+    """Return the accuracy of the bigram baseline."""
     return sum(counts.guess(question, shares) == question[0] for question in questions) / max(1, len(questions))
 
 
 def best_shares(lines: Sequence[str]) -> tuple[float, float]:
-    """Return the weights of both neighbours that are best on the last tenth of the lines."""
+    """Return the weights of both neighbours with the best accuracy on the last tenth of the lines."""
     held_out = max(1, len(lines) // 10)
     counts = Bigrams(lines[:-held_out])
     questions = [question for line in lines[-held_out:] for question in questions_of(line)][:TUNED_ON]
@@ -83,7 +83,7 @@ def best_shares(lines: Sequence[str]) -> tuple[float, float]:
 
 
 def model_hits(model: ch.Model, lines: Sequence[str]) -> list[bool]:
-    """Return for every word of the lines whether the model's first candidate is right."""
+    """Return for every word of the lines whether the model's top candidate is correct."""
     blanked, wanted = [], []
     for line in lines:
         for found in words_of(line):
@@ -94,7 +94,7 @@ def model_hits(model: ch.Model, lines: Sequence[str]) -> list[bool]:
 
 
 def masked_words(run: str, training: Path, unseen: Path, most_lines: int | None = None) -> dict[str, float]:
-    """Return how many words were asked for, and which share of them each way gets right."""
+    """Return the number of masked words, and the accuracy of each method."""
     train = [line for line in training.read_text(encoding="utf-8").splitlines() if line.strip()]
     lines = [line for line in unseen.read_text(encoding="utf-8").splitlines() if words_of(line)][:most_lines]
     questions = [question for line in lines for question in questions_of(line)]

