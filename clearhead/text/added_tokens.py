@@ -1,4 +1,4 @@
-"""Entries added to a tokenizer that is there already, or left out of it: documents in, documents out."""
+"""Tokens added to an existing tokenizer, or removed from it: documents in, documents out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clearhead.text.sentencepiece import KIND
 
 
 def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Return a document with more words, each of one id; a text is split at them before all else.
+    """Return a document with added tokens of one id each; a text is split at them first.
 
     Args:
         document: the parsed content of a `tokenizer.json`.
@@ -55,7 +55,7 @@ def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, A
 
 
 def with_entries(document: Mapping[str, Any], keep: Sequence[int]) -> dict[str, Any]:
-    """Return a document with some of the entries, numbered anew.
+    """Return a document with some of the entries, renumbered.
 
     Args:
         document: the parsed content of a `tokenizer.json`.
@@ -86,7 +86,7 @@ def with_entries(document: Mapping[str, Any], keep: Sequence[int]) -> dict[str, 
 
 
 def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
-    """Return which entries a tokenizer needs to write texts with some ids: these, and what they are made of.
+    """Return the entries that a tokenizer needs for some ids: these, and those that they are merged from.
 
     Args:
         document: the parsed content of a `tokenizer.json`.
@@ -104,7 +104,7 @@ def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
     for first, second in merges:
         parts.setdefault(first + second, set()).update((first, second))
     unknown = model["vocab"][model["unk_id"]][0] if model.get("unk_id") is not None else model.get("unk_token")
-    # Without an entry for what is unknown, a text loses the letters that have none.
+    # Without an unknown token, a text loses the characters that have no entry.
     letters = {entry for entry in model["vocab"] if entry not in parts} if merges and unknown is None else set()
     if model.get("byte_fallback"):
         letters = {f"<0x{value:02X}>" for value in range(256)} & numbers.keys()

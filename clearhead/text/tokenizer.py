@@ -51,14 +51,14 @@ class Tokenizer:
         self._document = dict(document)
         self._backend = backend_of(document)
         vocabulary = self._backend.vocabulary()
-        # Published vocabularies can have holes, so the number of rows follows from the largest id.
+        # A vocabulary can have unused ids, so the number of rows follows from the largest one.
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._reserved = self._backend.special() - {roles.unk}
         self.fingerprint = _fingerprint(document, kind, roles, special_tokens)
 
     @property
     def pad_id(self) -> int:
-        """The id that fills the rectangle of a batch."""
+        """The padding id."""
         return self.roles.pad
 
     @property
@@ -68,7 +68,7 @@ class Tokenizer:
 
     @property
     def bos_id(self) -> int:
-        """The id that starts what a decoder reads."""
+        """The id that starts the input of a decoder."""
         return self.roles.bos
 
     @property
@@ -78,12 +78,12 @@ class Tokenizer:
 
     @property
     def mask_id(self) -> int | None:
-        """The id that stands for a hidden token, or None where the vocabulary has none."""
+        """The id of a masked token; None: the vocabulary has none."""
         return self.roles.mask
 
     @property
     def sentinel_ids(self) -> tuple[int, ...]:
-        """The ids that stand for hidden stretches of text, in order; empty where the vocabulary has none."""
+        """The ids of sentinel tokens for masked spans, in order; empty where the vocabulary has none."""
         return self.roles.sentinels
 
     def encode(self, text: str) -> list[int]:
@@ -106,7 +106,7 @@ class Tokenizer:
         return [self._plain(ids) for ids in found]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Return the ids of a text in which special tokens stand for themselves, as in a chat that was written out.
+        """Return the ids of a text in which special tokens are recognized, as in a rendered chat.
 
         Raises:
             InputError: the text is not a str, or holds a lone surrogate.
@@ -184,11 +184,11 @@ class Tokenizer:
 
     @property
     def has_own_special_tokens(self) -> bool:
-        """Whether what stands around texts came with the tokenizer, and does not follow from its roles."""
+        """Whether the special tokens came with the tokenizer, and do not follow from its roles."""
         return self._own_special_tokens is not None
 
     def with_special_tokens(self, special_tokens: SpecialTokens) -> Tokenizer:
-        """Return the same tokenizer with something else around its texts."""
+        """Return the same tokenizer with other special tokens around its texts."""
         return Tokenizer(self._document, kind=self.kind, roles=self.roles, special_tokens=special_tokens)
 
     def with_words(self, words: Sequence[str]) -> Tokenizer:
@@ -230,7 +230,7 @@ class Tokenizer:
         return sorted(needed_entries(self._document, used | set(range(last + 1))))
 
     def _meant(self) -> set[int]:
-        """Return the ids that have a meaning of their own."""
+        """Return the ids with a role, and those of special tokens."""
         roles = self.roles
         named = {roles.pad, roles.unk, roles.bos, roles.eos, roles.mask, *roles.sentinels, *self._backend.special()}
         return {index for index in named if index is not None}
@@ -262,12 +262,12 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, *, roles: Mapping[str, str] | None = None) -> Tokenizer:
-        """Load a tokenizer trained here, or any published one; what a published one puts around texts is left out.
+        """Load a tokenizer trained here, or that of a Hugging Face checkpoint, without the special tokens of its class.
 
         Args:
             path: a `tokenizer.json`; or a folder that holds one, or else `vocab.json` and `merges.txt`, `vocab.txt`, or
                 a SentencePiece model with a configuration that names its class.
-            roles: token texts for "pad", "unk", "bos", "eos", "mask"; they win over what the files say.
+            roles: token texts for "pad", "unk", "bos", "eos", "mask"; they take precedence over the files.
 
         Raises:
             InputError: a file is missing or unusable, a role cannot be found, or a file changed since it was saved.
@@ -288,7 +288,7 @@ class Tokenizer:
 
 
 def _saved_roles(own: Mapping[str, Any]) -> TokenRoles | None:
-    """Return the roles of a published tokenizer as they were: their names alone may mean others in another place."""
+    """Return the roles of a checkpoint's tokenizer as they were saved: other files may give them to other tokens."""
     saved = own.get("roles")
     return None if saved is None else TokenRoles(**{**saved, "sentinels": tuple(saved["sentinels"])})
 

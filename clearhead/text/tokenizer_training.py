@@ -55,8 +55,8 @@ def train_tokenizer(
         vocab_size: rows of the vocabulary, special tokens included. Subword kinds reach it exactly; for "word",
             "character" and "split" it is an upper limit; "byte" has 256 rows beside the special tokens, and needs room
             for them.
-        mask: whether there is a token "<mask>" that stands for a hidden one.
-        sentinels: how many tokens "<extra_id_0>", "<extra_id_1>" and so on stand for hidden stretches of text.
+        mask: whether there is a token "<mask>" for masked ones.
+        sentinels: how many tokens "<extra_id_0>", "<extra_id_1>" and so on stand for masked spans.
 
     Returns:
         A tokenizer whose special tokens come first: "<pad>", "<unk>", "<s>", "</s>" with ids 0 to 3, then the others.

@@ -1,4 +1,4 @@
-"""Published checkpoints read texts and pairs in their own template: what is said of them is what transformers says."""
+"""Hugging Face checkpoints read texts and pairs with their own special tokens, and predict what transformers does."""
 
 from __future__ import annotations
 
