@@ -182,11 +182,11 @@ def _show_stream(pieces: Iterable[str]) -> None:
 
 
 def _show_all(prompts: Sequence[str], found: Sequence[Sequence[Generation]], as_json: bool) -> None:
-    sequences = [(index, one) for index, several in enumerate(found) for one in several]
-    for number, (index, one) in enumerate(sequences):
+    sequences = [(index, sequence) for index, of_prompt in enumerate(found) for sequence in of_prompt]
+    for number, (index, sequence) in enumerate(sequences):
         if as_json:
-            print_json({"index": index, "prompt": prompts[index], **asdict(one)})
+            print_json({"index": index, "prompt": prompts[index], **asdict(sequence)})
             continue
         if number:
             print_result(SEPARATOR)
-        print_result(one.text.removesuffix("\n"))
+        print_result(sequence.text.removesuffix("\n"))

@@ -122,15 +122,18 @@ def _check_lengths(model: Model, lines: Sequence[str], first: int, name: str) ->
 
 def _show(index: int, source: str, hypotheses: Sequence[Hypothesis], n_best: int, as_json: bool) -> None:
     if as_json:
-        records = [{"text": one.text, "score": one.score, "log_probability": one.log_probability} for one in hypotheses]
+        records = [
+            {"text": hypothesis.text, "score": hypothesis.score, "log_probability": hypothesis.log_probability}
+            for hypothesis in hypotheses
+        ]
         best = records[0] if records else {"text": "", "score": None, "log_probability": None}
         extra = {"hypotheses": records} if n_best > 1 else {}
         print_json({"index": index, "source": source, **best, **extra})
     elif n_best == 1:
         print_result(_one_line(hypotheses[0].text) if hypotheses else "")
     else:
-        for one in hypotheses:
-            print_result(f"{index} ||| {_one_line(one.text)} ||| {one.score:.6f}")
+        for hypothesis in hypotheses:
+            print_result(f"{index} ||| {_one_line(hypothesis.text)} ||| {hypothesis.score:.6f}")
         if not hypotheses:
             print_result(f"{index} |||  ||| ")
 

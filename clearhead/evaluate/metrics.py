@@ -206,7 +206,7 @@ def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[st
         found, wanted = set(entity_spans(guessed)), set(entity_spans(true))
         for name, spans in (("expected", wanted), ("predicted", found), ("correct", found & wanted)):
             counts[name].update(kind for _, _, kind in spans)
-        right += sum(one == other for one, other in zip(guessed, true, strict=True))
+        right += sum(tag == right_tag for tag, right_tag in zip(guessed, true, strict=True))
         num_words += len(true)
     kinds = sorted(counts["expected"] | counts["predicted"])
     return EntityScores(
