@@ -1,4 +1,4 @@
-"""Small specs in the sizes of the source tutorials, built from the library's own parts."""
+"""Small specs in the sizes of the source tutorials."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attention(
 
 
 def multi_head(width: int, num_heads: int, *, bias: bool = True, scale: float | None = None) -> MultiHeadAttention:
-    """Multi-head attention by itself, with biases that are not zero and, where wanted, another scale."""
+    """Standalone multi-head attention with nonzero biases and, optionally, another scale."""
     attention = MultiHeadAttention(width, num_heads, bias=bias)
     if scale is not None:
         attention.attention.scale = scale
@@ -44,7 +44,7 @@ def multi_head(width: int, num_heads: int, *, bias: bool = True, scale: float | 
 
 
 def step(function: spec.Attention | spec.FeedForward, *, dropout: float = 0.0, pre: bool = False) -> spec.Step:
-    """One residual step, normalised after the sum, or in front of the function."""
+    """One residual step, post-norm or pre-norm."""
     norm = spec.LayerNorm()
     if pre:
         return spec.Step(branches=(spec.Branch(function=function, pre=norm, dropout=dropout),))

@@ -134,7 +134,7 @@ def test_input_layer() -> None:
 
 
 def test_projections_and_heads() -> None:
-    """Three projections stand for the tutorial's fused one of 18 columns; heads are split and merged alike."""
+    """Three projections replace the tutorial's fused one with 18 columns; heads are split and merged the same way."""
     attention = builders.multi_head(WIDTH, HEADS)
     x = torch.randn(BATCH, LENGTH, WIDTH)
     names = ("query", "key", "value")
@@ -154,7 +154,7 @@ def test_projections_and_heads() -> None:
 
 
 def test_masks() -> None:
-    """The tutorial's masks are added: -inf hides, 0 shows. Ours are boolean and say the same."""
+    """The tutorial's masks are additive, -inf or 0. Ours are boolean and equivalent."""
     visible = Masking(num_queries=LENGTH, num_keys=LENGTH)
     causal = visible.build(spec.Causal(), torch.device("cpu"))
     additive = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
@@ -212,7 +212,7 @@ def test_layers_have_two_and_three_steps() -> None:
 
 
 def test_shift_right(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Every row the decoder reads begins with the start token; its labels are the same tokens one place earlier.
+    """Every row the decoder reads begins with the start token; its labels are the same tokens one position earlier.
 
     The tutorial's windows begin with it in the first row only, and have no labels.
     """
@@ -336,7 +336,7 @@ def test_scale_is_the_root_of_the_head_size() -> None:
 
 
 class TutorialDropout(nn.Module):
-    """As written: the rate is taken and forgotten."""
+    """As written: the rate is accepted and ignored."""
 
     def __init__(self, drop_prop: float) -> None:
         super().__init__()

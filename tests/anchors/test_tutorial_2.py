@@ -38,7 +38,7 @@ def set_identity(attention: nn.Module) -> None:
 
 
 def test_attention_without_parameters() -> None:
-    """The basic form, softmax(x x^T) x, is ours with identity projections and a scale of one."""
+    """The basic form, softmax(x x^T) x, is our attention with identity projections and a scale of one."""
     x = torch.randn(34, 20, 10)
     attention = builders.multi_head(10, 1, bias=False, scale=1.0)
     set_identity(attention)
@@ -92,7 +92,7 @@ def test_heads_must_divide_the_width() -> None:
 
 
 def loop_over_heads(attention: nn.Module, x_BTD: Tensor, num_heads: int) -> Tensor:
-    """The tutorial's first form: one head after the other, then joined."""
+    """The tutorial's first form: one head after another, then concatenated."""
     projected = (attention.get_submodule(name)(x_BTD).chunk(num_heads, dim=-1) for name in ("query", "key", "value"))
     outputs = []
     for query, key, value in zip(*projected, strict=True):
@@ -143,7 +143,7 @@ def test_blocks_stack_in_either_order(pre: bool) -> None:
 
 
 def test_next_tokens_are_hidden_from_a_decoder_only() -> None:
-    """All next-token predictions of a sequence are made at once, and equal those made one at a time."""
+    """All next-token predictions of a sequence in one pass equal those made one at a time."""
     stack = builders.stack(12, 3, vocabulary=17, inner=24, causal=True)
     module = ch.build(spec.Model(decoder=stack, head=spec.Head(layers=(spec.Linear(size=17),)))).eval()
     ids = torch.randint(17, (2, 7))

@@ -29,7 +29,7 @@ HEADS_OF_COUNTED = [[[1, 2], [5, 6], [9, 10], [13, 14]], [[3, 4], [7, 8], [11, 1
 
 
 def test_attention_of_unequal_lengths() -> None:
-    """m queries over n keys; more axes in front change nothing."""
+    """m queries over n keys; more leading axes change nothing."""
     attention = builders.multi_head(10, 2)
     for batch in (1, 3):
         values, weights = attention(torch.randn(batch, 5, 10), torch.randn(batch, 7, 10), return_weights=True)
@@ -45,7 +45,7 @@ def test_no_bias_anywhere() -> None:
 
 
 def identity_heads(x_TD: Tensor, num_heads: int) -> Tensor:
-    """What each head of our attention reads, seen through identity projections: a head that attends to itself only."""
+    """Return the input of each attention head, using identity projections and a head that attends to itself only."""
     length, width = x_TD.shape
     attention = builders.multi_head(width, num_heads, bias=False)
     heads = []
@@ -73,7 +73,7 @@ def test_splitting_copies_nothing() -> None:
 
 
 def tutorial_split_heads(x_TD: Tensor, num_heads: int) -> Tensor:
-    """As written: torch.split takes a chunk's size, and was given the number of heads."""
+    """As written: torch.split takes a chunk size, but got the number of heads."""
     return torch.stack(x_TD.split(num_heads, dim=-1))
 
 
@@ -92,7 +92,7 @@ def test_heads_by_count_and_not_by_size() -> None:
 
 
 def tutorial_multi_head(x_BTD: Tensor, num_heads: int) -> Tensor:
-    """As written: heads are stacked in front of the batch, and then merged as if they came behind it."""
+    """As written: heads are stacked before the batch axis, but merged as if after it."""
     heads_HBTE = torch.stack(x_BTD.chunk(num_heads, dim=-1))
     weights = (heads_HBTE @ heads_HBTE.mT / math.sqrt(heads_HBTE.shape[-1])).softmax(dim=-1)
     return (weights @ heads_HBTE).permute(0, 2, 1, 3).reshape(x_BTD.shape)

@@ -45,7 +45,7 @@ CPU = torch.device("cpu")
 
 
 def close(actual: Tensor, printed: list[float] | list[list[float]], digits: int = 4) -> None:
-    """Compare with figures as they were printed, to half a unit of the last digit and rounding of its own."""
+    """Compare with printed figures, to half a unit of the last digit plus float rounding."""
     torch.testing.assert_close(actual, torch.tensor(printed), atol=0.51 * 10**-digits, rtol=0)
 
 
@@ -63,7 +63,7 @@ def test_embedding_is_a_lookup() -> None:
 
 
 def test_size_of_a_large_table() -> None:
-    """A million rows of 300: counted without making them."""
+    """A million rows of 300, counted without allocating them."""
     with torch.device("meta"):
         module = ch.build(spec.Model(encoder=builders.stack(WIDTH, HEADS, vocabulary=1_000_000, inner=INNER)))
     table = dict(module.named_parameters())["encoder.embedding.table.weight"]
@@ -73,7 +73,7 @@ def test_size_of_a_large_table() -> None:
 
 
 def tutorial_position(position: int, width: int) -> Tensor:
-    """As written in the worked example: the index already counts in twos, and is doubled again."""
+    """As written in the worked example: the index already counts in twos, but is doubled again."""
     row = torch.zeros(width)
     for index in range(0, width, 2):
         angle = position / 10000 ** (2 * index / width)
@@ -97,7 +97,7 @@ def test_sinusoidal_figures() -> None:
 
 
 def test_attention_example() -> None:
-    """Two queries over two keys of three numbers; values of two, so the third column of the output stays empty."""
+    """Two queries over two keys of size three; values have size two, so the third output column stays empty."""
     query = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
     key = torch.tensor([[1.0, 2.0, 1.0], [2.0, 1.0, 0.0]])
     value = torch.tensor([[0.5, 0.8], [0.2, 0.3]])
@@ -115,7 +115,7 @@ def test_attention_example() -> None:
 
 
 def test_softmax_example() -> None:
-    """Scores 2, 4, 5 through our attention; the naive form agrees here and overflows where ours does not."""
+    """Scores 2, 4, 5 in our attention; the naive formula agrees here, and overflows for large scores."""
 
     def ours(scores: Tensor) -> Tensor:
         attention = builders.multi_head(2, 1, bias=False, scale=1.0)
@@ -169,7 +169,7 @@ def test_feed_forward_shape() -> None:
 
 
 def tutorial_layer_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """As written: the deviation divides by n - 1, and epsilon stands outside the root."""
+    """As written: the standard deviation divides by n - 1, and epsilon is outside the root."""
     return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps)
 
 
@@ -275,7 +275,7 @@ def test_fully_masked_row_is_zero() -> None:
 
 
 def test_one_polarity() -> None:
-    """As written: padding is 1 in one mask, what to keep is 1 in the other, and both meet in a maximum."""
+    """As written: 1 means padding in one mask and keep in the other, and both are combined by a maximum."""
     padding = (TARGET[:1] == 0)[:, None, None, :].long()
     look_ahead = torch.ones(5, 5, dtype=torch.long).tril()
     blocked = torch.maximum(padding, look_ahead[None, None])
@@ -294,7 +294,7 @@ def test_one_polarity() -> None:
 
 
 def tutorial_train_step(target: Tensor) -> Tensor:
-    """As written: the masks are made from the whole target, the decoder is fed all but its last token."""
+    """As written: the masks are made from the whole target, the decoder input is all but its last token."""
     mask = (target != 0)[:, None, :] & torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).tril()
     states = F.embedding(target[:, :-1], torch.randn(19, 6))
     scores = states @ states.mT
@@ -315,7 +315,7 @@ def test_masks_belong_to_the_shifted_input() -> None:
 
 
 def test_source_padding_is_never_attended() -> None:
-    """As written, the padding of the source reached the decoder, for no mask was passed on to its cross-attention."""
+    """As written, the decoder attended to source padding: no mask was passed to its cross-attention."""
     module = ch.build(builders.transformer(12, 3, layers=2)).eval()
     source, target = torch.randint(1, 17, (2, 5)), torch.randint(1, 19, (2, 7))
     padded = torch.cat([source, torch.zeros(2, 3, dtype=torch.long)], dim=1)
@@ -327,7 +327,7 @@ def test_source_padding_is_never_attended() -> None:
 
 
 def test_output_layer_and_ties() -> None:
-    """The output layer is the model's and not the decoder's, and can share the decoder's table."""
+    """The output layer belongs to the model, not the decoder, and can be tied to the decoder's embedding."""
     free = builders.transformer(target_vocabulary=19)
     assert free.decoder is not None
     shared = spec.Linear(size=19, bias=False, weight=spec.Reference(path="decoder.embedding.table"))

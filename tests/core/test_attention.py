@@ -1,4 +1,4 @@
-"""What attention says of itself, what can be watched and replaced in it, and what it refuses."""
+"""Attention: its choice of kernel, capturing and editing its weights, and options that it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def attentions(module: nn.Module) -> list[Attention]:
     return [part for part in module.modules() if isinstance(part, Attention)]
 
 
-def test_body_answers_for_the_present_mode() -> None:
+def test_the_kernel_depends_on_the_present_mode() -> None:
     plain, dropped = MultiHeadAttention(15, 3).attention, MultiHeadAttention(15, 3, dropout=0.3).attention
     assert plain.train().kernel()[0] == "fused"
     assert dropped.train().kernel() == ("eager", "the fused kernel has no attention dropout on a CPU")
@@ -48,7 +48,7 @@ def test_short_sequences_take_the_eager_kernel_on_a_cpu(
 
 
 @torch.no_grad()
-def test_watching_weights_shows_them_and_replacing_them_counts() -> None:
+def test_weights_can_be_captured_and_edited() -> None:
     module = tiny("decoder/post/sinusoidal")
     ids = torch.randint(TARGET_VOCAB, (2, 7))
     before, seen = module(ids).logits, []
@@ -69,7 +69,7 @@ def test_watching_weights_shows_them_and_replacing_them_counts() -> None:
     assert torch.equal(module(ids).logits, before)
 
 
-def test_weights_sum_to_one_over_what_is_allowed() -> None:
+def test_weights_sum_to_one_over_unmasked_keys() -> None:
     scores, allowed = torch.randn(2, 3, 5, 7), torch.rand(2, 1, 5, 7) > 0.5
     allowed[0, 0, 1] = False
     weights = attention_weights(scores.masked_fill(~allowed, float("-inf")), allowed)
@@ -139,12 +139,12 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, object], words: st
         MultiHeadAttention(**options)
 
 
-def test_attention_in_a_model_is_drawn_like_attention_alone() -> None:
+def test_attention_in_a_model_is_initialized_like_standalone_attention() -> None:
     assert len(attentions(build(resolved(recipe_of("encoder-decoder/post/alibi"))))) == 3 + 2 * 2
 
 
 def alone(**changes: object) -> tuple[nn.Module, Attention]:
-    """A model of one attention over six heads, three of them for keys, with random weights in every part."""
+    """Build a model of one attention with six query heads and three key heads, with random weights everywhere."""
     options = {"num_heads": 6, "num_kv_heads": 3, "head_size": 5, "scale": 0.7} | changes
     step = spec.Step(branches=(spec.Branch(function=spec.Attention(**options)),))
     embedding = spec.Embedding(table=spec.Table(rows=13))
@@ -156,7 +156,7 @@ def alone(**changes: object) -> tuple[nn.Module, Attention]:
 
 
 def seen_by(module: nn.Module, one: Attention, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores and weights of a call, and what the attention adds to the stream."""
+    """Return the scores and weights of a call, and the output of the attention."""
     taps: list[Tensor] = []
     stops = [one.watch(name, lambda x: (taps.append(x), x)[1]) for name in ("scores", "weights")]
     out = module.encode(torch.zeros(x.shape[:2], dtype=torch.long), embeddings=x, mask=mask).hidden - x
@@ -179,7 +179,7 @@ def test_a_soft_cap_bounds_scaled_scores() -> None:
     torch.testing.assert_close(weights, scores.softmax(-1))
 
 
-def test_a_sink_takes_its_share_and_mixes_nothing_in() -> None:
+def test_a_sink_takes_weight_and_adds_no_value() -> None:
     module, one = alone(sink=True)
     x, mask = torch.randn(2, 7, 11), torch.arange(7) < torch.tensor([[7], [4]])
     scores, weights, out = seen_by(module, one, x, mask)
@@ -206,7 +206,7 @@ def test_a_clip_bounds_query_key_and_value() -> None:
 
 
 @pytest.mark.parametrize("place", ["head", "own", "width", "late"])
-def test_query_and_key_are_normed_where_the_spec_says(place: str) -> None:
+def test_query_and_key_are_normed_where_the_spec_places_it(place: str) -> None:
     choice = spec.QueryKeyNorm(
         norm=spec.RMSNorm(), over="width" if place == "width" else "head", per_head=place == "own",
         after_rotation=place == "late",
@@ -220,7 +220,7 @@ def test_query_and_key_are_normed_where_the_spec_says(place: str) -> None:
     def rms(y: Tensor) -> Tensor:
         return y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
-    def turned(part: nn.Module, norm: nn.Module) -> Tensor:
+    def rotated(part: nn.Module, norm: nn.Module) -> Tensor:
         y = part(x)
         y = split(rms(y) * norm.weight if place == "width" else y)
         weight = norm.weight[:, None] if place == "own" else norm.weight
@@ -228,7 +228,7 @@ def test_query_and_key_are_normed_where_the_spec_says(place: str) -> None:
         y = rotate(y, *rotary_angles(torch.arange(7)[None], rotary, 5))
         return rms(y) * weight if place == "late" else y
 
-    query, key = turned(one.query, one.query_norm), turned(one.key, one.key_norm)
+    query, key = rotated(one.query, one.query_norm), rotated(one.key, one.key_norm)
     scores, _, _ = seen_by(module, one, x)
     torch.testing.assert_close(scores, query @ key.repeat_interleave(2, 1).mT * 0.7, atol=1e-4, rtol=1e-4)
 

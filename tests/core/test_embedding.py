@@ -1,4 +1,4 @@
-"""The order of an embedding: rows, scale, word norm, projection, sum, norm, and a projection at any of three places."""
+"""The order in an embedding: table, scale, token norm, projection, sum, norm; a projection can be at three places."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def embedding(**fields: object) -> Embedding:
 
 
 @pytest.mark.parametrize("place", ["before_sum", "before_norm", "after_norm"])
-def test_a_projection_stands_where_it_is_said_to(place: str) -> None:
+def test_a_projection_is_where_the_spec_places_it(place: str) -> None:
     module = embedding(
         width=OWN, projection=spec.Projection(place=place, bias=True), norm=spec.LayerNorm(), word_norm=spec.RMSNorm()
     )
@@ -40,7 +40,7 @@ def test_a_projection_stands_where_it_is_said_to(place: str) -> None:
     torch.testing.assert_close(module(IDS, POSITION, 4, segments), x)
 
 
-def test_a_word_norm_stands_before_the_sum_and_the_norm_after_it() -> None:
+def test_the_token_norm_is_before_the_sum_and_the_norm_after_it() -> None:
     module = embedding(word_norm=spec.LayerNorm(), num_segments=0)
     expected = module.word_norm(module.table.weight[IDS] * 1.7) + module.position.weight[POSITION]
     torch.testing.assert_close(module(IDS, POSITION, 4), expected)
@@ -67,7 +67,7 @@ def test_fairseq_sinusoids_are_those_of_transformers() -> None:
     assert (table - sinusoidal_table(2003, 14, spec.Sinusoidal(layout="halves"))).abs().max() > 1.0
 
 
-def test_a_table_of_its_own_width_is_tied_to_a_head_of_that_width() -> None:
+def test_a_table_of_another_width_is_tied_to_a_head_of_that_width() -> None:
     tied = spec.Head(
         layers=(spec.Linear(size=OWN), spec.Linear(size=ROWS, weight=spec.Reference(path="encoder.embedding.table")))
     )

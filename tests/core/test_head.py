@@ -1,4 +1,4 @@
-"""Pools see real tokens only, wherever the padding stands; unit vectors have length 1."""
+"""Pooling covers real tokens only, with padding on either side; normalized vectors have length 1."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_pool_is_that_of_the_real_tokens_alone(by: str, side: str) -> None:
         torch.testing.assert_close(head(text[None])[0], expected)
 
 
-def test_a_unit_has_length_one_and_keeps_its_direction() -> None:
+def test_a_normalized_vector_has_length_one_and_keeps_its_direction() -> None:
     real, _ = states()
     head = Head(WIDTH, vector_head(pool="mean"))
     found, mean = head(real), real.mean(1)
@@ -45,7 +45,7 @@ def test_a_unit_has_length_one_and_keeps_its_direction() -> None:
     torch.testing.assert_close(found * mean.norm(dim=1, keepdim=True), mean)
 
 
-def test_outputs_are_of_sequences_where_a_head_pools_and_of_tokens_where_not() -> None:
+def test_a_head_with_pooling_returns_sequence_outputs_and_one_without_token_outputs() -> None:
     real, _ = states()
     pooled, tokens = Head(WIDTH, label_head(WIDTH, 3, pool="last")), Head(WIDTH, token_head(3))
     for module in (pooled, tokens):
@@ -65,7 +65,7 @@ def test_a_head_that_does_not_fit_is_refused() -> None:
         with_head(model, spec.Head(layers=(spec.L2Normalize(),)))
 
 
-def test_a_soft_cap_bounds_what_the_last_map_gives() -> None:
+def test_a_soft_cap_bounds_the_outputs_of_the_last_layer() -> None:
     head = Head(
         WIDTH, spec.Head(layers=(spec.Activation(function="tanh"), spec.Linear(size=11), spec.SoftCap(value=0.5)))
     )

@@ -1,4 +1,4 @@
-"""How fresh weights are drawn: bounds, deviations, zeros and ones, and the scale of the maps that end a branch."""
+"""Initialization: bounds, standard deviations, zeros and ones, and the scale of a branch's output projection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def built(initialization: str) -> nn.Module:
     return build(build_spec(replace(HPARAMS, initialization=initialization), source_vocab=499, target_vocab=499))
 
 
-def test_xavier_fills_its_bounds_and_tables_have_the_deviation_of_the_paper() -> None:
+def test_xavier_fills_its_bounds_and_embeddings_have_the_deviation_of_the_paper() -> None:
     module = built("xavier")
     for name, part in module.named_modules():
         if isinstance(part, nn.Linear):
@@ -34,7 +34,7 @@ def test_xavier_fills_its_bounds_and_tables_have_the_deviation_of_the_paper() ->
     assert module.encoder.embedding.segments.weight.std().item() == pytest.approx(62**-0.5, rel=0.2)
 
 
-def test_normal_shrinks_the_ends_of_branches_by_their_number() -> None:
+def test_normal_scales_output_projections_by_the_number_of_branches() -> None:
     module = built("normal")
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
@@ -53,7 +53,7 @@ def test_branches_can_stay_unscaled() -> None:
     assert weight.std().item() == pytest.approx(0.3, rel=0.05)
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_determines_the_weights() -> None:
     states = []
     for seed in (3, 3, 5):
         torch.manual_seed(seed)
@@ -62,8 +62,8 @@ def test_the_seed_decides() -> None:
     assert not torch.equal(states[0], states[2])
 
 
-def test_attention_alone_draws_every_weight_it_has() -> None:
-    """Also the table of buckets, which was once left as the memory happened to be."""
+def test_standalone_attention_initializes_every_weight() -> None:
+    """Including the table of relative position buckets, which was once left uninitialized."""
     torch.manual_seed(0)
     draws = []
     for _ in range(2):
@@ -76,7 +76,7 @@ def test_attention_alone_draws_every_weight_it_has() -> None:
     assert draws[0].std().item() == pytest.approx(2**-0.5, rel=0.2)
 
 
-def test_nothing_is_drawn_on_the_meta_device() -> None:
+def test_nothing_is_initialized_on_the_meta_device() -> None:
     before = torch.get_rng_state()
     module = build(build_spec(HPARAMS, source_vocab=499, target_vocab=499), device="meta")
     assert all(parameter.device.type == "meta" for parameter in module.parameters())

@@ -1,4 +1,4 @@
-"""The mask algebra: True = may attend, rules join with "and", None hides nothing."""
+"""The mask algebra: True = may attend, masks combine with "and", None masks nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MASKS = [spec.Full(), spec.Causal(), spec.Window(before=3, after=0), spec.Window
 def test_structure_is_the_rule_pair_by_pair(
     mask: spec.Full | spec.Causal | spec.Window, queries: int, keys: int
 ) -> None:
-    """Windows are inclusive on both sides; the queries are the last of the keys."""
+    """Windows are inclusive on both sides; queries are aligned with the last keys."""
     found = structure(mask, torch.arange(keys - queries, keys)[None], torch.arange(keys)[None])
     expected = [[brute_force(mask, keys - queries + i, j) for j in range(keys)] for i in range(queries)]
     if found is None:
@@ -36,7 +36,7 @@ def test_structure_is_the_rule_pair_by_pair(
         assert found[0, 0].tolist() == expected
 
 
-def test_both_is_and_with_none_as_everything() -> None:
+def test_both_is_and_where_none_allows_all() -> None:
     left, right = torch.tensor([True, True, False]), torch.tensor([True, False, False])
     assert both(None, None) is None
     assert both(left, None) is left
@@ -46,7 +46,7 @@ def test_both_is_and_with_none_as_everything() -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_rule_must_agree(mask: spec.Full | spec.Causal | spec.Window) -> None:
-    """Structure, padding, documents and a mask from outside, against a loop over rows, queries and keys."""
+    """Structure, padding, documents and a mask argument, against a loop over rows, queries and keys."""
     batch, queries, keys = 3, 5, 7
     real = torch.arange(keys) < torch.tensor([7, 5, 2])[:, None]
     documents = torch.tensor([[1, 1, 1, 2, 2, 2, 2], [4, 4, 5, 5, 5, 6, 6], [3] * 7])
@@ -58,18 +58,18 @@ def test_every_rule_must_agree(mask: spec.Full | spec.Causal | spec.Window) -> N
             for j in range(keys):
                 query = keys - queries + i
                 if not real[b, query]:
-                    continue  # what padding may see is nobody's question
+                    continue  # masks of padding queries do not matter
                 may = brute_force(mask, query, j) and real[b, j] and documents[b, query] == documents[b, j]
                 for head in range(2):
                     assert bool(found[b, head, i, j]) == bool(may and allowed[b, head, i, j])
 
 
-def test_nothing_hidden_builds_nothing() -> None:
+def test_without_masking_no_mask_is_built() -> None:
     assert Masking(5, 7).build(spec.Full(), CPU) is None
     assert Masking(1, 7).build(spec.Causal(), CPU) is None, "the newest token sees all that is there"
 
 
-def test_only_the_bare_triangle_is_left_to_the_kernel() -> None:
+def test_only_the_plain_causal_mask_is_left_to_the_kernel() -> None:
     real = torch.ones(2, 7, dtype=torch.bool)
     assert Masking(7, 7).is_only_causal(spec.Causal())
     assert not Masking(7, 7).is_only_causal(spec.Full())

@@ -1,4 +1,4 @@
-"""The whole model's contract: what it returns, what it counts, what it refuses.
+"""The contract of the whole model: outputs, parameter counts, refused inputs.
 
 Calls that break a declared type are made in a process without the import hook, as a user makes them.
 """
@@ -39,7 +39,7 @@ REFUSED: list[tuple[str, str, Callable[[Transformer], object]]] = [
 
 @torch.no_grad()
 @pytest.mark.parametrize("index", range(len(REFUSED)))
-def test_what_a_model_cannot_do_is_said(index: int) -> None:
+def test_unsupported_calls_are_refused(index: int) -> None:
     name, words, call = REFUSED[index]
     with pytest.raises(InputError, match=words):
         call(tiny(name))
@@ -76,14 +76,14 @@ print("all refused")
 
 
 def test_a_mask_that_is_not_boolean_is_refused() -> None:
-    """Numbers leave open which polarity is meant, and a kernel would add them to the scores."""
+    """The polarity of a numeric mask is ambiguous, and a kernel would add it to the scores."""
     done = subprocess.run([sys.executable, "-c", UNTYPED], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout
     assert done.stdout == "all refused\n"
 
 
 @torch.no_grad()
-def test_halves_make_the_whole() -> None:
+def test_encode_and_decode_equal_the_whole_model() -> None:
     module = tiny(PAIR)
     source, mask = torch.randint(VOCAB, (3, 7)), torch.arange(7) < torch.tensor([7, 5, 2])[:, None]
     target = torch.randint(TARGET_VOCAB, (3, 5))
@@ -128,7 +128,7 @@ def test_counts_come_from_the_spec() -> None:
 
 @torch.no_grad()
 def test_segments_embeddings_and_positions_reach_the_first_stack() -> None:
-    """dropout(norm(table[ids] * scale + segments + positions)), each of which can be given from outside."""
+    """dropout(norm(table[ids] * scale + segments + positions)); each term can be passed in."""
     hparams = replace(
         SMALL, family="encoder", segments=3, embedding_norm=True, embedding_scale=1.7, positions="learned"
     )

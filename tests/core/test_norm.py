@@ -11,7 +11,7 @@ from clearhead.core.norm import build_norm
 
 
 @pytest.mark.parametrize("eps", [1e-5, 0.3])
-def test_norms_are_their_formulas(eps: float) -> None:
+def test_norms_follow_their_formulas(eps: float) -> None:
     x = torch.randn(3, 7, 11) * 2 + 1
     layer, rms = build_norm(11, spec.LayerNorm(eps=eps)), build_norm(11, spec.RMSNorm(eps=eps))
     for module in (layer, rms):
@@ -23,7 +23,7 @@ def test_norms_are_their_formulas(eps: float) -> None:
     torch.testing.assert_close(rms(x), x / ((x**2).mean(-1, keepdim=True) + eps).sqrt() * rms.weight)
 
 
-def test_fresh_norms_have_ones_and_zeros_and_absent_parts_are_absent() -> None:
+def test_new_norms_have_ones_and_zeros_and_no_unused_parameters() -> None:
     layer = build_norm(5, spec.LayerNorm())
     assert torch.equal(layer.weight, torch.ones(5)) and torch.equal(layer.bias, torch.zeros(5))
     assert [name for name, _ in build_norm(5, spec.LayerNorm(bias=False)).named_parameters()] == ["weight"]

@@ -1,4 +1,4 @@
-"""Positions against the published rules, written out number by number.
+"""Positions against the formulas of the papers, written out number by number.
 
 Legend: T tokens, E head size.
 """
@@ -62,7 +62,7 @@ def test_learned_positions_start_at_their_offset_and_end_with_their_rows() -> No
         (1, [2.0**-8]),
     ],
 )
-def test_alibi_slopes_are_the_published_ones(num_heads: int, slopes: list[float]) -> None:
+def test_alibi_slopes_are_those_of_the_released_code(num_heads: int, slopes: list[float]) -> None:
     torch.testing.assert_close(alibi_slopes(num_heads), torch.tensor(slopes), atol=1e-7, rtol=1e-6)
 
 
@@ -79,7 +79,7 @@ def test_alibi_is_minus_slope_times_distance() -> None:
 
 
 def test_rounded_alibi_is_slope_times_position_in_bfloat16() -> None:
-    """The expression of the models that were trained so: the position itself is rounded too."""
+    """As in models trained in bfloat16: the position itself is rounded too."""
     query, key = torch.arange(2040, 2043)[None], torch.arange(2043)[None]
     bias = alibi_bias(query, key, 12, "bfloat16")
     expected = alibi_slopes(12)[..., None].bfloat16() * torch.arange(2043)
@@ -90,7 +90,7 @@ def test_rounded_alibi_is_slope_times_position_in_bfloat16() -> None:
 
 
 def published_bucket(relative: int, count: int, max_distance: int, bidirectional: bool) -> int:
-    """The rule of arXiv 1910.10683 and its code for one pair: near ones one by one, far ones by logarithm."""
+    """The rule of arXiv 1910.10683 and its code for one pair: exact buckets nearby, logarithmic buckets far away."""
     offset = 0
     if bidirectional:
         count //= 2
@@ -108,7 +108,7 @@ def published_bucket(relative: int, count: int, max_distance: int, bidirectional
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("count", "max_distance"), [(32, 128), (32, 131), (8, 19), (20, 61), (4, 7)])
-def test_buckets_follow_the_published_rule(count: int, max_distance: int, bidirectional: bool) -> None:
+def test_buckets_follow_the_rule_of_the_paper(count: int, max_distance: int, bidirectional: bool) -> None:
     relative = torch.arange(-307, 308)
     found = relative_bucket(relative, count, max_distance, bidirectional)
     expected = [published_bucket(int(r), count, max_distance, bidirectional) for r in relative]
@@ -126,7 +126,7 @@ def published_log_is_whole(relative: int, count: int, max_distance: int, bidirec
 
 
 def test_known_buckets() -> None:
-    """32 buckets to 128, as T5 has them: 16 each way, 8 of them exact."""
+    """32 buckets up to distance 128, as in T5: 16 in each direction, 8 of them exact."""
     key_after_query = {1: 17, 7: 23, 8: 24, 127: 31, 500: 31, 0: 0, -1: 1, -7: 7, -8: 8, -500: 15}
     found = relative_bucket(torch.tensor(list(key_after_query)), 32, 128, True)
     assert found.tolist() == list(key_after_query.values())
@@ -134,15 +134,15 @@ def test_known_buckets() -> None:
     assert relative_bucket(torch.tensor(list(past)), 32, 128, False).tolist() == list(past.values())
 
 
-def test_rotary_scores_depend_on_the_difference_of_positions_alone() -> None:
+def test_rotary_scores_depend_only_on_the_difference_of_positions() -> None:
     query, key = torch.randn(1, 3, 1, 10), torch.randn(1, 3, 1, 10)
 
     def score(query_position: int, key_position: int) -> torch.Tensor:
-        turned = [
+        rotated = [
             rotate(x, *rotary_angles(torch.tensor([[place]]), spec.Rotary(), 10))
             for x, place in ((query, query_position), (key, key_position))
         ]
-        return (turned[0] * turned[1]).sum(-1)
+        return (rotated[0] * rotated[1]).sum(-1)
 
     torch.testing.assert_close(score(5, 2), score(104, 101), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(score(2, 5), score(0, 3), atol=1e-4, rtol=1e-4)
@@ -152,14 +152,14 @@ def test_rotary_scores_depend_on_the_difference_of_positions_alone() -> None:
 
 def test_rotation_pairs_halves_and_leaves_the_rest() -> None:
     x = torch.randn(1, 1, 5, 11)
-    turned = rotate(x, *rotary_angles(torch.arange(5)[None], spec.Rotary(theta=29.0, size=6), 11))
-    assert torch.equal(turned[..., 6:], x[..., 6:])
+    rotated = rotate(x, *rotary_angles(torch.arange(5)[None], spec.Rotary(theta=29.0, size=6), 11))
+    assert torch.equal(rotated[..., 6:], x[..., 6:])
     for place in range(5):
         for pair in range(3):
             angle = place * 29.0 ** (-2 * pair / 6)
             number = complex(x[0, 0, place, pair], x[0, 0, place, pair + 3]) * complex(math.cos(angle), math.sin(angle))
-            assert turned[0, 0, place, pair].item() == pytest.approx(number.real, abs=1e-5)
-            assert turned[0, 0, place, pair + 3].item() == pytest.approx(number.imag, abs=1e-5)
+            assert rotated[0, 0, place, pair].item() == pytest.approx(number.real, abs=1e-5)
+            assert rotated[0, 0, place, pair + 3].item() == pytest.approx(number.imag, abs=1e-5)
 
 
 def test_positions_count_the_real_tokens_before() -> None:

@@ -1,4 +1,4 @@
-"""Laws of dropout: the rate, the mean, the gradient's mask, reproducibility, and what it does not touch."""
+"""Laws of dropout: the rate, the mean, the gradient's mask, reproducibility, and no side effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_rate_is_p_in_every_lane_of_the_random_words(p: float) -> None:
 
 
 @pytest.mark.parametrize("p", [0.1, 1 / 3, 0.7])
-def test_the_mean_is_kept(p: float) -> None:
+def test_the_mean_is_preserved(p: float) -> None:
     torch.manual_seed(12)
     count = 400_009
     mean = dropout(torch.ones(count, dtype=torch.float64), p).mean()
@@ -102,7 +102,7 @@ def test_training_drops_also_without_gradients_and_the_input_stays() -> None:
     assert (values == 1).all()
 
 
-def test_the_probability_of_every_module_reaches_its_arithmetic() -> None:
+def test_every_module_uses_its_dropout_probability() -> None:
     torch.manual_seed(16)
     modules = nn.ModuleList([Dropout(0.2), Dropout(0.8)]).train()
     rates = [(module(torch.ones(50_021)) == 0).double().mean().item() for module in modules]

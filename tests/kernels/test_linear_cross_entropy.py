@@ -96,7 +96,7 @@ def test_single_precision_stays_within_its_rounding() -> None:
         assert far(mine, theirs) < 1e-5
 
 
-def test_huge_logits_stay_finite() -> None:
+def test_large_logits_stay_finite() -> None:
     case = make(dtype=torch.float32, size=300.0)
     found = ours(case, label_smoothing=0.1)
     assert far(found, plain(case, label_smoothing=0.1)) < 1e-5
@@ -116,7 +116,7 @@ def test_sixteen_bit_inputs_are_summed_in_single_precision() -> None:
         assert far(mine.float(), theirs) < 2e-2
 
 
-def test_under_autocast_products_are_short_and_gradients_have_the_dtype_of_the_weights() -> None:
+def test_under_autocast_products_are_low_precision_and_gradients_have_the_dtype_of_the_weights() -> None:
     case = make(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = ours(case, label_smoothing=0.1)
@@ -134,7 +134,7 @@ def test_under_autocast_products_are_short_and_gradients_have_the_dtype_of_the_w
         assert far(mine, theirs) < 3e-2
 
 
-def test_a_weight_used_elsewhere_collects_both_gradients_and_the_factor_on_the_loss() -> None:
+def test_a_weight_used_elsewhere_accumulates_both_gradients_and_the_factor_on_the_loss() -> None:
     case = make(missing=False)
     ids = torch.randint(0, VOCABULARY, (ROWS,))
 
@@ -146,7 +146,7 @@ def test_a_weight_used_elsewhere_collects_both_gradients_and_the_factor_on_the_l
         assert far(mine, theirs) < 1e-12
 
 
-def test_only_the_gradients_asked_for_are_made() -> None:
+def test_only_required_gradients_are_computed() -> None:
     case = make()
     frozen = Case(case.hidden, case.weight.detach(), None, case.labels)
     found = ours(frozen, label_smoothing=0.1)
@@ -181,7 +181,7 @@ def test_rows_without_a_label_cannot_influence_anything() -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_no_gradient_wanted_gives_the_same_loss_and_keeps_nothing(chunks: int) -> None:
+def test_without_gradients_the_loss_is_the_same_and_nothing_is_saved(chunks: int) -> None:
     case = make()
     with torch.no_grad():
         found = ours(case, label_smoothing=0.1)
@@ -237,7 +237,7 @@ def test_selected_rows_and_their_gradients() -> None:
 
 @pytest.mark.parametrize("cap", [None, 0.7])
 def test_the_loss_of_a_projection_is_that_of_its_outputs(cap: float | None) -> None:
-    """With a soft cap too, which stands between the product and the loss."""
+    """Also with a soft cap between the product and the loss."""
     case = make(missing=False)
     projection = Projection(case.weight, case.bias, 1.3, soft_cap=cap)
     found = projected_cross_entropy(case.hidden, projection, case.labels, label_smoothing=0.1)

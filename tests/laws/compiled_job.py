@@ -1,4 +1,4 @@
-"""Compare a compiled step with an eager one in a process of its own, without the import hook that types shapes.
+"""Compare a compiled step with an eager one in a separate process, without the import hook that checks shapes.
 
 Prints the largest difference, in the sense of house rule 8, of outputs and gradients. The model is one graph: a step
 that is cut in pieces compiles for minutes and runs no faster. Its source takes the fused kernel, its target the eager

@@ -1,4 +1,4 @@
-"""Both bodies of attention, whatever the length: short sequences alone would never reach the fused one."""
+"""Both attention kernels, at any length: short sequences would never use the fused one."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ CHUNKS = {"one by one": [1] * 8, "prompt, then one by one": [5, 1, 1, 1], "in ch
 
 
 def decode_in_pieces(reader: Reader, ids: Tensor, mask: Tensor | None, chunks: list[int]) -> Tensor:
-    """Return the logits of all tokens, read piece by piece into one cache."""
+    """Return the logits of all tokens, processed chunk by chunk with one cache."""
     cache, start, logits = Cache(), 0, []
     for size in chunks:
         piece = slice(start, start + size)
@@ -27,7 +27,7 @@ def decode_in_pieces(reader: Reader, ids: Tensor, mask: Tensor | None, chunks: l
 
 
 def prompts(vocab: int, side: str) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return the real tokens of three rows, and the rows as prompts padded on a side and continued by real tokens."""
+    """Return the real tokens of three rows, and the rows as padded prompts continued by real tokens."""
     rows = [torch.randint(vocab, (length + NEW,)) for length in (5, 1, 3)]
     ids, mask = padded([row[:-NEW] for row in rows], side, PROMPT)
     ids = torch.cat([ids, torch.stack([row[-NEW:] for row in rows])], dim=1)
@@ -35,7 +35,7 @@ def prompts(vocab: int, side: str) -> tuple[list[Tensor], Tensor, Tensor]:
 
 
 def check_rows(module: Transformer, side: str, chunks: list[int]) -> None:
-    """Each row of a padded batch, read through a cache, is the row alone in one pass without a cache."""
+    """Each row of a padded batch with a cache equals the row alone in one pass without a cache."""
     reader = Reader.of(module, 3)
     rows, ids, mask = prompts(reader.vocab, side)
     found = decode_in_pieces(reader, ids, mask, chunks)
@@ -58,7 +58,7 @@ def test_cached_rows_of_a_padded_batch_are_the_rows_alone(name: str, side: str, 
 @pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_window_counts_real_tokens_through_a_cache(side: str, chunks: str) -> None:
-    """Padding between a prompt and its continuation takes no place in the window."""
+    """Padding between a prompt and its continuation does not count in the window."""
     model = resolved(hparams("decoder/post/rotary"))
     check_rows(build(with_mask(model, spec.Window(before=3, after=0), "decoder")).eval(), side, CHUNKS[chunks])
 
@@ -75,7 +75,7 @@ def test_cache_without_padding(name: str) -> None:
 
 @torch.no_grad()
 def test_a_mask_may_come_late(kernel: str) -> None:
-    """Tokens read before any mask was given were real, and so are those read after."""
+    """Tokens before the first mask were real, and so are those after it."""
     reader = Reader.of(tiny("decoder/post/alibi"), 2)
     rows = [torch.randint(reader.vocab, (length,)) for length in (11, 9)]
     ids, mask = torch.zeros(2, 11, dtype=torch.long), torch.ones(2, 11, dtype=torch.bool)
@@ -102,7 +102,7 @@ def test_beams_over_one_memory_are_rows_over_repeated_memory(style: str, kernel:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["encoder-decoder/post/learned", "encoder-decoder/pre-grouped/rotary"])
-def test_selected_rows_go_on_as_if_they_had_been_alone(name: str) -> None:
+def test_selected_rows_continue_as_if_alone(name: str) -> None:
     """Sentence 0 is dropped, and the beams of the others are reordered and repeated."""
     module, beams = tiny(name), 2
     reader = Reader.of(module, 3)

@@ -1,4 +1,4 @@
-"""Hook points: what is captured is what is computed, an edit counts, and unwatched they cost nothing."""
+"""Hook points: captured values are the computed ones, edits take effect, and points without a watcher cost nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clearhead.generate.options import SearchOptions
 from clearhead.generate.search.beam import beam_search
 from clearhead.kernels import attention as kernels
 from clearhead.maps.hook_points import Place, addresses, capture, edit
-from tests.laws.published import PUBLISHED, published
+from tests.laws.hf_parts import HF_PARTS, hf_part
 from tests.laws.tiny import MODELS, TARGET_VOCAB, Reader, difference, hparams, padded, ragged, resolved, tiny
 
 PAIR = "encoder-decoder/post/sinusoidal"
@@ -27,7 +27,7 @@ POINTS = ("queries", "keys", "values", "scores", "weights", "mixed")
 
 
 def reader_and_batch(name: str) -> tuple[Reader, Tensor, Tensor]:
-    reader = Reader.of(tiny(name) if "/" in name else published(name), 5)
+    reader = Reader.of(tiny(name) if "/" in name else hf_part(name), 5)
     return reader, *padded(ragged(reader.vocab), "left", 13)
 
 
@@ -67,7 +67,7 @@ def test_an_edit_that_returns_its_argument_changes_no_bit(name: str, monkeypatch
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*MODELS[::3], "shared layers with a memory", "disentangled", "sink on the memory"])
 def test_captured_values_agree_with_each_other(name: str) -> None:
-    """weights = softmax(scores), mixed = weights values, out(mixed) = the module's output, after + ... = the stream."""
+    """weights = softmax(scores), mixed = weights @ values, out(mixed) = the output of the module."""
     reader, ids, mask = reader_and_batch(name)
     module = reader.module
     with capture(module, "*") as seen:
@@ -112,7 +112,7 @@ def test_the_residual_stream_is_continuous() -> None:
 
 @torch.no_grad()
 def test_shared_layers_leave_a_record_for_each_depth() -> None:
-    module = published("shared layers")
+    module = hf_part("shared layers")
     (name, stack), *_ = ((n, s) for n, s in (("encoder", module.encoder), ("decoder", module.decoder)) if s)
     with capture(module, [f"{name}.layers.*.after", f"{name}.final_norm"]) as seen:
         module(torch.randint(module.num_source_ids, (2, 7)))
@@ -125,7 +125,7 @@ def test_shared_layers_leave_a_record_for_each_depth() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["decoder/pre-grouped/rotary", "decoder/post/alibi", PAIR])
 def test_every_decoding_step_leaves_a_record(name: str) -> None:
-    """With a cache new keys alone are recorded, those of the memory once; the weights are those without a cache."""
+    """With a cache only new keys are recorded, those of the memory once; the weights equal those without a cache."""
     reader, ids, _ = reader_and_batch(name)
     pattern = "decoder.*.weights"
     with capture(reader.module, pattern) as whole:
@@ -149,7 +149,7 @@ def test_every_decoding_step_leaves_a_record(name: str) -> None:
 
 @torch.no_grad()
 def test_beams_are_recorded_row_by_row() -> None:
-    """Rows of a beam over one sentence are folded into queries; a record has them apart, as repeated memory gives."""
+    """Beams of one sentence are folded into queries; a record separates them, as with a repeated memory."""
     module = tiny(PAIR)
     ids, beams = torch.randint(29, (2, 7)), torch.randint(TARGET_VOCAB, (6, 5))
     memory = module.encode(ids).memory
@@ -163,7 +163,7 @@ def test_beams_are_recorded_row_by_row() -> None:
 
 
 @torch.no_grad()
-def test_search_is_watched_and_steered() -> None:
+def test_search_is_captured_and_edited() -> None:
     module, ids = tiny(PAIR), torch.randint(29, (2, 7))
     special = {"bos_id": 1, "eos_id": 2, "pad_id": 0, "options": SearchOptions(beam_size=3, max_length=6)}
     with capture(module, ["decoder.layers.0.*.weights", "logits"]) as seen:
@@ -177,7 +177,7 @@ def test_search_is_watched_and_steered() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["encoder/post/learned", "decoder/pre-grouped/rotary", PAIR])
-def test_switching_off_a_head_is_removing_it(name: str) -> None:
+def test_a_head_set_to_zero_equals_a_removed_head(name: str) -> None:
     module = tiny(name, qk_norm=False)
     path, part = next((p, m) for p, m in module.named_modules() if isinstance(m, Attention))
     group = part.spec.num_heads // part.spec.num_kv_heads
@@ -209,8 +209,8 @@ def test_gradients_flow_through_an_edit_in_training() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [*MODELS, *list(PUBLISHED)[::5]])
-def test_unwatched_points_dispatch_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [*MODELS, *list(HF_PARTS)[::5]])
+def test_points_without_a_watcher_dispatch_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, ids, mask = reader_and_batch(name)
     reader(ids, mask)  # tables of positions grow at the first call
     found = operations(lambda: reader(ids, mask))

@@ -1,4 +1,4 @@
-"""The explicit and the fused kernel give one answer and one gradient; bfloat16 stays close to float32."""
+"""The eager and the fused kernel give the same outputs and gradients; bfloat16 stays close to float32."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def both_kernels(
 
 @pytest.mark.parametrize("mask_side", [None, "left"])
 @pytest.mark.parametrize("name", [name for name in MODELS if not name.endswith("buckets")])
-def test_explicit_is_fused(name: str, mask_side: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_is_fused(name: str, mask_side: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     (logits, gradients), (fused_logits, fused_gradients) = both_kernels(tiny(name), monkeypatch, mask_side)
     assert difference(fused_logits, logits) <= 1e-5
     assert len(gradients) == len(fused_gradients) > 10
@@ -59,8 +59,8 @@ def test_explicit_is_fused(name: str, mask_side: str | None, monkeypatch: pytest
         assert float((one - other).abs().max()) <= 1e-5 * max(float(other.abs().max()), 0.01 * largest)
 
 
-def test_explicit_is_fused_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel reads a bias of another type than its queries as if it were of theirs."""
+def test_eager_is_fused_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused kernel reads a bias of another dtype as if it had the dtype of the queries."""
     (logits, _), (fused_logits, _) = both_kernels(tiny("decoder/post/alibi").double(), monkeypatch, "left")
     assert difference(fused_logits, logits) <= 1e-6
 
@@ -68,21 +68,21 @@ def test_explicit_is_fused_in_double_precision(monkeypatch: pytest.MonkeyPatch) 
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in MODELS if name.endswith("buckets")])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_explicit_is_fused_where_the_bias_is_trained(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_is_fused_where_the_bias_is_trained(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table has a gradient in the eager kernel only, so outputs alone can be compared."""
     reader = Reader.of(tiny(name), 5)
     ids, mask = padded(ragged(reader.vocab), side, 13)
     calls = count_fused(monkeypatch)
     monkeypatch.setattr(attention, "SHORT_ON_CPU", 1000)
-    explicit = reader(ids, mask).logits
+    eager = reader(ids, mask).logits
     assert not calls
     monkeypatch.setattr(attention, "SHORT_ON_CPU", 0)
-    assert difference(reader(ids, mask).logits, explicit, mask) <= 1e-5
+    assert difference(reader(ids, mask).logits, eager, mask) <= 1e-5
     assert calls
 
 
 @pytest.mark.parametrize("kernel", ["eager", "fused"])
-def test_a_trained_bias_gets_its_gradient_whatever_the_length(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trained_bias_gets_its_gradient_at_any_length(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if kernel == "fused" else 1000)
     module = tiny("encoder/post/buckets")
     module(torch.randint(29, (2, 11))).logits.square().sum().backward()
@@ -93,7 +93,7 @@ def test_a_trained_bias_gets_its_gradient_whatever_the_length(kernel: str, monke
     "mask", [spec.Full(), spec.Causal(), spec.Window(before=2, after=0), spec.Window(before=0, after=3)]
 )
 @pytest.mark.parametrize("kv_heads", [6, 2, 1])
-def test_bodies_agree_for_every_mask(mask: object, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_agree_for_every_mask(mask: object, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = MultiHeadAttention(17, 6, head_size=5, num_kv_heads=kv_heads, mask=mask, position=spec.Rotary(size=4))
     x, given = torch.randn(3, 13, 17), torch.rand(3, 13, 13) > 0.3
     results = []
@@ -101,13 +101,13 @@ def test_bodies_agree_for_every_mask(mask: object, kv_heads: int, monkeypatch: p
         monkeypatch.setattr(attention, "SHORT_ON_CPU", short)
         values = module(x, mask=given)
         results.append((values, torch.autograd.grad(values.square().sum(), [module.query.weight, module.value.weight])))
-    (explicit, gradients), (fused, fused_gradients) = results
-    assert difference(fused, explicit) <= 1e-5
+    (eager, gradients), (fused, fused_gradients) = results
+    assert difference(fused, eager) <= 1e-5
     assert all(difference(one, other) <= 1e-5 for one, other in zip(fused_gradients, gradients, strict=True))
 
 
-def test_returned_weights_are_those_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking for them takes the eager kernel and changes nothing else; in training they are those before dropout."""
+def test_returned_weights_are_those_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capturing them selects the eager kernel, with the same outputs; in training they are those before dropout."""
     monkeypatch.setattr(attention, "SHORT_ON_CPU", 0)
     module = MultiHeadAttention(14, 2, num_kv_heads=1, dropout=0.5).eval()
     x, memory = torch.randn(3, 5, 14), torch.randn(3, 11, 14)

@@ -1,4 +1,4 @@
-"""Padded = unpadded, batched = single, packed = separate; rows with nothing to see give zeros, never NaN."""
+"""Padded = unpadded, batched = single, packed = separate; fully masked rows give zeros, never NaN."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.laws.tiny import with_mask as masked
 
 ONE_STACK = [name for name in MODELS if not name.startswith("encoder-decoder")]
 LENGTH = 19
-"""More than the learned positions, of which padding takes none."""
+"""More than the learned positions, which padding does not use."""
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_of_a_padded_batch_are_the_rows_alone(name: str, side: str, prefer: Callable[[str], None]) -> None:
-    """Also for what stands on the padding: another filler changes nothing."""
+    """The ids at padding positions change nothing."""
     prefer("fused" if side == "left" else "eager")
     reader = Reader.of(tiny(name), 5)
     rows = ragged(reader.vocab, (7, MAX_POSITIONS, 3, 1, 5))
@@ -50,7 +50,7 @@ def test_rows_of_a_padded_batch_are_the_rows_alone(name: str, side: str, prefer:
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("place", ["sinusoidal", "learned", "rotary", "alibi", "buckets"])
-def test_both_sides_of_a_pair_may_be_padded(place: str, side: str) -> None:
+def test_source_and_target_may_be_padded(place: str, side: str) -> None:
     module = tiny(f"encoder-decoder/post/{place}")
     sources, targets = ragged(VOCAB), ragged(TARGET_VOCAB, (3, 5, 11, 2, 7))
     ids, mask = padded(sources, side, 13)
@@ -90,7 +90,7 @@ def test_a_batch_is_its_rows_one_by_one(name: str) -> None:
 
 
 def pack(rows: list[Tensor], gap: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Put documents behind one another, each after a gap of padding that carries its number."""
+    """Concatenate documents, each after a gap of padding that has its document number."""
     ids = torch.cat([torch.cat([torch.zeros(gap, dtype=torch.long), row]) for row in rows])[None]
     real = torch.cat([torch.arange(gap + len(row)) >= gap for row in rows])[None]
     numbers = torch.cat([torch.full((gap + len(row),), 7 - index) for index, row in enumerate(rows)])[None]
@@ -101,7 +101,7 @@ def pack(rows: list[Tensor], gap: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("gap", [0, 2])
 @pytest.mark.parametrize("name", ONE_STACK)
 def test_packed_documents_are_the_documents_alone(name: str, gap: int, prefer: Callable[[str], None]) -> None:
-    """Positions restart with each document, also where padding stands before it, and none sees another."""
+    """Positions restart with each document, also after padding, and no document attends to another."""
     prefer("fused" if gap else "eager")
     reader = Reader.of(tiny(name), 1)
     rows = ragged(reader.vocab)
@@ -126,7 +126,7 @@ def test_packed_documents_with_padding_at_the_end() -> None:
 
 @pytest.mark.parametrize("place", [None, spec.Alibi(), spec.RelativeBuckets(num_heads=3, bidirectional=True)])
 @pytest.mark.parametrize("structure", [spec.Full(), spec.Causal()])
-def test_queries_that_may_attend_to_nothing_mix_to_zero(place: object, structure: object, kernel: str) -> None:
+def test_fully_masked_queries_give_zeros(place: object, structure: object, kernel: str) -> None:
     attention = MultiHeadAttention(15, 3, position=place, mask=structure)
     x = torch.randn(2, 7, 15, requires_grad=True)
     allowed = torch.ones(2, 7, 7, dtype=torch.bool)
@@ -145,8 +145,8 @@ def test_queries_that_may_attend_to_nothing_mix_to_zero(place: object, structure
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "/post/" in name])
-def test_a_row_of_padding_alone_harms_nothing(name: str, kernel: str) -> None:
-    """Finite outputs and gradients, and the other rows as ever."""
+def test_a_row_of_padding_only_is_harmless(name: str, kernel: str) -> None:
+    """Outputs and gradients are finite, and the other rows are unchanged."""
     module = tiny(name)
     reader = Reader.of(module, 2)
     ids = torch.randint(reader.vocab, (2, 5))
@@ -159,7 +159,7 @@ def test_a_row_of_padding_alone_harms_nothing(name: str, kernel: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["sinusoidal", "rotary", "buckets"])
-def test_an_empty_memory_harms_nothing(place: str, kernel: str) -> None:
+def test_an_empty_memory_is_harmless(place: str, kernel: str) -> None:
     module = tiny(f"encoder-decoder/post/{place}")
     mask = torch.tensor([[True] * 7, [False] * 7])
     logits = module(torch.randint(VOCAB, (2, 7)), torch.randint(TARGET_VOCAB, (2, 5)), mask=mask).logits
@@ -171,7 +171,7 @@ def test_an_empty_memory_harms_nothing(place: str, kernel: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("window", [spec.Window(before=3, after=0), spec.Window(before=1, after=2)])
 def test_a_window_counts_real_tokens(window: spec.Window, kernel: str) -> None:
-    """Padding in the middle of a row is no distance."""
+    """Padding in the middle of a row does not count as distance."""
     module = build(masked(resolved(hparams("encoder/post/alibi")), window, "encoder")).eval()
     row = torch.randint(VOCAB, (1, 7))
     real = torch.tensor([[True, True, False, False, True, True, False, True, True, True, False]])

@@ -1,4 +1,4 @@
-"""A prefix mask: causal, but for a prefix that all may attend to; with an empty prefix it is the causal mask."""
+"""A prefix mask: causal, except for a prefix that all tokens may attend to; causal with an empty prefix."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_without_a_prefix_the_mask_is_causal() -> None:
     )
 
 
-def test_everything_sees_the_prefix_and_nothing_sees_later_tokens_behind_it() -> None:
+def test_all_tokens_attend_to_the_prefix_and_none_to_later_tokens_after_it() -> None:
     model, _ = models()
     ids, prefix = sample()
     embeddings = model.decoder.embedding.rows.weight[ids].detach().requires_grad_()
@@ -57,7 +57,7 @@ def test_everything_sees_the_prefix_and_nothing_sees_later_tokens_behind_it() ->
             assert torch.equal(seen, wanted), (row, query)
 
 
-def test_decoding_after_a_prefix_is_the_whole_sequence_at_once() -> None:
+def test_decoding_after_a_prefix_equals_one_pass_over_the_whole_sequence() -> None:
     model, _ = models()
     ids, _ = sample()
     cache = Cache()

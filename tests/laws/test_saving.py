@@ -1,4 +1,4 @@
-"""Saved and loaded is the same: weights bit for bit, and the spec of any hyperparameters through JSON."""
+"""Saving and loading: weights are the same bit for bit, and specs of any hyperparameters survive JSON."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.laws.tiny import MODELS, Reader, tiny
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_come_back_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """Through files and a module on the meta device, which has no weights of its own."""
+def test_loaded_weights_are_bitwise_equal(name: str, tmp_path: Path) -> None:
+    """The loaded module is built on the meta device, without weights."""
     module = tiny(name)
     save_tensors(tmp_path / "weights.safetensors", module.state_dict())
     twin = build(spec.Model.from_json(module.spec.to_json()), device="meta").eval()
@@ -41,7 +41,7 @@ def test_weights_come_back_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("joint", [True, False])
-def test_a_whole_model_comes_back_bit_for_bit(joint: bool, tmp_path: Path) -> None:
+def test_a_loaded_model_is_bitwise_equal(joint: bool, tmp_path: Path) -> None:
     source = train_tokenizer("word", ["a b c d e f g h"], vocab_size=50)
     target = source if joint else train_tokenizer("word", ["u v w x y z"], vocab_size=50)
     hparams = Hyperparameters(
@@ -101,8 +101,8 @@ def hparams_strategy(draw: st.DrawFn) -> Hyperparameters:
 
 @settings(max_examples=40, deadline=None, database=None, derandomize=True)
 @given(hparams_strategy())
-def test_any_recipe_survives_json_and_names_its_weights(hparams: Hyperparameters) -> None:
-    """Equal trees, equal text, one address: each path of the spec is a module, each weight lies below a path."""
+def test_any_spec_survives_json_and_names_its_weights(hparams: Hyperparameters) -> None:
+    """Equal specs have equal JSON; each path of the spec is a module, and each weight belongs to a path."""
     model = build_spec(hparams, source_vocab=11, target_vocab=11 if hparams.tie == "all" else 13)
     again = spec.Model.from_json(model.to_json())
     assert again == model
@@ -118,6 +118,6 @@ def test_any_recipe_survives_json_and_names_its_weights(hparams: Hyperparameters
         assert owner is not module
 
 
-def test_recipes_differ_where_a_field_differs() -> None:
+def test_specs_differ_where_a_hyperparameter_differs() -> None:
     model = build_spec(Hyperparameters(), source_vocab=11, target_vocab=11)
     assert build_spec(replace(Hyperparameters(), norm_place="pre"), source_vocab=11, target_vocab=11) != model

@@ -1,4 +1,4 @@
-"""What is shared is one parameter whose gradient is the sum over its uses; what is not, does not leak into another."""
+"""A shared weight is one parameter whose gradient is the sum over its uses; nothing else is shared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.laws.tiny import SMALL, VOCAB, difference, resolved, tiny
 
 
 def tied_and_untied(tie: str) -> tuple[Transformer, Transformer]:
-    """The same function twice: with shared tables, and with a copy of the table in each of its places."""
+    """Build the same function twice: with a shared table, and with a copy of the table for each use."""
     tied = build(resolved(replace(SMALL, tie=tie)))
     untied = build(resolved(replace(SMALL, tie="none")))
     if tie == "all":
@@ -81,7 +81,7 @@ def test_all_layers_of_a_stack_share_one_table_of_buckets() -> None:
 
 @torch.no_grad()
 def test_two_settings_live_in_one_process() -> None:
-    """Neither thetas nor layouts nor tables nor lengths of one model reach another, whichever ran first."""
+    """Thetas, layouts, tables and lengths of one model do not affect another, whichever ran first."""
 
     def rotary(theta: float) -> MultiHeadAttention:
         torch.manual_seed(7)
@@ -98,7 +98,7 @@ def test_two_settings_live_in_one_process() -> None:
 
 @torch.no_grad()
 def test_two_thetas_and_two_tables_in_one_model() -> None:
-    """Each layer keeps its own theta and its own buckets, though one call of the stack shares what it derives."""
+    """Each layer keeps its own theta and buckets, though a call of the stack shares the derived tensors."""
 
     def stack(functions: tuple[spec.Attention, ...]) -> Transformer:
         layers = tuple(spec.Layer(steps=(spec.Step(branches=(spec.Branch(function=f),)),)) for f in functions)

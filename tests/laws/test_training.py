@@ -1,4 +1,4 @@
-"""Training: accumulated = one batch, every family trains with dropout in all its places, each at its own rate."""
+"""Training: accumulated gradients = one batch; every family trains with every kind of dropout, each at its own rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pairs_of(ids: Tensor, mask: Tensor, target_ids: Tensor, target_mask: Tensor,
 
 
 def rows_of(pairs: Batch, rows: slice) -> Batch:
-    """Some rows, without the padding that all of them share."""
+    """Return some rows, without the padding that all of them share."""
     source, target = int(pairs.mask[rows].sum(1).max()), int(pairs.target_mask[rows].sum(1).max())
     first, second = (rows, slice(source)), (rows, slice(target))
     return pairs_of(
@@ -40,7 +40,7 @@ def some_pairs() -> Batch:
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("style", ["post/sinusoidal", "pre-grouped/rotary", "post/buckets"])
 def test_accumulated_is_one_batch(style: str, label_smoothing: float) -> None:
-    """By tokens: micro-batches of unequal size add up to the sum, the count and the gradient of the whole."""
+    """Micro-batches of unequal size add up to the loss, the token count and the gradient of the whole batch."""
     module, pairs = tiny(f"encoder-decoder/{style}").train(), some_pairs()
     total, count = token_loss(module, pairs, label_smoothing=label_smoothing)
     names = [name for name, parameter in module.named_parameters() if parameter.dim() > 1]
@@ -66,7 +66,7 @@ def expected_rate(path: str, model: nn.Module) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.endswith(("sinusoidal", "buckets"))])
-def test_each_place_of_dropout_drops_at_its_rate(name: str) -> None:
+def test_each_kind_of_dropout_drops_at_its_rate(name: str) -> None:
     module = tiny(name, **RATES).train()
     places = {path: part for path, part in module.named_modules() if isinstance(part, Dropout)}
     seen: dict[str, float] = {}
@@ -100,7 +100,7 @@ def test_each_place_of_dropout_drops_at_its_rate(name: str) -> None:
 
 
 @pytest.mark.parametrize("place", RATES)
-def test_one_rate_moves_its_own_places_only(place: str) -> None:
+def test_a_dropout_rate_changes_only_its_own_kind(place: str) -> None:
     module = tiny("encoder-decoder/post/sinusoidal", **{place: 0.5})
     rates = {path: part.p for path, part in module.named_modules() if isinstance(part, Dropout)}
     for path, rate in rates.items():

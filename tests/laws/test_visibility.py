@@ -20,7 +20,7 @@ T = 11
 
 
 def reach(hidden_of: Callable[[Tensor], Tensor], vocab: int, length: int = T) -> Tensor:
-    """Change one token after the other and see which of the last states move."""
+    """Change one token after another, and return which of the last hidden states change."""
     ids = torch.randint(vocab, (1, length))
     before = hidden_of(ids)[0]
     columns = []
@@ -40,7 +40,7 @@ def distance() -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
-def test_stacks_see_what_their_family_may_see(name: str) -> None:
+def test_information_flows_as_the_family_allows(name: str) -> None:
     module = tiny(name)
     reader = Reader.of(module, 1)
     expected = distance() >= 0 if module.decoder is not None else torch.ones(T, T, dtype=torch.bool)
@@ -50,7 +50,7 @@ def test_stacks_see_what_their_family_may_see(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (3, 0), (0, 2), (2, 1), (5, 3)])
-def test_windows_reach_as_far_as_they_say_in_each_layer(before: int, after: int, layers: int, kernel: str) -> None:
+def test_windows_reach_their_size_in_each_layer(before: int, after: int, layers: int, kernel: str) -> None:
     model = resolved(hparams("encoder/post/rotary"))
     tree = model.model_dump(mode="json")
     tree["encoder"]["layers"] = tree["encoder"]["layers"][:layers]
@@ -62,7 +62,7 @@ def test_windows_reach_as_far_as_they_say_in_each_layer(before: int, after: int,
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["encoder/post/sinusoidal", "decoder/pre-grouped/rotary"])
-def test_padding_is_seen_by_itself_alone(name: str, kernel: str) -> None:
+def test_padding_influences_only_itself(name: str, kernel: str) -> None:
     module = tiny(name)
     real = torch.tensor([[False, True, True, False, True, True, True, True, True, False, False]])
     found = reach(lambda ids: module(ids, mask=real).hidden, VOCAB if "encoder" in name else TARGET_VOCAB)
@@ -73,7 +73,7 @@ def test_padding_is_seen_by_itself_alone(name: str, kernel: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["encoder/post/learned", "decoder/post/alibi"])
-def test_documents_do_not_see_each_other(name: str, kernel: str) -> None:
+def test_documents_do_not_influence_each_other(name: str, kernel: str) -> None:
     module = tiny(name)
     documents = torch.tensor([[4, 4, 4, 1, 1, 7, 7, 7, 7, 7, 2]])
     found = reach(lambda ids: module(ids, documents=documents).hidden, module.num_target_ids)
@@ -83,7 +83,7 @@ def test_documents_do_not_see_each_other(name: str, kernel: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("style", ["post/sinusoidal", "pre-grouped/buckets"])
-def test_every_target_sees_every_real_source(style: str, kernel: str) -> None:
+def test_every_target_token_depends_on_every_real_source_token(style: str, kernel: str) -> None:
     module = tiny(f"encoder-decoder/{style}")
     target = torch.randint(TARGET_VOCAB, (1, T))
     mask = torch.arange(T)[None] < 8
@@ -92,7 +92,7 @@ def test_every_target_sees_every_real_source(style: str, kernel: str) -> None:
 
 
 @torch.no_grad()
-def test_rows_of_a_batch_do_not_see_each_other(kernel: str) -> None:
+def test_rows_of_a_batch_do_not_influence_each_other(kernel: str) -> None:
     module = tiny("encoder-decoder/post/sinusoidal")
     source, target = torch.randint(VOCAB, (3, 7)), torch.randint(TARGET_VOCAB, (3, 5))
     before = module(source, target).logits

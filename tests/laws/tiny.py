@@ -1,4 +1,4 @@
-"""Tiny models of all three families that differ in every choice a law must not depend on, and batches to try them on.
+"""Tiny models of all three families that vary every option the laws must not depend on, and batches for them.
 
 Legend: B batch, S source tokens, T tokens, D width. Sizes are distinct primes where heads need not divide the width.
 """
@@ -76,7 +76,7 @@ class Reader:
 
     @staticmethod
     def of(module: Transformer, rows: int) -> Reader:
-        """With a padded memory of its own for each row, where the model has two stacks."""
+        """Return a reader with a padded memory for each row, if the model has two stacks."""
         if module.encoder is None or module.decoder is None:
             return Reader(module)
         lengths = torch.tensor([5, 11, 3, 7, 2])[torch.arange(rows) % 5]
@@ -90,7 +90,7 @@ class Reader:
         return self.module.num_target_ids
 
     def row(self, index: int) -> Reader:
-        """Keep one row of the memory, without its padding."""
+        """Return a reader with one row of the memory, without its padding."""
         if self.memory is None:
             return self
         return Reader(self.module, self.memory[index : index + 1, self.memory_mask[index]])
@@ -106,7 +106,7 @@ class Reader:
 
 
 def padded(rows: Iterable[Tensor], side: str, length: int, filler: int = 0) -> tuple[Tensor, Tensor]:
-    """Stack rows of unequal lengths into a rectangle, with padding on one side."""
+    """Pad rows of unequal lengths on one side."""
     rows = list(rows)
     ids, mask = torch.full((len(rows), length), filler), torch.zeros(len(rows), length, dtype=torch.bool)
     for index, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Laws of the alignment: distributions over the real source tokens, the same as the model used, by any batch."""
+"""Laws of the alignment: distributions over real source tokens, equal to the model's weights, in any batch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_weights_are_causal_in_the_target() -> None:
     assert not torch.allclose(before[..., -1, :], after[..., -1, :])
 
 
-def test_looking_changes_nothing() -> None:
+def test_reading_weights_changes_nothing() -> None:
     module, (ids, mask, target_ids) = build(), batch()
     module.train()
     memory_attention_weights(module, ids, mask, target_ids)
@@ -70,7 +70,7 @@ def test_looking_changes_nothing() -> None:
     assert torch.equal(module(ids, target_ids, mask=mask).logits, before)
 
 
-def test_replacing_the_weights_steers_the_model() -> None:
+def test_edited_weights_change_the_output() -> None:
     module, (ids, mask, target_ids) = build().eval(), batch()
     points = [f"{path}.weights" for path in memory_attention_paths(module)]
     assert len(points) == LAYERS

@@ -1,4 +1,4 @@
-"""Laws of hook points: what is captured is what was computed, and outside the block nothing has changed."""
+"""Laws of hook points: captured values are the computed ones, and outside the block nothing has changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         pass
 
 
-def test_capture_returns_what_each_part_computed() -> None:
+def test_capture_returns_the_output_of_each_module() -> None:
     module, x = doublings(), torch.arange(5.0)
     with capture(module, ["0.0", "2"]) as found:
         module(x)
@@ -59,7 +59,7 @@ def test_every_call_leaves_a_record() -> None:
         found.tensor("00")
 
 
-def test_an_edit_changes_what_follows_and_ends_with_the_context() -> None:
+def test_an_edit_affects_later_modules_and_ends_with_the_context() -> None:
     module, x = doublings(), torch.arange(5.0)
     with edit(module, {"1.*": lambda output, at: output - 1}), capture(module, "1") as found:
         assert torch.equal(module(x), 2 * (4 * x - 1))
@@ -67,7 +67,7 @@ def test_an_edit_changes_what_follows_and_ends_with_the_context() -> None:
     assert torch.equal(module(x), 8 * x)
 
 
-def test_changes_of_one_part_apply_in_order() -> None:
+def test_edits_of_one_module_apply_in_order() -> None:
     module = doublings(1)
     with edit(module, {"0": lambda output, at: output + 1, "*": lambda output, at: output * 3}):
         assert module(torch.tensor(2.0)) == 3 * (3 * 4 + 1)  # "*" names 0.0 too, which comes first
@@ -83,13 +83,13 @@ def test_an_edit_of_another_shape_is_refused() -> None:
     assert torch.equal(module(torch.ones(5)), 8 * torch.ones(5)), "the hooks are gone after a failure too"
 
 
-def test_only_single_tensors_can_be_observed() -> None:
+def test_only_single_tensors_can_be_captured() -> None:
     module = nn.Sequential(Pairs())
     with pytest.raises(InputError, match="'0' returns tuple, not one tensor"), capture(module, "0"):
         module(torch.ones(2))
 
 
-def test_gradients_flow_through_what_is_captured_and_replaced() -> None:
+def test_gradients_flow_through_captures_and_edits() -> None:
     module, x = doublings(), torch.ones(5, requires_grad=True)
     with capture(module, "0") as found, edit(module, {"1": lambda output, at: output * found.tensor("0")}):
         module(x).sum().backward()

@@ -13,7 +13,7 @@ from clearhead import spec
 from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from tests.laws.published import PUBLISHED
+from tests.laws.hf_parts import HF_PARTS
 
 HPARAMS = Hyperparameters(
     layers=3, encoder_layers=2, width=14, heads=2, head_size=6, feedforward=17, positions="buckets", segments=3
@@ -382,7 +382,7 @@ def test_an_activation_is_a_name_or_a_node_and_faults_say_so() -> None:
 
 
 def test_the_published_parts_are_the_same_after_json() -> None:
-    for make in PUBLISHED.values():
+    for make in HF_PARTS.values():
         node = make()
         assert spec.Model.from_json(node.to_json()) == node
 

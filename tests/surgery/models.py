@@ -10,7 +10,7 @@ from clearhead import spec
 from clearhead.core import Output, Transformer, build
 from clearhead.hf import registry
 from clearhead.hf.mapping import config as configs
-from tests.laws.published import published
+from tests.laws.hf_parts import hf_part
 from tests.laws.tiny import MODELS, tiny
 from tests.parity.architectures.harness import Case, all_cases
 
@@ -22,7 +22,7 @@ for case in all_cases():
 
 def made(name: str) -> Transformer:
     """Build a model of the laws by its name."""
-    return scrambled(tiny(name)) if name in MODELS else published(name)
+    return scrambled(tiny(name)) if name in MODELS else hf_part(name)
 
 
 def family(case: Case) -> Transformer:

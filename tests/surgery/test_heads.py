@@ -12,13 +12,13 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.surgery import remove_heads, remove_neurons
-from tests.laws.published import PUBLISHED
+from tests.laws.hf_parts import HF_PARTS
 from tests.laws.tiny import difference, tiny
 from tests.surgery.models import BOTH, FAMILIES, attentions, family, made, same_run
 
 SILENT = 1e-5
 PARTS = ("query-key", "soft cap", "sink", "clip", "alibi", "slopes", "table", "buckets", "disentangled", "shared")
-ATTENDING = [name for name in PUBLISHED if any(part in name for part in PARTS)]
+ATTENDING = [name for name in HF_PARTS if any(part in name for part in PARTS)]
 
 
 def silenced(module: Transformer, heads: Mapping[str, Collection[int]]) -> Transformer:

@@ -8,7 +8,7 @@ import torch
 from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.surgery import resize_positions, scale_rotary
-from tests.laws.published import PUBLISHED
+from tests.laws.hf_parts import HF_PARTS
 from tests.laws.tiny import MAX_POSITIONS, difference, tiny
 from tests.surgery.models import FAMILIES, family, made, same_run
 
@@ -81,7 +81,7 @@ def test_a_linear_scaling_halves_every_step() -> None:
 
 def test_the_kind_of_scaling_is_that_of_the_spec() -> None:
     module = made("decoder/pre-grouped/rotary")
-    for name in PUBLISHED:
+    for name in HF_PARTS:
         if name.startswith("rotation "):
             wanted = made(name)
             scaling = next(node.scaling for _, node in spec.walk(wanted.spec) if isinstance(node, spec.Rotary))

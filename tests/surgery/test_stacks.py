@@ -10,7 +10,7 @@ from clearhead.core import Transformer, build
 from clearhead.errors import InputError
 from clearhead.presets.task_heads import label_head, token_head
 from clearhead.surgery import replace_head, to_encoder, to_encoder_decoder
-from tests.laws.published import PUBLISHED
+from tests.laws.hf_parts import HF_PARTS
 from tests.laws.tiny import MODELS, difference, tiny, with_mask
 from tests.surgery.models import FAMILIES, family, made, same_run
 
@@ -142,7 +142,7 @@ def test_parts_of_a_head_stay_in_their_places() -> None:
     ],
 )
 def test_what_cannot_be_turned(operation: object, name: str, words: str) -> None:
-    module = made(name) if name in PUBLISHED else tiny(name)
+    module = made(name) if name in HF_PARTS else tiny(name)
     with pytest.raises(InputError, match=words):
         operation(module)
 

@@ -1,4 +1,4 @@
-"""A mixture of experts is the sum that its formula says, and an expert runs on the tokens that chose it alone."""
+"""A mixture of experts is the weighted sum of its formula, and an expert runs only on the tokens routed to it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_mixture_is_the_weighted_sum_of_the_best_experts(top_k: int, normalize
     assert difference(module(x), expected) <= 1e-5
 
 
-def test_experts_that_no_token_chose_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_without_tokens_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     module, seen = mixture(2), []
     run = module.expert.run
     monkeypatch.setattr(module.expert, "run", lambda x, maps: seen.append(len(x)) or run(x, maps))

@@ -1,4 +1,4 @@
-"""How rotations are stretched: the very numbers of transformers, and one length for each sequence."""
+"""RoPE scaling: bitwise the frequencies of transformers, and one length for each sequence."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_the_magnitude_multiplies_cosine_and_sine() -> None:
         torch.testing.assert_close(one, 1.3 * other)
 
 
-def test_lengths_are_those_of_the_sequences_tokens_belong_to() -> None:
+def test_lengths_are_those_of_the_tokens_sequences() -> None:
     position = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 2, 3]])
     assert sequence_lengths(position, None).tolist() == [[3] * 6, [4] * 6]
     documents = torch.tensor([[7, 7, 7, 2, 2, 7], [5, 5, 6, 6, 6, 6]])
     assert sequence_lengths(position, documents).tolist() == [[3, 3, 3, 2, 2, 1], [1, 1, 4, 4, 4, 4]]
 
 
-def test_each_row_of_a_batch_has_its_own_regime() -> None:
+def test_each_row_of_a_batch_is_scaled_by_its_own_length() -> None:
     rotary = spec.Rotary(scaling=spec.DynamicScaling(factor=3.0, original_length=5))
     position = torch.arange(7)[None].expand(2, 7)
     cos, _ = rotary_angles(position, rotary, 6, torch.tensor([[5], [7]]).expand(2, 7))

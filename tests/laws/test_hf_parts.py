@@ -1,4 +1,4 @@
-"""What published checkpoints need obeys the laws that our own presets obey: padding, cache, bodies and gradients."""
+"""Parts of Hugging Face checkpoints obey the same laws as the presets: padding, cache, kernels and gradients."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import torch
 
 from clearhead.core import Attention, Cache, Sequence, Transformer, build
 from clearhead.kernels import attention
-from tests.laws.published import DEPENDS_ON_LENGTH, LENGTH, PUBLISHED, published
+from tests.laws.hf_parts import DEPENDS_ON_LENGTH, HF_PARTS, LENGTH, hf_part
 from tests.laws.tiny import Reader, difference, padded, ragged
 
 LENGTHS = (5, 11, 3, 1, 8)
-DECODERS = [name for name in PUBLISHED if PUBLISHED[name]().decoder is not None]
+DECODERS = [name for name in HF_PARTS if HF_PARTS[name]().decoder is not None]
 
 
-def only_explicit(module: Transformer) -> bool:
+def only_eager(module: Transformer) -> bool:
     parts = [part.spec for part in module.modules() if isinstance(part, Attention)]
     return any(part.sink or part.soft_cap is not None for part in parts)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", HF_PARTS)
 def test_rows_of_a_padded_batch_are_the_rows_alone(name: str, side: str) -> None:
-    reader = Reader.of(published(name), 5)
+    reader = Reader.of(hf_part(name), 5)
     rows = ragged(reader.vocab, LENGTHS)
     ids, mask = padded(rows, side, 13, filler=3)
     found = reader(ids, mask)
@@ -34,9 +34,9 @@ def test_rows_of_a_padded_batch_are_the_rows_alone(name: str, side: str) -> None
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if "memory" not in name])
+@pytest.mark.parametrize("name", [name for name in HF_PARTS if "memory" not in name])
 def test_packed_documents_are_the_documents_alone(name: str) -> None:
-    reader = Reader.of(published(name), 1)
+    reader = Reader.of(hf_part(name), 1)
     rows = ragged(reader.vocab, LENGTHS)
     documents = torch.cat([torch.full((len(row),), index) for index, row in enumerate(rows)])[None]
     found = reader(torch.cat(rows)[None], documents=documents).logits[0]
@@ -48,8 +48,8 @@ def test_packed_documents_are_the_documents_alone(name: str) -> None:
 @pytest.mark.parametrize("side", [None, "left"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_cache_changes_nothing(name: str, side: str | None) -> None:
-    """Rotations that depend on the length are told it: to the call, and to the cache."""
-    module = published(name)
+    """RoPE scaling that depends on the length needs total_length in the call and in the cache."""
+    module = hf_part(name)
     reader = Reader.of(module, 5)
     ids, mask = padded(ragged(reader.vocab, LENGTHS), side or "right", 11)
     real = mask if side else torch.ones_like(mask)
@@ -65,10 +65,10 @@ def test_a_cache_changes_nothing(name: str, side: str | None) -> None:
     assert difference(torch.cat(pieces, dim=1), expected, real) <= 1e-5
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", HF_PARTS)
 def test_the_fused_kernel_is_the_eager_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only the explicit one can compute a part, it runs whatever the length."""
-    module = published(name)
+    """A part that only the eager kernel can compute runs there at any length."""
+    module = hf_part(name)
     reader = Reader.of(module, 5)
     ids, mask = padded(ragged(reader.vocab, LENGTHS), "left", 13)
     calls: list[int] = []
@@ -83,14 +83,14 @@ def test_the_fused_kernel_is_the_eager_one(name: str, monkeypatch: pytest.Monkey
         monkeypatch.setattr(attention, "SHORT_ON_CPU", short)
         with torch.no_grad():
             results.append(reader(ids, mask).logits)
-        assert bool(calls) == (short == 0 and not only_explicit(module))
+        assert bool(calls) == (short == 0 and not only_eager(module))
     assert difference(results[1], results[0], mask) <= 1e-5
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", HF_PARTS)
 def test_every_weight_gets_a_gradient(name: str) -> None:
-    """Of a loss whose terms do not cancel; a key's bias alone moves all scores of a query alike."""
-    module = published(name).train()
+    """The loss has no terms that cancel. A key's bias shifts all scores of a query equally, so its gradient is zero."""
+    module = hf_part(name).train()
     reader = Reader.of(module, 5)
     ids, mask = padded(ragged(reader.vocab, LENGTHS), "right", 13)
     logits = reader(ids, mask).logits[mask]
@@ -107,10 +107,10 @@ def test_every_weight_gets_a_gradient(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")  # of a norm's weights under autocast, which kernels may say once
 @pytest.mark.parametrize("precision", ["weights", "autocast"])
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", HF_PARTS)
 def test_bfloat16_is_close(name: str, precision: str) -> None:
-    """On the mean: a token whose best experts are almost equal may change its experts."""
-    module = published(name)
+    """The mean is compared: a token whose best experts are almost equal may change its experts."""
+    module = hf_part(name)
     reader = Reader.of(module, 3)
     ids, mask = padded(ragged(reader.vocab, (7, 13, 3)), "left", 13)
     expected = reader(ids, mask).logits[mask]
@@ -124,9 +124,9 @@ def test_bfloat16_is_close(name: str, precision: str) -> None:
     assert (found.float() - expected).abs().mean() <= 0.1 * expected.abs().mean()
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_weights_survive_the_state_and_meta_holds_the_same(name: str) -> None:
-    module = published(name)
+@pytest.mark.parametrize("name", HF_PARTS)
+def test_weights_survive_the_state_dict_and_the_meta_device(name: str) -> None:
+    module = hf_part(name)
     empty = build(module.spec, device="meta")
     state = module.state_dict()
     assert {key: value.shape for key, value in empty.state_dict().items()} == {k: v.shape for k, v in state.items()}
@@ -136,7 +136,7 @@ def test_weights_survive_the_state_and_meta_holds_the_same(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", sorted(DEPENDS_ON_LENGTH))
 def test_a_cache_past_the_original_length_must_know_the_length(name: str) -> None:
-    module = published(name)
+    module = hf_part(name)
     ids = torch.randint(module.num_source_ids, (2, LENGTH + 1))
     cache = Cache()
     short = module(ids[:, :LENGTH], cache=cache).logits
@@ -157,7 +157,7 @@ def test_a_cache_past_the_original_length_must_know_the_length(name: str) -> Non
 
 @torch.no_grad()
 def test_selected_rows_keep_their_total_length() -> None:
-    module = published("rotation dynamic")
+    module = hf_part("rotation dynamic")
     ids, declared = torch.randint(module.num_source_ids, (3, 11)), torch.tensor([11, 17, 23])
     expected = module.run(Sequence(ids, total_length=declared)).logits
     cache, rows = Cache(total_length=declared), torch.tensor([2, 0, 1, 2])

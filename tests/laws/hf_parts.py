@@ -1,4 +1,4 @@
-"""Tiny models, each with one part that a published checkpoint needs and our own presets have not.
+"""Tiny models, each with one part that some Hugging Face checkpoint needs and that the presets lack.
 
 Sizes are distinct primes where heads need not divide the width.
 """
@@ -16,7 +16,7 @@ from clearhead.core import Transformer, build
 from tests.laws.tiny import hparams, resolved
 
 LENGTH = 7
-"""Up to here rotations that depend on the length are plain; the rows of the laws are shorter and longer."""
+"""The original length of RoPE scaling that depends on the length; the tests have shorter and longer rows."""
 ROTARY = "decoder/pre-grouped/rotary"
 SHORT, LONG = tuple(1.0 + 0.1 * i for i in range(5)), tuple(2.0 + 0.7 * i for i in range(5))
 SLOPES = (0.9, 0.02, 0.3, 0.5, 0.11, 0.7)
@@ -47,7 +47,7 @@ def changed(model: spec.Model, function: Callable[[Any], Any], stack: str | None
 
 
 def attending(name: str, **fields: Any) -> spec.Model:
-    """Change fields of every self-attention of the last stack; those of the memory get what has sense there."""
+    """Change fields of every self-attention of the last stack; cross-attention gets those that apply to it."""
 
     def renew(function: Any) -> Any:
         wanted = fields if getattr(function, "source", "") == "self" else {}
@@ -73,7 +73,7 @@ def mixed(mixture: Callable[[spec.FeedForward], spec.MixtureOfExperts]) -> spec.
 
 
 def embedded(place: str, **fields: Any) -> spec.Model:
-    """Give the only stack an embedding of another width, with a head that is tied to it where there is one."""
+    """Give the only stack an embedding of another width, and tie the head to it if there is one."""
     model = base("encoder/post/learned", tie="none", segments=3)
     embedding = model.encoder.embedding.model_copy(
         update={"width": 11, "projection": spec.Projection(place=place, bias=True), "norm": spec.LayerNorm()} | fields
@@ -146,7 +146,7 @@ def projected() -> spec.Model:
     )
 
 
-PUBLISHED: dict[str, Callable[[], spec.Model]] = {
+HF_PARTS: dict[str, Callable[[], spec.Model]] = {
     "layer norm without weight": lambda: _norm(base(ROTARY), spec.LayerNorm(weight=False, bias=False)),
     "layer norm with offset": lambda: _norm(base(ROTARY), spec.LayerNorm(unit_offset=True)),
     "rms norm with offset": lambda: _norm(base(ROTARY), spec.RMSNorm(unit_offset=True)),
@@ -200,9 +200,9 @@ PUBLISHED: dict[str, Callable[[], spec.Model]] = {
 DEPENDS_ON_LENGTH = {"rotation dynamic", "rotation long-rope"}
 
 
-def published(name: str) -> Transformer:
-    """Build the model of that name in evaluation mode, with no weight at a value that hides its part."""
-    module = build(spec.Model.from_json(PUBLISHED[name]().to_json())).eval()
+def hf_part(name: str) -> Transformer:
+    """Build the model of that name in evaluation mode, with random norm weights, norm biases and sinks."""
+    module = build(spec.Model.from_json(HF_PARTS[name]().to_json())).eval()
     with torch.no_grad():
         for path, parameter in module.named_parameters():
             if path.endswith(("norm.weight", "norm.bias", "pre.weight", "post.weight", "out.weight", "sink")):
