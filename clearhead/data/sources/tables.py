@@ -295,8 +295,8 @@ def read_table(source: TableSource, share: Share = WHOLE, *, what: str) -> Table
             f"{source.place(rows[0][0])}: the part from {share[0]:.0%} to {share[1]:.0%} of {len(rows)} {what}s "
             "is empty"
         )
-    columns = zip(*(values for _, values in part), strict=True)
-    return Table(dict(zip(source.columns, columns, strict=True)), [number for number, _ in part], source.place)
+    columns = {role: [values[place] for _, values in part] for place, role in enumerate(source.columns)}
+    return Table(columns, [number for number, _ in part], source.place)
 
 
 def json_text(value: object) -> str:
