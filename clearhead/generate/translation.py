@@ -125,7 +125,7 @@ def score_translations(
     """Return the scores of targets given their sources, as search reports them.
 
     Args:
-        module, tokenizers, frame, config: as for `translate_texts`.
+        module, tokenizers, special_tokens, config: as for `translate_texts`.
         sources, targets: as many sources as targets.
         length_penalty: exponent alpha of the score.
 

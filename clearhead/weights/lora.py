@@ -1,8 +1,7 @@
-"""Low-rank adaptation: a trained map stays as it is, and beside it a narrow one learns the difference.
+"""LoRA: a linear layer is frozen, and two low-rank matrices beside it learn the difference.
 
-outputs = x W^T + b + scale * dropout(x) A^T B^T, with A drawn at random and B all zeros, so that the first step begins
-where the start ended. Checkpoints of a run hold W, A and B; whatever loads them adds scale * B A to W, and from there
-on there is one map again.
+outputs = x W^T + b + scale * dropout(x) A^T B^T, with A random and B zero, so that the first step computes what the
+initial model does. Checkpoints of a run hold W, A and B; loading adds scale * B A to W.
 
 Shape suffixes: R rank, I inputs, O outputs.
 
@@ -31,12 +30,12 @@ _DOWN, _UP, _SCALE = "lora_down", "lora_up", "lora_scale"
 
 
 class AdaptedLinear(nn.Linear):
-    """A linear map that stays, and a narrow one beside it that learns.
+    """A frozen linear layer plus the trained product of two low-rank matrices.
 
     Args:
-        linear: the map; its tensors are taken over, not copied.
-        rank: of the narrow map.
-        scale: what its outputs are multiplied by.
+        linear: the layer; its tensors are shared, not copied.
+        rank: of the low-rank matrices.
+        scale: factor of the low-rank output.
         dropout: on its inputs.
     """
 
@@ -51,9 +50,9 @@ class AdaptedLinear(nn.Linear):
         nn.init.kaiming_uniform_(self.lora_down, a=math.sqrt(5))
 
     def forward(self, x_I: Float[Tensor, "*axes inputs"]) -> Float[Tensor, "*axes outputs"]:
-        """Map inputs by both."""
-        narrow_R = F.linear(self.dropout(x_I), self.lora_down)
-        return F.linear(x_I, self.weight, self.bias) + self.lora_scale * F.linear(narrow_R, self.lora_up)
+        """Return the sum of both outputs."""
+        low_R = F.linear(self.dropout(x_I), self.lora_down)
+        return F.linear(x_I, self.weight, self.bias) + self.lora_scale * F.linear(low_R, self.lora_up)
 
 
 def adapt(
@@ -65,21 +64,21 @@ def adapt(
     targets: Sequence[str] | None = None,
     new: Collection[str] = (),
 ) -> list[str]:
-    """Put a narrow map beside chosen linear maps of a module, and let nothing else train but what is new.
+    """Add low-rank matrices to chosen linear layers of a module; only these and new tensors train.
 
     Args:
         module: changed in place.
         rank: of the low-rank matrices.
         alpha: their product is scaled by alpha / rank; None: 2 * rank.
         dropout: on the input of the low-rank path.
-        targets: address patterns of the linear maps; None: the projections of attention.
-        new: addresses of tensors that the start did not bring; they train as they are.
+        targets: address patterns of linear layers; None: the projections of attention.
+        new: addresses of tensors that the initial model lacks; they train in full.
 
     Returns:
-        The addresses of the maps.
+        The addresses of the adapted layers.
 
     Raises:
-        InputError: a target matches no linear map; the nearest addresses are named.
+        InputError: a target matches no linear layer; the nearest addresses are named.
     """
     linears = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
     chosen = _chosen(list(linears), targets or DEFAULT_TARGETS)
@@ -98,7 +97,7 @@ def _chosen(names: Sequence[str], targets: Sequence[str]) -> list[str]:
     empty = [target for target, matches in found.items() if not matches]
     if empty:
         faults = [
-            f"[lora] targets: '{target}' matches no linear map of the model{nearest(target, names)}; an address is "
+            f"[lora] targets: '{target}' matches no linear layer of the model{nearest(target, names)}; an address is "
             f"'{names[0]}', and * stands for any part of it"
             for target in empty
         ]
@@ -108,7 +107,7 @@ def _chosen(names: Sequence[str], targets: Sequence[str]) -> list[str]:
 
 
 def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors in which every narrow map is added to the one beside it; others stay as they are.
+    """Return tensors with the low-rank matrices merged into the weights of their linear layers.
 
     Args:
         tensors: by address, as a run keeps them.
@@ -124,7 +123,7 @@ def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_merged(path: Path) -> dict[str, Tensor]:
-    """Read the weights of a run or of a saved model, with narrow maps added to those beside them.
+    """Read the weights of a run or of a saved model, with low-rank matrices merged.
 
     Args:
         path: the safetensors file.

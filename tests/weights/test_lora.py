@@ -83,8 +83,8 @@ def test_by_default_it_stands_beside_every_attention_and_begins_with_nothing() -
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (("*.querry",), r"'\*\.querry' matches no linear map"),
-        (("encoder.embedding.table",), "matches no linear map"),
+        (("*.querry",), r"'\*\.querry' matches no linear layer"),
+        (("encoder.embedding.table",), "matches no linear layer"),
     ],
 )
 def test_a_target_that_is_none_is_refused(targets: tuple[str, ...], message: str) -> None:
