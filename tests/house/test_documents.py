@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import clearhead as ch
 from tests.house.source import ROOT, package_sources, repository_files
 
 DOCUMENTS = [path for path in repository_files() if path.suffix == ".md"]
@@ -32,6 +33,24 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_python_examples_parse(path: Path) -> None:
     for text in blocks(path, "python"):
         ast.parse(text)
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order and in one namespace, with a small run where the text has the reader's own."""
+    monkeypatch.chdir(tmp_path)
+    sentences = ["Ein Hund läuft.", "Ein Hund läuft über die Wiese.", "Zwei Hunde laufen."]
+    tables = {
+        "task": {"kind": "translate"},
+        "data": {"valid": 0.3},
+        "tokenizer": {"kind": "character"},
+        "model": {"layers": 1, "width": 16, "heads": 2, "feedforward": 16},
+        "train": {"run": "runs/de-en", "steps": 2},
+    }
+    ch.train(tables, data={"train": [(sentence, sentence) for sentence in sentences * 4]})
+    names: dict[str, object] = {}
+    for text in blocks(ROOT / "README.md", "python"):
+        exec(compile(text, "README.md", "exec"), names)
+    assert names["result"].step == 100
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
