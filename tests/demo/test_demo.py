@@ -70,7 +70,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, DemoPlan]]:
                 commands={"Go on": "clearhead x"},
             )
 
-        monkeypatch.setattr(demos, f"run_{kind}", run)
+        monkeypatch.setitem(demos.RUNNERS, kind, run)
 
     for kind in demos.KINDS:
         stand_in(kind)
