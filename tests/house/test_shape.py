@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.house.code_lines import code_lines
 from tests.house.source import Source, package_sources, python_sources
 
 FILE_LINES, FUNCTION_LINES, CONSTRUCTOR_PARAMETERS, CORE_LINES = 500, 60, 8, 1700
@@ -111,3 +112,9 @@ OFFENDERS = {
 def test_the_rule_can_fail(rule: Callable[[Source], list[str]]) -> None:
     assert rule(Source.of(OFFENDERS[rule]))
     assert not rule(Source.of("def f(a, b):\n    return a + b"))
+
+
+def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring() -> None:
+    head = '"""Doc."""\n\n# comment\nx = (\n    1,  # why\n)\n\n'
+    text = head + 'def f():\n    """Doc.\n\n    More.\n    """\n    return "a"\n'
+    assert code_lines(text) == 5
