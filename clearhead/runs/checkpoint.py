@@ -106,7 +106,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         raise InputError(damage)
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     if state.pop("format") != FORMAT:
-        raise InputError(f"{folder} has a checkpoint format that this version of clearhead does not support.")
+        raise InputError(f"{folder} is from another version of clearhead and cannot be resumed; start the run again.")
     ema = folder / AVERAGED_WEIGHTS
     return Checkpoint(
         step=state.pop("step"),
