@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from clearhead.cli.console import print_json, print_message, print_result, write_lines
+from clearhead.cli.lines import name_of, read_lines
 from clearhead.cli.options import (
     BeamSize,
     ComputeOptions,
@@ -126,7 +127,8 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if "from_language" in given or "to_language" in given:
         model = model.for_languages(given.get("from_language"), given.get("to_language"))
     chosen = {name: value for name, value in given.items() if name in EvaluateOptions.__dataclass_fields__}
-    similarities = Path(given["labels"]) if kind == "embed" and "labels" in given else None
+    scores = Path(given["labels"]) if kind == "embed" and "labels" in given else None
+    similarities = None if scores is None else (name_of(scores), read_lines(scores))
     options = EvaluateOptions(**chosen, batch_size=compute.batch_size, similarities=similarities)
     data = _data(kind, {name: value for name, value in given.items() if name in DATA})
     record = evaluate_model(model, data, options, notify=print_message)

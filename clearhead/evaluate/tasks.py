@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from clearhead.data.batches.text import Objective, window_epoch
 from clearhead.data.objectives.build import build_objective
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.sources.labelled import parse_labelled_source
-from clearhead.data.sources.lines import read_lines
 from clearhead.data.sources.pairs import parallel_files, read_pairs
 from clearhead.data.sources.tagged import parse_tagged_source
 from clearhead.data.sources.texts import parse_text_source
@@ -52,7 +51,8 @@ class EvaluateOptions:
         tokenize, lowercase: sacreBLEU's settings; None: no tokenization for segmented text, else 13a.
         beam_size, length_penalty: of the search for translations.
         batch_size: texts computed together.
-        similarities: a file with the expected similarity of each pair of texts; None: recall is measured.
+        similarities: the name of a file, and its lines with the expected similarity of each pair of texts; None: recall
+            is measured.
     """
 
     window: int | None = None
@@ -62,7 +62,7 @@ class EvaluateOptions:
     beam_size: int | None = None
     length_penalty: float | None = None
     batch_size: int | None = None
-    similarities: Path | None = None
+    similarities: tuple[str, Iterable[str]] | None = None
 
 
 def evaluate_model(model: Model, data: Mapping[str, Any], options: EvaluateOptions, *, notify: Notify) -> Record:
@@ -254,7 +254,7 @@ def _vectors(model: Model, data: Mapping[str, Any], options: EvaluateOptions) ->
     size = options.batch_size or len(firsts)
     parts = [slice(start, start + size) for start in range(0, len(firsts), size)]
     if options.similarities is not None:
-        expected = _numbers(options.similarities, len(firsts))
+        expected = _numbers(*options.similarities, len(firsts))
         cosines = np.concatenate(
             [similarity(model.module, model.tokenizer, firsts[part], seconds[part]) for part in parts]
         )
@@ -265,16 +265,16 @@ def _vectors(model: Model, data: Mapping[str, Any], options: EvaluateOptions) ->
     return {"recall_at_1": found.mean, "forward": found.forward, "backward": found.backward, "pairs": len(firsts)}
 
 
-def _numbers(file: Path, count: int) -> Float[ndarray, " pairs"]:
+def _numbers(name: str, lines: Iterable[str], count: int) -> Float[ndarray, " pairs"]:
     """Read the similarity of each pair, one number in a line."""
     numbers = []
-    for number, line in enumerate(read_lines(file), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             numbers.append(float(line))
         except ValueError:
-            raise InputError(f"{file}:{number}: expected a number, how alike the pair is, received {line!r}") from None
+            raise InputError(f"{name}:{number}: expected a number, how alike the pair is, received {line!r}") from None
     if len(numbers) != count:
-        raise InputError(f"{file} has {len(numbers)} lines, but there are {count} pairs; expected a number for each")
+        raise InputError(f"{name} has {len(numbers)} lines, but there are {count} pairs; expected a number for each")
     if not all(map(math.isfinite, numbers)):
-        raise InputError(f"{file}: every similarity must be a finite number")
+        raise InputError(f"{name}: every similarity must be a finite number")
     return np.array(numbers)

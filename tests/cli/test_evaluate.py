@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,7 +152,9 @@ def test_entities_for_a_person(runs: Runs, capfd: pytest.CaptureFixture[str]) ->
     assert "NAME" in out and "accuracy of tags" in out
 
 
-def test_similarities_follow_scores(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_similarities_follow_scores(
+    runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = runs("embed")
     sides = [(found.parent / f"valid.{side}").read_text("utf-8").splitlines() for side in ("source", "target")]
     first, second = (clearhead.load(f"{found}@last").embed(side) for side in sides)
@@ -158,6 +162,9 @@ def test_similarities_follow_scores(runs: Runs, tmp_path: Path, capfd: pytest.Ca
     (tmp_path / "scores").write_text("".join(f"{-cosine:.9f}\n" for cosine in cosines), encoding="utf-8")
     record = evaluated("embed", runs, capfd, "--labels", str(tmp_path / "scores"), "--batch-size", "7")
     assert record["pairs"] == len(cosines) and record["spearman"] < -0.99
+    content = (tmp_path / "scores").read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert evaluated("embed", runs, capfd, "--labels", "-", "--batch-size", "7")["spearman"] == record["spearman"]
     (tmp_path / "scores").write_text("1\ntwo\n", encoding="utf-8")
     options = [*data_of(found, "embed"), "--labels", str(tmp_path / "scores")]
     assert "scores:2: expected a number" in refused(capfd, "evaluate", str(found), *options)
