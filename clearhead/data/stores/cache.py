@@ -64,10 +64,10 @@ def _atomic_folder(folder: Path) -> Iterator[Path]:
         RunFailure: the folder cannot be written.
     """
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.tmp"
+    is_first = not folder.parent.exists()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir(parents=True)
         _remove_stale(folder.parent)
-        temporary.mkdir()
         yield temporary
         for file in temporary.iterdir():
             sync(file)
@@ -77,6 +77,12 @@ def _atomic_folder(folder: Path) -> Iterator[Path]:
         except OSError:
             if not folder.is_dir():
                 raise
+    except InputError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if is_first:
+            with contextlib.suppress(OSError):  # another process uses it already
+                folder.parent.rmdir()
+        raise
     except OSError as error:
         raise RunFailure(
             f"{folder.parent}: prepared data cannot be written ({error.strerror or error}); "

@@ -76,7 +76,9 @@ def test_source_and_target_hold_the_text(lengths: list[int], share: float, mean_
         assert len(source) + len(labels) == length + 2 * used + 2
         if length > 1:
             assert source[0] not in found.sentinel_ids and source[-2] in found.sentinel_ids
-        if length * share >= 1 and length * share / mean_span >= 1 and share < 0.5:
+        noise = round(length * share)
+        has_room = round(noise / mean_span) <= length - noise  # a text token before each span
+        if length * share >= 1 and length * share / mean_span >= 1 and share <= 0.5 and has_room:
             assert (len(source), len(labels)) == published_lengths(length, share, mean_span)
     assert batch.num_labels == sum(len(labels) for _, labels in sides(batch))
     assert batch.num_tokens == batch.num_labels + sum(len(source) for source, _ in sides(batch))
