@@ -32,11 +32,11 @@ _PARTS = ("train", "valid")
 
 
 def train(
-    run_file: str | Path | Mapping[str, Mapping[str, Any]],
+    run_file: str | Path | Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
     *,
     resume: bool = False,
-    data: Mapping[str, Sequence[Any]] | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Train a model, as `clearhead train` does.
 
@@ -57,6 +57,11 @@ def train(
         RunFailure: training failed; the last checkpoint is complete.
     """
     if isinstance(run_file, Mapping):
+        for table, values in run_file.items():
+            if not isinstance(values, Mapping):
+                raise InputError(
+                    f"the run file: expected a dictionary of keys for the table '{table}', got {values!r:.80}"
+                )
         text, name = toml_text(run_file), "the run file"
     else:
         text, name = read_text_file(Path(run_file), "run file"), str(run_file)
@@ -74,18 +79,21 @@ def train(
     return _train_on(checked, {folder / f"{part}.jsonl": rows for part, rows in lines.items()})
 
 
-def _with_share(data: Mapping[str, Sequence[Any]], share: object) -> Mapping[str, Sequence[Any]]:
+def _with_share(data: Mapping[str, Any], share: object) -> Mapping[str, Any]:
     """Hold out the run file's share, from the end, where no list of validation examples is given."""
-    if "valid" in data or "train" not in data or not isinstance(share, float) or not 0.0 < share < 1.0:
+    is_list = isinstance(data.get("train"), Sequence)
+    if "valid" in data or not is_list or not isinstance(share, float) or not 0.0 < share < 1.0:
         return data
     first = len(data["train"]) - max(1, round(share * len(data["train"])))
     return {**data, "train": data["train"][:first], "valid": data["train"][first:]}
 
 
-def _json_lines(part: str, examples: Sequence[Any], kind: object) -> Iterator[str]:
+def _json_lines(part: str, examples: Any, kind: object) -> Iterator[str]:
     """Write each example of a list as a line of JSON; an unknown kind is left to the check of the run file."""
     if part not in _PARTS:
         raise InputError(f"data has no part '{part}'{nearest(part, _PARTS)}; it has train and valid")
+    if isinstance(examples, str) or not isinstance(examples, Sequence):
+        raise InputError(f"data['{part}']: expected a list of examples, got {type(examples).__name__}")
     keys = _keys(examples, kind)
     for number, example in enumerate(examples, start=1):
         values = (example,) if len(keys) == 1 else example
@@ -99,7 +107,8 @@ def _json_lines(part: str, examples: Sequence[Any], kind: object) -> Iterator[st
 
 def _keys(examples: Sequence[Any], kind: object) -> tuple[str, ...]:
     keys = _FORMS.get(str(kind), _TEXTS)[0]
-    is_paired = kind == "classify" and bool(examples) and len(examples[0]) == 3
+    first = examples[0] if examples else ()
+    is_paired = kind == "classify" and isinstance(first, Sequence) and not isinstance(first, str) and len(first) == 3
     return ("text", "pair", "label") if is_paired else keys
 
 

@@ -91,6 +91,8 @@ def test_a_run_continues_without_its_lists(tmp_path: Path) -> None:
         ),
         ({"train": [("a", "b", "c")], "valid": PAIRS}, "example 1: expected"),
         ({"train": [("a", {1})], "valid": PAIRS}, "example 1: expected texts"),
+        ({"train": 5, "valid": PAIRS}, r"data\['train'\]: expected a list of examples, got int"),
+        ({"train": "ab", "valid": PAIRS}, "expected a list of examples, got str"),
         ({"train": [], "valid": PAIRS}, "train.jsonl"),
         ({"train": [("a", 5)], "valid": PAIRS}, "train.jsonl:1"),
     ],
@@ -106,6 +108,8 @@ def test_faults_of_the_tables_are_reported_together(tmp_path: Path) -> None:
     wrong["model"]["layers"] = 0
     with pytest.raises(InputError, match=r"(?s)layers.*stesp|stesp.*layers"):
         ch.train(wrong, data={"train": PAIRS})
+    with pytest.raises(InputError, match="expected a dictionary of keys for the table 'task', got 'translate'"):
+        ch.train({**wrong, "task": "translate"})
     with pytest.raises(InputError, match="leave data out"):
         ch.train(tables("translate", tmp_path / "run"), data={"train": PAIRS}, resume=True)
     (tmp_path / "run").mkdir()
