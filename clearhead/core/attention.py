@@ -52,6 +52,11 @@ def attention_weights(
     return weights.masked_fill(empty, 0.0) if is_needed else weights
 
 
+def repeat_heads(x: Keys, num_heads: int) -> Float[Tensor, "batch heads keys head_size"]:
+    """Repeat each key/value head for the query heads that share it. Source: arXiv 2305.13245, section 2.2."""
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
 class Attention(HookPoints):
     """out(softmax(query key^T * scale + bias) value), for each head. Source: arXiv 1706.03762, section 3.2.
 
@@ -135,17 +140,21 @@ class Attention(HookPoints):
         mask = self.mask(context)
         if is_fused:
             return fused_attention(query, key, value, mask, bias, scale=self.scale)
-        groups = query.shape[1] // key.shape[1]
-        if groups > 1:
-            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        scores = query @ key.transpose(-1, -2) * self.scale
+        scores = self.scores(query, key, bias, mask)
+        weights = attention_weights(self.point_by_row("scores", scores, context), mask, self.sink)
+        weights = self.point_by_row("weights", weights, context)
+        value = repeat_heads(value, query.shape[1])
+        return self.dropout(weights).to(value.dtype) @ value  # a bias on the scores is float32
+
+    def scores(
+        self, query: Queries, key: Keys, bias: Bias | None, mask: AttentionMask | None
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return query key^T * scale, capped and biased as the spec says; -inf where the mask is False."""
+        scores = query @ repeat_heads(key, query.shape[1]).transpose(-1, -2) * self.scale
         if self.spec.soft_cap is not None:
             scores = self.spec.soft_cap * torch.tanh(scores / self.spec.soft_cap)
         scores = scores if bias is None else scores + bias
-        scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
-        weights = attention_weights(self.point_by_row("scores", scores, context), mask, self.sink)
-        weights = self.point_by_row("weights", weights, context)
-        return self.dropout(weights).to(value.dtype) @ value  # a bias on the scores is float32
+        return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
 
     def point_by_row(self, name: str, x: Tensor, context: Context) -> Float[Tensor, "batch heads queries keys"]:
         return self.point(name, x)
