@@ -1,0 +1,1 @@
+"""The attention explorer: one self-contained HTML file, made from arrays."""
