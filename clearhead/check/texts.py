@@ -86,7 +86,10 @@ def compare_tokenizers(text: CheckpointTokenizers, reference: Path) -> Tokenizer
     """Compare a checkpoint's tokenizer with that of a folder in transformers, on hard strings."""
     source = text.pair.source
     try:
-        theirs: Any = import_transformers().AutoTokenizer.from_pretrained(reference, local_files_only=True)
+        # Said, for without an answer the library asks on the terminal whether to run the folder's code.
+        theirs: Any = import_transformers().AutoTokenizer.from_pretrained(
+            reference, local_files_only=True, trust_remote_code=False
+        )
         expected = {hard: list(theirs(hard)["input_ids"]) for hard in HARD}
         plain = {hard: list(theirs(hard, add_special_tokens=False)["input_ids"]) for hard in HARD}
     except Exception as error:  # noqa: BLE001 - another library may raise anything

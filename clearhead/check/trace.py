@@ -87,7 +87,7 @@ def load_with_transformers(folder: Path, pretrained: LoadedModule) -> nn.Module:
     model_class = getattr(import_transformers(), name)
     try:
         model: nn.Module = model_class.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+            folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # noqa: BLE001 - whatever another library makes of a folder
         raise InputError(f"{folder}: transformers cannot load it as {name}: {first_line(error)}") from None

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from clearhead.check import trace
 from clearhead.check.parity import ParityReport, compare_with_transformers
+from clearhead.check.texts import compare_tokenizers
 from clearhead.cli.main import main
 from clearhead.errors import InputError
+from clearhead.hf.tokenizers import load_tokenizers
 from tests import hf_models as made
 from tests.parity.architectures.harness import Case, all_cases, theirs_of
 
@@ -148,6 +150,23 @@ def test_the_tokenizer_is_compared(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert code == 1
     assert "likely cause      the tokenizer: here a text is read with a space in front" in out
     assert "verdict           not the same" in out
+
+
+def test_no_code_of_the_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, folder, marker = made.language_model(tmp_path / "original"), tmp_path / "llama", tmp_path / "ran"
+    theirs_of(CASES["llama"]).save_pretrained(folder)
+    for file in original.glob("*tok*"):
+        shutil.copy(file, folder)
+    (folder / "own_code.py").write_text(
+        f"open({str(marker)!r}, 'w')\nfrom transformers import GPT2TokenizerFast as OwnTokenizer\n"
+    )
+    path = folder / "tokenizer_config.json"
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own_code.OwnTokenizer", None]}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    report = compare_tokenizers(load_tokenizers(original), folder)
+    assert not marker.exists()
+    assert report.cause is not None and "transformers cannot load it" in report.cause
 
 
 def test_what_cannot_be_compared_is_one_sentence(
