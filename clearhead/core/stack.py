@@ -43,8 +43,12 @@ class Stack(HookPoints):
         context = Context.of(sequence, memory, memory_mask, cache)
         limit = context.masking.num_keys if sequence.positions is None else int(sequence.positions.max()) + 1
         x_BTD = self.embedding(sequence.ids, context.query_position, limit, sequence.segments, sequence.embeddings)
-        x_BTD = self.point("embedded", x_BTD)
-        for depth, index in enumerate(self.order):
-            context.depth = depth
-            x_BTD = self.layers[index](x_BTD, context)
+        return self.continue_from(0, self.point("embedded", x_BTD), context)
+
+    def continue_from(
+        self, depth: int, x_BTD: Float[Tensor, "batch tokens width"], context: Context
+    ) -> Float[Tensor, "batch tokens out_width"]:
+        """Run the layers from a depth on, and what follows them."""
+        for context.depth in range(depth, len(self.order)):
+            x_BTD = self.layers[self.order[context.depth]](x_BTD, context)
         return self.projection_out(self.final_norm(x_BTD))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.core.context import Context
 from clearhead.core.hooks import HookPoints
 from clearhead.core.residual import Layer
 from clearhead.core.stack import Stack
@@ -151,7 +152,7 @@ def _checked(change: Edit) -> Edit:
 
 
 class _Clock:
-    """Counts, while a block is open, the calls of each stack and the layers that ran in the present one."""
+    """Counts, while a block is open, the calls of each stack and keeps the depth of the layer that runs."""
 
     def __init__(self, module: nn.Module, blocks: ExitStack) -> None:
         self.step: dict[str, int] = {}
@@ -166,13 +167,13 @@ class _Clock:
 
     def _begin(self, path: str) -> Callable[..., None]:
         def begin(*call: object) -> None:
-            self.step[path], self.depth[path] = self.step.get(path, -1) + 1, -1
+            self.step[path] = self.step.get(path, -1) + 1
 
         return begin
 
     def _enter(self, path: str) -> Callable[..., None]:
-        def enter(*call: object) -> None:
-            self.depth[path] += 1
+        def enter(_layer: nn.Module, inputs: tuple[Tensor, Context]) -> None:
+            self.depth[path] = inputs[1].depth
 
         return enter
 
@@ -182,7 +183,7 @@ class _Clock:
         stack = own[-1] if own else self.stacks[-1]
         inner = address.removeprefix(f"{stack}.")
         depth = self.depth.get(stack, 0) if inner.startswith("layers.") else 0
-        return Place(address, max(depth, 0), self.step.get(stack, 0))
+        return Place(address, depth, self.step.get(stack, 0))
 
 
 @contextmanager
