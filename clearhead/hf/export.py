@@ -12,7 +12,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.files import read_json_object, write_json
 from clearhead.hf.checkpoint import HFCheckpoint, with_decoder_tokens
-from clearhead.hf.files.tensor_files import CONFIG, read_config
+from clearhead.hf.files.tensor_files import CONFIG, inside, read_config
 from clearhead.hf.generation import GENERATION_CONFIG, read_generation_config
 from clearhead.hf.loading import LoadedModule
 from clearhead.hf.mapping.config import to_config
@@ -86,7 +86,7 @@ def copy_files(source: Path, target: Path) -> None:
     """
     for name in (*_TOKENIZER_FILES, *_OTHER_FILES):
         if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+            shutil.copyfile(inside(source, name), target / name)
 
 
 def save_checkpoint(

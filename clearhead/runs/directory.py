@@ -93,7 +93,7 @@ def open_run(
         may_differ: dotted keys, such as "train.run", that may change when a run is resumed.
 
     Raises:
-        InputError: the folder is in use, is not a run directory, cannot be written, holds a run of another
+        InputError: the folder is in use, is not a run directory, cannot be written, holds a link or a run of another
             configuration, holds a run already though `resume` is off, or has no checkpoint though `resume` is on.
     """
     _refuse_unsuitable(path, resume=resume)
@@ -276,6 +276,12 @@ def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
     entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
     if entries and not entries & known:
         raise InputError(f"{path} is not empty and holds no run: name a new folder as the run directory.")
+    # What a run writes would change the files that links name, wherever they lie.
+    for entry in path.rglob("*"):
+        if entry.is_symlink():
+            raise InputError(
+                f"{entry} is a link, and a run writes into its own folder only: put the file itself there."
+            )
 
 
 def _refuse_wrong_start(path: Path, *, resume: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,31 @@ def test_what_is_not_weights_is_refused_and_never_run(tmp_path: Path, capfd: pyt
     (source / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "../pytorch_model.bin"}}')
     assert "names the file '../pytorch_model.bin'" in failing(capfd, source, tmp_path / "out", "--from-bin")
     assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
+
+
+def test_links_out_of_the_folder_are_not_copied(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source, secret = tmp_path / "in", tmp_path / "secret"
+    source.mkdir()
+    torch.save(TENSORS, source / "pytorch_model.bin")
+    secret.write_text("{}")
+    (source / "vocab.txt").symlink_to(secret)
+    assert "a link out of the folder is not followed" in failing(capfd, source, tmp_path / "out", "--from-bin")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_compressed_archive_and_an_empty_index_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    stored = tmp_path / "stored.bin"
+    torch.save(TENSORS, stored)
+    with zipfile.ZipFile(stored) as old, zipfile.ZipFile(source / "pytorch_model.bin", "w") as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry), zipfile.ZIP_DEFLATED)
+    assert "is a compressed archive" in failing(capfd, source, tmp_path / "out", "--from-bin")
+    (source / "pytorch_model.bin").unlink()
+    (source / "pytorch_model.bin.index.json").write_text('{"weight_map": {}}')
+    assert "whose weight_map names files" in failing(capfd, source, tmp_path / "out", "--from-bin")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_to_do_must_be_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

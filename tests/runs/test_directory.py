@@ -29,6 +29,18 @@ def test_a_new_run_keeps_its_configuration(tmp_path: Path) -> None:
     assert (path / "run.toml").read_text() == CONFIGURATION
 
 
+@pytest.mark.parametrize("name", ["lock", "plots", "checkpoints/recent", "metrics.jsonl"])
+def test_a_run_writes_through_no_link(name: str, tmp_path: Path) -> None:
+    path, outside = tmp_path / "run", tmp_path / "outside"
+    with open_run(path, configuration=CONFIGURATION):
+        (path / "checkpoints").mkdir()
+    outside.write_text("kept")
+    (path / name).symlink_to(outside)
+    with pytest.raises(InputError, match="is a link"):
+        open_run(path, configuration=CONFIGURATION)
+    assert outside.read_text() == "kept"
+
+
 def test_the_same_configuration_may_come_back(tmp_path: Path) -> None:
     for _ in range(2):
         with open_run(tmp_path / "run", configuration=CONFIGURATION):

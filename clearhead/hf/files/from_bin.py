@@ -16,11 +16,11 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.files import read_json_object, write_json
-from clearhead.hf.files.tensor_files import INDEX
+from clearhead.hf.files.tensor_files import INDEX, READ, inside
 from clearhead.weights.files import save_tensors
 
 _SINGLE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-_COPIED = (".json", ".txt", ".model", ".spm", ".jinja")
+_COPIED = tuple(suffix for suffix in READ if suffix != ".safetensors")
 
 
 def convert_bin(folder: Path, target: Path) -> list[str]:
@@ -34,19 +34,20 @@ def convert_bin(folder: Path, target: Path) -> list[str]:
         The names of the files that were read.
 
     Raises:
-        InputError: there are no such weights, or a file holds anything but named tensors.
+        InputError: there are no such weights, a file holds anything but named tensors, or a file is a link out of the
+            folder.
     """
     weight_map = _weight_map(folder)
     names = [_SINGLE] if weight_map is None else sorted(set(weight_map.values()))
     renamed = {name: f"{name.removesuffix('.bin').replace('pytorch_model', 'model')}.safetensors" for name in names}
     for name in names:
-        save_tensors(target / renamed[name], _read(folder / name))
+        save_tensors(target / renamed[name], _read(inside(folder, name)))
     if weight_map is not None:
         index = {"metadata": {}, "weight_map": {tensor: renamed[name] for tensor, name in weight_map.items()}}
         write_json(target / INDEX, index, is_indented=True)
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in _COPIED and path.name != _INDEX:
-            shutil.copyfile(path, target / path.name)
+            shutil.copyfile(inside(folder, path.name), target / path.name)
     return names
 
 
@@ -56,8 +57,8 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
         return None
     if not (folder / _INDEX).is_file():
         raise InputError(f"{folder} holds neither {_SINGLE} nor {_INDEX}: there is nothing to convert")
-    weight_map = read_json_object(folder / _INDEX, what="an index of weights").get("weight_map")
-    if not isinstance(weight_map, dict):
+    weight_map = read_json_object(inside(folder, _INDEX), what="an index of weights").get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{folder / _INDEX}: expected an object whose weight_map names files")
     files = sorted({str(name) for name in weight_map.values()})
     faults = [
@@ -71,9 +72,19 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
     return {str(tensor): str(name) for tensor, name in weight_map.items()}
 
 
+def _entries(path: Path) -> list[zipfile.ZipInfo]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise InputError(f"{path} is a damaged archive ({error}); download it again") from None
+
+
 def _read(path: Path) -> dict[str, Tensor]:
     # Files from before PyTorch 1.6 are not zip archives, and only those can be mapped.
     is_archive = zipfile.is_zipfile(path)
+    if is_archive and any(entry.compress_type != zipfile.ZIP_STORED for entry in _entries(path)):
+        raise InputError(f"{path} is a compressed archive, whose weights PyTorch would misread; ask for safetensors")
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:  # noqa: BLE001 whatever a damaged or hostile file makes the reader raise
