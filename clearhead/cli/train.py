@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +55,8 @@ def train(
     if path.is_dir():
         if not resume:
             raise InputError(f"{path} is a folder: name a run file, or add --resume to continue the run in it")
+        # The folder that was named is the run: a copied or moved one goes on in its own place.
+        words.insert(0, f"train.run={json.dumps(str(path))}")
         path = path / "run.toml"
     run_file = load_run_file(path, words)
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.

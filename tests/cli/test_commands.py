@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from clearhead.cli.main import main
+from clearhead.runs.checkpoint import checkpoint_steps
 from tests.cli.tiny_run import PAIRS, write_run_file
 
 
@@ -62,6 +64,14 @@ def test_resume_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert record["step"] == 5
     record = last_json(run(capfd, "train", str(tmp_path / "run"), "--resume", "train.steps=6", "--json"))
     assert record["step"] == 6
+
+
+def test_a_copied_run_goes_on_in_its_own_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run(capfd, "train", str(write_run_file(tmp_path)), "train.steps=3")
+    copy = shutil.copytree(tmp_path / "run", tmp_path / 'a "copy"')
+    record = last_json(run(capfd, "train", str(copy), "--resume", "train.steps=5", "--json"))
+    assert record == {**record, "run": str(copy), "step": 5}
+    assert checkpoint_steps(copy)[-1] == 5 and checkpoint_steps(tmp_path / "run")[-1] == 3
 
 
 def test_a_longer_run_says_that_its_schedule_moved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
