@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from clearhead.cli.console import print_json, print_message, print_result, write_lines
-from clearhead.cli.lines import name_of, read_lines
+from clearhead.cli.lines import read_numbers
 from clearhead.cli.options import (
     BeamSize,
     ComputeOptions,
@@ -119,19 +119,18 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     plot = given.get("plot")
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
-    from clearhead.evaluate.tasks import EvaluateOptions, evaluate_model
+    from clearhead.evaluate.tasks import EvaluateKwargs
 
     model = compute.load_model(given["ref"])
     if plot is not None and model.task.label_kind != "single_label":
         raise InputError("--plot draws which class is taken for which, and this model gives no single class")
-    if "from_language" in given or "to_language" in given:
-        model = model.for_languages(given.get("from_language"), given.get("to_language"))
-    chosen = {name: value for name, value in given.items() if name in EvaluateOptions.__dataclass_fields__}
-    scores = Path(given["labels"]) if kind == "embed" and "labels" in given else None
-    similarities = None if scores is None else (name_of(scores), read_lines(scores))
-    options = EvaluateOptions(**chosen, batch_size=compute.batch_size, similarities=similarities)
+    options = {name: value for name, value in given.items() if name in EvaluateKwargs.__annotations__}
+    if kind == "embed" and "labels" in given:
+        options["similarities"] = read_numbers(Path(given["labels"]))
+    if compute.batch_size is not None:
+        options["batch_size"] = compute.batch_size
     data = _data(kind, {name: value for name, value in given.items() if name in DATA})
-    record = evaluate_model(model, data, options, notify=print_message)
+    record = model.evaluate(data, notify=print_message, **options)
     translations = record.pop("translations", None)
     if "output" in given:
         write_lines(given["output"], translations)

@@ -100,6 +100,21 @@ def read_lines(source: Path) -> Iterator[str]:
     return _decoded(sys.stdin.buffer, "standard input") if is_standard_input(source) else iter(read_file(source))
 
 
+def read_numbers(source: Path) -> list[float]:
+    """Return the numbers of a text file, or of standard input for "-", one in each line.
+
+    Raises:
+        InputError: the file is unusable, or a line is not a finite number.
+    """
+    numbers = []
+    for number, line in enumerate(read_lines(source), start=1):
+        try:
+            numbers.append(float(line))
+        except ValueError:
+            raise InputError(f"{name_of(source)}:{number}: expected a number, received {line!r}") from None
+    return numbers
+
+
 def _decoded(lines: Iterator[bytes], name: str) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         try:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float32
 from numpy import ndarray
 
+from clearhead.core import Transformer
 from clearhead.data.batches.contrastive import positive_groups
 from clearhead.data.batches.text import Objective, window_epoch
 from clearhead.data.objectives.build import build_objective
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
+from clearhead.data.sources.examples import parse_examples
 from clearhead.data.sources.labelled import parse_labelled_source
-from clearhead.data.sources.pairs import parallel_files, read_pairs
-from clearhead.data.sources.tagged import parse_tagged_source
-from clearhead.data.sources.texts import parse_text_source
+from clearhead.data.sources.pairs import parse_pair_source, read_pairs
+from clearhead.data.sources.tables import Examples, Table
+from clearhead.data.sources.tagged import TaggedRows, parse_tagged_source
+from clearhead.data.sources.texts import TextRows, parse_text_source
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.errors import InputError
 from clearhead.evaluate.labels import RegressionScores, SingleLabelScores, evaluate_labels
@@ -32,14 +34,66 @@ from clearhead.evaluate.text_loss import sequence_loss, target_loss
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.evaluate.translations import bleu_chrf, join_segments
 from clearhead.generate.batching import device_of
+from clearhead.generate.options import TranslateKwargs
 from clearhead.generate.prefill import has_prefix_mask
-from clearhead.model.facade import Model
 from clearhead.predict.embed import similarity
-from clearhead.task import Noise
+from clearhead.task import Noise, TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.special_tokens import SpecialTokens
 
 Record = dict[str, Any]
 Notify = Callable[[str], None]
+SourceT = TypeVar("SourceT")
 BATCH_TOKENS = 8192
+_SEARCH = ("tokenize", "lowercase", "beam_size", "length_penalty", "batch_size")
+_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "translate": _SEARCH,
+    "generate": ("window", "stride"),
+    "embed": ("similarities", "batch_size"),
+}
+"""The options of each kind of task that has any."""
+
+
+@runtime_checkable
+class Evaluated(Protocol):
+    """What is measured: a module with its tokenizers and its task, and what it answers.
+
+    Attributes:
+        module, tokenizers, task: as in `Model`.
+    """
+
+    module: Transformer
+    tokenizers: TokenizerPair
+    task: TaskRecord
+
+    @property
+    def hf_checkpoint(self) -> object | None:
+        """The Hugging Face checkpoint that it came from; None: it was trained here."""
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """The special tokens of input and output."""
+
+    def translate(self, texts: list[str], **options: Unpack[TranslateKwargs]) -> list[str]:
+        """Return the translation of each text."""
+
+    def embed(self, texts: list[str]) -> Float32[ndarray, "texts width"]:
+        """Return the vector of each text."""
+
+
+class EvaluateKwargs(TypedDict, total=False):
+    """Options of an evaluation, as keyword arguments; see `EvaluateOptions`. None: not given."""
+
+    window: int | None
+    stride: int | None
+    tokenize: str | None
+    lowercase: bool | None
+    beam_size: int | None
+    length_penalty: float | int | None
+    batch_size: int | None
+    similarities: Sequence[float | int] | None
+    from_language: str | None
+    to_language: str | None
 
 
 @dataclass(frozen=True)
@@ -51,8 +105,10 @@ class EvaluateOptions:
         tokenize, lowercase: sacreBLEU's settings; None: no tokenization for segmented text, else 13a.
         beam_size, length_penalty: of the search for translations.
         batch_size: texts computed together.
-        similarities: the name of a file, and its lines with the expected similarity of each pair of texts; None: recall
-            is measured.
+        similarities: the expected similarity of each pair of texts; None: recall is measured.
+
+    Raises:
+        InputError: a number out of range; one report names all of them.
     """
 
     window: int | None = None
@@ -60,17 +116,48 @@ class EvaluateOptions:
     tokenize: str | None = None
     lowercase: bool = False
     beam_size: int | None = None
-    length_penalty: float | None = None
+    length_penalty: float | int | None = None
     batch_size: int | None = None
-    similarities: tuple[str, Iterable[str]] | None = None
+    similarities: Sequence[float | int] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values; those of the search are checked there."""
+        values = {name: getattr(self, name) for name in ("window", "stride", "batch_size")}
+        faults = [
+            f"{name} must be a whole number of at least 1, not {value!r}."
+            for name, value in values.items()
+            if value is not None and not (type(value) is int and value >= 1)
+        ]
+        numbers: Sequence[object] = () if self.similarities is None else self.similarities
+        if not all(isinstance(number, int | float | np.floating) and math.isfinite(number) for number in numbers):
+            faults.append("every similarity must be a finite number.")
+        if faults:
+            raise InputError.from_faults(faults, subject="the options")
+
+    def refuse_unused(self, kind: str) -> None:
+        """Refuse options without effect on a kind of task.
+
+        Raises:
+            InputError: one sentence that names all of them.
+        """
+        used = _OPTIONS.get(kind, ())
+        unused = [
+            name for name, value in vars(self).items() if name not in used and value is not None and value is not False
+        ]
+        if unused:
+            verb = "has" if len(unused) == 1 else "have"
+            raise InputError(
+                f"{', '.join(unused)} {verb} no effect on a model trained to '{kind}'; "
+                + (f"its options are {', '.join(used)}" if used else "leave out every option")
+            )
 
 
-def evaluate_model(model: Model, data: Mapping[str, Any], options: EvaluateOptions, *, notify: Notify) -> Record:
+def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions, *, notify: Notify) -> Record:
     """Measure a model by the task it was trained for.
 
     Args:
         model: the model.
-        data: names the evaluation data, as under [data] in a run file.
+        data: names the evaluation data, as under [data] in a run file; or a list of examples, as for `clearhead.train`.
         options: those of this task.
         notify: called with messages about the data.
 
@@ -80,10 +167,13 @@ def evaluate_model(model: Model, data: Mapping[str, Any], options: EvaluateOptio
     Raises:
         InputError: the data is unusable, or an option has no effect on this model.
     """
-    match model.task.kind:
+    kind = model.task.kind
+    # A denoising model with sources and targets, such as one for summaries, is measured as a translation model.
+    if kind == "denoise" and _are_pairs(data):
+        kind = "translate"
+    options.refuse_unused(kind)
+    match kind:
         case "translate":
-            return _translations(model, data, options, notify)
-        case "denoise" if "source" in data:
             return _translations(model, data, options, notify)
         case "classify":
             return _labels(model, data, notify)
@@ -95,18 +185,28 @@ def evaluate_model(model: Model, data: Mapping[str, Any], options: EvaluateOptio
             return _text(model, data, options, notify)
 
 
-def _pairs(data: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    pairs = read_pairs(parallel_files(Path(data["source"]), Path(data["target"])))
-    return list(pairs["source"]), list(pairs["target"])
+def _are_pairs(data: object) -> bool:
+    if isinstance(data, Mapping):
+        return not {"source", "tsv", "jsonl"}.isdisjoint(data)
+    return isinstance(data, Sequence) and len(data) > 0 and not isinstance(data[0], str)
+
+
+def _source(data: object, kind: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> SourceT | Examples:
+    return parse(dict(data)) if isinstance(data, Mapping) else parse_examples(data, kind)
+
+
+def _pairs(data: object) -> Table:
+    return read_pairs(_source(data, "translate", parse_pair_source))
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _translations(model: Model, data: Mapping[str, Any], options: EvaluateOptions, notify: Notify) -> Record:
+def _translations(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Record:
     """Compare a model's translations with references, and measure the loss of the references."""
-    sources, references = _pairs(data)
+    table = _pairs(data)
+    sources, references = list(table["source"]), list(table["target"])
     notify(f"translating {len(sources)} lines")
     started = time.perf_counter()
     found = model.translate(
@@ -143,14 +243,15 @@ def _translations(model: Model, data: Mapping[str, Any], options: EvaluateOption
     }
 
 
-def _text(model: Model, data: Mapping[str, Any], options: EvaluateOptions, notify: Notify) -> Record:
+def _text(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Record:
     """Measure how well a model predicts the next, or the hidden, tokens of a text."""
-    corpus = prepare_corpus(parse_text_source(dict(data)), model.tokenizer)
+    source = _source(data, "generate", parse_text_source)
+    corpus = prepare_corpus(TextRows(source) if isinstance(source, Examples) else source, model.tokenizers.source)
     notify(f"{corpus.num_tokens:,} tokens in {len(corpus):,} documents")
     objective = _objective(model)
     if objective is None:
         return _next_tokens(model, corpus, options)
-    for option, value in (("--window", options.window), ("--stride", options.stride)):
+    for option, value in (("window", options.window), ("stride", options.stride)):
         if value is not None:
             raise InputError(
                 f"{option} has no effect here: this model predicts the rest of a text from its beginning, not each "
@@ -159,11 +260,11 @@ def _text(model: Model, data: Mapping[str, Any], options: EvaluateOptions, notif
     return _hidden_tokens(model, corpus, objective)
 
 
-def _next_tokens(model: Model, corpus: Corpus, options: EvaluateOptions) -> Record:
+def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> Record:
     found = sequence_loss(
         model.module,
         [corpus.sequence(row, 0, int(length) + 2) for row, length in enumerate(corpus.documents.lengths)],
-        pad_id=model.tokenizer.pad_id,
+        pad_id=model.tokenizers.source.pad_id,
         num_bytes=corpus.text_bytes,
         window=options.window or model.task.max_length,
         stride=options.stride,
@@ -178,28 +279,28 @@ def _next_tokens(model: Model, corpus: Corpus, options: EvaluateOptions) -> Reco
     }
 
 
-def _objective(model: Model) -> Objective | None:
+def _objective(model: Evaluated) -> Objective | None:
     """Return the denoising or prefix objective of a model; None for a causal language model."""
-    tokenizer = model.tokenizer
+    tokenizer = model.tokenizers.source
     if model.task.kind in ("fill", "denoise"):
         if model.task.noise is None and model.hf_checkpoint is None:
             raise InputError("the record of this model does not say how the text was damaged that it learned to mend")
         return build_objective(model.task.noise or _usual_noise(model), tokenizer)
-    if model.spec.encoder is not None:
+    if model.module.spec.encoder is not None:
         return PrefixSplit(tokenizer)
     return PrefixLM(tokenizer) if has_prefix_mask(model.module) else None
 
 
-def _usual_noise(model: Model) -> Noise:
+def _usual_noise(model: Evaluated) -> Noise:
     """Return the noise that Hugging Face checkpoints of this kind are trained with; their files do not name it."""
-    if model.spec.decoder is None:
+    if model.module.spec.decoder is None:
         return Noise(kind="mask", share=0.15)
-    if model.tokenizer.sentinel_ids:
+    if model.tokenizers.source.sentinel_ids:
         return Noise(kind="spans", share=0.15, mean_span=3.0)
     return Noise(kind="infill", share=0.3, mean_span=3.0)
 
 
-def _hidden_tokens(model: Model, corpus: Corpus, objective: Objective) -> Record:
+def _hidden_tokens(model: Evaluated, corpus: Corpus, objective: Objective) -> Record:
     """Measure the loss of the tokens that the objective hides; the same ones are hidden every time."""
     length = model.task.max_length or model.module.max_positions
     if length is None:
@@ -211,9 +312,10 @@ def _hidden_tokens(model: Model, corpus: Corpus, objective: Objective) -> Record
     return {"loss": found.loss, "perplexity": math.exp(min(found.loss, 700.0)), "accuracy": found.score / 100}
 
 
-def _labels(model: Model, data: Mapping[str, Any], notify: Notify) -> Record:
+def _labels(model: Evaluated, data: object, notify: Notify) -> Record:
     """Measure how well a model predicts labels or numbers."""
-    found = evaluate_labels(model.module, model.tokenizer, model.task, parse_labelled_source(dict(data)))
+    source = _source(data, "classify", parse_labelled_source)
+    found = evaluate_labels(model.module, model.tokenizers.source, model.task, source)
     notify(found.report)
     record: Record = {"texts": found.num_texts, "loss": found.loss}
     match found.scores:
@@ -230,9 +332,11 @@ def _labels(model: Model, data: Mapping[str, Any], notify: Notify) -> Record:
             return record | vars(scores)
 
 
-def _tags(model: Model, data: Mapping[str, Any], notify: Notify) -> Record:
+def _tags(model: Evaluated, data: object, notify: Notify) -> Record:
     """Count entities as conlleval does."""
-    found = evaluate_tags(model.module, model.tokenizer, model.task, parse_tagged_source(dict(data)))
+    source = _source(data, "tag", parse_tagged_source)
+    rows = TaggedRows(source) if isinstance(source, Examples) else source
+    found = evaluate_tags(model.module, model.tokenizers.source, model.task, rows)
     notify(found.report)
     scores = found.scores
     return {
@@ -245,36 +349,25 @@ def _tags(model: Model, data: Mapping[str, Any], notify: Notify) -> Record:
     }
 
 
-def _vectors(model: Model, data: Mapping[str, Any], options: EvaluateOptions) -> Record:
+def _vectors(model: Evaluated, data: object, options: EvaluateOptions) -> Record:
     """Measure whether each text finds its partner, or whether similarities follow the expected ones."""
-    firsts, seconds = _pairs(data)
-    for number, pair in enumerate(zip(firsts, seconds, strict=True), start=1):
+    table = _pairs(data)
+    firsts, seconds = list(table["source"]), list(table["target"])
+    for index, pair in enumerate(zip(firsts, seconds, strict=True)):
         if not all(map(str.strip, pair)):
-            raise InputError(f"{data['source']}:{number}: one side of the pair is empty; every pair needs both texts")
+            raise InputError(f"{table.place(index)}: one side of the pair is empty; every pair needs both texts")
     size = options.batch_size or len(firsts)
     parts = [slice(start, start + size) for start in range(0, len(firsts), size)]
     if options.similarities is not None:
-        expected = _numbers(*options.similarities, len(firsts))
+        if len(options.similarities) != len(firsts):
+            given = len(options.similarities)
+            raise InputError(f"there are {given} similarities, but {len(firsts)} pairs; expected one for each")
+        expected = np.array(options.similarities, dtype=np.float64)
         cosines = np.concatenate(
-            [similarity(model.module, model.tokenizer, firsts[part], seconds[part]) for part in parts]
+            [similarity(model.module, model.tokenizers.source, firsts[part], seconds[part]) for part in parts]
         )
         return {"spearman": spearman(cosines, expected), "pearson": pearson(cosines, expected), "pairs": len(firsts)}
     first_ND, second_ND = (np.concatenate([model.embed(side[part]) for part in parts]) for side in (firsts, seconds))
     # Pairs that share a text are right answers to each other, as in training.
     found = recall_at(first_ND, second_ND, groups=positive_groups(zip(firsts, seconds, strict=True)))
     return {"recall_at_1": found.mean, "forward": found.forward, "backward": found.backward, "pairs": len(firsts)}
-
-
-def _numbers(name: str, lines: Iterable[str], count: int) -> Float[ndarray, " pairs"]:
-    """Read the similarity of each pair, one number in a line."""
-    numbers = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            numbers.append(float(line))
-        except ValueError:
-            raise InputError(f"{name}:{number}: expected a number, how alike the pair is, received {line!r}") from None
-    if len(numbers) != count:
-        raise InputError(f"{name} has {len(numbers)} lines, but there are {count} pairs; expected a number for each")
-    if not all(map(math.isfinite, numbers)):
-        raise InputError(f"{name}: every similarity must be a finite number")
-    return np.array(numbers)

@@ -6,9 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
-
 from clearhead.errors import InputError, nearest
 
 # sacreBLEU's other tokenizations need further packages or downloads.
@@ -56,6 +53,10 @@ def bleu_chrf(
         faults.append("there is nothing to score: give at least one translation and its reference.")
     if faults:
         raise InputError.from_faults(faults, subject="the evaluation")
+    # Every model imports this module, and few of them translate.
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
     # `force` only silences sacreBLEU's warning about tokenized text.
     bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     chrf = CHRF(lowercase=lowercase)

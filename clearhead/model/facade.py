@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.evaluate.tasks import EvaluateKwargs, EvaluateOptions, evaluate_model
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import (
     GenerateKwargs,
@@ -289,6 +290,34 @@ class Model:
                 self.module, self.tokenizers, sources, targets, special_tokens, config, length_penalty=length_penalty
             )
         return scored[0] if isinstance(source, str) else scored
+
+    def evaluate(
+        self,
+        data: Mapping[str, Any] | Sequence[Any],
+        *,
+        notify: Callable[[str], None] | None = None,
+        **options: Unpack[EvaluateKwargs],
+    ) -> dict[str, Any]:
+        """Measure the model on data with known answers, by the task it was trained for, as `clearhead evaluate` does.
+
+        Args:
+            data: the entry of a run file's [data], such as {"source": "test.de", "target": "test.en"}; or a list of
+                examples: (source, target) for translate and embed; a text for generate, fill and denoise;
+                (text, label) or (text, second text, label) for classify; (words, tags) for tag.
+            notify: called with messages about the data, such as how many texts are truncated.
+            options: those of `EvaluateOptions`, by name; `from_language`, `to_language`: codes, for a multilingual
+                checkpoint.
+
+        Returns:
+            The numbers that the command prints with --json; for translations also the `translations` themselves.
+
+        Raises:
+            InputError: the data cannot be used, or an option is out of range or has no effect on this task.
+        """
+        given = given_options(options, EvaluateKwargs)
+        languages = given.pop("from_language", None), given.pop("to_language", None)
+        model = self.for_languages(*languages) if any(languages) else self
+        return evaluate_model(model, data, EvaluateOptions(**given), notify=notify or (lambda _: None))
 
     def capture(self, patterns: str | Sequence[str]) -> AbstractContextManager[Captured]:
         """Collect activations while a `with` block is open: see `clearhead.capture`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clearhead.data.sources.examples import json_lines, json_lines_entry, parse_examples
+from clearhead.data.sources.tables import Examples
 from clearhead.errors import InputError, nearest
 from clearhead.files import read_text_file
 from clearhead.training.assemble import train_run
@@ -16,18 +17,6 @@ from clearhead.training.runfile.read import parse_run_file, parse_tables, toml_t
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult
 
-# How the examples of each kind of task are written as JSON lines, and the entry of [data] that reads them back.
-_PAIRS = (("source", "target"), {"jsonl": ""})
-_TEXTS = (("text",), {"text": ""})
-_FORMS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
-    "translate": _PAIRS,
-    "embed": _PAIRS,
-    "generate": _TEXTS,
-    "fill": _TEXTS,
-    "denoise": _TEXTS,
-    "classify": (("text", "label"), {"text": "", "labels": "label"}),
-    "tag": (("tokens", "tags"), {"text": ""}),
-}
 _PARTS = ("train", "valid")
 
 
@@ -73,10 +62,10 @@ def train(
     tables = parse_tables(text, name, changes)
     kind, folder = tables.get("task", {}).get("kind"), Path(str(tables.get("train", {}).get("run", ""))) / "data"
     data = _with_share(data, tables.get("data", {}).get("valid"))
-    lines = {part: list(_json_lines(part, examples, kind)) for part, examples in data.items()}
-    entries = [f"data.{part}={toml_value(_entry(folder / f'{part}.jsonl', data[part], kind))}" for part in lines]
-    checked = parse_run_file(text, name, [*changes, *entries])
-    return _train_on(checked, {folder / f"{part}.jsonl": rows for part, rows in lines.items()})
+    found = {part: _examples(part, examples, kind) for part, examples in data.items()}
+    files = {folder / f"{part}.jsonl": examples for part, examples in found.items()}
+    entries = [f"data.{path.stem}={toml_value(json_lines_entry(rows, path))}" for path, rows in files.items()]
+    return _train_on(parse_run_file(text, name, [*changes, *entries]), files)
 
 
 def _with_share(data: Mapping[str, Any], share: object) -> Mapping[str, Any]:
@@ -88,44 +77,22 @@ def _with_share(data: Mapping[str, Any], share: object) -> Mapping[str, Any]:
     return {**data, "train": data["train"][:first], "valid": data["train"][first:]}
 
 
-def _json_lines(part: str, examples: Any, kind: object) -> Iterator[str]:
-    """Write each example of a list as a line of JSON; an unknown kind is left to the check of the run file."""
+def _examples(part: str, examples: Any, kind: object) -> Examples:
+    """Read a list of examples; an unknown kind is left to the check of the run file."""
     if part not in _PARTS:
         raise InputError(f"data has no part '{part}'{nearest(part, _PARTS)}; it has train and valid")
-    if isinstance(examples, str) or not isinstance(examples, Sequence):
-        raise InputError(f"data['{part}']: expected a list of examples, got {type(examples).__name__}")
-    keys = _keys(examples, kind)
-    for number, example in enumerate(examples, start=1):
-        values = (example,) if len(keys) == 1 else example
-        if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != len(keys):
-            raise InputError(f"data['{part}'], example {number}: expected ({', '.join(keys)}), got {example!r:.80}")
-        try:
-            yield json.dumps(dict(zip(keys, values, strict=True)), ensure_ascii=False) + "\n"
-        except TypeError:
-            raise InputError(f"data['{part}'], example {number}: expected texts, got {example!r:.80}") from None
+    return parse_examples(examples, kind, name=f"data['{part}']")
 
 
-def _keys(examples: Sequence[Any], kind: object) -> tuple[str, ...]:
-    keys = _FORMS.get(str(kind), _TEXTS)[0]
-    first = examples[0] if examples else ()
-    is_paired = kind == "classify" and isinstance(first, Sequence) and not isinstance(first, str) and len(first) == 3
-    return ("text", "pair", "label") if is_paired else keys
-
-
-def _entry(path: Path, examples: Sequence[Any], kind: object) -> dict[str, str]:
-    entry = {key: value or str(path) for key, value in _FORMS.get(str(kind), _TEXTS)[1].items()}
-    return entry | ({"pair": "pair"} if "pair" in _keys(examples, kind) else {})
-
-
-def _train_on(run_file: RunFile, files: Mapping[Path, Sequence[str]]) -> TrainResult:
+def _train_on(run_file: RunFile, files: Mapping[Path, Examples]) -> TrainResult:
     """Write the data into the run directory and train; what cannot be used leaves nothing behind."""
     run = Path(run_file.train.run)
     if run.exists():
         raise InputError(f"{run} exists: name a new run directory with train.run, or continue it with resume=True")
     try:
-        for path, rows in files.items():
+        for path, examples in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(rows), encoding="utf-8")
+            path.write_text(json_lines(examples), encoding="utf-8")
         return train_run(run_file, resume=False, progress=progress_for())
     except InputError:
         shutil.rmtree(run, ignore_errors=True)

@@ -169,7 +169,7 @@ def test_similarities_follow_scores(
     options = [*data_of(found, "embed"), "--labels", str(tmp_path / "scores")]
     assert "scores:2: expected a number" in refused(capfd, "evaluate", str(found), *options)
     (tmp_path / "scores").write_text("1\n2\n", encoding="utf-8")
-    assert "has 2 lines, but there are 31 pairs" in refused(capfd, "evaluate", str(found), *options)
+    assert "there are 2 similarities, but 31 pairs" in refused(capfd, "evaluate", str(found), *options)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_wrong_combination_is_one_sentence(
 @pytest.mark.parametrize(
     ("kind", "arguments", "expected"),
     [
-        ("prefix", ["--window", "3"], "--window has no effect here"),
+        ("prefix", ["--window", "3"], "window has no effect here"),
         ("several", ["--plot", "a.png"], "this model gives no single class"),
         ("generate", ["--stride", "17"], "stride must be from 1 to the window of 16"),
         ("generate", ["--text-column", "a"], "'field' belongs to JSON lines"),
@@ -219,3 +219,89 @@ def test_labels_that_training_did_not_see(runs: Runs, tmp_path: Path, capfd: pyt
     options = ["--text", f"{tmp_path}/t.tsv", "--labels", "label"]
     message = refused(capfd, "evaluate", str(runs("classify")), *options)
     assert "t.tsv:3" in message and "later" in message and "did you mean 'late'?" in message
+
+
+def examples_of(run_directory: Path, kind: str) -> list[Any]:
+    """Return the validation data of a tiny run as a list, in the order of its files."""
+    folder = run_directory.parent
+    if kind in ("generate", "fill", "denoise", "prefix"):
+        return (folder / "held-out.txt").read_text("utf-8").splitlines()
+    if kind in ("translate", "embed"):
+        sides = [(folder / f"valid.{side}").read_text("utf-8").splitlines() for side in ("source", "target")]
+        return list(zip(*sides, strict=True))
+    if kind == "several":
+        rows = map(json.loads, (folder / "valid.jsonl").read_text("utf-8").splitlines())
+        return [(row["text"], tuple(row["label"])) for row in rows]
+    if kind == "tag":
+        sentences = (folder / "valid.conll").read_text("utf-8").split("\n\n")
+        pairs = [[line.split("\t") for line in sentence.splitlines()] for sentence in sentences if sentence.strip()]
+        return [([word for word, _ in lines], [tag for _, tag in lines]) for lines in pairs]
+    rows = [line.split("\t") for line in (folder / "valid.tsv").read_text("utf-8").splitlines()[1:]]
+    return {
+        "classify": [(text, label) for text, label, _, _ in rows],
+        "pair": [(text, other, label) for text, label, _, other in rows],
+        "number": [(text, float(number)) for text, _, number, _ in rows],
+    }[kind]
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    timed = ("seconds", "sentences_per_second", "translations")
+    return {name: value for name, value in record.items() if name not in timed}
+
+
+@pytest.mark.parametrize("kind", ["generate", "fill", "denoise", "prefix", *SCORES])
+def test_python_gives_the_numbers_of_the_command(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    found = runs(kind)
+    by_command = without_times(evaluated(kind, runs, capfd))
+    model = clearhead.load(f"{found}@last")
+    assert json.loads(json.dumps(without_times(model.evaluate(examples_of(found, kind))))) == by_command
+
+
+def test_python_gives_the_numbers_of_translations(
+    trained: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    files = {side: str(trained / f"valid.{side}") for side in ("source", "target")}
+    options = ["--beam-size", "3", "--lowercase", "--json", "-o", str(tmp_path / "out")]
+    printed = run(capfd, "evaluate", str(trained / "run"), "--source", files["source"], "--target", files["target"],
+                  *options)  # fmt: skip
+    by_command = without_times(last_json(printed))
+    model = clearhead.load(trained / "run")
+    for data in (files, examples_of(trained / "run", "translate")):
+        record = model.evaluate(data, beam_size=3, lowercase=True)
+        assert without_times(record) == by_command
+        assert record["translations"] == (tmp_path / "out").read_text("utf-8").splitlines()
+
+
+def test_python_passes_on_options_and_messages(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    model, told = clearhead.load(f"{runs('generate')}@last"), list[str]()
+    found = model.evaluate(examples_of(runs("generate"), "generate"), window=5, stride=2, notify=told.append)
+    expected = evaluated("generate", runs, capfd, "--window", "5", "--stride", "2")
+    assert without_times(found) == without_times(expected)
+    assert told == ["300 tokens in 25 documents"]
+    vectors = clearhead.load(f"{runs('embed')}@last")
+    pairs = examples_of(runs("embed"), "embed")
+    assert vectors.evaluate(pairs, similarities=[*range(len(pairs))], batch_size=7)["pairs"] == len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "options", "expected"),
+    [
+        ("tag", [(["a"], ["O"])], {"window": 3, "beam_size": 2}, "window, beam_size have no effect on a model trained"),
+        ("generate", ["a m"], {"tokenize": "none"}, "tokenize has no effect.*; its options are window, stride"),
+        ("generate", ["a m"], {"window": 0}, "window must be a whole number of at least 1, not 0"),
+        ("generate", ["a m"], {"windw": 3}, "there is no option 'windw'.*did you mean 'window'"),
+        ("generate", "a m", {}, "data: expected a list of examples, got str"),
+        ("generate", [" "], {}, "data, example 1: expected text, found nothing but white space"),
+        ("classify", [], {}, "data, example 1: expected at least one labelled text, found none"),
+        ("classify", [("a m", "later")], {}, 'data, example 1: the label "later" is not among'),
+        ("classify", [("a m u",)], {}, r"data, example 1: expected \(text, label\), got"),
+        ("tag", [(["a", "m"], ["O"])], {}, "data, example 1: expected a tag for each of 2 words, got 1"),
+        ("tag", [], {}, "data: expected at least one tagged sentence"),
+        ("embed", [("a", " ")], {}, "data, example 1: one side of the pair is empty"),
+        ("embed", [("a", "b")], {"similarities": [math.nan]}, "every similarity must be a finite number"),
+        ("embed", {"source": "x"}, {}, "'target' is missing"),
+    ],
+)
+def test_what_python_refuses(kind: str, data: Any, options: dict[str, Any], expected: str, runs: Runs) -> None:
+    with pytest.raises(clearhead.InputError, match=f"(?s){expected}"):
+        clearhead.load(f"{runs(kind)}@last").evaluate(data, **options)

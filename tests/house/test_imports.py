@@ -27,8 +27,8 @@ ORDER = (
     ("runs",),
     ("view",),
     ("maps",),
-    ("model",),
     ("evaluate",),
+    ("model",),
     ("training",),
     ("check", "compare", "surgery", "recipes"),
     ("demo",),
@@ -36,7 +36,21 @@ ORDER = (
     ("__main__",),
 )
 RANKS = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
-INFERENCE = ("model", "predict", "generate", "hf", "runs", "maps", "view", "text", "presets", "weights", "core", "spec")
+INFERENCE = (
+    "model",
+    "evaluate",
+    "predict",
+    "generate",
+    "hf",
+    "runs",
+    "maps",
+    "view",
+    "text",
+    "presets",
+    "weights",
+    "core",
+    "spec",
+)
 
 
 def module_name(source: Source) -> str:

@@ -40,8 +40,8 @@ NAMES = {
 METHODS = {
     "Cache": "extend select",
     "Model": """
-        answer capture classify edit embed fill for_languages for_task generate replaced save score spec special_tokens
-        stream tag tokenizer translate translate_n_best
+        answer capture classify edit embed evaluate fill for_languages for_task generate replaced save score spec
+        special_tokens stream tag tokenizer translate translate_n_best
     """,
     "MultiHeadAttention": "attention forward train",
     "TrainResult": "load",

@@ -1,4 +1,4 @@
-"""Tables: where rows come from (aligned files, TSV or CSV, JSON lines, a dataset), and which columns are read."""
+"""Tables: where rows come from (files of lines, columns or JSON, a dataset, a list), and which columns are read."""
 
 from __future__ import annotations
 
@@ -272,7 +272,37 @@ class Dataset:
         return ["dataset", self.name, self.config, self.split, dict(self.columns), fingerprint]
 
 
-TableSource = AlignedFiles | DelimitedFile | JsonLinesFile | Dataset
+@dataclass(frozen=True)
+class Examples:
+    """Examples in memory.
+
+    Args:
+        records: the fields of each example, as JSON values.
+        columns: the field of each role.
+        raw: the roles whose values are not texts.
+        name: what messages call the list.
+    """
+
+    records: Sequence[Mapping[str, Any]]
+    columns: Mapping[str, str]
+    raw: tuple[str, ...]
+    name: str
+
+    def rows(self) -> Iterator[Row]:
+        """Go through the examples in order."""
+        for number, record in enumerate(self.records, start=1):
+            yield number, _values(record, self.columns, self.raw, self.place(number))
+
+    def place(self, number: int) -> str:
+        """Return the place of an example, counted from 1."""
+        return f"{self.name}, example {number}"
+
+    def identity(self) -> list[object]:
+        """Return JSON values that the rows depend on."""
+        return ["examples", list(self.records), dict(self.columns)]
+
+
+TableSource = AlignedFiles | DelimitedFile | JsonLinesFile | Dataset | Examples
 
 
 def read_table(source: TableSource, share: Share = WHOLE, *, what: str) -> Table:

@@ -1,4 +1,4 @@
-"""Words with tags: columns in a file, or JSON lines."""
+"""Words with tags: columns in a file, JSON lines or a list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from clearhead.data.sources.lines import content_key, read_lines
 from clearhead.data.sources.run_file_tables import Form, has_ending, parse_form, user_path
-from clearhead.data.sources.tables import WHOLE, JsonLinesFile, Share, json_text
+from clearhead.data.sources.tables import WHOLE, Examples, JsonLinesFile, Share, json_text
 from clearhead.errors import InputError
 
 _FIELDS = ("tokens", "tags")
@@ -35,28 +35,19 @@ class TaggedTexts:
 
 
 @dataclass(frozen=True)
-class TaggedSource:
-    """A file of sentences.
+class TaggedFile:
+    """A file of sentences in columns.
 
     Args:
-        path: a file, plain or .gz. If it ends in .jsonl, each line is a JSON object with the lists "tokens" and "tags".
-            Otherwise each line has a word in its first column and its tag in the last one, and an empty line ends a
-            sentence; columns are separated by tabs if the first line has one, else by white space, and lines that mark
-            the start of a document are skipped.
+        path: a file, plain or .gz. Each line has a word in its first column and its tag in the last one, and an empty
+            line ends a sentence; columns are separated by tabs if the first line has one, else by white space, and
+            lines that mark the start of a document are skipped.
     """
 
     path: Path
 
-    @property
-    def is_json(self) -> bool:
-        """Whether the file holds JSON lines."""
-        return has_ending(self.path, ".jsonl")
-
     def read(self) -> TaggedTexts:
-        """Read the sentences in file order; a sentence without words is skipped."""
-        return self._read_json() if self.is_json else self._read_columns()
-
-    def _read_columns(self) -> TaggedTexts:
+        """Read the sentences in file order."""
         words: list[list[str]] = []
         tags: list[list[str]] = []
         starts: list[int] = []
@@ -84,11 +75,31 @@ class TaggedSource:
             tags[-1].append(columns[-1].strip())
         return TaggedTexts(words, tags, lambda sentence, word: f"{self.path}:{starts[sentence] + word}")
 
-    def _read_json(self) -> TaggedTexts:
-        table = JsonLinesFile(self.path, dict(zip(_FIELDS, _FIELDS, strict=True)), raw=_FIELDS)
+    @property
+    def name(self) -> str:
+        """The source, for messages."""
+        return str(self.path)
+
+    def identity(self) -> list[object]:
+        """Return JSON values that the sentences depend on."""
+        return ["tagged", "columns", content_key(self.path)]
+
+
+@dataclass(frozen=True)
+class TaggedRows:
+    """Sentences as rows of a table: JSON lines or a list.
+
+    Args:
+        table: its columns are the lists "tokens" and "tags".
+    """
+
+    table: JsonLinesFile | Examples
+
+    def read(self) -> TaggedTexts:
+        """Read the sentences in order; a sentence without words is skipped."""
         words, tags, numbers = [], [], []
-        for number, values in table.rows():
-            place = table.place(number)
+        for number, values in self.table.rows():
+            place = self.table.place(number)
             sentence, its_tags = (_texts(value, field, place) for field, value in zip(_FIELDS, values, strict=True))
             if len(sentence) != len(its_tags):
                 raise InputError(f"{place}: expected a tag for each of {len(sentence)} words, got {len(its_tags)}")
@@ -96,11 +107,19 @@ class TaggedSource:
                 words.append(sentence)
                 tags.append(its_tags)
                 numbers.append(number)
-        return TaggedTexts(words, tags, lambda row, word: f"{self.path}:{numbers[row]}, word {word + 1}")
+        return TaggedTexts(words, tags, lambda row, word: f"{self.table.place(numbers[row])}, word {word + 1}")
+
+    @property
+    def name(self) -> str:
+        """The source, for messages."""
+        return self.table.name if isinstance(self.table, Examples) else str(self.table.path)
 
     def identity(self) -> list[object]:
         """Return JSON values that the sentences depend on."""
-        return ["tagged", self.is_json, content_key(self.path)]
+        return ["tagged", *self.table.identity()]
+
+
+TaggedSource = TaggedFile | TaggedRows
 
 
 def _texts(value: object, field: str, place: str) -> list[str]:
@@ -112,7 +131,14 @@ def _texts(value: object, field: str, place: str) -> list[str]:
     return value
 
 
-_FORMS = (Form("text", (), (), lambda table: TaggedSource(user_path(table["text"]))),)
+def _source(table: Mapping[str, Any]) -> TaggedSource:
+    path = user_path(table["text"])
+    if has_ending(path, ".jsonl"):
+        return TaggedRows(JsonLinesFile(path, {field: field for field in _FIELDS}, raw=_FIELDS))
+    return TaggedFile(path)
+
+
+_FORMS = (Form("text", (), (), _source),)
 
 
 def parse_tagged_source(table: Mapping[str, Any]) -> TaggedSource:
@@ -141,8 +167,8 @@ def read_tagged(source: TaggedSource, share: Share = WHOLE) -> TaggedTexts:
     first, last = (round(border * len(found)) for border in share)
     if first == last:
         raise InputError(
-            f"{source.path}: expected at least one tagged sentence from {share[0]:.0%} to {share[1]:.0%} of the file, "
-            f"but all of it has {len(found)}"
+            f"{source.name}: expected at least one tagged sentence from {share[0]:.0%} to {share[1]:.0%} of "
+            f"the source, but all of it has {len(found)}"
         )
     return TaggedTexts(
         found.words[first:last], found.tags[first:last], lambda row, word: found.where(row + first, word)

@@ -1,4 +1,4 @@
-"""Plain text: files, folders, JSON lines, or a Hugging Face dataset, streamed as documents.
+"""Plain text: files, folders, JSON lines, a Hugging Face dataset or a list, streamed as documents.
 
 No source is held in memory as a whole: a document may come in several chunks, of which the first one says that a
 document starts.
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from clearhead.data.sources.lines import content_key, empty_file, split_lines, stream_text
 from clearhead.data.sources.run_file_tables import Form, has_ending, parse_form, user_path
-from clearhead.data.sources.tables import Dataset, JsonLinesFile, Share
+from clearhead.data.sources.tables import Dataset, Examples, JsonLinesFile, Share
 from clearhead.errors import InputError
 
 DocumentKind = Literal["file", "line", "paragraph"]
@@ -101,14 +101,14 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class TextRows:
-    """The texts of a table: JSON lines or a dataset.
+    """The texts of a table: JSON lines, a dataset or a list.
 
     Args:
         table: its only column is "text".
         document: what one document is: a line or a paragraph of a text, or "file" for the whole of each text.
     """
 
-    table: JsonLinesFile | Dataset
+    table: JsonLinesFile | Dataset | Examples
     document: DocumentKind = "file"
 
     def chunks(self) -> Iterator[TextChunk]:
@@ -118,7 +118,8 @@ class TextRows:
 
     def place(self, index: int) -> str:
         """Return the place of document number `index`, counted from 0."""
-        return _place(self.chunks(), index, self.table.place(0))
+        first, _ = next(self.table.rows(), (0, ()))
+        return _place(self.chunks(), index, self.table.place(first))
 
     def identity(self) -> list[object]:
         """Return JSON values that the documents depend on."""
