@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+
+# Control characters, lone surrogates, and what reverses or breaks a line.
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str, *, kept: str = "") -> str:
+    """Escape the characters of a text that would steer a terminal, so that a name from a file cannot forge a message.
+
+    Args:
+        text: anything.
+        kept: characters that stay as they are, such as line breaks.
+    """
+    return _UNSAFE.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
 
 
 class InputError(ValueError):
-    """Wrong input; the command line exits with code 2."""
+    """Wrong input; the command line exits with code 2.
+
+    Args:
+        lines: of the message, one in most cases.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(map(visible, lines)))
 
     @classmethod
     def from_faults(cls, faults: Sequence[str], *, subject: str = "the input") -> InputError:
@@ -20,8 +41,7 @@ class InputError(ValueError):
         assert faults, "an error report needs at least one fault"
         if len(faults) == 1:
             return cls(faults[0])
-        lines = "\n".join(f"  - {fault}" for fault in faults)
-        return cls(f"{len(faults)} faults in {subject}:\n{lines}")
+        return cls(f"{len(faults)} faults in {subject}:", *(f"  - {fault}" for fault in faults))
 
 
 class RunFailure(RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clearhead.errors import InputError, RunFailure, nearest
+from clearhead.errors import InputError, RunFailure, nearest, visible
 
 
 def test_one_fault_is_one_sentence() -> None:
@@ -25,3 +25,11 @@ def test_the_nearest_name_is_offered_only_where_one_is_near() -> None:
 def test_mistakes_and_failures_are_told_apart() -> None:
     assert issubclass(InputError, ValueError) and not issubclass(InputError, RunFailure)
     assert issubclass(RunFailure, RuntimeError) and not issubclass(RunFailure, InputError)
+
+
+def test_a_name_from_a_file_cannot_forge_a_message() -> None:
+    name = "w\x1b[2J\nerror: all is well\u202e\ud800\x9b"
+    message = str(InputError(f"the tensor '{name}' is not known"))
+    assert message == r"the tensor 'w\x1b[2J\nerror: all is well\u202e\ud800\x9b' is not known"
+    assert str(InputError.from_faults([name, "b"])).count("\n") == 2
+    assert visible("one\ntwo\t\x07", kept="\n\t") == "one\ntwo\t\\x07"

@@ -8,22 +8,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, visible
 
 
 def print_message(message: str) -> None:
-    """Write a message to stderr."""
-    print(message, file=sys.stderr, flush=True)
+    """Write a message to stderr, without the control characters that a file or a text may have put into it."""
+    print(visible(message, kept="\n\t"), file=sys.stderr, flush=True)
 
 
 def print_result(result: str = "") -> None:
-    """Write one line of the result to stdout."""
-    print(result, flush=True)
+    """Write one line of the result to stdout; a terminal gets no control characters."""
+    print(visible(result, kept="\n\t") if sys.stdout.isatty() else result, flush=True)
 
 
 def print_text(piece: str) -> None:
-    """Write a piece of the result at once, without a line end."""
-    print(piece, end="", flush=True)
+    """Write a piece of the result at once, without a line end; a terminal gets no control characters."""
+    print(visible(piece, kept="\n\t") if sys.stdout.isatty() else piece, end="", flush=True)
 
 
 def print_json(record: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ def _settings(c: Values) -> dict[str, float]:
         if not isinstance(given.get(name), int | float | None)
     ]
     if faults:
-        raise InputError("\n".join(faults))
+        raise InputError.from_faults(faults, subject="config.json")
     return {name: float(value) for name in ATTENTION_KEYS if (value := given.get(name))}
 
 
