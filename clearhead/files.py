@@ -54,6 +54,14 @@ def write_json(path: Path, content: object, *, is_indented: bool = False) -> Non
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
+def neighbours(path: Path) -> list[str]:
+    """Return the names in the folder of a path, for the hint where the path itself is not there."""
+    try:
+        return [one.name for one in path.parent.iterdir()]
+    except OSError:
+        return []
+
+
 def read_json_object(path: Path, *, what: str) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +17,12 @@ import typer
 
 from clearhead.cli.console import human_bytes, human_count, print_either
 from clearhead.cli.options import Json
+from clearhead.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from clearhead.maps.shapes import ActivationShape
     from clearhead.spec import Model
     from clearhead.spec.cost import Cost
     from clearhead.task import TaskRecord
@@ -26,13 +30,21 @@ if TYPE_CHECKING:
 MOST_LABELS = 12
 LABEL_KINDS = {"single_label": "one of", "multi_label": "several of", "regression": "a number", None: "one of"}
 _LAYER = re.compile(r"layers\.(\d+)\.")
+_IN_LAYER = re.compile(r"((?:encoder|decoder)\.layers)\.(\d+)(.*)")
+_LENGTH = 32
 
 
 def inspect(
-    ref: Annotated[str, typer.Argument(metavar="REF", help="A run directory, a checkpoint or a spec.json.")],
+    ref: Annotated[
+        str, typer.Argument(metavar="REF", help="A run directory, a checkpoint, a spec.json or a preset's name.")
+    ],
+    addresses: Annotated[
+        bool, typer.Option("--addresses", help="List the addresses of all activations, with their shapes.")
+    ] = False,
     length: Annotated[
-        int, typer.Option("--length", min=1, help="Tokens on each side, for the cost of attention.")
-    ] = 32,
+        int | None,
+        typer.Option("--length", min=1, help="Tokens on each side, for the cost of attention; by default 32."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a model is and what it costs.
@@ -41,17 +53,35 @@ def inspect(
     Example:
       clearhead inspect runs/de-en
       clearhead inspect runs/de-en/spec.json --length 128
+      clearhead inspect gpt2 --addresses | grep weights
 
     Shows its task, spec tree, shapes, parameters, memory and cost, and which attention kernel runs and why. One
     multiplication and one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no
-    early-stop rule apply. --json ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops",
-    "target_flops", "attention", "spec"} and more; "task" is null for a spec file without a model.
+    early-stop rule apply. --addresses lists what model.capture and model.edit take, one activation in a line, and no
+    weights are needed for it: layers {0..11} have it alike, "2 records" is what one call computes twice, and nothing
+    happens at an "identity", the place of an absent norm. --json ends with {"task", "head", "masks", "parameters",
+    "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more, with --addresses also
+    "addresses"; "task" is null for a spec without a model.
     """
+    from clearhead.maps.shapes import activation_shapes
+
+    if addresses and length is not None and not as_json:
+        raise InputError("--length has no effect with --addresses: it is for the cost")
+    found = read_reference(ref)
+    shapes = activation_shapes(found.spec) if addresses else []
+    if addresses and not as_json:
+        print_either(False, {}, *_address_lines(shapes))
+        return
+    record, lines = _report(found, length or _LENGTH)
+    print_either(as_json, record | ({"addresses": [asdict(one) for one in shapes]} if addresses else {}), *lines)
+
+
+def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
+    """Return what a model is and costs, as one record and as lines."""
     from clearhead.core import build
     from clearhead.spec.cost import cost_per_token
     from clearhead.spec.describe import decoder_masks, head_summary, tree_lines
 
-    found = read_reference(ref)
     spec = found.spec
     module = build(spec, device="meta")
     cost = cost_per_token(spec, length, length)
@@ -79,7 +109,40 @@ def inspect(
     lines += [*found.notes, "", *tree_lines(spec), "", "weights", *_weight_lines(parameters)]
     lines += ["", *_cost_lines(total, spec, cost, length)]
     kernel_line = "attention   {mode}: the {kernel} kernel in {count} of {total}, because {reason}"
-    print_either(as_json, record, *lines, *(kernel_line.format(**kernel) for kernel in kernels))
+    return record, lines + [kernel_line.format(**kernel) for kernel in kernels]
+
+
+def _address_lines(shapes: Sequence[ActivationShape]) -> Iterator[str]:
+    """Yield a line for each activation, the same one of several layers once; in a narrow terminal a line may be two."""
+    groups: dict[tuple[str, str, ActivationShape], list[int]] = {}
+    for one in shapes:
+        start, number, rest = match.groups() if (match := _IN_LAYER.fullmatch(one.address)) else (one.address, "", "")
+        numbers = groups.setdefault((start, rest, replace(one, address="")), [])
+        numbers += [int(number)] if number else []
+    rows = []
+    for (start, rest, one), numbers in groups.items():
+        notes = [*([f"{one.records} records"] if one.records > 1 else []), *(["identity"] if one.is_identity else [])]
+        right = "  ".join([f"[{', '.join(map(str, one.shape))}]", *notes])
+        rows.append((start + (f".{_ranges(numbers)}{rest}" if numbers else ""), right))
+    width = max(len(address) for address, _ in rows)
+    if sys.stdout.isatty():
+        width = min(width, max(0, shutil.get_terminal_size().columns - 2 - max(len(right) for _, right in rows)))
+    for address, right in rows:
+        if len(address) > width:
+            yield address
+        yield f"{address if len(address) <= width else '':<{width}}  {right}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as 3 or as {0..2,5}."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ",".join(f"{first}" if first == last else f"{first}..{last}" for first, last in runs)
+    return text if len(numbers) == 1 else f"{{{text}}}"
 
 
 @dataclass(frozen=True)
@@ -92,12 +155,14 @@ class _Found:
 
 
 def read_reference(ref: str) -> _Found:
-    """Read a Hugging Face checkpoint, a run directory, a saved model, or a spec file, which has no task.
+    """Read a Hugging Face checkpoint, a run directory, a saved model, a spec file or a preset; these have no task.
 
     Raises:
         InputError: the reference leads nowhere, or a file is faulty.
     """
+    from clearhead.files import neighbours
     from clearhead.hf.files.hub import find_checkpoint
+    from clearhead.presets.named import NAMED, PRESETS
     from clearhead.runs.directory import TASK_FILE, read_task, resolve_reference, split_reference
     from clearhead.spec import Model
 
@@ -105,6 +170,11 @@ def read_reference(ref: str) -> _Found:
     if checkpoint is not None:
         return _read_checkpoint(checkpoint)
     path, label = split_reference(ref)
+    if not path.exists():
+        if ref in NAMED:
+            return _Found(NAMED[ref](), None, [])
+        hint = nearest(path.name, [*NAMED, *neighbours(path)]) or f"; presets are {', '.join(PRESETS)}"
+        raise InputError(f"{path}: there is no such run directory, spec file or preset{hint}")
     if label is not None:
         resolve_reference(ref)
     folder, file = (path, path / "spec.json") if path.is_dir() else (path.parent, path)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,20 +136,17 @@ def edit(module: nn.Module, edits: Mapping[str, Edit]) -> Iterator[None]:
     """
     with ExitStack() as blocks:
         for pattern, change in edits.items():
-            actions = dict.fromkeys(matching_addresses(module, pattern), _checked(change))
+            actions = dict.fromkeys(matching_addresses(module, pattern), partial(_checked, change))
             blocks.enter_context(_watching(module, actions))
         yield
 
 
-def _checked(change: Edit) -> Edit:
-    def checked(tensor: Tensor, at: Place) -> Tensor:
-        edited: object = change(tensor, at)
-        if not isinstance(edited, Tensor) or edited.shape != tensor.shape:
-            given = f"the shape {list(edited.shape)}" if isinstance(edited, Tensor) else type(edited).__name__
-            raise InputError(f"the edit of '{at.address}' must return a tensor of {list(tensor.shape)}, not {given}")
-        return edited
-
-    return checked
+def _checked(change: Edit, tensor: Tensor, at: Place) -> Tensor:
+    edited: object = change(tensor, at)
+    if not isinstance(edited, Tensor) or edited.shape != tensor.shape:
+        given = f"the shape {list(edited.shape)}" if isinstance(edited, Tensor) else type(edited).__name__
+        raise InputError(f"the edit of '{at.address}' must return a tensor of {list(tensor.shape)}, not {given}")
+    return edited
 
 
 class _Clock:
@@ -193,7 +191,7 @@ def _watching(module: nn.Module, actions: Mapping[str, Edit]) -> Iterator[None]:
         clock = _Clock(module, blocks)
         for address, action in actions.items():
             if address in parts:
-                blocks.callback(parts[address].register_forward_hook(_output_hook(address, action, clock)).remove)
+                blocks.callback(parts[address].register_forward_hook(partial(_act, address, action, clock)).remove)
             else:
                 path, _, point = address.rpartition(".")
                 owner = parts[path]
@@ -215,10 +213,9 @@ def _watcher(address: str, action: Edit, clock: _Clock) -> Callable[[Tensor], Te
     return lambda tensor: action(tensor, clock.place(address))
 
 
-def _output_hook(address: str, action: Edit, clock: _Clock) -> Callable[..., Tensor]:
-    def act(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Tensor:
-        if not isinstance(output, Tensor):
-            raise InputError(f"'{address}' returns {type(output).__name__}, not one tensor; name a part inside it")
-        return action(output, clock.place(address))
-
-    return act
+def _act(
+    address: str, action: Edit, clock: _Clock, _module: nn.Module, _inputs: tuple[Any, ...], output: Any
+) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise InputError(f"'{address}' returns {type(output).__name__}, not one tensor; name a part inside it")
+    return action(output, clock.place(address))

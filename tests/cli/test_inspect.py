@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import clearhead
+from clearhead.cli.main import main
+from clearhead.maps.hook_points import addresses
+from tests import hf_models
 from tests.cli.test_commands import run
+from tests.hf_specs import hf_specs
 
 Runs = Callable[[str], Path]
 
@@ -44,3 +49,68 @@ def test_a_spec_that_stands_alone_has_no_task(runs: Runs, tmp_path: Path, capfd:
     alone.write_bytes((runs("classify") / "spec.json").read_bytes())
     assert json.loads(run(capfd, "inspect", str(alone), "--json"))["task"] is None
     assert "task  " not in run(capfd, "inspect", str(alone))
+
+
+def test_addresses_of_a_run(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    found = str(runs("classify"))
+    lines = run(capfd, "inspect", found, "--addresses").splitlines()
+    assert "logits" in lines[1] and lines[1].endswith("[batch, 2]")
+    shown = {line.split()[0]: line for line in lines}
+    attention = next(line for address, line in shown.items() if address.endswith("function.weights"))
+    assert attention.endswith("queries, keys]") and "layers." in attention
+    record = json.loads(run(capfd, "inspect", found, "--addresses", "--json"))
+    module = clearhead.load(found).module
+    listed = {one["address"]: one["shape"] for one in record["addresses"]}
+    assert set(listed) <= set(addresses(module)) and listed["logits"] == ["batch", 2]
+    assert record["parameters"] > 0
+    assert "addresses" not in json.loads(run(capfd, "inspect", found, "--json"))
+
+
+def test_addresses_of_a_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = str(hf_models.translator(tmp_path))
+    out = run(capfd, "inspect", folder, "--addresses")
+    assert "encoder.layers.{0..1}.steps.0.branches.0.function.queries" in out
+    assert "decoder.layers.0.steps.1.branches.0.function.keys" in out
+
+
+def test_layers_that_are_alike_share_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = hf_specs()["modernbert"]
+    (tmp_path / "spec.json").write_text(model.to_json())
+    lines = run(capfd, "inspect", str(tmp_path / "spec.json"), "--addresses").splitlines()
+    norms = [line for line in lines if line.split()[0].endswith("steps.0.branches.0.pre")]
+    assert [line.split()[0].split(".", 2)[2].partition(".steps")[0] for line in norms] == ["0", "{1..4}"]
+    assert [line.endswith("identity") for line in norms] == [True, False]
+    assert max(map(len, lines)) < 100
+
+
+@pytest.mark.parametrize("name", ["bert", "bert_base"])
+def test_a_preset_has_the_sizes_of_its_paper(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(run(capfd, "inspect", name, "--json"))
+    assert (
+        record["spec"]["encoder"]["width"] == 768 and record["spec"]["encoder"]["embedding"]["table"]["rows"] == 30522
+    )
+    assert 105e6 < record["parameters"] < 115e6
+
+
+def test_a_folder_is_read_before_a_preset(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gpt2").mkdir()
+    Path("gpt2/spec.json").write_bytes((runs("classify") / "spec.json").read_bytes())
+    assert json.loads(run(capfd, "inspect", "gpt2", "--json"))["spec"]["encoder"]["width"] == 14
+
+
+def test_an_unknown_reference_names_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "german-english").mkdir()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    for wrong in ("german-englsh", str(tmp_path / "german-englsh"), "./german-englsh"):
+        assert main(["inspect", wrong]) == 2
+        assert "did you mean 'german-english'?" in capfd.readouterr().err
+    assert main(["inspect", "tarnsformer"]) == 2
+    assert "did you mean 'transformer'?" in capfd.readouterr().err
+    assert main(["inspect", "zzz"]) == 2
+    assert "presets are transformer, transformer-big, bert" in capfd.readouterr().err

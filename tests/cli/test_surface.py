@@ -63,7 +63,7 @@ SURFACE = {
     "average": {"--last", "--json"},
     "convert": {"--to", "--from-bin", "--max-shard-size", "--json"},
     "check": {"--against", "--reference", "--tolerance", "--json"},
-    "inspect": {"--length", "--json"},
+    "inspect": {"--addresses", "--length", "--json"},
 }
 ARGUMENTS = {
     "new": ["task"],
@@ -151,7 +151,9 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["average", "r", "--last", "2", "extra"], "unexpected extra argument"),
         (["train"], "missing argument"),
         (["translate", "no-such-run", __file__], "no-such-run is not a folder; expected a run directory"),
-        (["inspect", "no-such-run"], "no-such-run: there is no such run directory or spec file"),
+        (["inspect", "no-such-run"], "no-such-run: there is no such run directory, spec file or preset"),
+        (["inspect", "gtp2"], "gtp2: there is no such run directory, spec file or preset (did you mean 'gpt2'?)"),
+        (["inspect", "gpt2", "--addresses", "--length", "7"], "--length has no effect with --addresses"),
         (["new", "translat", "--source", "a", "--target", "b"], "did you mean 'translate'?"),
         (["new", "classify", "--source", "a", "--target", "b"], "--source, --target cannot be used here"),
         (["generate", "r", "--top", "3"], "no such option: --top"),

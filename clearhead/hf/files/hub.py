@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nearest
+from clearhead.files import neighbours
 from clearhead.hf.files.tensor_files import check_links, is_checkpoint
 
 _OWN_SPEC = "spec.json"
@@ -62,7 +63,10 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
 
     name, _, revision = reference.partition("@")
     wanted = [*_WANTED, "*.bin"] if with_bin else list(_WANTED)
-    place = f"{reference} is not a folder; expected a run directory, a saved model or a name on the hub, but the hub"
+    hint = nearest(Path(name).name, neighbours(Path(name)))
+    place = (
+        f"{reference} is not a folder{hint}; expected a run directory, a saved model or a name on the hub, but the hub"
+    )
     try:
         found = huggingface_hub.snapshot_download(
             name, revision=revision or None, allow_patterns=wanted, ignore_patterns=list(_UNWANTED)
