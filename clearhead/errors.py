@@ -30,6 +30,16 @@ class InputError(ValueError):
     def __init__(self, *lines: str) -> None:
         super().__init__("\n".join(map(visible, lines)))
 
+    def within(self, subject: str) -> InputError:
+        """Return the same error with what it is about in front."""
+        return InputError(*f"{subject}: {self}".split("\n"))
+
+    @property
+    def as_fault(self) -> str:
+        """The whole message in one line, as a fault of another report."""
+        first, *rest = str(self).split("\n")
+        return " ".join([first, "; ".join(line.removeprefix("  - ") for line in rest)]).rstrip()
+
     @classmethod
     def from_faults(cls, faults: Sequence[str], *, subject: str = "the input") -> InputError:
         """Put every fault into one report.

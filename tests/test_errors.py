@@ -27,6 +27,13 @@ def test_mistakes_and_failures_are_told_apart() -> None:
     assert issubclass(RunFailure, RuntimeError) and not issubclass(RunFailure, InputError)
 
 
+def test_a_report_within_another_keeps_its_lines() -> None:
+    report = InputError.from_faults(["a\nb is missing", "c is 7"], subject="the spec").within("spec.json")
+    assert str(report) == "spec.json: 2 faults in the spec:\n  - a\\nb is missing\n  - c is 7"
+    assert report.as_fault == "spec.json: 2 faults in the spec: a\\nb is missing; c is 7"
+    assert InputError("a is missing").as_fault == "a is missing"
+
+
 def test_a_name_from_a_file_cannot_forge_a_message() -> None:
     name = "w\x1b[2J\nerror: all is well\u202e\ud800\x9b"
     message = str(InputError(f"the tensor '{name}' is not known"))

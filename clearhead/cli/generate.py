@@ -141,7 +141,7 @@ def _check(options: dict[str, Any], prompts: Sequence[str]) -> bool:
     try:
         checked = GenerateOptions(**options)
     except InputError as error:
-        raise InputError(_as_flags(str(error), GenerateOptions)) from None
+        raise InputError(*_as_flags(str(error), GenerateOptions).split("\n")) from None
     if "batch_size" in options and len(prompts) == 1:
         raise InputError("--batch-size has no effect with one prompt, which is a batch by itself; remove it")
     return checked.method != "beam" and checked.num_return_sequences == 1 and len(prompts) == 1

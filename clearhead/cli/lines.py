@@ -73,7 +73,7 @@ def answered_lines(
             answers = iter(answer([line.text for line in filled]) if filled else ())
         except InputError as error:
             numbers = [line.number for line in filled]
-            raise InputError(named_by_line(str(error), numbers, name if given is None else None)) from None
+            raise InputError(*named_by_line(str(error), numbers, name if given is None else None).split("\n")) from None
         for line in chunk:
             yield line, None if line.is_empty else next(answers)
 

@@ -120,7 +120,7 @@ def read_rows(paths: Sequence[Path]) -> list[Row]:
         try:
             runs.append(read_run(path))
         except InputError as error:
-            faults.append(str(error))
+            faults.append(error.as_fault)
     if faults:
         raise InputError.from_faults(faults, subject="the comparison")
     _refuse_mixed_tasks(runs)

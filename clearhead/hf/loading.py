@@ -86,7 +86,7 @@ def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedM
         try:
             module = build(family.spec_of(values, variant), device="meta")
         except InputError as error:
-            faults.append(str(error))
+            faults.append(error.as_fault)
         except (RuntimeError, OverflowError, ArithmeticError) as error:
             faults.append(f"config.json: no model has these sizes: {str(error).splitlines()[0]}")
     if module is None:

@@ -88,7 +88,7 @@ class Model(Node):
         try:
             return cls.from_json(text)
         except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+            raise error.within(str(path)) from None
 
 
 def validate(node: AnyNode) -> AnyNode:

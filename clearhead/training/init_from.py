@@ -149,7 +149,7 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
         found = _of_run(reference) if folder is None else _of_checkpoint(reference, folder)
         return _between(found, source, target)
     except InputError as error:
-        raise InputError(f"[task] init: {error}") from None
+        raise error.within("[task] init") from None
 
 
 def initial_model_of_run(run: Path) -> InitialModel:

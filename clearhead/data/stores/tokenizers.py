@@ -41,7 +41,7 @@ def cached_tokenizers(source: TableSource, *, kind: str, vocab_size: int, joint:
             try:
                 trained.append(train_tokenizer(kind, data[side], vocab_size=vocab_size))
             except InputError as error:
-                raise InputError(f"{side} side: {error}") from None
+                raise error.within(f"{side} side") from None
         return TokenizerPair(trained[0], trained[1], joint=False)
 
     inputs = [source.identity(), kind, vocab_size, joint, importlib.metadata.version("tokenizers")]

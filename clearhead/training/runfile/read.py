@@ -179,7 +179,7 @@ def _model_faults(run: RunFile, places: Places) -> list[Fault]:
             joint = run.tokenizer.joint is not False
             resolve_spec(run.model, kind=run.task.kind, source_vocab=1009, target_vocab=1009, joint=joint)
     except InputError as error:
-        return [Fault(("model",), f"{places.of(('model',))}{error}")]
+        return [Fault(("model",), f"{places.of(('model',))}{error.as_fault}")]
     return []
 
 

@@ -239,7 +239,7 @@ def prepare_stores(
         try:
             stores.append(prepare(name))
         except InputError as error:
-            raise InputError(f"[data] {name}: {error}") from None
+            raise error.within(f"[data] {name}") from None
         progress.message(f"{name}: {describe(stores[-1])}")
     return Stores(*stores)
 
