@@ -32,8 +32,6 @@ def structure(
     if isinstance(mask, spec.Full):
         return None
     if isinstance(mask, spec.Causal | spec.Prefix):
-        if query_index.shape[1] == 1:  # the newest token attends to all tokens that are there
-            return None
         return (key_index[:, None, :] <= query_index[:, :, None])[:, None]
     distance = query_index[:, :, None] - key_index[:, None, :]
     return ((distance <= mask.before) & (-distance <= mask.after))[:, None]
@@ -50,6 +48,7 @@ class Masking:
         documents: the number of the document of each token; None: all are of one.
         allowed: a mask of the caller, in addition.
         prefix: True = a token of the prefix, to which a prefix mask lets all attend; None: there is none.
+        rows: the queries for which a mask is built; None: all.
     """
 
     num_queries: int
@@ -58,6 +57,7 @@ class Masking:
     documents: Int[Tensor, "batch keys"] | None = None
     allowed: AttentionMask | None = None
     prefix: Bool[Tensor, "batch keys"] | None = None
+    rows: slice | None = None
 
     def is_only_causal(self, mask: AnyMask) -> bool:
         """True where the causal triangle is the whole mask, so that a kernel can skip the hidden half."""
@@ -71,12 +71,16 @@ class Masking:
         if self.key_mask is not None and isinstance(mask, spec.Window):
             index = self.key_mask.cumsum(dim=1)  # padding between two tokens is no distance
         first = max(0, self.num_keys - self.num_queries)
-        result = structure(mask, index[:, first : first + self.num_queries], index[:, : self.num_keys])
+        rows = slice(None) if self.rows is None else self.rows
+        # The newest token attends to all tokens that are there.
+        is_newest = self.num_queries == 1 and isinstance(mask, spec.Causal | spec.Prefix)
+        query_index = index[:, first : first + self.num_queries][:, rows]
+        result = None if is_newest else structure(mask, query_index, index[:, : self.num_keys])
         if isinstance(mask, spec.Prefix) and self.prefix is not None and result is not None:
             result = result | self.prefix[:, None, None, :]
         if self.key_mask is not None:
             result = both(result, self.key_mask[:, None, None, :])
         if self.documents is not None:
-            queries = self.documents[:, self.num_keys - self.num_queries :]
+            queries = self.documents[:, self.num_keys - self.num_queries :][:, rows]
             result = both(result, (queries[:, :, None] == self.documents[:, None, :])[:, None])
         return both(result, self.allowed)

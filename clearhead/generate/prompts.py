@@ -66,7 +66,7 @@ def generate_texts(
     """
     if isinstance(prompts, str):
         raise InputError("prompts must be a list of texts; put the single text into a list")
-    request = _request(module, tokenizers, prompts, options, continues, prompt_format)
+    request = generate_request(module, tokenizers, prompts, options, continues, prompt_format)
     found = generate_ids(module, request)
     return [
         [_generation(tokenizers.target, sequence, request.context(number)) for sequence in sequences]
@@ -98,7 +98,7 @@ def stream_text(
     Raises:
         InputError: as for `generate_texts`; or beam search or several sequences, which cannot be streamed.
     """
-    request = _request(module, tokenizers, [prompt], options, continues, prompt_format)
+    request = generate_request(module, tokenizers, [prompt], options, continues, prompt_format)
     pieces = stream_ids(module, request)
 
     def stream() -> Generator[str, None, Generation]:
@@ -144,7 +144,7 @@ def with_special_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list
     return [tokenizer.special_tokens.for_target(ids) for ids in tokenizer.encode_batch(list(texts))]
 
 
-def _request(
+def generate_request(
     module: Transformer,
     tokenizers: TokenizerPair,
     prompts: Sequence[str],
@@ -152,22 +152,24 @@ def _request(
     continues: bool,
     prompt_format: PromptFormat | None,
 ) -> GenerateRequest:
-    """Return prompts as ids, in the form that the model was trained on."""
+    """Return prompts as ids, in the form that the model was trained on.
+
+    Args:
+        module, tokenizers, prompts, options, continues, prompt_format: as for `generate_texts`.
+
+    Raises:
+        InputError: the model cannot generate, or the checkpoint's settings are not supported.
+    """
     source, target, has_encoder = tokenizers.source, tokenizers.target, module.encoder is not None
     check_model(module, with_sources=has_encoder)
-    reader = source if has_encoder else target
+    contexts = prompt_ids(source if has_encoder else target, prompts, prompt_format)
     if prompt_format is None:
         config = GenerationConfig(banned_ids=(target.bos_id, target.pad_id))
-        encoded = reader.encode_batch(list(prompts))
-        sources, starts = [[*ids, source.eos_id] for ids in encoded], [[target.bos_id] for _ in encoded]
-        contexts = [[target.bos_id, *ids] for ids in encoded]
+        sources, starts = [[*ids[1:], source.eos_id] for ids in contexts], [[target.bos_id] for _ in contexts]
     else:
         config = prompt_format.config
         check_generation_config(config, needs_start=has_encoder)
-        # A text without tokens starts with the start token.
-        empty = [] if has_encoder or config.bos_id is None else [config.bos_id]
-        sources = contexts = [encode_prompt(reader, prompt, prompt_format.chat) or empty for prompt in prompts]
-        starts = [[config.decoder_start_id or 0] for _ in prompts]
+        sources, starts = contexts, [[config.decoder_start_id or 0] for _ in contexts]
     return GenerateRequest(
         prompts=starts if has_encoder else contexts,
         options=options,
@@ -179,6 +181,21 @@ def _request(
         contexts=contexts if continues or not has_encoder else starts,
         config=config,
     )
+
+
+def prompt_ids(tokenizer: Tokenizer, prompts: Sequence[str], prompt_format: PromptFormat | None) -> list[list[int]]:
+    """Return the ids that a decoder reads for prompts: those of a model trained here begin with the start token.
+
+    Args:
+        tokenizer: of the prompts.
+        prompts: one text each; one without tokens is the start token alone, where the checkpoint has one.
+        prompt_format: of a Hugging Face checkpoint; None: the model was trained here.
+    """
+    if prompt_format is None:
+        return [[tokenizer.bos_id, *ids] for ids in tokenizer.encode_batch(list(prompts))]
+    bos = prompt_format.config.bos_id
+    empty = [] if bos is None else [bos]
+    return [encode_prompt(tokenizer, prompt, prompt_format.chat) or empty for prompt in prompts]
 
 
 def check_generation_config(config: GenerationConfig, *, needs_start: bool) -> None:

@@ -42,23 +42,8 @@ def translate_texts(
     """
     if isinstance(texts, str):
         raise InputError("translate() takes a list of texts; put the single text into a list")
-    check_two_stacks(module)
-    target, affixes = tokenizers.target, special_tokens.for_target
-    if config is not None:
-        check_generation_config(config, needs_start=True)
-        config = replace(config, banned_ids=(*config.banned_ids, *unused_outputs(module, target)))
-    filled = [text for text in texts if text.strip()]
-    found = iter(
-        translate_ids(
-            module,
-            [special_tokens.for_source(ids) for ids in tokenizers.source.encode_batch(filled)],
-            bos_id=affixes.prefix[0],
-            eos_id=affixes.suffix[-1],
-            pad_id=tokenizers.source.pad_id if config is None or config.pad_id is None else config.pad_id,
-            options=options,
-            config=config,
-        )
-    )
+    target, filled = tokenizers.target, [text for text in texts if text.strip()]
+    found = iter(search_translations(module, tokenizers, filled, options, special_tokens, config))
     nothing = Hypothesis("", [], 0.0, 0.0)
     return [
         [
@@ -69,6 +54,40 @@ def translate_texts(
         else [nothing]
         for text in texts
     ]
+
+
+def search_translations(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    texts: Sequence[str],
+    options: SearchOptions,
+    special_tokens: SpecialTokens,
+    config: GenerationConfig | None,
+) -> list[list[Candidate]]:
+    """Return the best translations of each text as ids, best first.
+
+    Args:
+        module, tokenizers, options, special_tokens, config: as for `translate_texts`.
+        texts: one sentence each, none empty.
+
+    Raises:
+        InputError: as for `translate_texts`.
+    """
+    check_two_stacks(module)
+    affixes = special_tokens.for_target
+    if config is not None:
+        check_generation_config(config, needs_start=True)
+        unused = unused_outputs(module, tokenizers.target)
+        config = replace(config, banned_ids=(*config.banned_ids, *unused))
+    return translate_ids(
+        module,
+        [special_tokens.for_source(ids) for ids in tokenizers.source.encode_batch(list(texts))],
+        bos_id=affixes.prefix[0],
+        eos_id=affixes.suffix[-1],
+        pad_id=tokenizers.source.pad_id if config is None or config.pad_id is None else config.pad_id,
+        options=options,
+        config=config,
+    )
 
 
 def translate_ids(

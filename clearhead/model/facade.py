@@ -29,7 +29,18 @@ from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import save_checkpoint, save_origin
 from clearhead.hf.saving import LARGEST_SHARD
+from clearhead.maps.attention_maps import AttentionMaps, attend, in_precision
 from clearhead.maps.hook_points import Captured, Edit, capture, edit
+from clearhead.maps.reading import (
+    Reading,
+    ReadKwargs,
+    ReadOptions,
+    check_read_options,
+    predicts_text,
+    read_input,
+    read_prompt,
+    read_translation,
+)
 from clearhead.predict.answer import Answer, answer
 from clearhead.predict.classify import Classification, classify
 from clearhead.predict.embed import check_vectors, embed
@@ -319,6 +330,38 @@ class Model:
         model = self.for_languages(*languages) if any(languages) else self
         return evaluate_model(model, data, EvaluateOptions(**given), notify=notify or (lambda _: None))
 
+    def attention(
+        self,
+        text: str | tuple[str, str],
+        target: str | None = None,
+        generate: int = 0,
+        *,
+        precision: str = "fp32",
+        **options: Unpack[ReadKwargs],
+    ) -> AttentionMaps:
+        """Return what every head attends to while the model reads a text.
+
+        The text is read as for the model's predictions: with its special tokens, blanks as mask tokens, a prompt as for
+        `generate`. Two stacks read text and target together, as in training.
+
+        Args:
+            text: one text, or a pair where the model reads pairs.
+            target: what the decoder of a two-stack model reads; None: what the model generates from the text.
+            generate: most new tokens that are generated; for a decoder-only model 0 generates nothing, for two stacks 0
+                is the limit of `translate`.
+            precision: of the run: fp32, so that its numbers do not depend on the machine, bf16, or auto for that of the
+                loaded weights.
+            options: `beam_size`: of the generation; 1 is greedy. `chat`: the text is a message, which the checkpoint's
+                chat template formats. `from_language`, `to_language`: codes, for a multilingual checkpoint.
+
+        Raises:
+            InputError: the text is empty or longer than the model's positions, or an argument is out of range or has no
+                effect for this model.
+        """
+        given = ReadOptions(target=target, generate=generate, **given_options(options, ReadKwargs))
+        module = in_precision(self.module, precision)
+        return attend(module, self.tokenizers, self._read(module, text, given))
+
     def capture(self, patterns: str | Sequence[str]) -> AbstractContextManager[Captured]:
         """Collect activations while a `with` block is open: see `clearhead.capture`."""
         return capture(self.module, patterns)
@@ -389,17 +432,33 @@ class Model:
             raise InputError("the model was trained here and has no chat template: leave chat out")
         return None
 
+    def _read(self, module: Transformer, text: str | tuple[str, str], given: ReadOptions) -> Reading:
+        """Return what the stacks of a module with this model's architecture read for a text."""
+        check_read_options(module, self.task, text, given)
+        if not predicts_text(module, self.task) or not isinstance(text, str):
+            return read_input(module, self.tokenizer, self.task, text)
+        if module.encoder is None:
+            options = self._generate_options(given.generation) if given.generate else None
+            prompt_format = self._prompt_format(given.chat, given.generate or None)
+            return read_prompt(module, self.tokenizers, text, options, prompt_format)
+        special_tokens, config = self._languages(given.from_language, given.to_language)
+        target = self._search_options(1, given.search) if given.target is None else given.target
+        return read_translation(module, self.tokenizers, text, target, special_tokens, config)
+
     def _search(self, texts: Sequence[str], n: int, options: TranslateKwargs) -> list[list[Hypothesis]]:
-        """Search for the n best translations of each text; the checkpoint's settings are the default options."""
+        """Search for the n best translations of each text."""
         given = given_options(options, TranslateKwargs)
         special_tokens, config = self._languages(given.pop("from_language", None), given.pop("to_language", None))
+        search_options = self._search_options(n, given)
+        return translate_texts(self.module, self.tokenizers, texts, search_options, special_tokens, config)
+
+    def _search_options(self, n: int, given: dict[str, Any]) -> SearchOptions:
+        """Return the options of a search for the n best translations; the checkpoint's settings are the defaults."""
         merged = {} if self.hf_checkpoint is None else self.hf_checkpoint.search_options(self.module)
         merged |= {"beam_size": max(n, merged.get("beam_size", 5)), **given}
         if merged.get("max_length") is not None and "min_length" in merged:
             merged["min_length"] = min(merged["min_length"], merged["max_length"])
-        return translate_texts(
-            self.module, self.tokenizers, texts, SearchOptions(**merged, n_best=n), special_tokens, config
-        )
+        return SearchOptions(**merged, n_best=n)
 
     @property
     def special_tokens(self) -> SpecialTokens:

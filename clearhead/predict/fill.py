@@ -116,6 +116,17 @@ def fill(
     return found
 
 
+def masked_ids(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a text with special tokens, and with mask tokens in place of its blanks, if it has any.
+
+    Raises:
+        InputError: the tokenizer has no mask token, or joins a blank with a word.
+    """
+    if not _blank_spans(text, tokenizer):
+        return tokenizer.special_tokens.add_to(tokenizer.encode(text))[0]
+    return _mask_blanks(text, 1, tokenizer, WordBoundaries(tokenizer)).ids
+
+
 def _check_model(module: Transformer) -> None:
     if module.decoder is not None or module.encoder is None:
         raise InputError(f"this model reads from left to right only, so it cannot fill blanks; {_TRAIN}")
@@ -132,11 +143,16 @@ def _mask_id(tokenizer: Tokenizer) -> int:
     return tokenizer.mask_id
 
 
+def _blank_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
+    mask_text = tokenizer.tokens([_mask_id(tokenizer)])[0]
+    return [found.span() for found in re.finditer(rf"{re.escape(mask_text)}|_{{{len(BLANK)},}}", text)]
+
+
 def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBoundaries) -> _MaskedText:
     """Return a text with blanks as ids with mask tokens."""
     mask_id = _mask_id(tokenizer)
     mask_text = tokenizer.tokens([mask_id])[0]
-    spans = [found.span() for found in re.finditer(rf"{re.escape(mask_text)}|_{{{len(BLANK)},}}", text)]
+    spans = _blank_spans(text, tokenizer)
     if not spans:
         raise InputError(f"text {number} has no blank: write {BLANK} or {mask_text} where a word is wanted")
     # Blanks are encoded as words of one character, so that white space around them is encoded as around any word.

@@ -16,8 +16,8 @@ from tests.house.source import package_sources
 
 NAMES = {
     "clearhead": """
-        Answer Cache Classification Entity Filled Generation Hypothesis InputError Model MultiHeadAttention Output
-        PairScore RunFailure TrainResult Transformer build capture edit load presets spec surgery train
+        Answer AttentionMaps Cache Classification Entity Filled Generation Hypothesis InputError Model
+        MultiHeadAttention Output PairScore RunFailure TrainResult Transformer build capture edit load presets spec surgery train
     """,
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
     "clearhead.presets": "bert_base gpt2 llama_tiny t5_small transformer_base transformer_big",
@@ -38,10 +38,13 @@ NAMES = {
 
 # What a user calls on the objects above.
 METHODS = {
+    "AttentionMaps": """
+        choose key_tokens layers num_heads query_tokens record save stacks target_tokens to_json tokens weights
+    """,
     "Cache": "extend select",
     "Model": """
-        answer capture classify edit embed evaluate fill for_languages for_task generate replaced save score spec
-        special_tokens stream tag tokenizer translate translate_n_best
+        answer attention capture classify edit embed evaluate fill for_languages for_task generate replaced save score
+        spec special_tokens stream tag tokenizer translate translate_n_best
     """,
     "MultiHeadAttention": "attention forward train",
     "TrainResult": "load",

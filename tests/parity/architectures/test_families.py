@@ -19,6 +19,8 @@ from clearhead.core import Cache
 from clearhead.hf import registry
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
+from clearhead.maps.hook_points import capture
+from clearhead.maps.recording import recording
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import (
     B,
@@ -217,3 +219,18 @@ def test_training_mode_runs(pair: Pair) -> None:
     ids = pair.ids()
     outputs(module(ids, **pair.targets(ids))).sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+@stacks()
+@torch.no_grad()
+def test_recomputed_attention_is_the_eager_kernels(pair: Pair) -> None:
+    ids = pair.ids(rows=1)
+    targets = pair.targets(ids)
+    with recording(pair.ours) as records, capture(pair.ours, "*.weights") as seen:
+        pair.run_ours(ids, **targets)
+    assert len(records) == sum(map(len, seen.values()))
+    for record in records:
+        (expected,) = [one.tensor for one in seen[f"{record.address}.weights"] if one.depth == record.layer]
+        assert torch.equal(record.weights(), expected)
+        head = record.num_heads - 1
+        assert difference(record.weights([head], slice(2, 5)), expected[:, [head], 2:5]) <= 1e-6

@@ -1,0 +1,272 @@
+"""`AttentionMaps`: the attention of a model over one text, at every layer and head of every stack.
+
+Legend: H heads, T queries, S keys, L layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError, nearest
+from clearhead.files import replacing
+from clearhead.generate.batching import evaluation_mode
+from clearhead.maps.reading import Reading
+from clearhead.maps.recording import ALL, AttentionRecord, recording
+from clearhead.text.pair import TokenizerPair
+
+MOST_BYTES = 2**31
+"""The largest array of weights that is made at once."""
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class AttentionMaps:
+    """What one run of a model attended to.
+
+    Args:
+        module: the model that ran, in evaluation mode.
+        tokenizers: of the model.
+        reading: what its stacks read.
+        records: its attentions, as they ran.
+    """
+
+    def __init__(
+        self, module: Transformer, tokenizers: TokenizerPair, reading: Reading, records: Sequence[AttentionRecord]
+    ) -> None:
+        self.module = module
+        self.tokenizers = tokenizers
+        self.reading = reading
+        self.records = {(record.stack, record.layer): record for record in records}
+        assert len(self.records) == len(records), "a layer attends to each source once"
+
+    @property
+    def tokens(self) -> list[str]:
+        """What the first stack reads, as entries of the vocabulary, special tokens included."""
+        tokenizer = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
+        return tokenizer.tokens(self.reading.source.ids[0].tolist())
+
+    @property
+    def target_tokens(self) -> list[str] | None:
+        """What the decoder of a two-stack model reads, as entries of the vocabulary; None: there is one stack."""
+        target = self.reading.target
+        return None if target is None else self.tokenizers.target.tokens(target.ids[0].tolist())
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The stacks with what they attend to: encoder.self, decoder.self, decoder.memory, as far as they exist."""
+        return tuple(dict.fromkeys(stack for stack, _ in self.records))
+
+    def layers(self, stack: str) -> tuple[int, ...]:
+        """Return the numbers of the layers of a stack that attend, from 0; shared layers count at every depth.
+
+        Raises:
+            InputError: there is no such stack.
+        """
+        if stack not in self.stacks:
+            raise InputError(
+                f"there is no stack '{stack}'{nearest(stack, self.stacks)}; this model has {', '.join(self.stacks)}"
+            )
+        return tuple(layer for name, layer in self.records if name == stack)
+
+    def num_heads(self, stack: str, layer: int) -> int:
+        """Return how many heads a layer has.
+
+        Raises:
+            InputError: there is no such stack or layer.
+        """
+        return self.record(stack, layer).num_heads
+
+    def record(self, stack: str, layer: int) -> AttentionRecord:
+        """Return the queries, keys and values of a layer, from which its weights follow.
+
+        Raises:
+            InputError: there is no such stack or layer.
+        """
+        layers = self.layers(stack)
+        if layer not in layers:
+            raise InputError(f"{stack} has no layer {layer!r}; it has {_numbers(layers)}")
+        return self.records[stack, layer]
+
+    def query_tokens(self, stack: str) -> list[str]:
+        """Return the tokens that look: the rows of the weights of a stack."""
+        return self.tokens if self.target_tokens is None or stack.startswith("encoder") else self.target_tokens
+
+    def key_tokens(self, stack: str) -> list[str]:
+        """Return the tokens that are looked at: the columns of the weights of a stack."""
+        return self.tokens if stack.endswith("memory") else self.query_tokens(stack)
+
+    def weights(
+        self, stack: str, layer: int, head: int | None = None, *, queries: slice = ALL
+    ) -> Float32[Tensor, "*heads queries keys"]:
+        """Return the attention weights of a head, or of all heads of a layer, recomputed as the eager kernel does.
+
+        Args:
+            stack: one of `stacks`.
+            layer: one of its layers, counted from 0.
+            head: counted from 0; None: all heads, with an axis of their own in front.
+            queries: the queries, for texts whose weights would be too large; None: all.
+
+        Returns:
+            float32 on the CPU; a row sums to one, or to less where the model has attention sinks.
+
+        Raises:
+            InputError: there is no such stack, layer or head, or the weights are too large.
+        """
+        record = self.record(stack, layer)
+        heads = None if head is None else [_checked_head(record, head)]
+        num_queries, num_keys = len(range(*queries.indices(record.query_BHTE.shape[2]))), record.key_BKSE.shape[2]
+        _check_size((record.num_heads if heads is None else 1) * num_queries * num_keys, "head= and queries=")
+        found = record.weights(heads, queries)[0].cpu()
+        return found if head is None else found[0]
+
+    def save(
+        self, path: str | Path, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    ) -> None:
+        """Write tokens and weights as a .npz file that `numpy.load` reads.
+
+        It holds `tokens`, for two stacks `target_tokens`, and for each stack, such as "decoder.self", the weights
+        [layers, heads, queries, keys], float32, NaN for a head that a layer does not have; "decoder.self.layers" and
+        "decoder.self.heads" are the numbers of these layers and heads.
+
+        Args:
+            path: the file; it is replaced if it exists.
+            layers, heads: the layers and heads to write; None: all.
+
+        Raises:
+            InputError: a layer or head that no stack has, weights that are too large, or a file that cannot be written.
+        """
+        path = Path(path)
+        if path.suffix != ".npz":
+            raise InputError(f"weights are saved as .npz, but the file is named {path}: give a name that ends in .npz")
+        chosen = self.choose(layers, heads)
+        arrays: dict[str, Any] = {"tokens": np.array(self.tokens)}
+        if self.target_tokens is not None:
+            arrays["target_tokens"] = np.array(self.target_tokens)
+        for stack in dict.fromkeys(record.stack for record, _ in chosen):
+            found = [(record, own) for record, own in chosen if record.stack == stack]
+            numbers = sorted({head for _, own in found for head in own})
+            query, key = found[0][0].query_BHTE, found[0][0].key_BKSE
+            weights_LHTS = np.full((len(found), len(numbers), query.shape[2], key.shape[2]), np.nan, dtype=np.float32)
+            for row, (record, own) in enumerate(found):
+                weights_LHTS[row, [numbers.index(head) for head in own]] = record.weights(own)[0].cpu().numpy()
+            arrays[stack] = weights_LHTS
+            arrays[f"{stack}.layers"] = np.array([record.layer for record, _ in found])
+            arrays[f"{stack}.heads"] = np.array(numbers)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                np.savez(file, **arrays)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
+
+    def to_json(self, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return tokens and weights as JSON values.
+
+        Args:
+            layers, heads: the layers and heads to return; None: all.
+
+        Raises:
+            InputError: a layer or head that no stack has, or weights that are too large.
+        """
+        chosen = self.choose(layers, heads)
+        found = [
+            {
+                "stack": record.stack,
+                "layer": record.layer,
+                "head": head,
+                "weights": record.weights([head])[0, 0].tolist(),
+            }
+            for record, own in chosen
+            for head in own
+        ]
+        return {"tokens": self.tokens, "target_tokens": self.target_tokens, "attention": found}
+
+    def choose(
+        self, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    ) -> list[tuple[AttentionRecord, list[int]]]:
+        """Return the attentions of some layers, each with those of some heads that it has.
+
+        Args:
+            layers, heads: the layers and heads; None: all.
+
+        Raises:
+            InputError: a layer or head that no stack has, or weights that are too large together.
+        """
+        known_layers = {record.layer for record in self.records.values()}
+        known_heads = set(range(max((record.num_heads for record in self.records.values()), default=0)))
+        for name, given, known in (("layer", layers, known_layers), ("head", heads, known_heads)):
+            unknown = [number for number in given or () if number not in known]
+            if unknown:
+                raise InputError(f"this model has no {name} {unknown[0]!r}; it has {_numbers(sorted(known))}")
+        chosen = [
+            (record, [head for head in range(record.num_heads) if heads is None or head in heads])
+            for record in self.records.values()
+            if layers is None or record.layer in layers
+        ]
+        count = sum(len(own) * record.query_BHTE.shape[2] * record.key_BKSE.shape[2] for record, own in chosen)
+        _check_size(count, "layers= and heads=")
+        return [(record, own) for record, own in chosen if own]
+
+
+def attend(module: Transformer, tokenizers: TokenizerPair, reading: Reading) -> AttentionMaps:
+    """Run a model once over what its stacks read, and return its attention.
+
+    Args:
+        module: run in evaluation mode; its own mode is restored.
+        tokenizers: of the model.
+        reading: what its stacks read.
+    """
+    # Without the head, whose logits for a long text would be larger than all the rest.
+    with evaluation_mode(module), torch.no_grad(), recording(module) as records:
+        module.states(reading.source, reading.target)
+    return AttentionMaps(module, tokenizers, reading, records)
+
+
+def in_precision(module: Transformer, precision: str) -> Transformer:
+    """Return a module whose weights have a dtype: itself, or a copy.
+
+    Args:
+        module: the module.
+        precision: fp32, bf16, or auto for the dtype that it has.
+
+    Raises:
+        InputError: another precision.
+    """
+    if precision == "auto":
+        return module
+    if precision not in _DTYPES:
+        raise InputError(f"precision must be auto, fp32 or bf16; got '{precision}'")
+    dtype = _DTYPES[precision]
+    if all(parameter.dtype == dtype for parameter in module.parameters()):
+        return module
+    return copy.deepcopy(module).to(dtype)
+
+
+def _checked_head(record: AttentionRecord, head: int) -> int:
+    if head not in range(record.num_heads):
+        raise InputError(
+            f"layer {record.layer} of {record.stack} has no head {head!r}; it has {_numbers(range(record.num_heads))}"
+        )
+    return head
+
+
+def _check_size(count: int, arguments: str) -> None:
+    if 4 * count > MOST_BYTES:
+        raise InputError(
+            f"{4 * count / 2**30:.1f} GiB of attention weights are too large at once: choose some with {arguments}"
+        )
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in words: 0 to 11."""
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))

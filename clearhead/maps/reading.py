@@ -1,0 +1,262 @@
+"""What the stacks of a model read for one text, in the form in which its predictions read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+
+from clearhead import core
+from clearhead.core import Transformer
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.stores.word_splitter import WordSplitter
+from clearhead.errors import InputError
+from clearhead.generate.batching import check_lengths, device_of
+from clearhead.generate.continuation import generate_ids
+from clearhead.generate.generation_config import GenerationConfig
+from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.prefill import has_prefix_mask
+from clearhead.generate.prompts import PromptFormat, generate_request, prompt_ids
+from clearhead.generate.translation import search_translations
+from clearhead.predict.classify import check_paired
+from clearhead.predict.fill import masked_ids
+from clearhead.task import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
+from clearhead.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the stacks of a model read for one text.
+
+    Args:
+        source: what the first stack reads.
+        target: what the decoder of a two-stack model reads; None: there is one stack.
+        labels: the id behind each token that the decoder reads, as far as it is known; empty for a model that predicts
+            no next token.
+        num_given: how many tokens of the decoder were not generated.
+        affixes: the special tokens around a text of each stack.
+    """
+
+    source: core.Sequence
+    target: core.Sequence | None
+    labels: tuple[int, ...] = ()
+    num_given: int | None = None
+    affixes: tuple[PrefixSuffix, ...] = (PrefixSuffix(),)
+
+
+class ReadKwargs(TypedDict, total=False):
+    """How a text is read, as keyword arguments; see `ReadOptions`. None: not given."""
+
+    beam_size: int | None
+    chat: bool | None
+    from_language: str | None
+    to_language: str | None
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a text is read.
+
+    Args:
+        target: what the decoder of a two-stack model reads; None: what it generates.
+        generate: most tokens generated; 0: none, or for two stacks as many as a translation has at most.
+        beam_size: of the generation, at least 1, which is greedy.
+        chat: the text is a message, which the checkpoint's chat template formats.
+        from_language, to_language: codes, for a multilingual checkpoint.
+
+    Raises:
+        InputError: numbers out of range.
+    """
+
+    target: str | None = None
+    generate: int = 0
+    beam_size: int = 1
+    chat: bool = False
+    from_language: str | None = None
+    to_language: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, lowest in (("generate", self.generate, 0), ("beam_size", self.beam_size, 1)):
+            if value < lowest:
+                raise InputError(f"{name} must be at least {lowest}, not {value}")
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The options of a decoder-only model's generation."""
+        search = {"temperature": 0} if self.beam_size == 1 else {}
+        return {"max_new_tokens": self.generate, "beam_size": self.beam_size, "num_return_sequences": 1, **search}
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """The options of a search for a target."""
+        limit = {"max_length": self.generate} if self.generate else {}
+        return {"beam_size": self.beam_size, **limit}
+
+
+def check_read_options(module: Transformer, task: TaskRecord, text: str | tuple[str, str], given: ReadOptions) -> None:
+    """Refuse options that have no effect for a model.
+
+    Raises:
+        InputError: one report that names all of them.
+    """
+    writes, is_two = predicts_text(module, task), module.encoder is not None and module.decoder is not None
+    faults = []
+    if given.target is not None and module.decoder is None:
+        faults.append("a target is read by a decoder, and this model has only an encoder: leave the target out.")
+    elif given.target is not None and not (is_two and writes):
+        faults.append(
+            "a target is for a model with encoder and decoder that writes text; this one reads the text alone: leave "
+            "the target out."
+        )
+    if given.generate and not writes:
+        faults.append(f"this model was trained to '{task.kind}' and generates no text: leave generate out.")
+    if given.generate and given.target is not None:
+        faults.append("the target is given, so that nothing is generated: leave target or generate out.")
+    generates = writes and given.target is None and (is_two or given.generate > 0)
+    if given.beam_size > 1 and not generates:
+        faults.append(f"beam_size is {given.beam_size}, but nothing is generated: leave it out.")
+    if given.chat and (is_two or not writes):
+        faults.append("chat is for a decoder-only model that generates text: leave it out.")
+    if (given.from_language or given.to_language) and not (is_two and writes):
+        faults.append("languages are for a model with encoder and decoder that writes text: leave them out.")
+    if writes and not isinstance(text, str):
+        faults.append("this model reads single texts, but received a pair: give one text.")
+    if faults:
+        raise InputError.from_faults(faults, subject="the arguments")
+
+
+def predicts_text(module: Transformer, task: TaskRecord) -> bool:
+    """Return whether a model writes text token by token, rather than labels, vectors or the words of blanks."""
+    return module.decoder is not None and task.kind in ("translate", "generate", "denoise")
+
+
+def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text: str | tuple[str, str]) -> Reading:
+    """Read a text, or a pair of texts, for a model that predicts labels, vectors or the words of blanks.
+
+    Args:
+        module: the model.
+        tokenizer: of the model.
+        task: what it was trained for; the text is read as for its predictions.
+        text: one text, or a pair where the model reads pairs.
+
+    Raises:
+        InputError: a text is empty, longer than the model's positions, or not paired as in training.
+    """
+    is_paired = not isinstance(text, str)
+    columns = [text] if isinstance(text, str) else list(text)
+    if is_paired and len(columns) != 2:
+        raise InputError(f"expected a text or a pair of two texts, received {len(columns)} texts")
+    _check_filled(*columns)
+    if is_paired and task.kind in ("fill", "tag"):
+        raise InputError(f"this model was trained to '{task.kind}' single texts, but received a pair: give one text")
+    if task.kind == "answer" and not is_paired:
+        raise InputError("this model answers questions: give a pair of a question and a text that holds the answer")
+    if task.kind == "classify":
+        check_paired(task, is_paired=is_paired)
+    collator = InputCollator.of(module.spec, tokenizer, task.repeats)
+    if task.kind == "tag":
+        spans = WordSplitter(task.inner_signs, task.sign_runs).spans(columns[0])
+        columns = [" ".join(columns[0][start:end] for start, end in spans)]
+    inputs = collator.collate(*([tokenizer.encode(column)] for column in columns)).to(device_of(module))
+    ids = inputs.ids
+    if task.kind == "fill" and tokenizer.mask_id is not None:
+        ids = ids.new_tensor([masked_ids(columns[0], tokenizer)])
+    check_lengths(ids.tolist(), module.max_positions, what="text")
+    target = None if inputs.target_ids is None else core.Sequence(inputs.target_ids, inputs.target_mask)
+    start = PrefixSuffix(() if collator.start is None else (collator.start,))
+    affixes = (tokenizer.special_tokens.for_text, start)
+    return Reading(core.Sequence(ids, segments=inputs.segments), target, affixes=affixes)
+
+
+def read_prompt(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    text: str,
+    options: GenerateOptions | None,
+    prompt_format: PromptFormat | None,
+) -> Reading:
+    """Read a text, and what a decoder-only model generates behind it.
+
+    Args:
+        module: the model.
+        tokenizers: of the model.
+        text: the prompt.
+        options: of generation; None: nothing is generated.
+        prompt_format: of a Hugging Face checkpoint; None: the model was trained here.
+
+    Raises:
+        InputError: the text is empty or longer than the model's positions, or the model cannot generate.
+    """
+    _check_filled(text)
+    (ids,) = prompt_ids(tokenizers.target, [text], prompt_format)
+    check_lengths([ids], module.max_positions, what="text")
+    written: Sequence[int] = ()
+    if options is not None:
+        request = generate_request(module, tokenizers, [text], options, True, prompt_format)
+        written = generate_ids(module, request)[0][0].ids
+    # The last token that the positions leave room for is generated, and not read.
+    read = [*ids, *written][: module.max_positions]
+    ids_1T = torch.tensor([read], device=device_of(module))
+    prefix = torch.arange(len(read), device=ids_1T.device)[None] < len(ids) if has_prefix_mask(module) else None
+    own = tokenizers.target.special_tokens.for_text
+    affixes = PrefixSuffix((tokenizers.target.bos_id,)) if prompt_format is None else own
+    return Reading(
+        # A rotation that depends on the length is that of the generation.
+        core.Sequence(ids_1T, prefix=prefix, total_length=len(ids) + options.max_new_tokens if options else None),
+        None,
+        labels=(*ids, *written)[1:],
+        num_given=len(ids),
+        affixes=(affixes,),
+    )
+
+
+def read_translation(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    text: str,
+    target: str | SearchOptions,
+    special_tokens: SpecialTokens,
+    config: GenerationConfig | None,
+) -> Reading:
+    """Read a text with the encoder, and a given or generated target with the decoder.
+
+    Args:
+        module: an encoder-decoder model.
+        tokenizers: of the model.
+        text: of the encoder.
+        target: of the decoder; or the options of the search that generates it.
+        special_tokens: of source and target.
+        config: of a Hugging Face checkpoint; None: the model was trained here.
+
+    Raises:
+        InputError: a text is empty or longer than the model's positions, or generation settings are not supported.
+    """
+    _check_filled(text)
+    affixes = special_tokens.for_target
+    source = special_tokens.for_source(tokenizers.source.encode(text))
+    check_lengths([source], module.max_positions, what="text")
+    if isinstance(target, str):
+        _check_filled(target)
+        written = affixes(tokenizers.target.encode(target))
+        check_lengths([written[:-1]], module.max_positions, what="target")
+        num_given = len(written) - 1
+    else:
+        ((best, *_),) = search_translations(module, tokenizers, [text], target, special_tokens, config)
+        written, num_given = [affixes.prefix[0], *best.ids], 1
+    device = device_of(module)
+    return Reading(
+        core.Sequence(torch.tensor([source], device=device)),
+        core.Sequence(torch.tensor([written[:-1]], device=device)),
+        labels=tuple(written[1:]),
+        num_given=num_given,
+        affixes=(special_tokens.for_source, affixes.decoder_input),
+    )
+
+
+def _check_filled(*texts: str) -> None:
+    if not all(text.strip() for text in texts):
+        raise InputError("the text is empty; there is nothing to attend to")

@@ -1,0 +1,141 @@
+"""One run of a model, recorded: the queries, keys and values of every attention at every depth.
+
+Attention weights are not kept. They are recomputed for the heads and queries that someone looks at, so that memory
+follows the number of tokens and not its square, and the model itself runs with the fused kernel.
+
+Legend: B batch, T queries, S keys, H heads, K key/value heads, E head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from clearhead.core.attention import Attention, attention_weights
+from clearhead.core.context import Context
+from clearhead.maps.hook_points import capture
+
+ALL = slice(None)
+STACKS = ("encoder.self", "decoder.self", "decoder.memory")
+
+
+@dataclass(frozen=True)
+class AttentionRecord:
+    """One attention at one depth, as it ran.
+
+    Args:
+        address: of the module.
+        attention: the module.
+        context: what it shared with the other attentions of its stack: positions, masks and depth.
+        query_BHTE, key_BKSE, value_BKSE: after norms and rotation; no copies.
+    """
+
+    address: str
+    attention: Attention
+    context: Context
+    query_BHTE: Float[Tensor, "batch heads queries head_size"]
+    key_BKSE: Float[Tensor, "batch kv_heads keys head_size"]
+    value_BKSE: Float[Tensor, "batch kv_heads keys head_size"]
+
+    @property
+    def stack(self) -> str:
+        """The name of its stack and of what it attends to, such as "decoder.memory"."""
+        return f"{self.address.partition('.')[0]}.{self.attention.spec.source}"
+
+    @property
+    def layer(self) -> int:
+        """How many layers of its stack ran before."""
+        return self.context.depth
+
+    @property
+    def num_heads(self) -> int:
+        """The number of query heads."""
+        return self.query_BHTE.shape[1]
+
+    def kv_head(self, head: int) -> int:
+        """Return the key/value head that a head uses."""
+        return head * self.key_BKSE.shape[1] // self.num_heads
+
+    @torch.no_grad()
+    def mask(self, queries: slice = ALL) -> Bool[Tensor, "#batch #heads #queries keys"] | None:
+        """Return the mask of some queries, True = may attend; None: they may attend to every key."""
+        return self.attention.mask(self._context(queries))
+
+    @torch.no_grad()
+    def bias(self, queries: slice = ALL) -> Float[Tensor, "#batch heads queries keys"] | None:
+        """Return the bias on the scores of some queries; None: there is none."""
+        return self.attention.bias(self.query_BHTE[:, :, queries], self.key_BKSE, self._context(queries))
+
+    @torch.no_grad()
+    def scores(
+        self, heads: Sequence[int] | None = None, queries: slice = ALL
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the scores before the softmax, -inf where the mask is False.
+
+        Args:
+            heads: the heads; None: all.
+            queries: the queries.
+        """
+        query, key, bias = self.query_BHTE[:, :, queries], self.key_BKSE, self.bias(queries)
+        if heads is not None:
+            query, key = query[:, list(heads)], key[:, [self.kv_head(head) for head in heads]]
+            bias = None if bias is None else bias[:, list(heads)]
+        return self.attention.scores(query, key, bias, self.mask(queries))
+
+    @torch.no_grad()
+    def weights(
+        self, heads: Sequence[int] | None = None, queries: slice = ALL
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the attention weights, float32, as the eager kernel computes them.
+
+        Args:
+            heads: the heads; None: all.
+            queries: the queries.
+        """
+        sinks = self.attention.sink
+        sink = None if sinks is None else sinks[ALL if heads is None else list(heads)]
+        return attention_weights(self.scores(heads, queries), self.mask(queries), sink).float()
+
+    def _context(self, queries: slice) -> Context:
+        """Return the context of some queries; it shares nothing, so that no mask outlives its use."""
+        context = self.context
+        masking = replace(context.masking, rows=queries)
+        return replace(context, masking=masking, query_position=context.query_position[:, queries], shared={})
+
+
+@contextmanager
+def recording(module: nn.Module) -> Iterator[list[AttentionRecord]]:
+    """Record every attention of a model while it runs once in the block.
+
+    Args:
+        module: a model.
+
+    Returns:
+        a list that is filled when the block ends: the records of each stack, lowest layer first.
+    """
+    attentions = {path: part for path, part in module.named_modules() if isinstance(part, Attention)}
+    contexts: dict[str, list[Context]] = {path: [] for path in attentions}
+    records: list[AttentionRecord] = []
+
+    def keep(path: str, arguments: tuple[Any, ...]) -> None:
+        # A copy, for the depth counts on while the stack runs.
+        contexts[path].append(replace(arguments[1], shared={}))
+
+    points = [f"{path}.{point}" for path in attentions for point in ("queries", "keys", "values")]
+    with ExitStack() as blocks:
+        found = blocks.enter_context(capture(module, points))
+        for path, attention in attentions.items():
+            hook = attention.register_forward_pre_hook(lambda _, arguments, path=path: keep(path, arguments))
+            blocks.callback(hook.remove)
+        yield records
+    for path, attention in attentions.items():
+        tensors = [[record.tensor for record in found[f"{path}.{point}"]] for point in ("queries", "keys", "values")]
+        for context, query, key, value in zip(contexts[path], *tensors, strict=True):
+            records.append(AttentionRecord(path, attention, context, query, key, value))
+    records.sort(key=lambda record: (STACKS.index(record.stack), record.layer))
