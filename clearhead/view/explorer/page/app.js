@@ -1,0 +1,286 @@
+/** The page: its heading, its controls, its views, its keys. */
+
+import { theme } from "./color.js";
+import { el, fill, refill, segmented, select, stepper, toggle } from "./dom.js";
+import { watchFrames } from "./frames.js";
+import { STACK_NAMES, areComparable, headOf, layerOf, stackOf } from "./grids.js";
+import { showHelp } from "./help.js";
+import { canJoin } from "./labels.js";
+import { matrix } from "./matrix.js";
+import { overview } from "./overview.js";
+import { Player } from "./player.js";
+import { Store } from "./state.js";
+
+/** @typedef {import("./types.js").Sample} Sample */
+/** @typedef {import("./types.js").Pane} Pane */
+/** @typedef {import("./state.js").State} State */
+/**
+ * @typedef {object} ViewKind
+ * @property {string} name
+ * @property {string} title
+ * @property {(sample: Sample) => boolean} has
+ * @property {(root: HTMLElement, pane: Pane, app: import("./types.js").App) => import("./types.js").View} open
+ * @property {boolean} usesHead whether one layer and one head are chosen
+ * @property {boolean} canDiffer
+ */
+
+const hasAttention = (/** @type {Sample} */ sample) => sample.attentions.length > 0;
+
+/** @type {ViewKind[]} */
+const VIEWS = [
+  { name: "overview", title: "Overview", has: hasAttention, open: overview, usesHead: false, canDiffer: true },
+  { name: "matrix", title: "Matrix", has: hasAttention, open: matrix, usesHead: true, canDiffer: true },
+];
+
+class Explorer {
+  constructor() {
+    /** @type {import("./types.js").Page} */
+    this.page = JSON.parse(document.getElementById("data")?.textContent ?? "");
+    this.store = new Store();
+    this.top = /** @type {HTMLElement} */ (document.getElementById("top"));
+    this.main = /** @type {HTMLElement} */ (document.getElementById("main"));
+    this.live = /** @type {HTMLElement} */ (document.getElementById("live"));
+    /** @type {{ view: import("./types.js").View, root: HTMLElement }[]} */
+    this.open = [];
+    this.opened = "";
+    this.controlled = "";
+    document.title = `${this.page.title} · attention`;
+    this.nav = el("nav", { class: "views", "aria-label": "views" });
+    this.bar = el("div", { class: "bar" });
+    this.slot = el("div", { class: "bar" });
+    this.scaleBar = el("div", { class: "bar scale" });
+    this.player = new Player(/** @type {HTMLElement} */ (document.getElementById("bottom")), this);
+    this.heading();
+    this.store.watchers.push(() => this.update());
+    addEventListener("keydown", (event) => this.keyed(event));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolor());
+    watchFrames();
+    this.recolor();
+  }
+
+  /** @param {string} text */
+  announce(text) {
+    this.live.textContent = text;
+  }
+
+  heading() {
+    const facts = this.page.facts.map(([name, value]) => el("span", { class: "fact" }, el("span", { class: "fact-name" }, name), " ", el("bdi", {}, value)));
+    fill(this.top,
+      el("div", { class: "title" },
+        el("h1", {}, el("bdi", {}, this.page.title)),
+        el("p", { class: "page-facts" }, ...facts),
+        el("div", { class: "tools" },
+          el("button", { type: "button", class: "icon", "aria-label": "light or dark", title: "light or dark (t)", onclick: () => this.turnTheme() }, "◐"),
+          el("button", { type: "button", class: "icon", "aria-label": "help and keys", title: "help and keys (?)", onclick: () => showHelp(this.offered()) }, "?"),
+        ),
+      ),
+      this.nav, el("div", { class: "controls" }, this.bar, this.slot, this.scaleBar),
+    );
+  }
+
+  turnTheme() {
+    document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark";
+    this.recolor();
+  }
+
+  recolor() {
+    document.documentElement.dataset.shown = theme();
+    this.update();
+  }
+
+  sample() {
+    return this.page.samples[this.store.state.sample] ?? this.page.samples[0];
+  }
+
+  other() {
+    const other = this.page.samples[this.store.state.other];
+    return other && other !== this.sample() ? other : null;
+  }
+
+  offered() {
+    return VIEWS.filter((kind) => this.page.samples.some(kind.has));
+  }
+
+  kind() {
+    const offered = this.offered();
+    return offered.find((kind) => kind.name === this.store.state.view) ?? offered[0];
+  }
+
+  /** @returns {Pane[]} */
+  panes() {
+    const [sample, other, kind] = [this.sample(), this.other(), this.kind()];
+    /** @type {Pane[]} */
+    const panes = [{ sample, minus: null, name: sample.label }];
+    if (other) panes.push({ sample: other, minus: null, name: other.label });
+    if (other && this.store.state.difference && kind.canDiffer && areComparable(sample, other)) {
+      panes.push({ sample: other, minus: sample, name: `${other.label} − ${sample.label}` });
+    }
+    return panes;
+  }
+
+  update() {
+    const { state } = this.store;
+    const kind = this.kind();
+    if (!kind) {
+      fill(this.main, el("p", { class: "note" }, "This page holds nothing to look at."));
+      return;
+    }
+    this.controls(state, kind);
+    this.player.update(state);
+    const panes = this.panes();
+    const opened = JSON.stringify([kind.name, panes.map((pane) => [this.page.samples.indexOf(pane.sample), pane.minus !== null])]);
+    if (opened !== this.opened) {
+      this.opened = opened;
+      this.openPanes(kind, panes);
+    }
+    const { dataset } = document.documentElement;
+    const number = String(Number(dataset.update ?? 0) + 1);
+    dataset.update = number;
+    void Promise.all(this.open.map(({ view }) => view.update(state))).then(() => {
+      if (dataset.update === number) dataset.drawn = number;
+    });
+  }
+
+  /** @param {ViewKind} kind @param {Pane[]} panes */
+  openPanes(kind, panes) {
+    for (const { view } of this.open) view.close?.();
+    this.open = [];
+    fill(this.slot);
+    this.main.dataset.panes = String(panes.length);
+    this.main.dataset.view = kind.name;
+    const sections = panes.map((pane) => {
+      const root = el("section", { class: "pane", "aria-label": pane.name });
+      const facts = pane.sample.facts.map(([name, value]) => el("span", { class: "fact" }, el("span", { class: "fact-name" }, name), " ", el("bdi", {}, value)));
+      if (this.page.samples.length > 1) root.append(el("h2", {}, el("bdi", {}, pane.name), " ", ...(pane.minus ? [] : facts)));
+      return { pane, root };
+    });
+    fill(this.main, ...sections.map(({ root }) => root));
+    for (const { pane, root } of sections) {
+      if (kind.has(pane.sample)) this.open.push({ view: kind.open(root, pane, this), root });
+      else root.append(el("p", { class: "note" }, "Nothing was measured for this view here."));
+    }
+  }
+
+  /** @param {State} state @param {ViewKind} kind */
+  controls(state, kind) {
+    const { query, key, box, node, ...rest } = state;
+    const controlled = JSON.stringify([kind.name, rest]);
+    if (controlled === this.controlled) return;
+    this.controlled = controlled;
+    refill(this.nav, ...this.offered().map((one) =>
+      el("button", { type: "button", "aria-current": one === kind ? "page" : null, onclick: () => this.store.set({ view: one.name }) }, one.title),
+    ));
+    const sample = this.sample();
+    const stack = hasAttention(sample) ? stackOf(sample, state) : null;
+    const usesStack = stack !== null && !["lens", "beams", "alignment"].includes(kind.name);
+    refill(this.bar,
+      ...this.sampleControls(state, kind),
+      ...(usesStack ? this.stackControls(sample, stack, state) : []),
+      ...(stack && kind.usesHead ? this.headControls(stack, state) : []),
+      Object.values(sample.rows).some(canJoin) && !["overview", "neuron", "lens", "beams"].includes(kind.name)
+        ? toggle("Join subwords", state.join === 1, (isOn) => this.store.set({ join: isOn ? 1 : 0, box: "" })) : null,
+    );
+    refill(this.scaleBar, stack && !["neuron", "lens", "beams", "lines"].includes(kind.name) ? this.legend(state) : null);
+  }
+
+  /** @param {Sample} sample @param {import("./types.js").Stack} stack @param {State} state */
+  stackControls(sample, stack, state) {
+    const names = [...new Set(sample.attentions.map((one) => one.stack))];
+    const same = sample.attentions.filter((one) => one.stack === stack.stack);
+    const measures = same.map((one, index) => /** @type {[string, string]} */ ([String(index), one.measure]));
+    return [
+      names.length > 1 ? segmented("attention", names.map((name) => [name, STACK_NAMES[name]]), stack.stack,
+        (name) => this.store.set({ stack: name, measure: 0, query: -1, key: -1, box: "" })) : null,
+      measures.length > 1 ? select("Measure", measures, String(same.indexOf(stack)), (value) => this.store.set({ measure: Number(value) })) : null,
+    ];
+  }
+
+  /** @param {import("./types.js").Stack} stack @param {State} state */
+  headControls(stack, state) {
+    const layer = layerOf(stack, state);
+    return [
+      stepper("Layer", stack.layers.map((one) => one.layer), layer.layer, (value) => this.store.set({ layer: value })),
+      stepper("Head", layer.heads, headOf(layer, state), (value) => this.store.set({ head: value })),
+    ];
+  }
+
+  /** @param {State} state @param {ViewKind} kind */
+  sampleControls(state, kind) {
+    const { samples, timeline } = this.page;
+    if (samples.length < 2) return [];
+    const options = samples.map((sample, index) => /** @type {[string, string]} */ ([String(index), sample.label]));
+    const other = this.other();
+    const shown = samples.indexOf(this.sample());
+    return [
+      timeline ? null : select("Show", options, String(shown), (value) => this.store.set({ sample: Number(value) })),
+      select("Beside", [["-1", "nothing"], ...options.filter(([value]) => value !== String(shown))], String(other ? state.other : -1),
+        (value) => this.store.set({ other: Number(value) })),
+      other && kind.canDiffer && areComparable(this.sample(), other)
+        ? toggle("Difference", state.difference === 1, (isOn) => this.store.set({ difference: isOn ? 1 : 0 })) : null,
+    ];
+  }
+
+  /** @param {State} state */
+  legend(state) {
+    const isRoot = state.scale === "root";
+    const marks = isRoot ? [0, 0.1, 0.5, 1] : [0, 0.5, 1];
+    const ticks = marks.map((mark) => {
+      const tick = el("span", {}, String(mark));
+      tick.style.left = `${100 * (isRoot ? Math.sqrt(mark) : mark)}%`;
+      return tick;
+    });
+    return el("button", {
+      type: "button", class: "legend", title: "colours: square root or linear",
+      "aria-label": `colours from 0 to 1 by ${isRoot ? "square root" : "linear"} scale; change`,
+      onclick: () => this.store.set({ scale: isRoot ? "linear" : "root" }),
+    }, el("span", { class: "ramp", "aria-hidden": "true" }), el("span", { class: "ticks", "aria-hidden": "true" }, ...ticks));
+  }
+
+  /** @param {number} by @param {"layer" | "head"} what */
+  step(by, what) {
+    const sample = this.sample();
+    if (!hasAttention(sample)) return;
+    const { state } = this.store;
+    const stack = stackOf(sample, state);
+    const layer = layerOf(stack, state);
+    const numbers = what === "layer" ? stack.layers.map((one) => one.layer) : layer.heads;
+    const next = numbers[numbers.indexOf(what === "layer" ? layer.layer : headOf(layer, state)) + by];
+    if (next === undefined) return;
+    this.store.set({ [what]: next });
+    this.announce(`${what} ${next}`);
+  }
+
+  /** @param {KeyboardEvent} event */
+  keyed(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (/** @type {Element} */ (event.target).closest("select, input, textarea, dialog")) return;
+    const view = this.offered()[Number(event.key) - 1];
+    const { state } = this.store;
+    /** @type {Record<string, () => void>} */
+    const keys = {
+      "?": () => showHelp(this.offered()),
+      t: () => this.turnTheme(),
+      "[": () => this.step(-1, "layer"),
+      "]": () => this.step(1, "layer"),
+      ",": () => this.step(-1, "head"),
+      ".": () => this.step(1, "head"),
+      j: () => this.store.set({ join: state.join ? 0 : 1, box: "" }),
+      l: () => this.store.set({ scale: state.scale === "root" ? "linear" : "root" }),
+      d: () => this.store.set({ difference: state.difference ? 0 : 1 }),
+      s: () => this.nextStack(),
+      p: () => this.player.turn(),
+    };
+    if (view) this.store.set({ view: view.name });
+    else if (keys[event.key]) keys[event.key]();
+    else if (!this.open.some((one) => one.root.contains(/** @type {Node} */ (event.target)) && one.view.key?.(event))) return;
+    event.preventDefault();
+  }
+
+  nextStack() {
+    const names = [...new Set(this.sample().attentions.map((one) => one.stack))];
+    const at = names.indexOf(stackOf(this.sample(), this.store.state)?.stack);
+    if (names.length > 1) this.store.set({ stack: names[(at + 1) % names.length], measure: 0, query: -1, key: -1, box: "" });
+  }
+}
+
+new Explorer();

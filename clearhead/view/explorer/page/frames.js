@@ -1,0 +1,27 @@
+/** The page's own frame times, in milliseconds, from one frame to the next while someone hovers, zooms or scrolls. */
+
+const LONGEST = 5000;
+/** @type {number[]} */
+const times = [];
+let last = 0;
+let until = 0;
+
+/** @param {number} now */
+function frame(now) {
+  if (last) times.push(now - last);
+  if (times.length > LONGEST) times.splice(0, LONGEST / 2);
+  last = now < until ? now : 0;
+  if (last) requestAnimationFrame(frame);
+}
+
+export function watchFrames() {
+  for (const name of ["pointermove", "wheel", "scroll", "keydown"]) {
+    addEventListener(name, () => {
+      const isIdle = performance.now() >= until;
+      until = performance.now() + 150;
+      if (isIdle) requestAnimationFrame(frame);
+    }, { passive: true, capture: true });
+  }
+  // For the benchmark and for the curious: the console shows them.
+  Object.assign(globalThis, { clearheadFrames: times });
+}

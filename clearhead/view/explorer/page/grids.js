@@ -1,0 +1,202 @@
+/** From weights to what a view draws: of one head or several, with subwords joined, or less another sample's. */
+
+import { exactNumbers, layerWeights } from "./arrays.js";
+import { labels } from "./labels.js";
+
+/** @typedef {import("./types.js").Grid} Grid */
+/** @typedef {import("./types.js").Label} Label */
+/** @typedef {import("./types.js").Sample} Sample */
+/** @typedef {import("./types.js").Stack} Stack */
+/** @typedef {import("./state.js").State} State */
+
+/** @type {Record<string, string>} */
+export const STACK_NAMES = { "encoder.self": "Encoder", "decoder.self": "Decoder", "decoder.memory": "Cross" };
+
+/**
+ * The stack and measure that the state names; where the sample lacks them, the first one.
+ * @param {Sample} sample
+ * @param {State} state
+ */
+export function stackOf(sample, state) {
+  const named = sample.attentions.filter((stack) => stack.stack === state.stack);
+  return named[state.measure] ?? named[0] ?? sample.attentions[0];
+}
+
+/** @param {Stack} stack @param {State} state */
+export function layerOf(stack, state) {
+  return stack.layers.find((layer) => layer.layer === state.layer) ?? stack.layers[0];
+}
+
+/** @param {import("./types.js").Layer} layer @param {State} state */
+export function headOf(layer, state) {
+  return layer.heads.includes(state.head) ? state.head : layer.heads[0];
+}
+
+/** @param {Sample} sample @param {import("./types.js").RowName} name */
+export function rowOf(sample, name) {
+  return sample.rows[name] ?? { tokens: [], texts: [], words: [], generated: null };
+}
+
+/**
+ * One head, token by token; exact where the file has it so.
+ * @param {import("./types.js").Page} page
+ * @param {Sample} sample
+ * @param {Stack} stack
+ * @param {import("./types.js").Layer} layer
+ * @param {number} head
+ * @returns {Promise<Grid>}
+ */
+export async function headGrid(page, sample, stack, layer, head) {
+  const queries = labels(rowOf(sample, stack.queries), false);
+  const keys = labels(rowOf(sample, stack.keys), false);
+  const weights = await layerWeights(page, layer);
+  const exact = await exactNumbers(page, layer, head, keys.length);
+  const place = layer.heads.indexOf(head);
+  return {
+    queries,
+    keys,
+    signed: false,
+    exact: exact !== null,
+    row: exact ? (query, out) => exact.row(query, out) : (query, out) => weights.row(place, query, out),
+    sink: (query) => weights.sink(place, query),
+  };
+}
+
+/**
+ * @param {Grid[]} grids of the same tokens
+ * @param {"mean" | "max"} how
+ * @returns {Grid}
+ */
+export function combined(grids, how) {
+  if (grids.length === 1) return grids[0];
+  const part = new Float32Array(grids[0].keys.length);
+  return {
+    ...grids[0],
+    exact: grids.every((grid) => grid.exact),
+    row(query, out) {
+      grids[0].row(query, out);
+      for (const grid of grids.slice(1)) {
+        grid.row(query, part);
+        for (let key = 0; key < out.length; key++) {
+          out[key] = how === "max" ? Math.max(out[key], part[key]) : out[key] + part[key];
+        }
+      }
+      if (how === "mean") for (let key = 0; key < out.length; key++) out[key] /= grids.length;
+    },
+    sink: (query) => {
+      const shares = grids.map((grid) => grid.sink(query));
+      return how === "max" ? Math.max(...shares) : shares.reduce((sum, share) => sum + share, 0) / grids.length;
+    },
+  };
+}
+
+/**
+ * Words in place of tokens: what a word's tokens look at on average, and the sum of looks at a word's tokens.
+ * Source: Clark et al. 2019 (arXiv 1906.04341), section 4.1.
+ * @param {Grid} grid
+ * @param {Label[]} queries
+ * @param {Label[]} keys
+ * @returns {Grid}
+ */
+function joined(grid, queries, keys) {
+  const part = new Float32Array(grid.keys.length);
+  return {
+    ...grid,
+    queries,
+    keys,
+    row(query, out) {
+      out.fill(NaN);
+      const members = queries[query].members;
+      for (const member of members) {
+        grid.row(member, part);
+        keys.forEach((key, place) => {
+          for (const token of key.members) {
+            if (!Number.isNaN(part[token])) out[place] = (Number.isNaN(out[place]) ? 0 : out[place]) + part[token] / members.length;
+          }
+        });
+      }
+    },
+    sink: (query) => queries[query].members.reduce((sum, token) => sum + grid.sink(token) / queries[query].members.length, 0),
+  };
+}
+
+/**
+ * @param {Grid} grid
+ * @param {Grid} minus of as many queries and keys
+ * @returns {Grid}
+ */
+export function difference(grid, minus) {
+  const part = new Float32Array(grid.keys.length);
+  return {
+    ...grid,
+    signed: true,
+    exact: grid.exact && minus.exact,
+    row(query, out) {
+      grid.row(query, out);
+      minus.row(query, part);
+      for (let key = 0; key < out.length; key++) out[key] -= part[key];
+    },
+    sink: (query) => grid.sink(query) - minus.sink(query),
+  };
+}
+
+/**
+ * What a pane shows of some heads.
+ * @param {import("./types.js").Page} page
+ * @param {import("./types.js").Pane} pane
+ * @param {State} state
+ * @param {{ layer: number, head: number }[]} heads
+ * @param {"mean" | "max"} [how]
+ * @returns {Promise<Grid>}
+ */
+export async function paneGrid(page, pane, state, heads, how = "mean") {
+  const grid = await sampleGrid(page, pane.sample, state, heads, how);
+  return pane.minus === null ? grid : difference(grid, await sampleGrid(page, pane.minus, state, heads, how));
+}
+
+/**
+ * @param {import("./types.js").Page} page
+ * @param {Sample} sample
+ * @param {State} state
+ * @param {{ layer: number, head: number }[]} heads
+ * @param {"mean" | "max"} how
+ */
+async function sampleGrid(page, sample, state, heads, how) {
+  const stack = stackOf(sample, state);
+  const found = heads.map(({ layer, head }) => {
+    const at = layerOf(stack, { ...state, layer });
+    return headGrid(page, sample, stack, at, headOf(at, { ...state, head }));
+  });
+  const grid = combined(await Promise.all(found), how);
+  if (!state.join) return grid;
+  return joined(grid, labels(rowOf(sample, stack.queries), true), labels(rowOf(sample, stack.keys), true));
+}
+
+/**
+ * Whether two samples can be subtracted: the same stacks, layers and heads over as many tokens.
+ * @param {Sample} one
+ * @param {Sample} two
+ */
+export function areComparable(one, two) {
+  /** @param {Sample} sample */
+  const shape = (sample) =>
+    JSON.stringify([
+      Object.entries(sample.rows).map(([name, row]) => [name, row.texts]),
+      sample.attentions.map((stack) => [stack.stack, stack.measure, stack.layers.map((layer) => [layer.layer, layer.heads])]),
+    ]);
+  return shape(one) === shape(two);
+}
+
+/**
+ * The keys that a query looks at most.
+ * @param {Grid} grid
+ * @param {number} query
+ * @param {number} count
+ */
+export function strongest(grid, query, count) {
+  const out = new Float32Array(grid.keys.length);
+  grid.row(query, out);
+  const order = [...out.keys()].filter((key) => !Number.isNaN(out[key]));
+  order.sort((one, two) => Math.abs(out[two]) - Math.abs(out[one]) || one - two);
+  return order.slice(0, count).map((key) => ({ key, value: out[key] }));
+}

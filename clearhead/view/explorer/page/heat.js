@@ -1,0 +1,487 @@
+/** A heat map with labels on a canvas: zoomed, panned, and walked through with the arrow keys. */
+
+import { colors, ink, shade, theme } from "./color.js";
+import { el } from "./dom.js";
+import { parts } from "./labels.js";
+
+/** @typedef {import("./types.js").Grid} Grid */
+/** @typedef {import("./types.js").Label} Label */
+/** @typedef {{ query: number, key: number }} Cell */
+
+const LARGEST_IMAGE = 1 << 20;
+const LARGEST_CELL = 56;
+const TURN = -Math.PI / 3;
+
+/**
+ * The numbers of a grid as an image, one pixel for each cell, or for each square of cells their largest.
+ * @param {Grid} grid
+ * @param {number} pool side of the square
+ * @param {string} scale
+ */
+export function heatImage(grid, pool, scale) {
+  const width = Math.max(1, Math.ceil(grid.keys.length / pool));
+  const height = Math.max(1, Math.ceil(grid.queries.length / pool));
+  const canvas = document.createElement("canvas");
+  canvas.width = width;
+  canvas.height = height;
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const image = context.createImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  const { sequential, diverging, masked } = colors();
+  const palette = grid.signed ? diverging : sequential;
+  const row = new Float32Array(grid.keys.length);
+  const most = new Float32Array(width);
+  for (let y = 0; y < height; y++) {
+    most.fill(NaN);
+    for (let query = y * pool; query < Math.min((y + 1) * pool, grid.queries.length); query++) {
+      grid.row(query, row);
+      for (let key = 0; key < row.length; key++) {
+        const x = pool === 1 ? key : Math.floor(key / pool);
+        if (!(Math.abs(row[key]) <= Math.abs(most[x]))) most[x] = Number.isNaN(row[key]) ? most[x] : row[key];
+      }
+    }
+    for (let x = 0; x < width; x++) {
+      pixels[y * width + x] = Number.isNaN(most[x]) ? masked : palette[shade(most[x], scale, grid.signed)];
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} text
+ * @param {number} room in pixels
+ */
+function shortened(context, text, room) {
+  if (context.measureText(text).width <= room) return text;
+  let letters = [...text];
+  while (letters.length > 1 && context.measureText(`${letters.join("")}…`).width > room) letters = letters.slice(0, -1);
+  return `${letters.join("")}…`;
+}
+
+/**
+ * @typedef {object} HeatOptions
+ * @property {string} name what a screen reader calls it
+ * @property {string} rows what the rows are
+ * @property {string} columns what the columns are
+ * @property {(cell: Cell | null) => void} hover
+ * @property {(cell: Cell) => void} pick
+ * @property {((box: string) => void)=} moved
+ * @property {((query: number, keys: number) => Cell[])=} rings
+ * @property {boolean=} isFlat rows keep their height, cells become as wide as there is room
+ */
+
+export class HeatMap {
+  /** @param {HTMLElement} root @param {HeatOptions} options */
+  constructor(root, options) {
+    this.options = options;
+    this.canvas = /** @type {HTMLCanvasElement} */ (el("canvas", { "aria-hidden": "true" }));
+    this.tip = el("div", { class: "tip", hidden: true, "aria-hidden": "true" });
+    this.root = el("div", {
+      class: "heat", tabindex: 0, role: "application", "aria-roledescription": "heat map", "aria-label": options.name,
+    }, this.canvas, this.tip);
+    root.append(this.root);
+    /** @type {Grid | null} */
+    this.grid = null;
+    this.scale = "root";
+    /** @type {Cell | null} */
+    this.hovered = null;
+    /** @type {Cell | null} */
+    this.picked = null;
+    /** @type {Cell[]} */
+    this.rings = [];
+    this.left = this.top = this.right = 0;
+    this.zoom = this.fitted = 1;
+    this.x = this.y = 0;
+    this.isFit = true;
+    this.box = "";
+    this.look = "";
+    this.width = this.height = 0;
+    this.request = 0;
+    /** @type {HTMLCanvasElement | null} */
+    this.image = null;
+    this.pool = 1;
+    /** @type {Map<number, { x: number, y: number }>} */
+    this.pointers = new Map();
+    this.isDragged = false;
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(this.root);
+    this.listen();
+  }
+
+  close() {
+    this.observer.disconnect();
+    cancelAnimationFrame(this.request);
+  }
+
+  /** @param {Grid} grid @param {string} scale @param {Cell | null} picked @param {string} box */
+  show(grid, scale, picked, box) {
+    const look = `${scale} ${theme()}`;
+    if (grid !== this.grid || look !== this.look) this.image = null;
+    this.grid = grid;
+    this.look = look;
+    this.scale = scale;
+    this.picked = picked;
+    if (box !== this.box) this.isFit = box === "";
+    this.measure();
+    if (box !== this.box && box) this.setBox(box);
+    this.box = box;
+    this.draw();
+  }
+
+  /** Colours or sizes changed. */
+  resize() {
+    const bounds = this.root.getBoundingClientRect();
+    if (bounds.width === 0) return;
+    const ratio = devicePixelRatio;
+    this.width = bounds.width;
+    this.height = bounds.height;
+    this.canvas.width = Math.round(bounds.width * ratio);
+    this.canvas.height = Math.round(bounds.height * ratio);
+    this.measure();
+    this.draw();
+  }
+
+  measure() {
+    const { grid } = this;
+    if (!grid || this.width === 0) return;
+    const context = this.context();
+    context.font = this.font();
+    const room = Math.min(150, this.width * 0.3);
+    /** @param {Label[]} row */
+    const widest = (row) => Math.min(room, Math.max(...row.slice(0, 2000).map((label) => context.measureText(parts(label.text).join("")).width)));
+    this.left = Math.ceil(widest(grid.queries)) + 14;
+    const tall = widest(grid.keys);
+    this.top = Math.ceil(tall * Math.sin(-TURN)) + 16;
+    this.right = Math.ceil(tall * Math.cos(TURN)) + 6;
+    this.fitted = Math.max(0.02, Math.min(
+      (this.width - this.left - this.right) / grid.keys.length, (this.height - this.top - 6) / grid.queries.length, LARGEST_CELL,
+    ));
+    if (this.isFit) {
+      this.zoom = this.fitted;
+      this.x = this.y = 0;
+    }
+    this.clamp();
+  }
+
+  font() {
+    return `12px ${getComputedStyle(document.body).fontFamily}`;
+  }
+
+  context() {
+    return /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
+  }
+
+  clamp() {
+    if (!this.grid) return;
+    const columns = (this.width - this.left - this.right) / this.zoom;
+    const rows = (this.height - this.top - 6) / this.zoom;
+    this.x = Math.max(0, Math.min(this.x, this.grid.keys.length - columns));
+    this.y = Math.max(0, Math.min(this.y, this.grid.queries.length - rows));
+  }
+
+  /** @param {number} factor @param {number} [px] @param {number} [py] the point that stays */
+  zoomBy(factor, px = (this.left + this.width) / 2, py = (this.top + this.height) / 2) {
+    const zoom = Math.max(this.fitted, Math.min(LARGEST_CELL, this.zoom * factor));
+    const key = this.x + (px - this.left) / this.zoom;
+    const query = this.y + (py - this.top) / this.zoom;
+    this.isFit = zoom <= this.fitted * 1.001;
+    this.zoom = zoom;
+    this.x = key - (px - this.left) / zoom;
+    this.y = query - (py - this.top) / zoom;
+    this.moved();
+  }
+
+  fit() {
+    this.isFit = true;
+    this.zoom = this.fitted;
+    this.moved();
+  }
+
+  /** @param {number} dx @param {number} dy in pixels */
+  pan(dx, dy) {
+    const { x, y } = this;
+    this.x -= dx / this.zoom;
+    this.y -= dy / this.zoom;
+    this.moved();
+    return x !== this.x || y !== this.y;
+  }
+
+  moved() {
+    this.clamp();
+    this.root.classList.toggle("zoomed", !this.isFit);
+    this.draw();
+    this.box = this.isFit ? "" : [this.x, this.y, this.zoom].map((number) => number.toFixed(2)).join(",");
+    this.options.moved?.(this.box);
+  }
+
+  /** @param {string} box as `moved` gave it */
+  setBox(box) {
+    const numbers = box.split(",").map(Number);
+    if (numbers.length !== 3 || !numbers.every(Number.isFinite)) return;
+    [this.x, this.y] = numbers;
+    this.zoom = Math.max(this.fitted, Math.min(LARGEST_CELL, numbers[2]));
+    this.isFit = this.zoom === this.fitted;
+    this.clamp();
+    this.root.classList.toggle("zoomed", !this.isFit);
+  }
+
+  /** @param {number} px @param {number} py @returns {Cell | null} */
+  cellAt(px, py) {
+    if (!this.grid) return null;
+    const key = Math.floor(this.x + (px - this.left) / this.zoom);
+    const query = Math.floor(this.y + (py - this.top) / this.zoom);
+    const isInside = px >= this.left && py >= this.top && key >= 0 && query >= 0;
+    return isInside && key < this.grid.keys.length && query < this.grid.queries.length ? { query, key } : null;
+  }
+
+  /** @param {Cell} cell */
+  value(cell) {
+    if (!this.grid) return NaN;
+    const row = new Float32Array(this.grid.keys.length);
+    this.grid.row(cell.query, row);
+    return row[cell.key];
+  }
+
+  listen() {
+    const { root } = this;
+    root.addEventListener("pointermove", (event) => this.pointerMoved(event));
+    root.addEventListener("pointerleave", () => this.setHovered(null));
+    root.addEventListener("pointerdown", (event) => {
+      this.isDragged = false;
+      this.pointers.set(event.pointerId, { x: event.offsetX, y: event.offsetY });
+    });
+    for (const name of ["pointerup", "pointercancel"]) {
+      root.addEventListener(name, (event) => this.pointers.delete(/** @type {PointerEvent} */ (event).pointerId));
+    }
+    root.addEventListener("click", (event) => {
+      const cell = this.cellAt(event.offsetX, event.offsetY);
+      if (cell && !this.isDragged) this.options.pick(cell);
+    });
+    root.addEventListener("dblclick", (event) => this.zoomBy(2, event.offsetX, event.offsetY));
+    root.addEventListener("wheel", (event) => {
+      if (event.ctrlKey || event.metaKey) {
+        event.preventDefault();
+        this.zoomBy(Math.exp(-event.deltaY / 200), event.offsetX, event.offsetY);
+      } else if (!this.isFit && this.pan(-event.deltaX, -event.deltaY)) event.preventDefault();
+    }, { passive: false });
+    root.addEventListener("keydown", (event) => {
+      if (this.keyed(event)) event.preventDefault();
+    });
+  }
+
+  /** @param {PointerEvent} event */
+  pointerMoved(event) {
+    const last = this.pointers.get(event.pointerId);
+    if (last) {
+      const now = { x: event.offsetX, y: event.offsetY };
+      const other = [...this.pointers].find(([id]) => id !== event.pointerId)?.[1];
+      if (other) {
+        const apart = (/** @type {{ x: number, y: number }} */ at) => Math.hypot(at.x - other.x, at.y - other.y);
+        this.zoomBy(apart(now) / Math.max(1, apart(last)), (now.x + other.x) / 2, (now.y + other.y) / 2);
+      } else this.pan(now.x - last.x, now.y - last.y);
+      if (Math.hypot(now.x - last.x, now.y - last.y) > 2) {
+        this.isDragged = true;
+        this.root.setPointerCapture(event.pointerId);
+      }
+      this.pointers.set(event.pointerId, now);
+    }
+    if (this.isDragged && last) return;
+    this.setHovered(this.cellAt(event.offsetX, event.offsetY), event.offsetX, event.offsetY);
+  }
+
+  /** @param {Cell | null} cell @param {number} [px] @param {number} [py] */
+  setHovered(cell, px = 0, py = 0) {
+    const isSame = cell?.query === this.hovered?.query && cell?.key === this.hovered?.key;
+    if (!isSame) {
+      this.hovered = cell;
+      this.options.hover(cell);
+      this.draw();
+    }
+    this.tip.hidden = cell === null;
+    if (cell) {
+      const isRight = px > this.width - 230;
+      this.tip.style.transform = `translate(${isRight ? px - 14 : px + 14}px, ${py + 16}px)${isRight ? " translateX(-100%)" : ""}`;
+    }
+  }
+
+  /** @param {KeyboardEvent} event */
+  keyed(event) {
+    const { grid } = this;
+    if (!grid || event.ctrlKey || event.metaKey || event.altKey) return false;
+    const step = event.shiftKey ? 10 : 1;
+    const move = { ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] }[event.key];
+    if (move) {
+      const at = this.picked ?? this.hovered ?? { query: 0, key: 0 };
+      const place = this.picked ?? this.hovered ? move : [0, 0];
+      const cell = {
+        query: Math.max(0, Math.min(grid.queries.length - 1, at.query + place[0])),
+        key: Math.max(0, Math.min(grid.keys.length - 1, at.key + place[1])),
+      };
+      this.picked = cell;
+      this.reveal(cell);
+      this.options.pick(cell);
+    } else if (event.key === "+" || event.key === "=") this.zoomBy(1.5, ...this.center());
+    else if (event.key === "-") this.zoomBy(1 / 1.5, ...this.center());
+    else if (event.key === "0") this.fit();
+    else return false;
+    return true;
+  }
+
+  /** @returns {[number, number]} the picked cell's place, else the middle */
+  center() {
+    const cell = this.picked;
+    if (!cell) return [(this.left + this.width) / 2, (this.top + this.height) / 2];
+    return [this.left + (cell.key + 0.5 - this.x) * this.zoom, this.top + (cell.query + 0.5 - this.y) * this.zoom];
+  }
+
+  /** @param {Cell} cell */
+  reveal(cell) {
+    const columns = (this.width - this.left - this.right) / this.zoom;
+    const rows = (this.height - this.top - 6) / this.zoom;
+    this.x = Math.max(cell.key - columns + 1, Math.min(this.x, cell.key));
+    this.y = Math.max(cell.query - rows + 1, Math.min(this.y, cell.query));
+    this.moved();
+  }
+
+  draw() {
+    if (this.request) return;
+    this.request = requestAnimationFrame(() => {
+      this.request = 0;
+      if (this.grid && this.width) this.paint(this.grid);
+    });
+  }
+
+  /** @param {Grid} grid */
+  paint(grid) {
+    const context = this.context();
+    const { left, top, zoom, x, y, width, height } = this;
+    context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    const right = Math.min(width - this.right, left + (grid.keys.length - x) * zoom);
+    const bottom = Math.min(height - 6, top + (grid.queries.length - y) * zoom);
+    if (!this.image) {
+      this.pool = 1;
+      while ((grid.keys.length / this.pool) * (grid.queries.length / this.pool) > LARGEST_IMAGE) this.pool *= 2;
+      this.image = heatImage(grid, this.pool, this.scale);
+    }
+    context.save();
+    context.beginPath();
+    context.rect(left, top, right - left, bottom - top);
+    context.clip();
+    context.imageSmoothingEnabled = zoom * this.pool < 1;
+    const size = zoom * this.pool;
+    context.drawImage(this.image, left - x * zoom, top - y * zoom, this.image.width * size, this.image.height * size);
+    if (zoom >= 9) this.paintLines(context, left, top, right, bottom);
+    this.paintMarks(context);
+    context.restore();
+    context.strokeStyle = ink("edge");
+    context.lineWidth = 1;
+    context.strokeRect(left - 0.5, top - 0.5, right - left + 1, bottom - top + 1);
+    this.paintLabels(context, grid, right, bottom);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {number} left @param {number} top @param {number} right @param {number} bottom */
+  paintLines(context, left, top, right, bottom) {
+    context.strokeStyle = ink("grid");
+    context.lineWidth = 0.5;
+    context.beginPath();
+    for (let at = left + (Math.ceil(this.x) - this.x) * this.zoom; at < right; at += this.zoom) {
+      context.moveTo(at, top);
+      context.lineTo(at, bottom);
+    }
+    for (let at = top + (Math.ceil(this.y) - this.y) * this.zoom; at < bottom; at += this.zoom) {
+      context.moveTo(left, at);
+      context.lineTo(right, at);
+    }
+    context.stroke();
+  }
+
+  /** @param {CanvasRenderingContext2D} context */
+  paintMarks(context) {
+    const { left, top, zoom, x, y, width, height } = this;
+    const at = this.hovered ?? this.picked;
+    if (at) {
+      context.fillStyle = ink("cross");
+      context.fillRect(left, top + (at.query - y) * zoom, width, zoom);
+      context.fillRect(left + (at.key - x) * zoom, top, zoom, height);
+    }
+    context.lineWidth = 2;
+    context.strokeStyle = ink("ring");
+    for (const { query, key } of this.rings) {
+      if (zoom >= 5) context.strokeRect(left + (key - x) * zoom + 1.5, top + (query - y) * zoom + 1.5, zoom - 3, zoom - 3);
+    }
+    if (this.picked) {
+      const side = Math.max(zoom, 6);
+      const middle = [left + (this.picked.key + 0.5 - x) * zoom, top + (this.picked.query + 0.5 - y) * zoom];
+      context.strokeStyle = ink("mark");
+      context.strokeRect(middle[0] - side / 2, middle[1] - side / 2, side, side);
+    }
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {Grid} grid @param {number} right @param {number} bottom */
+  paintLabels(context, grid, right, bottom) {
+    const { left, top, zoom, x, y } = this;
+    const at = this.hovered ?? this.picked;
+    const every = Math.max(1, Math.ceil(13 / zoom));
+    context.font = this.font();
+    context.textBaseline = "middle";
+    for (let query = Math.floor(y); query < grid.queries.length && top + (query + 0.5 - y) * zoom < bottom; query++) {
+      const place = top + (query + 0.5 - y) * zoom;
+      if (place < top || !this.isLabelled(query, every, at?.query)) continue;
+      this.paintLabel(context, grid.queries[query], left - 8, place, left - 12, true, at?.query === query);
+    }
+    for (let key = Math.floor(x); key < grid.keys.length && left + (key + 0.5 - x) * zoom < right; key++) {
+      const place = left + (key + 0.5 - x) * zoom;
+      if (place < left || !this.isLabelled(key, every, at?.key)) continue;
+      context.save();
+      context.translate(place, top - 6);
+      context.rotate(TURN);
+      this.paintLabel(context, grid.keys[key], 0, 0, (top - 14) / Math.sin(-TURN), false, at?.key === key);
+      context.restore();
+    }
+  }
+
+  /** Labels that would touch the one under the pointer give way. @param {number} index @param {number} every @param {number} [at] */
+  isLabelled(index, every, at) {
+    if (every === 1 || index === at) return true;
+    return index % every === 0 && (at === undefined || Math.abs(index - at) * this.zoom > 12);
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Label} label
+   * @param {number} px
+   * @param {number} py
+   * @param {number} room
+   * @param {boolean} isEnd whether the text ends at the place
+   * @param {boolean} isStrong
+   */
+  paintLabel(context, label, px, py, room, isEnd, isStrong) {
+    const [blank, rest] = parts(label.text);
+    const blankWidth = context.measureText(blank).width;
+    const text = rest && shortened(context, rest, room - blankWidth);
+    const width = context.measureText(text).width;
+    const start = isEnd ? px - width - blankWidth : px;
+    context.textAlign = "left";
+    context.direction = "ltr";
+    context.fillStyle = ink("blank");
+    context.fillText(blank, label.rtl ? start + width : start, py);
+    context.fillStyle = ink(isStrong ? "ink" : label.generated ? "accent" : "faint");
+    context.direction = label.rtl ? "rtl" : "ltr";
+    context.textAlign = label.rtl ? "right" : "left";
+    context.fillText(text, label.rtl ? start + width : start + blankWidth, py);
+  }
+}
+
+/** @param {HeatMap} heat */
+export function zoomButtons(heat) {
+  /** @param {string} name @param {string} sign @param {() => void} act */
+  const button = (name, sign, act) => el("button", { type: "button", "aria-label": name, title: name, onclick: act }, sign);
+  return el("div", { class: "segmented", role: "group", "aria-label": "zoom" },
+    button("zoom out", "−", () => heat.zoomBy(1 / 1.5, ...heat.center())),
+    button("show all", "⤢", () => heat.fit()),
+    button("zoom in", "+", () => heat.zoomBy(1.5, ...heat.center())),
+  );
+}

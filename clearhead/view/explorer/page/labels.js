@@ -1,0 +1,73 @@
+/** How tokens are shown: whitespace made visible, subwords joined, and each text in its own direction. */
+
+import { el } from "./dom.js";
+
+const RTL = /^[^\p{L}]*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/u;
+/** @type {Record<string, string>} */
+const SIGNS = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u200b": "⌷", "\u3000": "□" };
+const BLANK = /^[ \n\r\t\u00a0\u200b\u3000]+/;
+
+/** @param {string} text */
+export function isRightToLeft(text) {
+  return RTL.test(text);
+}
+
+/** @param {string} text whitespace as signs */
+export function signs(text) {
+  return [...text].map((letter) => SIGNS[letter] ?? letter).join("");
+}
+
+/**
+ * The signs for the blanks before a text, and the text; a token that is all blank, or empty, is all sign.
+ * @param {string} text
+ * @returns {[string, string]}
+ */
+export function parts(text) {
+  if (text === "") return ["∅", ""];
+  const blank = BLANK.exec(text)?.[0] ?? "";
+  return [signs(blank), signs(text.slice(blank.length))];
+}
+
+/**
+ * @param {import("./types.js").TokenRow} row
+ * @param {boolean} isJoined whether the tokens of a word become one label
+ * @returns {import("./types.js").Label[]}
+ */
+export function labels(row, isJoined) {
+  /** @type {import("./types.js").Label[]} */
+  const found = [];
+  row.texts.forEach((text, index) => {
+    const before = found.at(-1);
+    const generated = row.generated?.[index] === 1;
+    if (isJoined && before !== undefined && row.words[index] === row.words[index - 1]) {
+      before.text += text;
+      before.members.push(index);
+    } else found.push({ text, members: [index], generated, rtl: false });
+  });
+  for (const label of found) {
+    if (isJoined && label.text.trim() !== "") label.text = label.text.trim();
+    label.rtl = isRightToLeft(label.text);
+  }
+  return found;
+}
+
+/** @param {import("./types.js").TokenRow | undefined} row */
+export function canJoin(row) {
+  return row !== undefined && row.words.some((word, index) => index > 0 && word === row.words[index - 1]);
+}
+
+/** @param {string} text */
+export function tokenNode(text) {
+  const [blank, rest] = parts(text);
+  return el("bdi", { class: "token-text" }, blank ? el("span", { class: "blank" }, blank) : null, rest);
+}
+
+/** @param {import("./types.js").Label[]} row the direction of a text: that of its first letters */
+export function direction(row) {
+  return row.find((label) => /\p{L}/u.test(label.text))?.rtl ? "rtl" : "ltr";
+}
+
+/** The label that a token belongs to. @param {import("./types.js").Label[]} row @param {number} token */
+export function labelOf(row, token) {
+  return row.findIndex((label) => label.members.includes(token));
+}

@@ -1,0 +1,135 @@
+/** One head: every query by every key. */
+
+import { headFacts } from "./facts.js";
+import { el, fill, fixed, withSign } from "./dom.js";
+import { headOf, layerOf, paneGrid, stackOf, strongest } from "./grids.js";
+import { HeatMap, zoomButtons } from "./heat.js";
+import { labelOf, tokenNode } from "./labels.js";
+
+const LISTED = 12;
+
+/**
+ * @param {HTMLElement} root
+ * @param {import("./types.js").Pane} pane
+ * @param {import("./types.js").App} app
+ * @returns {import("./types.js").View}
+ */
+export function matrix(root, pane, app) {
+  return new Matrix(root, pane, app);
+}
+
+/** @param {import("./types.js").Grid} grid @param {number} value */
+export function amount(grid, value) {
+  if (Number.isNaN(value)) return "masked";
+  const digits = grid.exact ? 7 : 3;
+  return grid.signed ? withSign(value) : fixed(value, digits);
+}
+
+/** The tokens of a cell and its number. @param {import("./types.js").Grid} grid @param {import("./heat.js").Cell} cell @param {number} value */
+export function cellNodes(grid, cell, value) {
+  return [
+    el("span", { class: "tip-tokens" }, tokenNode(grid.queries[cell.query].text), el("span", { class: "arrow" }, " → "), tokenNode(grid.keys[cell.key].text)),
+    el("b", {}, amount(grid, value)),
+  ];
+}
+
+/** Keys by their weight, as a table with bars. @param {import("./types.js").Grid} grid @param {number} query @param {(key: number) => void} pick */
+export function keyTable(grid, query, pick) {
+  const sink = grid.sink(query);
+  const rows = strongest(grid, query, LISTED).map(({ key, value }) => {
+    const bar = el("span", { class: `meter${value < 0 ? " less" : ""}`, "aria-hidden": "true" });
+    bar.style.setProperty("--share", String(Math.min(1, Math.abs(value))));
+    return el("tr", {},
+      el("td", {}, el("button", { type: "button", class: "plain", onclick: () => pick(key) }, tokenNode(grid.keys[key].text), el("small", {}, String(grid.keys[key].members[0])))),
+      el("td", { class: "number" }, bar, amount(grid, value)),
+    );
+  });
+  if (!Number.isNaN(sink)) {
+    const bar = el("span", { class: "meter sink", "aria-hidden": "true" });
+    bar.style.setProperty("--share", String(Math.min(1, Math.abs(sink))));
+    rows.unshift(el("tr", { class: "sink" }, el("td", {}, "no token (sink)"), el("td", { class: "number" }, bar, amount({ ...grid, exact: false }, sink))));
+  }
+  return el("table", { class: "keys" }, el("caption", { class: "unseen" }, "keys by weight"),
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "looks at"), el("th", { scope: "col", class: "number" }, "weight"))), el("tbody", {}, ...rows));
+}
+
+class Matrix {
+  /** @param {HTMLElement} root @param {import("./types.js").Pane} pane @param {import("./types.js").App} app */
+  constructor(root, pane, app) {
+    this.pane = pane;
+    this.app = app;
+    this.panel = el("aside", { class: "panel", "aria-label": "the query under the pointer" });
+    const stage = el("div", { class: "stage" });
+    root.append(el("div", { class: "split" }, stage, this.panel));
+    this.heat = new HeatMap(stage, {
+      name: `attention matrix of ${pane.name}: arrow keys walk, plus and minus zoom`,
+      rows: "queries",
+      columns: "keys",
+      hover: (cell) => this.hovered(cell),
+      pick: (cell) => this.picked(cell),
+      moved: (box) => app.store.set({ box }),
+    });
+    if (!app.slot.hasChildNodes()) app.slot.append(zoomButtons(this.heat));
+    this.shown = "";
+  }
+
+  close() {
+    this.heat.close();
+  }
+
+  /** @param {import("./state.js").State} state */
+  async update(state) {
+    this.state = state;
+    const stack = stackOf(this.pane.sample, state);
+    const layer = layerOf(stack, state);
+    const head = headOf(layer, state);
+    const shown = [stack.stack, stack.measure, layer.layer, head, state.join].join();
+    if (shown !== this.shown) {
+      this.shown = shown;
+      const grid = await paneGrid(this.app.page, this.pane, state, [{ layer: layer.layer, head }]);
+      if (shown !== this.shown) return;
+      this.grid = grid;
+    }
+    const { grid } = this;
+    if (!grid) return;
+    this.facts = headFacts(layer, head);
+    const query = labelOf(grid.queries, state.query);
+    const key = labelOf(grid.keys, state.key);
+    const picked = query >= 0 && key >= 0 ? { query, key } : null;
+    this.heat.show(grid, state.scale, picked, state.box);
+    this.title = `Layer ${layer.layer} · head ${head}`;
+    this.pattern = layer.patterns[layer.heads.indexOf(head)] ?? "";
+    this.list(this.heat.hovered ?? picked);
+  }
+
+  /** @param {import("./heat.js").Cell | null} cell */
+  hovered(cell) {
+    if (!this.grid) return;
+    if (cell) fill(this.heat.tip, ...cellNodes(this.grid, cell, this.heat.value(cell)));
+    this.list(cell ?? this.heat.picked);
+  }
+
+  /** @param {import("./heat.js").Cell} cell */
+  picked(cell) {
+    if (!this.grid) return;
+    const [query, key] = [this.grid.queries[cell.query], this.grid.keys[cell.key]];
+    this.app.announce(`${query.text} looks at ${key.text}: ${amount(this.grid, this.heat.value(cell))}`);
+    this.app.store.set({ query: query.members[0], key: key.members[0] });
+  }
+
+  /** @param {import("./heat.js").Cell | null} cell */
+  list(cell) {
+    const { grid } = this;
+    if (!grid) return;
+    const query = cell?.query ?? grid.queries.length - 1;
+    const value = cell ? this.heat.value(cell) : NaN;
+    fill(this.panel,
+      el("h3", {}, this.title ?? ""),
+      this.pattern ? el("p", { class: "tag" }, this.pattern) : null,
+      cell ? el("p", { class: "cell", "data-value": String(value) }, ...cellNodes(grid, cell, value)) : null,
+      el("h4", {}, "Query ", tokenNode(grid.queries[query].text), el("small", {}, ` position ${grid.queries[query].members[0]}`)),
+      keyTable(grid, query, (key) => this.app.store.set({ query: grid.queries[query].members[0], key: grid.keys[key].members[0] })),
+      this.facts ?? null,
+    );
+  }
+}

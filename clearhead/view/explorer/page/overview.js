@@ -1,0 +1,261 @@
+/** All heads of a stack as thumbnails, in the order of the layers or of any of their numbers. */
+
+import { headFacts, headNumbers, Strips } from "./facts.js";
+import { el, fill, refill, segmented, select, short } from "./dom.js";
+import { headOf, layerOf, paneGrid, stackOf } from "./grids.js";
+import { heatImage } from "./heat.js";
+
+/** @typedef {import("./types.js").Layer} Layer */
+/** @typedef {{ layer: Layer, head: number, place: number, button: HTMLElement, caption: HTMLElement }} Card */
+
+const THUMBNAIL = 112;
+
+/**
+ * @param {HTMLElement} root
+ * @param {import("./types.js").Pane} pane
+ * @param {import("./types.js").App} app
+ * @returns {import("./types.js").View}
+ */
+export function overview(root, pane, app) {
+  return new Overview(root, pane, app);
+}
+
+class Overview {
+  /** @param {HTMLElement} root @param {import("./types.js").Pane} pane @param {import("./types.js").App} app */
+  constructor(root, pane, app) {
+    this.pane = pane;
+    this.app = app;
+    this.board = el("div", { class: "board", role: "group", "aria-label": "heads" });
+    this.panel = el("aside", { class: "panel", "aria-label": "the head under the pointer" });
+    root.append(el("div", { class: "split" }, this.board, this.panel));
+    /** @type {Card[]} */
+    this.cards = [];
+    this.built = "";
+    this.drawn = "";
+    this.strips = new Strips();
+    this.observer = new IntersectionObserver((entries) => this.seen(entries), { rootMargin: "200px" });
+    /** @type {Set<Card>} */
+    this.waiting = new Set();
+    this.isDrawing = false;
+    this.shownHead = "";
+    this.board.addEventListener("pointerover", (event) => this.hovered(event));
+    this.board.addEventListener("focusin", (event) => this.hovered(event));
+  }
+
+  close() {
+    this.observer.disconnect();
+  }
+
+  /** @param {import("./state.js").State} state */
+  update(state) {
+    this.state = state;
+    const stack = stackOf(this.pane.sample, state);
+    this.stack = stack;
+    const columns = this.columns(stack);
+    const sort = columns.some((column) => column.name === state.sort) ? state.sort : "";
+    const order = [state.stack, state.measure, sort, state.up, state.pattern].join(" ");
+    if (order !== this.built) {
+      this.built = order;
+      this.drawn = "";
+      this.controls(stack, columns, sort, state);
+      this.build(stack, sort, state);
+    }
+    if (this.drawn !== `${state.scale} ${document.documentElement.dataset.shown}`) {
+      this.drawn = `${state.scale} ${document.documentElement.dataset.shown}`;
+      for (const card of this.cards) {
+        this.observer.unobserve(card.button);
+        this.observer.observe(card.button);
+      }
+    }
+    const layer = layerOf(stack, state);
+    this.choose(layer, headOf(layer, state));
+  }
+
+  /** @param {import("./types.js").Stack} stack */
+  columns(stack) {
+    return this.pane.sample.columns.filter((column) => stack.layers.some((layer) => column.name in layer.values));
+  }
+
+  /** @param {Layer} layer @param {number} place @param {string} name */
+  number(layer, place, name) {
+    return headNumbers(this.pane, this.stack, layer, place, name);
+  }
+
+  /**
+   * @param {import("./types.js").Stack} stack
+   * @param {import("./types.js").Column[]} columns
+   * @param {string} sort
+   * @param {import("./state.js").State} state
+   */
+  controls(stack, columns, sort, state) {
+    const { store } = this.app;
+    /** @type {[string, string][]} */
+    const orders = [["", "layer and head"], ...columns.map((column) => /** @type {[string, string]} */ ([column.name, column.title]))];
+    const chosen = columns.find((column) => column.name === sort);
+    /** @type {Map<string, number>} */
+    const counts = new Map();
+    for (const layer of stack.layers) for (const name of layer.patterns) if (name) counts.set(name, (counts.get(name) ?? 0) + 1);
+    const names = [...counts.keys()].sort((one, two) => (counts.get(two) ?? 0) - (counts.get(one) ?? 0));
+    this.patterns = names;
+    const chips = names.map((name, index) =>
+      el("button", {
+        type: "button", class: `chip pattern-${index % 8}`, "aria-pressed": String(state.pattern === name),
+        onclick: () => store.set({ pattern: state.pattern === name ? "" : name }),
+      }, el("span", { class: "dot", "aria-hidden": "true" }), name, el("span", { class: "count" }, String(counts.get(name)))),
+    );
+    refill(this.app.slot,
+      orders.length > 1 ? select("Sort by", orders, sort, (value) => store.set({ sort: value })) : null,
+      chosen ? segmented("order", [["0", "most first"], ["1", "least first"]], String(state.up), (value) => store.set({ up: Number(value) })) : null,
+      chips.length ? el("div", { class: "chips", role: "group", "aria-label": "patterns" }, ...chips) : null,
+      chosen ? el("p", { class: "note" }, chosen.description) : null,
+    );
+  }
+
+  /** @param {import("./types.js").Stack} stack @param {string} sort @param {import("./state.js").State} state */
+  build(stack, sort, state) {
+    this.observer.disconnect();
+    this.cards = stack.layers.flatMap((layer) => layer.heads.map((head, place) => this.card(layer, head, place, sort)));
+    const isShown = (/** @type {Card} */ card) => !state.pattern || card.layer.patterns[card.place] === state.pattern;
+    for (const card of this.cards) card.button.classList.toggle("dim", !isShown(card));
+    if (sort) {
+      const value = (/** @type {Card} */ card) => this.number(card.layer, card.place, sort);
+      const known = this.cards.filter((card) => isShown(card) && !Number.isNaN(value(card)));
+      const sign = state.up ? 1 : -1;
+      known.sort((one, two) => sign * (value(one) - value(two)));
+      this.cards = [...known, ...this.cards.filter((card) => isShown(card) && Number.isNaN(value(card)))];
+      fill(this.board, el("div", { class: "sorted" }, ...this.cards.map((card) => card.button)));
+    } else {
+      const most = Math.max(...stack.layers.map((layer) => layer.heads.length));
+      this.board.style.setProperty("--heads", String(most));
+      const first = stack.layers.find((layer) => layer.heads.length === most);
+      const numbers = first?.heads.map((head) => el("span", {}, String(head))) ?? [];
+      fill(this.board,
+        el("div", { class: "layer head-numbers", "aria-hidden": "true" }, el("span", { class: "layer-name" }, "head"), el("div", { class: "thumbs" }, ...numbers)),
+        ...stack.layers.map((layer) => this.layerRow(layer)),
+      );
+    }
+    this.board.classList.toggle("pixels", Math.max(...Object.values(this.pane.sample.rows).map((row) => row.tokens.length)) < 56);
+    this.waiting.clear();
+  }
+
+  /** @param {Layer} layer */
+  layerRow(layer) {
+    const cards = this.cards.filter((card) => card.layer === layer);
+    return el("div", { class: "layer" },
+      el("span", { class: "layer-name" }, el("span", { class: "wide" }, "layer "), String(layer.layer), el("small", {}, layer.mask.split(":")[0])),
+      el("div", { class: "thumbs" }, ...cards.map((card) => card.button)),
+    );
+  }
+
+  /** @param {Layer} layer @param {number} head @param {number} place @param {string} sort @returns {Card} */
+  card(layer, head, place, sort) {
+    const value = sort ? this.number(layer, place, sort) : NaN;
+    const pattern = layer.patterns[place] ?? "";
+    const caption = el("span", { class: "caption" }, `${layer.layer}·${head}`, sort ? el("b", {}, short(value)) : null);
+    const share = layer.numHeads / layer.numKvHeads;
+    const kind = pattern ? ` pattern-${(this.patterns ?? []).indexOf(pattern) % 8}` : "";
+    const button = el("button", {
+      type: "button",
+      class: `head${kind}${share > 1 && Math.floor(head / share) !== Math.floor((head - 1) / share) && head ? " group" : ""}`,
+      "aria-label": `layer ${layer.layer}, head ${head}${pattern ? `, ${pattern}` : ""}${sort ? `, ${short(value)}` : ""}`,
+      tabindex: -1,
+      onclick: () => this.app.store.set({ view: "matrix", layer: layer.layer, head, box: "" }),
+    }, el("canvas", { width: 1, height: 1, "aria-hidden": "true" }), el("span", { class: "mark", "aria-hidden": "true" }), sort ? caption : null);
+    return { layer, head, place, button, caption };
+  }
+
+  /** @param {IntersectionObserverEntry[]} entries */
+  seen(entries) {
+    for (const entry of entries) {
+      const card = this.cards.find(({ button }) => button === entry.target);
+      if (!card || !entry.isIntersecting) continue;
+      this.observer.unobserve(entry.target);
+      this.waiting.add(card);
+    }
+    if (!this.isDrawing) void this.drawAll();
+  }
+
+  async drawAll() {
+    this.isDrawing = true;
+    let start = performance.now();
+    for (const card of this.waiting) {
+      this.waiting.delete(card);
+      if (!card.button.isConnected || !this.state) continue;
+      const state = { ...this.state, join: 0 };
+      const grid = await paneGrid(this.app.page, this.pane, state, [{ layer: card.layer.layer, head: card.head }]);
+      const pool = Math.max(1, Math.floor(Math.max(grid.queries.length, grid.keys.length) / THUMBNAIL));
+      const image = heatImage(grid, pool, state.scale);
+      image.setAttribute("aria-hidden", "true");
+      card.button.querySelector("canvas")?.replaceWith(image);
+      if (performance.now() - start > 12) {
+        await new Promise((resume) => setTimeout(resume, 0));
+        start = performance.now();
+      }
+    }
+    this.isDrawing = false;
+  }
+
+  /** @param {Event} event */
+  hovered(event) {
+    const button = /** @type {Element} */ (event.target).closest("button.head");
+    const card = this.cards.find((one) => one.button === button);
+    if (card) this.inspect(card.layer, card.head);
+  }
+
+  /** @param {Layer} layer @param {number} head */
+  choose(layer, head) {
+    for (const card of this.cards) {
+      const isChosen = card.layer === layer && card.head === head;
+      card.button.tabIndex = isChosen ? 0 : -1;
+      card.button.classList.toggle("chosen", isChosen);
+    }
+    if (!this.cards.some((card) => card.button.tabIndex === 0) && this.cards[0]) this.cards[0].button.tabIndex = 0;
+    this.shownHead = "";
+    this.inspect(layer, head);
+  }
+
+  /** @param {Layer} layer @param {number} head */
+  inspect(layer, head) {
+    const name = `${layer.layer} ${head}`;
+    if (name === this.shownHead || !this.state) return;
+    this.shownHead = name;
+    const place = layer.heads.indexOf(head);
+    const card = this.cards.find((one) => one.layer === layer && one.head === head);
+    const picture = el("div", { class: "preview" });
+    const stack = /** @type {import("./types.js").Stack} */ (this.stack);
+    this.strips.show(this.pane, stack, layer, place, this.columns(stack));
+    fill(this.panel,
+      el("h3", {}, `Layer ${layer.layer} · head ${head}`),
+      layer.patterns[place] ? el("p", { class: "tag" }, layer.patterns[place]) : null,
+      picture,
+      headFacts(layer, head),
+      this.strips.root,
+    );
+    void this.preview(picture, layer, head);
+    void card;
+  }
+
+  /** @param {HTMLElement} picture @param {Layer} layer @param {number} head */
+  async preview(picture, layer, head) {
+    if (!this.state) return;
+    const grid = await paneGrid(this.app.page, this.pane, { ...this.state, join: 0 }, [{ layer: layer.layer, head }]);
+    const image = heatImage(grid, Math.max(1, Math.floor(grid.keys.length / 400)), this.state.scale);
+    image.setAttribute("aria-hidden", "true");
+    image.classList.toggle("pixelated", grid.keys.length < 150);
+    fill(picture, image);
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    const at = this.cards.findIndex((card) => card.button === document.activeElement);
+    if (at < 0) return false;
+    const across = getComputedStyle(/** @type {Element} */ (this.cards[0].button.parentElement)).gridTemplateColumns.split(" ").length;
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across }[event.key];
+    const next = step === undefined ? undefined : this.cards[at + step];
+    if (!next) return false;
+    for (const card of this.cards) card.button.tabIndex = -1;
+    next.button.tabIndex = 0;
+    next.button.focus();
+    return true;
+  }
+}

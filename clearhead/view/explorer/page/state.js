@@ -1,0 +1,93 @@
+/** The state of the page: what is looked at, kept in the address so that a link leads back to it. */
+
+const DEFAULTS = {
+  view: "overview",
+  stack: "",
+  measure: 0,
+  layer: 0,
+  head: 0,
+  heads: "",
+  query: -1,
+  key: -1,
+  sample: 0,
+  other: -1,
+  difference: 0,
+  join: 0,
+  scale: "root",
+  sort: "",
+  up: 0,
+  pattern: "",
+  least: 5,
+  over: "head",
+  box: "",
+  node: -1,
+};
+
+/** @typedef {typeof DEFAULTS} State */
+
+/**
+ * @param {string} hash
+ * @returns {State}
+ */
+export function readState(hash) {
+  /** @type {Record<string, string | number>} */
+  const state = { ...DEFAULTS };
+  for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (!Object.hasOwn(DEFAULTS, name)) continue;
+    if (typeof state[name] === "string") state[name] = value;
+    else if (Number.isInteger(Number(value))) state[name] = Number(value);
+  }
+  return /** @type {State} */ (state);
+}
+
+/** @param {State} state */
+export function writeState(state) {
+  const parameters = new URLSearchParams();
+  for (const [name, value] of Object.entries(state)) {
+    if (value !== /** @type {Record<string, string | number>} */ (DEFAULTS)[name]) parameters.set(name, String(value));
+  }
+  return parameters.toString();
+}
+
+export class Store {
+  constructor() {
+    /** @type {State} */
+    this.state = readState(location.hash);
+    /** @type {((state: State) => void)[]} */
+    this.watchers = [];
+    this.timer = 0;
+    addEventListener("hashchange", () => {
+      if (location.hash.replace(/^#/, "") === writeState(this.state)) return;
+      this.state = readState(location.hash);
+      this.tell();
+    });
+  }
+
+  /** @param {Partial<State>} change */
+  set(change) {
+    const next = { ...this.state, ...change };
+    if (writeState(next) === writeState(this.state)) return;
+    const isStep = next.view !== this.state.view;
+    this.state = next;
+    this.tell();
+    clearTimeout(this.timer);
+    if (isStep) this.address(true);
+    else this.timer = setTimeout(() => this.address(false), 200);
+  }
+
+  tell() {
+    for (const watcher of this.watchers) watcher(this.state);
+  }
+
+  /** @param {boolean} isStep whether the browser's back button leads back to what was before */
+  address(isStep) {
+    const hash = `#${writeState(this.state)}`;
+    if (hash === location.hash) return;
+    try {
+      if (isStep) history.pushState(null, "", hash);
+      else history.replaceState(null, "", hash);
+    } catch {
+      // A frame without an address of its own, as in a notebook: the page works, without links.
+    }
+  }
+}

@@ -1,0 +1,86 @@
+/**
+ * What the file stores (see encode.py) and what the views share. Types only.
+ *
+ * @typedef {"encoder.self" | "decoder.self" | "decoder.memory"} StackName
+ * @typedef {"encoder" | "decoder"} RowName
+ * @typedef {{ tokens: string[], texts: string[], words: number[], generated: number[] | null }} TokenRow
+ * @typedef {{ name: string, title: string, description: string, kind: "statistic" | "effect" | "contribution" }} Column
+ * @typedef {{ blob: number, size: number, scale: number, softCap: number | null, sink: number | null, bias: boolean }} ExactHead
+ *
+ * @typedef {object} Layer
+ * @property {number} layer
+ * @property {number[]} heads
+ * @property {number} numHeads
+ * @property {number} numKvHeads
+ * @property {number} spans index of the first and last keys of each query
+ * @property {string} mask in words
+ * @property {boolean} sink
+ * @property {string} bias in words, or empty
+ * @property {number} weights blob
+ * @property {Record<string, ExactHead>} exact
+ * @property {Record<string, (number | null)[]>} values
+ * @property {string[]} patterns
+ * @property {number | null} keyEffects blob
+ * @property {Record<string, number | null>} feedForward
+ *
+ * @typedef {{ stack: StackName, queries: RowName, keys: RowName, measure: string, layers: Layer[] }} Stack
+ *
+ * @typedef {object} Lens
+ * @property {RowName} row
+ * @property {string[]} layers
+ * @property {string[]} vocabulary
+ * @property {number} top
+ * @property {number} entries blob
+ * @property {number} probabilities blob
+ * @property {number[] | null} targets
+ * @property {number | null} targetProbabilities blob
+ *
+ * @typedef {object} BeamNode
+ * @property {number} parent
+ * @property {string} token
+ * @property {number | null} logProbability
+ * @property {number | null} score
+ * @property {number} step
+ * @property {"kept" | "pruned" | "finished"} state
+ * @property {string} reason
+ * @property {number | null} rank
+ *
+ * @typedef {object} Sample
+ * @property {string} label
+ * @property {[string, string][]} facts
+ * @property {Partial<Record<RowName, TokenRow>>} rows
+ * @property {Column[]} columns
+ * @property {Stack[]} attentions
+ * @property {Lens | null} lens
+ * @property {BeamNode[]} beams
+ *
+ * @typedef {{ title: string, facts: [string, string][], timeline: boolean, samples: Sample[], spans: number[][] }} Page
+ *
+ * One token, or the joined tokens of a word.
+ * @typedef {{ text: string, members: number[], generated: boolean, rtl: boolean }} Label
+ *
+ * A table of numbers with labels; NaN where the mask forbids.
+ * @typedef {object} Grid
+ * @property {Label[]} queries
+ * @property {Label[]} keys
+ * @property {(query: number, out: Float32Array) => void} row
+ * @property {(query: number) => number} sink the share of no token; NaN where there is no sink
+ * @property {boolean} signed from -1 to 1, else from 0 to 1
+ * @property {boolean} exact float32, else within 0.0005
+ *
+ * What a pane shows: a sample, or what it has more than another.
+ * @typedef {{ sample: Sample, minus: Sample | null, name: string }} Pane
+ *
+ * @typedef {object} View
+ * @property {(state: import("./state.js").State) => void | Promise<void>} update
+ * @property {((event: KeyboardEvent) => boolean)=} key whether the key was used
+ * @property {(() => void)=} close
+ *
+ * @typedef {object} App
+ * @property {Page} page
+ * @property {import("./state.js").Store} store
+ * @property {(text: string) => void} announce
+ * @property {HTMLElement} slot where a view puts controls of its own
+ */
+
+export {};

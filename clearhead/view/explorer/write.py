@@ -1,0 +1,127 @@
+"""The page as one file: its modules, its style and its data in one HTML document that loads nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from clearhead.errors import InputError
+from clearhead.files import replacing
+from clearhead.view.explorer.data import Page
+from clearhead.view.explorer.encode import Encoder
+
+FIRST_MODULE = "app.js"
+IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+# Names that a text gives become text only. Should that ever fail, the browser still runs and loads nothing but these.
+POLICY = (
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data: blob:; base-uri 'none'; "
+    "form-action 'none'"
+)
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Write a page as one HTML file, a layer of weights in memory at a time.
+
+    Args:
+        page: what it shows.
+        path: the file, replaced as a whole or not at all; missing folders are created.
+
+    Raises:
+        InputError: the page is too large for a browser, or the file cannot be written.
+    """
+    parts = page_parts(page)
+    first = next(parts)  # a fault of the input is found before any file exists
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(first)
+            file.writelines(parts)
+    except OSError as error:
+        raise InputError(f"the page {path} cannot be written: {error.strerror}") from None
+
+
+def page_html(page: Page) -> str:
+    """Return a page as the text of one HTML document.
+
+    Args:
+        page: what it shows.
+
+    Raises:
+        InputError: the page is too large for a browser.
+    """
+    return "".join(page_parts(page))
+
+
+def frame_html(page: Page, *, height: int) -> str:
+    """Return a page in a frame, for the output of a notebook's cell.
+
+    Args:
+        page: what it shows.
+        height: of the frame, in pixels.
+
+    Raises:
+        InputError: the page is too large for a browser.
+    """
+    document = html.escape(page_html(page))
+    style = f"width: 100%; height: {height}px; border: 0"
+    return f'<iframe title="attention explorer" style="{style}" srcdoc="{document}"></iframe>'
+
+
+def page_parts(page: Page) -> Iterator[str]:
+    """Give the document in pieces; the first one comes after the input was checked."""
+    encoder = Encoder()
+    data = escaped_json(encoder.page(page))
+    before, after = template().split("<!-- data -->")
+    yield f'{before}<script type="application/json" id="data">{data}</script>\n'
+    for number, text in enumerate(encoder.texts()):
+        yield f'<script type="text/plain" id="blob-{number}">{text}</script>\n'
+    yield after
+
+
+def escaped_json(content: object) -> str:
+    """Return JSON in ASCII without any character that HTML reads as markup."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def template() -> str:
+    """Return the document without its data: markup, policy, style and modules."""
+    style, script = _source("style.css"), bundle()
+    policy = POLICY.format(script=digest(script), style=digest(style))
+    places = {"policy": policy, "style": style, "script": script}
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: places[match[1]], _source("index.html"))
+
+
+def bundle() -> str:
+    """Return all modules as one: each after those that it imports, without its imports and exports.
+
+    The modules share one scope, so the names at their top are all different (a browser refuses the page otherwise).
+    """
+    texts: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        text = _source(name)
+        for imported in IMPORT.findall(text):
+            if imported not in texts:
+                add(imported)
+        texts[name] = re.sub(r"^export (?=function|async|class|const)", "", IMPORT.sub("", text), flags=re.MULTILINE)
+
+    add(FIRST_MODULE)
+    return "\n" + "\n".join(texts.values())
+
+
+def _source(name: str) -> str:
+    return (files("clearhead.view.explorer") / "page" / name).read_text("utf-8")
+
+
+def digest(text: str) -> str:
+    """Return the hash by which the policy admits an inline script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
