@@ -64,8 +64,6 @@ def generate_texts(
         InputError: the model cannot generate, or cannot read a prompt.
         RunFailure: the model's output is not a number, or the options ban every token.
     """
-    if isinstance(prompts, str):
-        raise InputError("prompts must be a list of texts; put the single text into a list")
     request = generate_request(module, tokenizers, prompts, options, continues, prompt_format)
     found = generate_ids(module, request)
     return [

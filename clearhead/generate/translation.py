@@ -40,8 +40,6 @@ def translate_texts(
         InputError: a single stack, a text longer than the model's positions, or generation settings that are not
             supported.
     """
-    if isinstance(texts, str):
-        raise InputError("translate() takes a list of texts; put the single text into a list")
     target, filled = tokenizers.target, [text for text in texts if text.strip()]
     found = iter(search_translations(module, tokenizers, filled, options, special_tokens, config))
     nothing = Hypothesis("", [], 0.0, 0.0)

@@ -7,9 +7,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from jaxtyping import Float32
-from numpy import ndarray
-
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.evaluate.tasks import EvaluateKwargs, EvaluateOptions, evaluate_model
@@ -41,23 +38,18 @@ from clearhead.maps.reading import (
     read_prompt,
     read_translation,
 )
-from clearhead.predict.answer import Answer, answer
-from clearhead.predict.classify import Classification, classify
-from clearhead.predict.embed import check_vectors, embed
-from clearhead.predict.fill import Filled
-from clearhead.predict.fill import fill as fill_blanks
-from clearhead.predict.tag import Entity, tag
+from clearhead.model.predictions import Predictions
+from clearhead.model.texts import answer_each
 from clearhead.runs.checkpoint import writing_folder
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
-from clearhead.text.tokenizer import Tokenizer
 from clearhead.weights.files import save_tensors
 
 
-class Model:
+class Model(Predictions):
     """A trained model with its tokenizers.
 
     Args:
@@ -80,16 +72,16 @@ class Model:
         """The specification of the module."""
         return self.module.spec
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model's input."""
-        return self.tokenizers.source
+    @overload
+    def translate(self, texts: str, **options: Unpack[TranslateKwargs]) -> str: ...
+    @overload
+    def translate(self, texts: list[str], **options: Unpack[TranslateKwargs]) -> list[str]: ...
 
-    def translate(self, texts: Sequence[str], **options: Unpack[TranslateKwargs]) -> list[str]:
-        """Return the best translation of each text; an empty text gives an empty one.
+    def translate(self, texts: object, **options: Unpack[TranslateKwargs]) -> str | list[str]:
+        """Return the best translation of a text, or of each of several texts; an empty text gives an empty one.
 
         Args:
-            texts: one sentence each.
+            texts: one sentence, or a list of them.
             options: `beam_size`: unfinished hypotheses kept for each sentence; 1 is greedy. `length_penalty`: exponent
                 alpha in score = log-probability / length ** alpha. `max_length`: longest translation in tokens with the
                 end token; by default it follows the source. `batch_size`: most sentences decoded together; by default
@@ -100,19 +92,26 @@ class Model:
             InputError: options out of range, a text longer than the model's positions, or a language that is missing,
                 not known or not wanted.
         """
-        return [found[0].text for found in self._search(texts, 1, options)]
+        return answer_each(texts, lambda texts: [found[0].text for found in self._search(texts, 1, options)])
+
+    @overload
+    def translate_n_best(self, texts: str, *, n: int = 5, **options: Unpack[TranslateKwargs]) -> list[Hypothesis]: ...
+    @overload
+    def translate_n_best(
+        self, texts: list[str], *, n: int = 5, **options: Unpack[TranslateKwargs]
+    ) -> list[list[Hypothesis]]: ...
 
     def translate_n_best(
-        self, texts: Sequence[str], *, n: int = 5, **options: Unpack[TranslateKwargs]
-    ) -> list[list[Hypothesis]]:
-        """Return the n best translations of each text, best first, with score and log-probability.
+        self, texts: object, *, n: int = 5, **options: Unpack[TranslateKwargs]
+    ) -> list[Hypothesis] | list[list[Hypothesis]]:
+        """Return the n best translations of a text, or of each of several, best first, with their scores.
 
         Args:
-            texts: one sentence each.
+            texts: one sentence, or a list of them.
             n: hypotheses for each text.
             options: as for `translate`; `beam_size` is at least n, and by default n, but not below that of `translate`.
         """
-        return self._search(texts, n, options)
+        return answer_each(texts, lambda texts: self._search(texts, n, options))
 
     @overload
     def generate(self, prompt: str, *, chat: bool = False, **options: Unpack[GenerateKwargs]) -> list[Generation]: ...
@@ -122,7 +121,7 @@ class Model:
     ) -> list[list[Generation]]: ...
 
     def generate(
-        self, prompt: str | list[str], *, chat: bool = False, **options: Unpack[GenerateKwargs]
+        self, prompt: object, *, chat: bool = False, **options: Unpack[GenerateKwargs]
     ) -> list[Generation] | list[list[Generation]]:
         """Continue a text; a list of texts gives one list for each.
 
@@ -140,15 +139,17 @@ class Model:
             RunFailure: the model's output is not a number, or the options ban every token.
         """
         given = given_options(options, GenerateKwargs)
-        found = generate_texts(
-            self.module,
-            self.tokenizers,
-            [prompt] if isinstance(prompt, str) else prompt,
-            self._generate_options(given),
-            continues=self._continues,
-            prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
+        return answer_each(
+            prompt,
+            lambda prompts: generate_texts(
+                self.module,
+                self.tokenizers,
+                prompts,
+                self._generate_options(given),
+                continues=self._continues,
+                prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
+            ),
         )
-        return found[0] if isinstance(prompt, str) else found
 
     def stream(self, prompt: str, *, chat: bool = False, **options: Unpack[StreamKwargs]) -> Iterator[str]:
         """Continue a text and yield its parts as soon as they are final; together they are the text.
@@ -192,84 +193,6 @@ class Model:
         hf_checkpoint = self.hf_checkpoint.for_languages(from_language, to_language)
         return Model(self.module, hf_checkpoint.tokenizers.pair, self.task, hf_checkpoint)
 
-    def fill(self, texts: Sequence[str], *, top_k: int = 5) -> list[list[list[Filled]]]:
-        """Return the most probable tokens for the blanks of each text.
-
-        Args:
-            texts: each with blanks written "___" or as the tokenizer's own mask token; a blank is one token.
-            top_k: candidates for each blank.
-
-        Returns:
-            For each text and each of its blanks the candidates, most probable first.
-
-        Raises:
-            InputError: a text has no blank or is too long, or the model was not trained to fill blanks.
-        """
-        return fill_blanks(self.module, self.tokenizer, texts, top_k=top_k, max_length=self.task.max_length)
-
-    def classify(
-        self, texts: Sequence[str] | Sequence[tuple[str, str]], *, batch_size: int | None = None
-    ) -> list[Classification]:
-        """Return the label of each text, or of each pair of texts if the model was trained on pairs.
-
-        Raises:
-            InputError: the model was not trained to classify, or a text is empty, or not paired as in training.
-        """
-        return classify(self.module, self.tokenizer, self.task, texts, batch_size=batch_size)
-
-    def tag(
-        self, texts: Sequence[str] | Sequence[Sequence[str]], *, batch_size: int | None = None
-    ) -> list[list[Entity]]:
-        """Return the entities of each text, or of each list of words, with character offsets.
-
-        Raises:
-            InputError: the model was not trained to tag.
-        """
-        return tag(self.module, self.tokenizer, self.task, texts, batch_size=batch_size)
-
-    def embed(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Float32[ndarray, "texts width"]:
-        """Return one vector for each text, pooled and normalised as the model's head defines.
-
-        Texts longer than the maximum length of a Hugging Face checkpoint are truncated.
-
-        Raises:
-            InputError: the model's head does not pool, or a text is longer than its positions.
-        """
-        check_vectors(self.task)
-        longest = None if self.hf_checkpoint is None else self.task.max_length
-        return embed(self.module, self.tokenizer, texts, max_length=longest)
-
-    def answer(
-        self,
-        question: str,
-        context: str,
-        *,
-        top_k: int = 1,
-        allow_no_answer: bool = False,
-        batch_size: int | None = None,
-    ) -> list[Answer]:
-        """Return the spans of a context that answer a question, best first.
-
-        Args:
-            question, context: neither empty; a long context is read in overlapping windows.
-            top_k: number of answers.
-            allow_no_answer: an answer with an empty text stands for "no answer".
-            batch_size: most windows of a batch; None: a token budget decides.
-
-        Raises:
-            InputError: the model was not trained to answer, or a text or a number is out of range.
-        """
-        return answer(
-            self.module,
-            self.tokenizer,
-            self.task,
-            question,
-            context,
-            top_k=top_k,
-            allow_no_answer=allow_no_answer,
-            batch_size=batch_size,
-        )
-
     @overload
     def score(self, source: str, target: str | None = None, *, length_penalty: float = 1.0) -> PairScore: ...
     @overload
@@ -278,7 +201,7 @@ class Model:
     ) -> list[PairScore]: ...
 
     def score(
-        self, source: str | list[str], target: str | list[str] | None = None, *, length_penalty: float = 1.0
+        self, source: object, target: object = None, *, length_penalty: float = 1.0
     ) -> PairScore | list[PairScore]:
         """Return the log-probability of each target given its source, with the score that search reports.
 
@@ -291,16 +214,20 @@ class Model:
             InputError: the counts differ, a target is missing or not wanted, or a text is longer than the model's
                 positions.
         """
-        sources = [source] if isinstance(source, str) else source
         if target is None:
-            scored = score_texts(self.module, self.tokenizer, sources, length_penalty=length_penalty)
-        else:
-            targets = [target] if isinstance(target, str) else target
-            special_tokens, config = self._languages(None, None)
-            scored = score_translations(
+            return answer_each(
+                source,
+                lambda texts: score_texts(self.module, self.tokenizer, texts, length_penalty=length_penalty),
+            )
+        special_tokens, config = self._languages(None, None)
+        targets: list[str] = answer_each([target] if isinstance(target, str) else target, list)
+
+        def scored(sources: list[str]) -> list[PairScore]:
+            return score_translations(
                 self.module, self.tokenizers, sources, targets, special_tokens, config, length_penalty=length_penalty
             )
-        return scored[0] if isinstance(source, str) else scored
+
+        return answer_each(source, scored)
 
     def evaluate(
         self,

@@ -66,7 +66,7 @@ def classify(
         RunFailure: the model's outputs are not finite.
     """
     labels = check_classifier(module, record)
-    columns = split_pairs(texts, caller="classify")
+    columns = split_pairs(texts)
     if not columns[0]:
         return []
     check_paired(record, is_paired=len(columns) == 2)

@@ -45,7 +45,7 @@ def embed(
         RunFailure: a vector is not finite.
     """
     width = vector_width(module)
-    sides: Sides = [list(tokenizer.encode_batch(column)) for column in split_pairs(texts, caller="embed")]
+    sides: Sides = [list(tokenizer.encode_batch(column)) for column in split_pairs(texts)]
     collator = InputCollator.of(module.spec, tokenizer)
     extra = collator.special_tokens.num_added(paired=len(sides) == 2)
     if max_length is not None:

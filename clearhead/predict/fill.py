@@ -90,8 +90,6 @@ def fill(
             that the tokenizer joins with a neighbouring word.
         RunFailure: the model's outputs are not finite.
     """
-    if isinstance(texts, str):
-        raise InputError("fill() takes a list of texts; put the single text into a list")
     _check_model(module)
     _mask_id(tokenizer)
     words = WordBoundaries(tokenizer)

@@ -25,18 +25,15 @@ Sides = list[list[Ids]]
 """The ids of single texts, or of the first and of the second texts of pairs, without special tokens."""
 
 
-def split_pairs(texts: Sequence[str] | Sequence[tuple[str, str]], *, caller: str) -> list[list[str]]:
+def split_pairs(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[str]]:
     """Return single texts as one list, pairs as a list of the first and a list of the second texts.
 
     Args:
         texts: all texts, or all pairs.
-        caller: the function that a message names.
 
     Raises:
-        InputError: `texts` is a single string, mixes texts and pairs, or holds a pair that is not of two texts.
+        InputError: texts and pairs are mixed, or a pair is not of two texts.
     """
-    if isinstance(texts, str):
-        raise InputError(f"{caller}() takes a list of texts; put the single text into a list")
     single = [text for text in texts if isinstance(text, str)]
     pairs: list[Sequence[str]] = [text for text in texts if not isinstance(text, str)]
     if not pairs:

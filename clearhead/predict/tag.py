@@ -88,8 +88,6 @@ def tag(
         RunFailure: the model's outputs are not finite.
     """
     tags = check_tagger(module, record)
-    if isinstance(texts, str):
-        raise InputError("tag() takes a list of texts; put the single text into a list")
     splitter = WordSplitter(record.inner_signs, record.sign_runs)
     found = [_split(text, number, splitter) for number, text in enumerate(texts, start=1)]
     predicted = tag_words(

@@ -214,3 +214,34 @@ def test_an_empty_line_has_no_row(runs: Runs, file: Path, tmp_path: Path, capfd:
     output = tmp_path / "vectors.npy"
     message = refused(capfd, "embed", str(runs("embed")), str(file), "-o", str(output))
     assert f"{file}:2: the line is empty" in message and not output.exists()
+
+
+# --- one text in Python ---
+
+
+def test_one_text_has_one_answer(runs: Runs) -> None:
+    text = TEXTS[0]
+    model = clearhead.load(runs("classify"))
+    assert model.classify(text) == model.classify([text])[0]
+    pairs = clearhead.load(runs("pair"))
+    assert pairs.classify((text, "u m a")) == pairs.classify([(text, "u m a")])[0]
+    tagger = clearhead.load(runs("tag"))
+    assert tagger.tag(text) == tagger.tag([text])[0] == tagger.tag([text.split()])[0]
+    filler = clearhead.load(runs("fill"))
+    assert filler.fill("a ___ u") == filler.fill(["a ___ u"])[0]
+    embedder = clearhead.load(runs("embed"))
+    assert embedder.embed(text).ndim == 1 and np.array_equal(embedder.embed(text), embedder.embed([text])[0])
+    two = embedder.embed(("a m u", "b n v"))
+    assert np.array_equal(two, embedder.embed(["a m u", "b n v"])), "a tuple is a list unless the model reads pairs"
+
+
+def test_what_is_no_text_is_one_sentence(runs: Runs) -> None:
+    classifier, tagger = clearhead.load(runs("classify")), clearhead.load(runs("tag"))
+    with pytest.raises(
+        clearhead.InputError, match="expected a text or a pair of texts, or a list of them, got NoneType"
+    ):
+        classifier.classify(None)
+    with pytest.raises(clearhead.InputError, match=r"^text 1 is \('a', 5\); expected a text or a pair of texts$"):
+        classifier.classify([("a", 5)])
+    with pytest.raises(clearhead.InputError, match=r"^text 2 is \['b', 5\]; expected a text or a list of words$"):
+        tagger.tag(["a", ["b", 5]])

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from clearhead import core as ch
-from clearhead.errors import InputError
 from clearhead.evaluate.text_loss import text_loss
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prompts import generate_texts, score_texts, stream_text
@@ -126,9 +125,3 @@ def test_scores_and_loss_of_texts_are_those_of_framed_ids() -> None:
     loss = text_loss(module, tokenizer, texts, window=5, stride=2)
     assert loss.num_bytes == sum(len(text.encode()) for text in texts)
     assert loss.num_tokens == sum(len(score.ids) for score in scores)
-
-
-def test_a_single_text_is_no_list() -> None:
-    tokenizer = tokenizer_of("character")
-    with pytest.raises(InputError, match="put the single text into a list"):
-        generate_texts(model_of("decoder", tokenizer.vocab_size), pair(tokenizer), "the", GenerateOptions())

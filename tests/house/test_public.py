@@ -17,7 +17,8 @@ from tests.house.source import package_sources
 NAMES = {
     "clearhead": """
         Answer AttentionMaps Cache Classification Entity Filled Generation Hypothesis InputError Model
-        MultiHeadAttention Output PairScore RunFailure TrainResult Transformer build capture edit load presets spec surgery train
+        MultiHeadAttention Output PairScore RunFailure TrainResult Transformer build capture edit load presets spec
+        surgery train
     """,
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
     "clearhead.presets": "bert_base gpt2 llama_tiny t5_small transformer_base transformer_big",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,9 +95,31 @@ def test_an_unknown_option_is_named(model: ch.Model) -> None:
         model.stream("a", beam_size=3)
 
 
-def test_a_single_text_must_be_put_into_a_list(model: ch.Model) -> None:
-    with pytest.raises(InputError, match="takes a list of texts"):
-        model.translate("a m u")
+def test_one_text_has_one_answer(model: ch.Model) -> None:
+    text, target = TEXTS[1], "a b"
+    assert model.translate(text) == model.translate([text])[0] and isinstance(model.translate(text), str)
+    assert model.translate_n_best(text, n=3) == model.translate_n_best([text], n=3)[0]
+    assert model.generate(text, temperature=0.0) == model.generate([text], temperature=0.0)[0]
+    assert model.score(text, target) == model.score([text], [target])[0]
+    assert model.translate(tuple(TEXTS)) == model.translate(text for text in TEXTS) == model.translate(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "^expected a text, or a list of them, got NoneType$"),
+        (5, "^expected a text, or a list of them, got int$"),
+        (b"a m u", "^expected a text, or a list of them, got bytes$"),
+        ({"text": "a"}, "^expected a text, or a list of them, got dict$"),
+        (["a m u", None], "^text 2 is None; expected a text$"),
+        ([("a", "m")], r"^text 1 is \('a', 'm'\); expected a text$"),
+    ],
+)
+def test_what_is_no_text_is_one_sentence(given: Any, message: str, model: ch.Model) -> None:
+    calls = (model.translate, model.translate_n_best, model.generate, model.score, model.fill)
+    for call in (*calls, lambda texts: model.score("a", texts) if texts is not None else model.translate(texts)):
+        with pytest.raises(InputError, match=message):
+            call(given)
 
 
 def test_references_name_checkpoints(run: Path) -> None:

@@ -146,7 +146,6 @@ def test_a_head_that_learned_no_labels_never_answers(
 @pytest.mark.parametrize(
     ("texts", "paired", "message"),
     [
-        ("abc", False, "takes a list of texts"),
         (["abc", ""], False, "^text 2 is empty"),
         ([("abc", "a"), ("", "a")], True, "^text 2 is empty"),
         (["abc"], True, "trained on pairs of texts; give two texts"),

@@ -1,0 +1,161 @@
+"""What models with an encoder predict: masked words, labels, tags, vectors and answers."""
+
+from __future__ import annotations
+
+from typing import overload
+
+from jaxtyping import Float32
+from numpy import ndarray
+
+from clearhead.core import Transformer
+from clearhead.hf.checkpoint import HFCheckpoint
+from clearhead.model.texts import answer_each
+from clearhead.predict.answer import Answer, answer
+from clearhead.predict.classify import Classification, classify
+from clearhead.predict.embed import check_vectors, embed
+from clearhead.predict.fill import Filled
+from clearhead.predict.fill import fill as fill_blanks
+from clearhead.predict.tag import Entity, tag
+from clearhead.task import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
+
+
+class Predictions:
+    """The predictions of a `Model`.
+
+    Attributes:
+        module, tokenizers, task, hf_checkpoint: as in `Model`.
+    """
+
+    module: Transformer
+    tokenizers: TokenizerPair
+    task: TaskRecord
+    hf_checkpoint: HFCheckpoint | None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model's input."""
+        return self.tokenizers.source
+
+    @overload
+    def fill(self, texts: str, *, top_k: int = 5) -> list[list[Filled]]: ...
+    @overload
+    def fill(self, texts: list[str], *, top_k: int = 5) -> list[list[list[Filled]]]: ...
+
+    def fill(self, texts: object, *, top_k: int = 5) -> list[list[Filled]] | list[list[list[Filled]]]:
+        """Return the most probable tokens for the blanks of a text, or of each of several texts.
+
+        Args:
+            texts: one text or a list, each with blanks written "___" or as the tokenizer's own mask token; a blank is
+                one token.
+            top_k: candidates for each blank.
+
+        Returns:
+            For each blank the candidates, most probable first; for several texts a list of these for each.
+
+        Raises:
+            InputError: a text has no blank or is too long, or the model was not trained to fill blanks.
+        """
+        longest = self.task.max_length
+        return answer_each(
+            texts, lambda texts: fill_blanks(self.module, self.tokenizer, texts, top_k=top_k, max_length=longest)
+        )
+
+    @overload
+    def classify(self, texts: str, *, batch_size: int | None = None) -> Classification: ...
+    @overload
+    def classify(
+        self, texts: list[str] | list[tuple[str, str]], *, batch_size: int | None = None
+    ) -> list[Classification]: ...
+
+    def classify(self, texts: object, *, batch_size: int | None = None) -> Classification | list[Classification]:
+        """Return the label of a text, or of each text of a list.
+
+        Args:
+            texts: one text or a list of them; a model trained on pairs takes a tuple of two texts in place of a text.
+            batch_size: most texts of a batch; None: a token budget decides.
+
+        Raises:
+            InputError: the model was not trained to classify, or a text is empty, or not paired as in training.
+        """
+        return answer_each(
+            texts,
+            lambda texts: classify(self.module, self.tokenizer, self.task, texts, batch_size=batch_size),
+            parts="a pair of texts",
+            is_paired=bool(self.task.is_paired),
+        )
+
+    @overload
+    def tag(self, texts: str, *, batch_size: int | None = None) -> list[Entity]: ...
+    @overload
+    def tag(self, texts: list[str] | list[list[str]], *, batch_size: int | None = None) -> list[list[Entity]]: ...
+
+    def tag(self, texts: object, *, batch_size: int | None = None) -> list[Entity] | list[list[Entity]]:
+        """Return the entities of a text, or of each text of a list, with character offsets.
+
+        Args:
+            texts: one text; or a list, each a text or a list of words.
+            batch_size: most chunks of a batch; None: a token budget decides.
+
+        Raises:
+            InputError: the model was not trained to tag.
+        """
+        return answer_each(
+            texts,
+            lambda texts: tag(self.module, self.tokenizer, self.task, texts, batch_size=batch_size),
+            parts="a list of words",
+        )
+
+    @overload
+    def embed(self, texts: str) -> Float32[ndarray, " width"]: ...
+    @overload
+    def embed(self, texts: list[str] | list[tuple[str, str]]) -> Float32[ndarray, "texts width"]: ...
+
+    def embed(self, texts: object) -> Float32[ndarray, "*texts width"]:
+        """Return the vector of a text, or one for each text of a list, pooled and normalised as the model's head says.
+
+        A pair of texts in a list is read as one. Texts longer than the maximum length of a Hugging Face checkpoint are
+        truncated.
+
+        Raises:
+            InputError: the model's head does not pool, or a text is longer than its positions.
+        """
+        check_vectors(self.task)
+        longest = None if self.hf_checkpoint is None else self.task.max_length
+        return answer_each(
+            texts,
+            lambda texts: embed(self.module, self.tokenizer, texts, max_length=longest),
+            parts="a pair of texts",
+        )
+
+    def answer(
+        self,
+        question: str,
+        context: str,
+        *,
+        top_k: int = 1,
+        allow_no_answer: bool = False,
+        batch_size: int | None = None,
+    ) -> list[Answer]:
+        """Return the spans of a context that answer a question, best first.
+
+        Args:
+            question, context: neither empty; a long context is read in overlapping windows.
+            top_k: number of answers.
+            allow_no_answer: an answer with an empty text stands for "no answer".
+            batch_size: most windows of a batch; None: a token budget decides.
+
+        Raises:
+            InputError: the model was not trained to answer, or a text or a number is out of range.
+        """
+        return answer(
+            self.module,
+            self.tokenizer,
+            self.task,
+            question,
+            context,
+            top_k=top_k,
+            allow_no_answer=allow_no_answer,
+            batch_size=batch_size,
+        )
