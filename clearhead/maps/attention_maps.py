@@ -19,8 +19,10 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
 from clearhead.files import replacing
 from clearhead.generate.batching import evaluation_mode
+from clearhead.maps.head_statistics import HeadStatistics, summarise, text_scores
 from clearhead.maps.reading import Reading
 from clearhead.maps.recording import ALL, AttentionRecord, recording
+from clearhead.maps.repeats import repeat_statistics
 from clearhead.text.pair import TokenizerPair
 
 MOST_BYTES = 2**31
@@ -126,6 +128,18 @@ class AttentionMaps:
         _check_size((record.num_heads if heads is None else 1) * num_queries * num_keys, "head= and queries=")
         found = record.weights(heads, queries)[0].cpu()
         return found if head is None else found[0]
+
+    def heads(self) -> list[HeadStatistics]:
+        """Return what each head does, a row for each: see `HeadStatistics`.
+
+        Its duplicate-token and induction scores are those on generated sequences of random tokens.
+        """
+        repeats = repeat_statistics(self.module, self.tokenizers, self.reading)
+        return [
+            row
+            for place, record in self.records.items()
+            for row in summarise(record, text_scores(record) | repeats.get(place, {}), 1)
+        ]
 
     def save(
         self, path: str | Path, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None

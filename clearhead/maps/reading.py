@@ -38,14 +38,14 @@ class Reading:
         labels: the id behind each token that the decoder reads, as far as it is known; empty for a model that predicts
             no next token.
         num_given: how many tokens of the decoder were not generated.
-        affixes: the special tokens around a text of each stack.
+        affixes: the special tokens around a text of each stack that reads.
     """
 
     source: core.Sequence
     target: core.Sequence | None
     labels: tuple[int, ...] = ()
     num_given: int | None = None
-    affixes: tuple[PrefixSuffix, ...] = (PrefixSuffix(),)
+    affixes: tuple[PrefixSuffix, ...] = ()
 
 
 class ReadKwargs(TypedDict, total=False):
@@ -167,9 +167,10 @@ def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text
         ids = ids.new_tensor([masked_ids(columns[0], tokenizer)])
     check_lengths(ids.tolist(), module.max_positions, what="text")
     target = None if inputs.target_ids is None else core.Sequence(inputs.target_ids, inputs.target_mask)
-    start = PrefixSuffix(() if collator.start is None else (collator.start,))
-    affixes = (tokenizer.special_tokens.for_text, start)
-    return Reading(core.Sequence(ids, segments=inputs.segments), target, affixes=affixes)
+    affixes = [tokenizer.special_tokens.for_text]
+    if target is not None:
+        affixes.append(PrefixSuffix(() if collator.start is None else (collator.start,)))
+    return Reading(core.Sequence(ids, segments=inputs.segments), target, affixes=tuple(affixes))
 
 
 def read_prompt(

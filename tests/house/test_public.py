@@ -40,7 +40,7 @@ NAMES = {
 # What a user calls on the objects above.
 METHODS = {
     "AttentionMaps": """
-        choose key_tokens layers num_heads query_tokens record save stacks target_tokens to_json tokens weights
+        choose heads key_tokens layers num_heads query_tokens record save stacks target_tokens to_json tokens weights
     """,
     "Cache": "extend select",
     "Model": """

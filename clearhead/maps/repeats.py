@@ -1,0 +1,87 @@
+"""Sequences of random tokens that repeat themselves, on which induction and duplicate-token heads show.
+
+Source: arXiv 2209.11895, section "Induction heads".
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from clearhead import core
+from clearhead.core import Transformer
+from clearhead.generate.batching import device_of, evaluation_mode
+from clearhead.maps.head_statistics import Scores, repeat_scores
+from clearhead.maps.reading import Reading
+from clearhead.maps.recording import recording
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.special_tokens import PrefixSuffix
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.word_starts import WordBoundaries
+
+LENGTH = 25  # tokens before they repeat
+SEQUENCES = 4
+SEED = 0
+
+
+def repeat_statistics(
+    module: Transformer, tokenizers: TokenizerPair, reading: Reading
+) -> dict[tuple[str, int], Scores]:
+    """Return the duplicate-token and induction scores of every attention, by stack and layer.
+
+    Every stack reads random tokens twice, with the special tokens of a text around them; where both stacks have one
+    vocabulary, the decoder reads what the encoder reads, and attention to the memory is scored too.
+
+    Args:
+        module: run in evaluation mode; its own mode is restored.
+        tokenizers: of the model.
+        reading: any text of the model, for its special tokens.
+
+    Returns:
+        nothing for an attention that cannot be scored: positions or vocabulary leave no room for two tokens, or the two
+        vocabularies differ.
+    """
+    reader = tokenizers.target if module.encoder is None else tokenizers.source
+    vocabularies = [_ordinary_ids(one) for one in (reader, tokenizers.target)[: len(reading.affixes)]]
+    length = min(LENGTH, *map(len, vocabularies))
+    if module.max_positions is not None:
+        length = min(length, *((module.max_positions - len(own)) // 2 for own in reading.affixes))
+    if length < 2:
+        return {}
+    draw, device = torch.Generator().manual_seed(SEED), device_of(module)
+    read: list[Tensor] = []
+    is_second: list[Tensor] = []
+    for ordinary, own in zip(vocabularies, reading.affixes, strict=True):
+        if not read or not tokenizers.joint:
+            drawn = _repeated(ordinary, length, draw)
+        read.append(_framed(drawn, own).to(device))
+        place = torch.arange(read[-1].shape[1], device=device) - len(own.prefix)
+        is_second.append((length <= place) & (place < 2 * length))
+    target = core.Sequence(read[1]) if len(read) == 2 else None
+    with evaluation_mode(module), torch.no_grad(), recording(module) as records:
+        module.states(core.Sequence(read[0]), target)
+    found = {}
+    for record in records:
+        query = len(read) - 1 if record.stack.startswith("decoder") else 0
+        key = 0 if record.stack == "decoder.memory" else query
+        if query == key or tokenizers.joint:
+            found[record.stack, record.layer] = repeat_scores(record, read[query], read[key], is_second[query])
+    return found
+
+
+def _ordinary_ids(tokenizer: Tokenizer) -> Int[Tensor, " entries"]:
+    """Return the ids that a text can have."""
+    return torch.from_numpy(WordBoundaries(tokenizer).ordinary).nonzero()[:, 0]
+
+
+def _repeated(ordinary: Int[Tensor, " entries"], length: int, draw: torch.Generator) -> Int[Tensor, "texts tokens"]:
+    """Draw different tokens for each sequence, and repeat them once."""
+    once_BN = torch.stack([ordinary[torch.randperm(len(ordinary), generator=draw)[:length]] for _ in range(SEQUENCES)])
+    return once_BN.repeat(1, 2)
+
+
+def _framed(ids_BN: Int[Tensor, "texts tokens"], affixes: PrefixSuffix) -> Int[Tensor, "texts framed_tokens"]:
+    """Put the special tokens of a text around each sequence."""
+    prefix, suffix = (ids_BN.new_tensor(side).expand(len(ids_BN), -1) for side in (affixes.prefix, affixes.suffix))
+    return torch.cat([prefix, ids_BN, suffix], dim=1)
