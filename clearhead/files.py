@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import InputError
 
-LARGEST_JSON = 2**28
+LARGEST_FILE = 2**28
 
 
 @contextlib.contextmanager
@@ -63,14 +64,14 @@ def neighbours(path: Path) -> list[str]:
 
 
 def read_json_object(path: Path, *, what: str) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
+    """Read a file of a model or a run that holds one JSON object.
 
     Args:
         path: the file to read.
         what: the expected content, for messages.
 
     Raises:
-        InputError: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
+        InputError: as for `read_json`, or it is not an object.
     """
     content = read_json(path, what=what)
     if not isinstance(content, dict):
@@ -79,29 +80,106 @@ def read_json_object(path: Path, *, what: str) -> dict[str, Any]:
 
 
 def read_json(path: Path, *, what: str) -> Any:
-    """Read a JSON file.
+    """Read a JSON file of a model or a run.
 
     Args:
         path: the file to read.
-        what: what the file is meant to be, for the error sentence.
+        what: the expected content, for messages.
 
     Raises:
-        InputError: the file is missing, unreadable, too large, not UTF-8, or not JSON.
+        InputError: as for `read_model_file`, or it is not UTF-8 or not JSON, or it holds a key twice.
     """
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise InputError(f"{path}: expected {what}, but {path.stat().st_size} bytes are too many for one")
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: expected {what}, but there is no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: expected {what}, but it cannot be read ({error.strerror})") from None
-    except RecursionError:
-        raise InputError(f"{path}: expected {what}, but its values are nested too deeply") from None
+        return parse_json(read_model_file(path, what=what).decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise InputError(f"{path}: expected {what} in UTF-8 JSON, but it is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: expected {what} in JSON, but {error.msg.lower()}") from None
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON of a stranger.
+
+    Raises:
+        json.JSONDecodeError: it is not JSON, a key occurs twice in an object, a number has thousands of digits, or
+            values are nested too deeply.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise json.JSONDecodeError("its values are nested too deeply", text, 0) from None
+    except ValueError as error:  # from the hook, or from int()
+        reason = str(error) if isinstance(error, _RepeatedKey) else "a number has too many digits"
+        raise json.JSONDecodeError(reason, text, 0) from None
+
+
+class _RepeatedKey(ValueError):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedKey(f"the key {next(name for name in content if names.count(name) > 1)!r} occurs twice")
+    return content
+
+
+def read_model_file(path: Path, *, what: str) -> bytes:
+    """Read a small file that came with a model or a run, perhaps from a stranger.
+
+    Args:
+        path: the file.
+        what: the expected content, for messages.
+
+    Raises:
+        InputError: it is missing, unreadable or too large, a pipe or a device, or a link out of its folder.
+    """
+    refuse_link_out(path, path.parent)
+    try:
+        # Opening a pipe would wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(descriptor, "rb") as file:
+            # Asked of the open file, which nobody can exchange any more.
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InputError(f"{path}: expected {what}, but it is no regular file")
+            if status.st_size > LARGEST_FILE:
+                raise InputError(f"{path}: expected {what}, but {status.st_size} bytes are too many for one")
+            return file.read()
+    except FileNotFoundError:
+        raise InputError(f"{path}: expected {what}, but there is no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: expected {what}, but it cannot be read ({error.strerror})") from None
+
+
+def read_model_text(path: Path, *, what: str) -> str:
+    """Read a small UTF-8 file that came with a model or a run.
+
+    Raises:
+        InputError: as for `read_model_file`, or it is not UTF-8 (with the line).
+    """
+    return decoded(read_model_file(path, what=what), str(path))
+
+
+def refuse_link_out(path: Path, directory: Path) -> None:
+    """Refuse a file of a folder that is a link out of it.
+
+    A folder inside the hub's cache is made of links to the blobs of the same repository; those are followed.
+
+    Raises:
+        InputError: it is such a link, or links lead to each other in a circle.
+    """
+    try:
+        real, home = path.resolve(), directory.resolve()
+    except (OSError, RuntimeError):
+        raise InputError(f"{path}: links that lead in a circle; copy the file here") from None
+    # In the hub's cache, `snapshots/REVISION` and its folders hold links into `blobs` of the same repository.
+    store = next((one.parent / "blobs" for one in list(home.parents)[:2] if one.name == "snapshots"), home)
+    if not (real.is_relative_to(home) or real.is_relative_to(store)):
+        raise InputError(f"{path}: a link out of the folder is not followed; copy the file here")
 
 
 def read_text_file(path: Path, what: str) -> str:

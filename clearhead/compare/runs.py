@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Final, Literal
 
 from clearhead.core import build
 from clearhead.errors import InputError
+from clearhead.files import read_json_object
 from clearhead.runs.checkpoint import STATE, newest_sound
 from clearhead.runs.directory import RUN_FILE, SPEC_FILE, dotted, read_configuration, split_reference
 from clearhead.runs.metrics import FILE_NAME, Metrics, read_metrics
@@ -185,7 +185,6 @@ def _newest_state(run: Path) -> dict[str, Any] | None:
         folder, _ = newest_sound(run)
         if folder is None:
             return None
-        with contextlib.suppress(FileNotFoundError):
-            state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
-            return state
+        with contextlib.suppress(InputError):
+            return read_json_object(folder / STATE, what="the state of a run")
     return None

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from clearhead.errors import InputError, RunFailure
-from clearhead.files import replacing, sync
+from clearhead.files import read_json_object, read_model_text, replacing, sync
 from clearhead.weights.files import load_tensors, save_tensors
 
 FORMAT: Final = 2
@@ -104,7 +104,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     damage = checkpoint_damage(folder)
     if damage is not None:
         raise InputError(damage)
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    state = read_json_object(folder / STATE, what="the state of a run")
     if state.pop("format") != FORMAT:
         raise InputError(f"{folder} is from another version of clearhead and cannot be resumed; start the run again.")
     ema = folder / AVERAGED_WEIGHTS
@@ -119,12 +119,12 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 def checkpoint_damage(folder: Path) -> str | None:
     """Return a message about the damage of a folder written by `writing_folder`; None if it is undamaged."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-    except FileNotFoundError:
+    if not (folder / MANIFEST).exists():
         return f"{folder} is damaged: it has no {MANIFEST}."
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    try:
+        manifest = read_json_object(folder / MANIFEST, what="a manifest")
+        files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+    except (InputError, ValueError, OverflowError, KeyError, TypeError, AttributeError):
         return f"{folder} is damaged: its {MANIFEST} cannot be read."
     if manifest.get("name") != folder.name:
         return f"{folder} is damaged: its {MANIFEST} belongs to {manifest.get('name')}."
@@ -165,7 +165,7 @@ def saved_choices(run: Path) -> dict[str, Any] | None:
     folder, _ = newest_sound(run)
     if folder is None:
         return None
-    choices: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))["choices"]
+    choices: dict[str, Any] = read_json_object(folder / STATE, what="the state of a run")["choices"]
     return choices
 
 
@@ -191,10 +191,9 @@ def write_best(run: Path, step: int) -> None:
 
 def read_best(run: Path) -> int | None:
     """Return the step in the file `best`, or None."""
-    try:
-        match = _STEP_NAME.fullmatch((run / "best").read_text(encoding="utf-8").strip())
-    except (FileNotFoundError, UnicodeDecodeError):
+    if not (run / "best").exists():
         return None
+    match = _STEP_NAME.fullmatch(read_model_text(run / "best", what="the name of a checkpoint").strip())
     return int(match[1]) if match else None
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from filelock import BaseFileLock, FileLock, Timeout
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import read_text_file
+from clearhead.files import read_model_text
 from clearhead.runs.checkpoint import (
     AVERAGED_WEIGHTS,
     WEIGHTS,
@@ -206,7 +206,7 @@ def read_task(folder: Path) -> TaskRecord:
         InputError: the record is missing or not valid.
     """
     file = folder / TASK_FILE
-    return TaskRecord.from_json(read_text_file(file, "task record"), str(file))
+    return TaskRecord.from_json(read_model_text(file, what="a task record"), str(file))
 
 
 def _last(run: Path) -> Path:
@@ -318,7 +318,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
         InputError: it is missing or not TOML.
     """
     try:
-        return tomllib.loads(read_text_file(path, "run file"))
+        return tomllib.loads(read_model_text(path, what="a run file"))
     except tomllib.TOMLDecodeError as error:
         raise InputError(
             f"{path} is not a valid run file ({error}): restore it, or name another run directory."

@@ -6,7 +6,7 @@ import torch
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
-from clearhead.files import read_text_file
+from clearhead.files import read_model_text
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
 from clearhead.runs.directory import SPEC_FILE, model_files, read_task
@@ -36,7 +36,7 @@ def load_saved(
     task = read_task(folder)
     if task.kind in ("classify", "tag") and weights.parent.name == "step-0":
         raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
-    module = build(ModelSpec.from_json(read_text_file(folder / SPEC_FILE, "spec file")), device="meta")
+    module = build(ModelSpec.from_json(read_model_text(folder / SPEC_FILE, what="a spec")), device="meta")
     fill(module, load_merged(weights), source=str(weights))
     module.to(dtype)
     tokenizers = TokenizerPair.load(folder)

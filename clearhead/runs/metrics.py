@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from clearhead.errors import RunFailure
-from clearhead.files import sync
+from clearhead.files import read_model_file, sync
 from clearhead.runs.checkpoint import write_text
 
 FILE_NAME: Final = "metrics.jsonl"
@@ -82,7 +82,7 @@ def read_metrics(path: Path) -> list[Metrics]:
         return []
     names = {field.name for field in fields(Metrics)}
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_model_file(path, what="the metrics of a run").decode("utf-8", errors="replace").splitlines():
         try:
             values = json.loads(line)
             rows.append(Metrics(**{name: value for name, value in values.items() if name in names}))

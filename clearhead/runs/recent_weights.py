@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from clearhead.files import read_json_object
 from clearhead.runs.checkpoint import WEIGHTS, checkpoint_damage, checkpoint_folder, remove_folder, writing_folder
 from clearhead.runs.directory import AVERAGED, measured_weights
 from clearhead.weights.files import load_tensors, save_tensors
@@ -96,7 +97,7 @@ def about_averaged(run: Path) -> dict[str, Any] | None:
     folder = run / "checkpoints" / AVERAGED
     if checkpoint_damage(folder) is not None or not (folder / ABOUT).exists():
         return None
-    about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    about: dict[str, Any] = read_json_object(folder / ABOUT, what="a record of averaged weights")
     return about
 
 

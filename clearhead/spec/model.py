@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import read_text_file
+from clearhead.files import parse_json, read_text_file
 from clearhead.spec.base import AnyNode, Node, Reference
 from clearhead.spec.node_checks import node_faults
 from clearhead.spec.nodes import (
@@ -54,7 +54,7 @@ class Model(Node):
             InputError: every error of structure, type and consistency, in one report.
         """
         try:
-            tree = json.loads(text)
+            tree = parse_json(text)
         except json.JSONDecodeError as error:
             raise InputError(f"the spec is not JSON: {error.msg} at line {error.lineno}") from None
         if not isinstance(tree, dict):

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from clearhead.errors import InputError
-from clearhead.files import read_json_object, read_text_file
+from clearhead.files import read_json_object, read_model_text
 from clearhead.text.token_roles import WELL_KNOWN
 
 _VOCABULARY, _MERGES = "vocab.json", "merges.txt"
@@ -56,7 +56,7 @@ def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
 
 def _read_pairs(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     pairs = []
-    for number, line in enumerate(read_text_file(path, "list of merges").split("\n"), start=1):
+    for number, line in enumerate(read_model_text(path, what="a list of merges").split("\n"), start=1):
         line = line.removesuffix("\r")
         if not line or (number == 1 and line.startswith(_HEADER)):
             continue

@@ -20,7 +20,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from clearhead.errors import InputError
-from clearhead.files import read_text_file
+from clearhead.files import read_model_text
 from clearhead.text.token_roles import content_of
 
 _FILE = "chat_template.jinja"
@@ -59,10 +59,11 @@ class ChatTemplate:
         """
         found = _templates(folder, config.get("chat_template"))
         if (folder / _FILE).is_file():
-            found = {_DEFAULT: read_text_file(folder / _FILE, "chat template")}
+            found = {_DEFAULT: read_model_text(folder / _FILE, what="a chat template")}
         if (folder / _MORE).is_dir():
             found |= {
-                path.stem: read_text_file(path, "chat template") for path in sorted((folder / _MORE).glob("*.jinja"))
+                path.stem: read_model_text(path, what="a chat template")
+                for path in sorted((folder / _MORE).glob("*.jinja"))
             }
         tokens = {key: text for key in _TOKENS if (text := content_of(config.get(key))) is not None}
         return cls(found, tokens) if found else None

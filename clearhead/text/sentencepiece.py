@@ -11,6 +11,7 @@ from typing import Any
 import sentencepiece
 
 from clearhead.errors import InputError
+from clearhead.files import read_model_file
 from clearhead.text.spans import Span
 
 KIND = "sentencepiece"
@@ -164,10 +165,7 @@ def read_pieces(path: Path) -> bytes:
     Raises:
         InputError: the file is missing or is no such model.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: expected a SentencePiece model, but it cannot be read ({error.strerror})") from None
+    content = read_model_file(path, what="a SentencePiece model")
     load_pieces(content, str(path))
     return content
 

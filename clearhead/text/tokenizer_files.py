@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import read_json_object, read_text_file
+from clearhead.files import read_json_object, read_model_text
 from clearhead.text.backend import Backend, backend_of
 from clearhead.text.byte_level_files import has_merges, read_merges
 from clearhead.text.sentencepiece import load_pieces, read_pieces, sentencepiece_document
@@ -152,7 +152,7 @@ def _wordpiece_document(path: Path, config: Mapping[str, Any], tokenizer_class: 
 
     Source: arXiv 1810.04805, and its code, tokenization.py.
     """
-    lines = read_text_file(path, "vocabulary").split("\n")
+    lines = read_model_text(path, what="a vocabulary").split("\n")
     if config.get("do_basic_tokenize", True) is not True:
         raise InputError(f"{path}: do_basic_tokenize = false is not supported")
     entries = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]

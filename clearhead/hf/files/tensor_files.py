@@ -1,8 +1,4 @@
-"""The safetensors files of a checkpoint, memory-mapped: nothing outside its folder is read.
-
-A folder inside the hub's cache is made of links to the blobs of the same repository; those links are followed, others
-are not.
-"""
+"""The safetensors files of a checkpoint, memory-mapped: nothing outside its folder is read."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.files import read_json_object
+from clearhead.files import read_json_object, refuse_link_out
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -38,11 +34,7 @@ def inside(directory: Path, name: str) -> Path:
     if not name or "/" in name or "\\" in name or name in (".", "..") or "\0" in name:
         raise InputError(f"{directory}: '{name}' is not the name of a file in this folder")
     path = directory / name
-    real, home = path.resolve(), directory.resolve()
-    # In the hub's cache, `snapshots/REVISION` and its folders hold links into `blobs` of the same repository.
-    store = next((one.parent / "blobs" for one in list(home.parents)[:2] if one.name == "snapshots"), home)
-    if not (real.is_relative_to(home) or real.is_relative_to(store)):
-        raise InputError(f"{path}: a link out of the folder is not followed; copy the file here")
+    refuse_link_out(path, directory)
     return path
 
 

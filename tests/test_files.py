@@ -1,0 +1,69 @@
+"""Files that come with a model are regular, bounded, inside their folder, and JSON without tricks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clearhead import files
+from clearhead.errors import InputError
+from clearhead.files import read_json, read_model_file
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(InputError, match="is no regular file"):
+        read_json(tmp_path / "config.json", what="a config.json")
+
+
+def test_a_device_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no regular file"):
+        read_model_file(Path("/dev/zero"), what="a vocabulary")
+    with pytest.raises(InputError, match=r"regular file|cannot be read"):
+        read_model_file(tmp_path, what="a vocabulary")
+
+
+def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LARGEST_FILE", 11)
+    (tmp_path / "a.json").write_text('"123456789"')
+    assert read_json(tmp_path / "a.json", what="text") == "123456789"
+    (tmp_path / "a.json").write_text('"1234567890"')
+    with pytest.raises(InputError, match="12 bytes are too many"):
+        read_json(tmp_path / "a.json", what="text")
+
+
+def test_links_are_followed_within_the_folder_and_into_the_cache_of_the_hub_only(tmp_path: Path) -> None:
+    snapshot, blobs, secret = tmp_path / "hub" / "snapshots" / "r1", tmp_path / "hub" / "blobs", tmp_path / "secret"
+    for folder in (snapshot / "templates", blobs):
+        folder.mkdir(parents=True)
+    (blobs / "0f").write_text("1")
+    secret.write_text("2")
+    (snapshot / "a.json").symlink_to(Path("../../blobs/0f"))
+    (snapshot / "templates" / "b.json").symlink_to(Path("../../../blobs/0f"))
+    (snapshot / "c.json").symlink_to(secret)
+    (snapshot / "d.json").symlink_to("e.json")
+    (snapshot / "e.json").symlink_to("d.json")
+    assert read_json(snapshot / "a.json", what="a") == read_json(snapshot / "templates" / "b.json", what="b") == 1
+    with pytest.raises(InputError, match="a link out of the folder is not followed"):
+        read_json(snapshot / "c.json", what="c")
+    with pytest.raises(InputError, match=r"lead in a circle|cannot be read"):
+        read_json(snapshot / "d.json", what="d")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' occurs twice"),
+        ("[" * 100_000 + "]" * 100_000, "its values are nested too deeply"),
+        ("9" * 5000, "a number has too many digits"),
+        ("{", "expected a config.json in JSON"),
+        (b"\xff", "is not UTF-8"),
+    ],
+)
+def test_json_of_a_stranger_is_refused_in_one_sentence(text: str | bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=words) as found:
+        read_json(tmp_path / "config.json", what="a config.json")
+    assert "\n" not in str(found.value)
