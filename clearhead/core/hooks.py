@@ -35,4 +35,5 @@ class HookPoints(nn.Module):
     def _unwatch(self, name: str, watcher: Watcher) -> None:
         assert self.watchers is not None
         self.watchers[name].remove(watcher)
-        self.watchers = {name: those for name, those in self.watchers.items() if those} or None
+        if not any(self.watchers.values()):
+            del self.watchers  # compiled code asks whether the attribute is there

@@ -1,21 +1,38 @@
 """Compare a compiled step with an eager one in a separate process, without the import hook that checks shapes.
 
-Prints the largest difference, in the sense of house rule 8, of outputs and gradients. The model is one graph: a step
-that is cut in pieces compiles for minutes and runs no faster. Its source takes the fused kernel, its target the eager
-one.
+The model is one graph: a step that is cut in pieces compiles for minutes and runs no faster. Its source takes the fused
+kernel, its target the eager one. Prints a JSON object:
+
+- difference: the largest one of outputs and gradients, in the sense of house rule 8.
+- graphs: how many were compiled until the first step, until a step with captured activations, and until the end.
+- is_same: whether the graph is that of a module without hook points.
+- warnings: of both steps with watched activations.
+- captured, edited, after: the largest difference to the first step's logits while activations are captured; to twice
+  those while an edit doubles the logits; and afterwards.
+- num_captured: how many activations were captured.
 """
 
 from __future__ import annotations
 
-import torch
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any
 
+import torch
+from torch import Tensor, fx, nn
+
+import clearhead as ch
 from clearhead.core import build
+from clearhead.core.hooks import HookPoints
 from clearhead.kernels.attention import SHORT_ON_CPU
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+LENGTH = SHORT_ON_CPU + 3
+WATCHED = ("decoder.layers.0.steps.0.branches.0.function.weights", "encoder.layers.0.after", "logits")
+
+
+def make_module() -> nn.Module:
     hparams = Hyperparameters(
         layers=1,
         width=14,
@@ -30,17 +47,86 @@ if __name__ == "__main__":
         activation="silu",
         positions="rotary",
     )
-    module = build(build_spec(hparams, source_vocab=29, target_vocab=29)).train()
-    length = SHORT_ON_CPU + 3
-    mask = torch.arange(length) < torch.tensor([length, 5, 3])[:, None]
-    ids, target_ids = torch.randint(29, (3, length)), torch.randint(29, (3, 7))
-    results = []
-    for call in (module, torch.compile(module, fullgraph=True)):
-        module.zero_grad()
-        logits = call(ids, target_ids, mask=mask, target_mask=mask[:, :7]).logits
-        logits[mask[:, :7]].square().mean().backward()
-        gradients = [p.grad for p in module.parameters() if p.dim() > 1]
-        assert len(gradients) > 10
-        results.append([logits.detach(), *gradients])
-    eager, compiled = results
-    print(max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(compiled, eager, strict=True)))
+    return build(build_spec(hparams, source_vocab=29, target_vocab=29)).train()
+
+
+def logits_of(call: Callable[..., Any]) -> Tensor:
+    torch.manual_seed(3)
+    mask = torch.arange(LENGTH) < torch.tensor([LENGTH, 5, 3])[:, None]
+    ids, target_ids = torch.randint(29, (3, LENGTH)), torch.randint(29, (3, 7))
+    logits: Tensor = call(ids, target_ids, mask=mask, target_mask=mask[:, :7]).logits
+    return logits[mask[:, :7]]
+
+
+def gradients_of(module: nn.Module, logits: Tensor) -> list[Tensor]:
+    module.zero_grad()
+    logits.square().mean().backward()
+    gradients = [p.grad for p in module.parameters() if p.dim() > 1 and p.grad is not None]
+    assert len(gradients) > 10
+    return gradients
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).detach().abs().max() / b.detach().abs().max())
+
+
+def operations(graph: fx.GraphModule) -> list[tuple[str, str, str]]:
+    return [(node.op, str(node.target), str(node.args)) for node in graph.graph.nodes]
+
+
+def traced(module: nn.Module) -> list[tuple[str, str, str]]:
+    """Return the operations of the one graph of a step, without compiling it further."""
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph: fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    logits_of(torch.compile(module, fullgraph=True, backend=keep))
+    (graph,) = graphs
+    return operations(graph)
+
+
+def count() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module = make_module()
+    compiled = torch.compile(module, fullgraph=True)
+    eager_logits = logits_of(module)
+    expected = [eager_logits.detach(), *gradients_of(module, eager_logits)]
+    logits = logits_of(compiled)
+    found = [logits.detach(), *gradients_of(module, logits)]
+    graphs = [count()]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with ch.capture(module, WATCHED) as seen:
+            captured = logits_of(compiled)
+        graphs.append(count())
+        with ch.edit(module, {"logits": lambda tensor, at: 2 * tensor}):
+            edited = logits_of(compiled)
+    after = logits_of(compiled)
+    graphs.append(count())
+    with_points = traced(module)
+    HookPoints.point = lambda self, name, x: x  # type: ignore[method-assign]
+    print(
+        json.dumps(
+            {
+                "difference": max(map(difference, found, expected)),
+                "graphs": graphs,
+                "is_same": traced(make_module()) == with_points,
+                "warnings": [str(one.message) for one in told],
+                "captured": difference(captured, logits),
+                "edited": difference(edited, 2 * logits),
+                "after": difference(after, logits),
+                "num_captured": sum(map(len, seen.values())),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

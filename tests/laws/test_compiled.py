@@ -1,24 +1,51 @@
-"""Compiled = eager, in a subprocess: the import hook of the tests and `torch.compile` do not mix."""
+"""Compiled = eager, watched or not, in a subprocess: the import hook of the tests and `torch.compile` do not mix."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
 
 
-@pytest.mark.slow
-def test_compiled_is_eager(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `compiled_job.py` measured."""
     assert shutil.which("g++"), "compiled steps need g++: .ci/run installs it"
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    folder = tmp_path_factory.mktemp("inductor")
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.laws.compiled_job"], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert float(done.stdout) <= 1e-5
+    record: dict[str, Any] = json.loads(done.stdout)
+    return record
+
+
+@pytest.mark.slow
+def test_compiled_is_eager(found: dict[str, Any]) -> None:
+    assert found["difference"] <= 1e-5
+
+
+@pytest.mark.slow
+def test_hook_points_change_no_graph(found: dict[str, Any]) -> None:
+    assert found["is_same"]
+
+
+@pytest.mark.slow
+def test_watched_steps_run_uncompiled_and_say_so(found: dict[str, Any]) -> None:
+    assert found["warnings"] == ["compiled steps run uncompiled while activations are watched"] * 2
+    assert found["num_captured"] == 3
+    assert found["captured"] <= 1e-5 and found["edited"] <= 1e-5
+
+
+@pytest.mark.slow
+def test_the_compiled_graph_is_used_again(found: dict[str, Any]) -> None:
+    assert found["graphs"] == [1, 1, 1]
+    assert found["after"] == 0.0
