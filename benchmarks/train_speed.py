@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import clearhead as ch
-from clearhead.core.position import sinusoidal_table
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.collate import collate_pairs
 from clearhead.data.batches.plans import LengthSortedPlan
 from clearhead.data.sources.pairs import parse_pair_source
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
+from clearhead.kernels.positions import sinusoidal_table
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.losses.tokens import token_loss
 from clearhead.training.optim.optimizers import build_optimizer

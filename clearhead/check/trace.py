@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.core import Transformer
-from clearhead.core.embedding import Table
+from clearhead.core.embedding import LearnedPosition, Table
 from clearhead.core.head import Linear
 from clearhead.core.norm import LayerNorm, RMSNorm
-from clearhead.core.position import LearnedPosition
 from clearhead.data.batches.inputs import shift_right
 from clearhead.errors import InputError
 from clearhead.hf.loading import LoadedModule, bind_rules

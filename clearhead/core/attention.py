@@ -1,6 +1,6 @@
 """Multi-head attention, over the stream itself or over the memory.
 
-Legend: B batch, M sentences of the memory, T queries, S keys, D width, H heads, K key/value heads, E head size.
+Legend: B batch, T queries, D width, H heads, E head size.
 """
 
 from __future__ import annotations
@@ -15,22 +15,17 @@ from clearhead import spec
 from clearhead.core.cache import KeyValues
 from clearhead.core.context import Context
 from clearhead.core.hooks import HookPoints
-from clearhead.core.mask import AttentionMask
 from clearhead.core.norm import build_norm
-from clearhead.core.position import rotate
+from clearhead.core.rare.rope_scaling import total_lengths
+from clearhead.core.shapes import Keys, MayAttend, Queries, Scores, States
 from clearhead.kernels.attention import SHORT_ON_CPU, eager_is_better, fused_attention
 from clearhead.kernels.dropout import Dropout
+from clearhead.kernels.positions import rotary_angles, rotate
 
-Queries = Float[Tensor, "batch heads queries head_size"]
-Keys = Float[Tensor, "batch kv_heads keys head_size"]
-Bias = Float[Tensor, "#batch heads queries keys"]
+Heads = Float[Tensor, "batch any_heads tokens head_size"]
 
 
-def attention_weights(
-    scores: Float[Tensor, "batch heads queries keys"],
-    mask: AttentionMask | None,
-    sink: Float[Tensor, " heads"] | None = None,
-) -> Float[Tensor, "batch heads queries keys"]:
+def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor, " heads"] | None = None) -> Scores:
     """Return weights that sum to one over the keys that the mask allows; a query with none gets zeros.
 
     Args:
@@ -84,40 +79,37 @@ class Attention(HookPoints):
         # Strings, for a compiled step cannot hash a node of the spec.
         self.mask_key, self.rotation_key = str(attention.mask), f"{attention.position} of {size}"
 
-    def forward(
-        self, x_BTD: Float[Tensor, "batch queries width"], context: Context
-    ) -> Float[Tensor, "batch queries width"]:
+    def forward(self, x_BTD: States, context: Context) -> States:
         query, key, value = (self.split(project(x_BTD)) for project in (self.query, self.key, self.value))
         query, key = self.prepare(query, key, context)
         query, key, value = self.point("queries", query), self.point("keys", key), self.point("values", value)
         if context.cache is not None:
             key, value = context.cache.self_attention.setdefault((self, context.depth), KeyValues()).append(key, value)
-        mixed = self.mix(query, key, value, self.bias(query, key, context), context)
-        return self.out(self.point("mixed", mixed).transpose(1, 2).flatten(2))
+        return self.merge(self.mix(query, key, value, self.bias(query, key, context), context))
 
-    def split(
-        self, projected: Float[Tensor, "batch tokens inner"]
-    ) -> Float[Tensor, "batch any_heads tokens head_size"]:
+    def split(self, projected: Float[Tensor, "batch tokens inner"]) -> Heads:
         """Cut the output of a projection into heads."""
         if self.spec.clip is not None:
             projected = projected.clamp(-self.spec.clip, self.spec.clip)
         return projected.unflatten(-1, (-1, self.spec.head_size)).transpose(1, 2)
 
-    def prepare(
-        self, query: Queries, key: Float[Tensor, "batch kv_heads queries head_size"], context: Context
-    ) -> tuple[Tensor, Tensor]:
+    def merge(self, mixed: Queries) -> States:
+        """Join the heads and project them to the width of the stream."""
+        return self.out(self.point("mixed", mixed).transpose(1, 2).flatten(2))
+
+    def prepare(self, query: Queries, key: Keys, context: Context) -> tuple[Tensor, Tensor]:
         """Norm and rotate queries and keys, in the order of the spec."""
         norm, rotary = self.spec.query_key_norm, self.spec.position
         if norm is not None and not norm.after_rotation:
             query, key = self.normed(self.query_norm, query), self.normed(self.key_norm, key)
         if rotary is not None:
-            cos, sin = context.once(self.rotation_key, lambda: context.rotation(rotary, self.spec.head_size))
+            cos, sin = context.once(self.rotation_key, lambda: self.angles(rotary, context))
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if norm is not None and norm.after_rotation:
             query, key = self.normed(self.query_norm, query), self.normed(self.key_norm, key)
         return query, key
 
-    def normed(self, norm: nn.Module, x_BHTE: Tensor) -> Float[Tensor, "batch any_heads tokens head_size"]:
+    def normed(self, norm: nn.Module, x_BHTE: Heads) -> Heads:
         choice, x_BTHE = self.spec.query_key_norm, x_BHTE.transpose(1, 2)
         if choice is None:
             return x_BHTE
@@ -125,30 +117,25 @@ class Attention(HookPoints):
             return norm(x_BTHE).transpose(1, 2)
         return norm(x_BTHE.flatten(2)).unflatten(2, x_BTHE.shape[2:]).transpose(1, 2)
 
-    def bias(self, query: Queries, key: Keys, context: Context) -> Bias | None:
+    def angles(self, rotary: spec.Rotary, context: Context) -> tuple[Tensor, Tensor]:
+        return rotary_angles(context.query_position, rotary, self.spec.head_size, total_lengths(rotary, context))
+
+    def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
         """Return the bias on the scores; None in this class."""
         return None
 
-    def mask(self, context: Context) -> AttentionMask | None:
+    def mask(self, context: Context) -> MayAttend | None:
         return context.once(self.mask_key, lambda: context.masking.build(self.spec.mask, context.query_position.device))
 
-    def mix(self, query: Queries, key: Keys, value: Keys, bias: Bias | None, context: Context) -> Queries:
+    def mix(self, query: Queries, key: Keys, value: Keys, bias: Scores | None, context: Context) -> Queries:
         """Mix the values by the eager or the fused kernel; both give the same result."""
-        is_fused = not eager_is_better(query, key, bias) and self.kernel()[0] == "fused"
-        if is_fused and bias is None and context.masking.is_only_causal(self.spec.mask):
+        if eager_is_better(query, key, bias) or self.kernel()[0] == "eager":
+            return self.weigh(self.weights(query, key, bias, context), value)
+        if bias is None and context.masking.is_only_causal(self.spec.mask):
             return fused_attention(query, key, value, None, scale=self.scale, is_causal=True)
-        mask = self.mask(context)
-        if is_fused:
-            return fused_attention(query, key, value, mask, bias, scale=self.scale)
-        scores = self.scores(query, key, bias, mask)
-        weights = attention_weights(self.point_by_row("scores", scores, context), mask, self.sink)
-        weights = self.point_by_row("weights", weights, context)
-        value = repeat_heads(value, query.shape[1])
-        return self.dropout(weights).to(value.dtype) @ value  # a bias on the scores is float32
+        return fused_attention(query, key, value, self.mask(context), bias, scale=self.scale)
 
-    def scores(
-        self, query: Queries, key: Keys, bias: Bias | None, mask: AttentionMask | None
-    ) -> Float[Tensor, "batch heads queries keys"]:
+    def scores(self, query: Queries, key: Keys, bias: Scores | None, mask: MayAttend | None) -> Scores:
         """Return query key^T * scale, capped and biased as the spec says; -inf where the mask is False."""
         scores = query @ repeat_heads(key, query.shape[1]).transpose(-1, -2) * self.scale
         if self.spec.soft_cap is not None:
@@ -156,7 +143,18 @@ class Attention(HookPoints):
         scores = scores if bias is None else scores + bias
         return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
 
-    def point_by_row(self, name: str, x: Tensor, context: Context) -> Float[Tensor, "batch heads queries keys"]:
+    def weights(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
+        """Return the weights of the eager kernel, before dropout."""
+        mask = self.mask(context)
+        scores = self.point_by_row("scores", self.scores(query, key, bias, mask), context)
+        return self.point_by_row("weights", attention_weights(scores, mask, self.sink), context)
+
+    def weigh(self, weights: Scores, value: Keys) -> Queries:
+        """Sum the values by their weights."""
+        value = repeat_heads(value, weights.shape[1])
+        return self.dropout(weights).to(value.dtype) @ value  # a bias on the scores is float32
+
+    def point_by_row(self, name: str, x: Scores, context: Context) -> Scores:
         return self.point(name, x)
 
     def kernel(self) -> tuple[Literal["eager", "fused"], str]:
@@ -175,9 +173,7 @@ class Attention(HookPoints):
 class MemoryAttention(Attention):
     """Attention over the memory: its keys are made once per sentence, whose rows (beams) share them."""
 
-    def forward(
-        self, x_BTD: Float[Tensor, "batch queries width"], context: Context
-    ) -> Float[Tensor, "batch queries width"]:
+    def forward(self, x_BTD: States, context: Context) -> States:
         query = self.point("queries", self.normed(self.query_norm, self.split(self.query(x_BTD))))
         place, cache = (self, context.depth), context.cache
         if cache is None or place not in cache.memory_attention:
@@ -190,13 +186,12 @@ class MemoryAttention(Attention):
             key, value = cache.memory_attention[place]
         # The rows of a sentence become queries of one row, so that its memory is read once and never copied.
         mixed = self.mix(_fold(query, len(query) // len(key)), key, value, None, context)
-        mixed = self.point("mixed", _unfold(mixed, context.masking.num_queries))
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return self.merge(_unfold(mixed, context.masking.num_queries))
 
-    def mask(self, context: Context) -> AttentionMask | None:
+    def mask(self, context: Context) -> MayAttend | None:
         return None if context.memory_mask is None else context.memory_mask[:, None, None, :]
 
-    def point_by_row(self, name: str, x: Tensor, context: Context) -> Float[Tensor, "batch heads queries keys"]:
+    def point_by_row(self, name: str, x: Scores, context: Context) -> Scores:
         if not self.is_watched(name):
             return x
         seen = self.point(name, _unfold(x, context.masking.num_queries))

@@ -6,6 +6,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from clearhead.core.shapes import Ids, Real
+
+New = Float[Tensor, "rows heads new head_size"]
+Kept = Float[Tensor, "rows heads keys head_size"]
+
 
 class KeyValues:
     """The keys and values of one attention, in a buffer that doubles when it is full."""
@@ -14,9 +19,7 @@ class KeyValues:
         self.length = 0
         self.buffer: Float[Tensor, "2 rows heads capacity head_size"] | None = None
 
-    def append(
-        self, key_RKSE: Float[Tensor, "rows heads new head_size"], value_RKSE: Float[Tensor, "rows heads new head_size"]
-    ) -> tuple[Float[Tensor, "rows heads keys head_size"], Float[Tensor, "rows heads keys head_size"]]:
+    def append(self, key_RKSE: New, value_RKSE: New) -> tuple[Kept, Kept]:
         """Add the newest tokens and return views of all of them."""
         end = self.length + key_RKSE.shape[2]
         if self.buffer is None or end > self.buffer.shape[3]:
@@ -32,9 +35,7 @@ class KeyValues:
 
     def select(self, rows: Int[Tensor, " new_rows"]) -> None:
         if self.buffer is not None:
-            chosen = self.buffer[:, rows, :, : self.length]
-            self.buffer = chosen.new_empty(*chosen.shape[:3], max(16, 2 * self.length), chosen.shape[4])
-            self.buffer[:, :, :, : self.length] = chosen
+            self.buffer = self.buffer[:, rows, :, : self.length]
 
 
 class Cache:
@@ -57,17 +58,13 @@ class Cache:
         self.mask: Bool[Tensor, "rows keys"] | None = None
         self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
 
-    def extend(
-        self, mask: Bool[Tensor, "rows new"] | None, num_rows: int, num_new: int, device: torch.device
-    ) -> Bool[Tensor, "rows keys"] | None:
+    def extend(self, ids: Ids, mask: Real | None) -> Bool[Tensor, "batch keys"] | None:
         """Count the tokens of a call and return the mask of all; called once, before the attentions."""
         if mask is not None or self.mask is not None:
-            if mask is None:
-                mask = torch.ones(num_rows, num_new, dtype=torch.bool, device=device)
-            if self.mask is None:
-                self.mask = torch.ones(num_rows, self.length, dtype=torch.bool, device=device)
-            self.mask = torch.cat([self.mask, mask], dim=1)
-        self.length += num_new
+            old = ids.new_ones(len(ids), self.length, dtype=torch.bool) if self.mask is None else self.mask
+            new = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+            self.mask = torch.cat([old, new], dim=1)
+        self.length += ids.shape[1]
         return self.mask
 
     def select(self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None) -> None:

@@ -1,17 +1,22 @@
-"""Embeddings: ids to vectors. Legend: B batch, T tokens, D width."""
+"""Embeddings: ids to vectors, and the positions added to them. Legend: B batch, T tokens, D width.
+
+Positions as rotations are in `attention`, those on the scores in `rare.score_bias`.
+"""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.core.context import Context, Sequence
 from clearhead.core.norm import build_norm
-from clearhead.core.position import build_embedding_position
+from clearhead.core.shapes import Ids, States
 from clearhead.errors import InputError
 from clearhead.kernels.dropout import Dropout
+from clearhead.kernels.positions import sinusoidal_table
 
 
 class Table(nn.Module):
@@ -21,8 +26,42 @@ class Table(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, width))
 
-    def forward(self, ids_BT: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens width"]:
+    def forward(self, ids_BT: Ids) -> States:
         return F.embedding(ids_BT, self.weight)
+
+
+class SinusoidalPosition(nn.Module):
+    """A table of sinusoids, looked up by position; it grows to the longest sequence seen."""
+
+    def __init__(self, width: int, position: spec.Sinusoidal) -> None:
+        super().__init__()
+        self.width, self.position = width, position
+        self.table = torch.zeros(0, width, device="cpu")  # computed, never loaded: no part of the state
+
+    def forward(self, position_BT: Int[Tensor, "batch tokens"], limit: int) -> States:
+        needed = limit + self.position.offset
+        if self.table.shape[0] < needed or self.table.device != position_BT.device:
+            rows = max(needed, 2 * self.table.shape[0])
+            self.table = sinusoidal_table(rows, self.width, self.position).to(position_BT.device)
+        return F.embedding(position_BT + self.position.offset, self.table)
+
+
+class LearnedPosition(nn.Module):
+    """A trained table, looked up by position."""
+
+    def __init__(self, width: int, position: spec.Learned) -> None:
+        super().__init__()
+        self.offset, self.rows = position.offset, position.rows
+        self.weight = nn.Parameter(torch.empty(position.rows, width))
+
+    def forward(self, position_BT: Int[Tensor, "batch tokens"], limit: int) -> States:
+        # The limit counts padding too, so the exact maximum is computed only if this cheap bound does not hold.
+        if limit + self.offset > self.rows and int(position_BT.max()) + self.offset >= self.rows:
+            raise InputError(
+                f"a sequence of {int(position_BT.max()) + 1} tokens is longer than the model's "
+                f"{self.rows - self.offset} positions; shorten or split it"
+            )
+        return F.embedding(position_BT + self.offset, self.weight)
 
 
 class Embedding(nn.Module):
@@ -35,20 +74,22 @@ class Embedding(nn.Module):
 
     def __init__(self, width: int, embedding: spec.Embedding) -> None:
         super().__init__()
-        rows_width = embedding.width or width
-        place = embedding.projection.place if embedding.projection else None
-        summed_width = width if place == "before_sum" else rows_width
-        normed_width = rows_width if place == "after_norm" else width
-        self.scale, self.is_scale_rounded, self.place = embedding.scale, embedding.scale_rounding == "weights", place
-        self.table = Table(embedding.table.rows, rows_width) if isinstance(embedding.table, spec.Table) else None
+        own_width, projection = embedding.width or width, embedding.projection
+        self.place = projection.place if projection else None
+        summed_width = width if self.place == "before_sum" else own_width
+        self.scale, self.is_scale_rounded = embedding.scale, embedding.scale_rounding == "weights"
+        self.table = Table(embedding.table.rows, own_width) if isinstance(embedding.table, spec.Table) else None
         self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
-        self.word_norm = build_norm(rows_width, embedding.word_norm)
+        self.word_norm = build_norm(own_width, embedding.word_norm)
         self.segments = Table(embedding.num_segments, summed_width) if embedding.num_segments else None
-        self.position = build_embedding_position(summed_width, embedding.position)
-        self.norm = build_norm(normed_width, embedding.norm)
-        self.projection = (
-            nn.Linear(rows_width, width, bias=embedding.projection.bias) if embedding.projection else nn.Identity()
-        )
+        self.position: nn.Module | None = None
+        match embedding.position:
+            case spec.Sinusoidal() as position:
+                self.position = SinusoidalPosition(summed_width, position)
+            case spec.Learned() as position:
+                self.position = LearnedPosition(summed_width, position)
+        self.norm = build_norm(own_width if self.place == "after_norm" else width, embedding.norm)
+        self.projection = nn.Linear(own_width, width, bias=projection.bias) if projection else nn.Identity()
         self.dropout = Dropout(embedding.dropout)
 
     @property
@@ -56,38 +97,20 @@ class Embedding(nn.Module):
         """The table in use: its own, or a tied one."""
         return self.borrowed[0] if self.table is None else self.table
 
-    def forward(
-        self,
-        ids_BT: Int[Tensor, "batch tokens"],
-        position_BT: Int[Tensor, "batch_or_1 tokens"],
-        limit: int,
-        segments_BT: Int[Tensor, "batch tokens"] | None = None,
-        embeddings_BTD: Float[Tensor, "batch tokens rows_width"] | None = None,
-    ) -> Float[Tensor, "batch tokens width"]:
-        """Embed ids, or given vectors.
-
-        Args:
-            ids_BT: token ids; not looked up if embeddings are given.
-            position_BT: the number of real tokens before each.
-            limit: an upper bound of all positions.
-            segments_BT: the segment of each token; None: the first everywhere.
-            embeddings_BTD: used in place of the rows of the table, before scale and positions.
-        """
-        x_BTD = self.rows(ids_BT) if embeddings_BTD is None else embeddings_BTD
+    def forward(self, sequence: Sequence, context: Context) -> States:
+        x_BTD = self.rows(sequence.ids) if sequence.embeddings is None else sequence.embeddings
         if self.scale != 1.0:
             # A Python number is applied in float32; a tensor is rounded to the dtype of the weights first.
-            scale = torch.tensor(self.scale, dtype=x_BTD.dtype) if self.is_scale_rounded else self.scale
-            x_BTD = x_BTD * scale
+            x_BTD = x_BTD * (torch.tensor(self.scale, dtype=x_BTD.dtype) if self.is_scale_rounded else self.scale)
         x_BTD = self.word_norm(x_BTD)
-        if self.place == "before_sum":
-            x_BTD = self.projection(x_BTD)
+        x_BTD = self.projection(x_BTD) if self.place == "before_sum" else x_BTD
         if self.segments is not None:
-            x_BTD = x_BTD + self.segments(torch.zeros_like(ids_BT) if segments_BT is None else segments_BT)
-        elif segments_BT is not None:
+            first = torch.zeros_like(sequence.ids) if sequence.segments is None else sequence.segments
+            x_BTD = x_BTD + self.segments(first)
+        elif sequence.segments is not None:
             raise InputError("segments were given, but this model has no table of segments (num_segments is 0)")
         if self.position is not None:
-            x_BTD = x_BTD + self.position(position_BT, limit).to(x_BTD.dtype)
-        if self.place == "before_norm":
-            x_BTD = self.projection(x_BTD)
-        x_BTD = self.norm(x_BTD)
+            limit = context.masking.num_keys if sequence.positions is None else int(sequence.positions.max()) + 1
+            x_BTD = x_BTD + self.position(context.query_position, limit).to(x_BTD.dtype)
+        x_BTD = self.norm(self.projection(x_BTD) if self.place == "before_norm" else x_BTD)
         return self.dropout(self.projection(x_BTD) if self.place == "after_norm" else x_BTD)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core.embedding import Table
-from clearhead.core.feedforward import activation
-from clearhead.core.norm import build_norm
+from clearhead.core.feedforward import ACTIVATIONS
+from clearhead.core.norm import Vectors, build_norm
+from clearhead.core.shapes import Real, States
+
+Outputs = Float[Tensor, "*axes outputs"]
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The last linear map of a head: outputs = cap((states * scale) weight_VD^T + bias_V).
+    """outputs = cap((states * scale) weight_VD^T + bias_V): the end of a head.
 
     Source: arXiv 1608.05859 (tying); arXiv 2408.00118, section 2 (the cap).
     """
@@ -28,51 +32,45 @@ class Projection:
     scale: float
     soft_cap: float | None = None
 
-    def outputs(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes outputs"]:
+    def outputs(self, x_D: Vectors) -> Outputs:
         """Apply the map."""
         scaled = x_D if self.scale == 1.0 else x_D * self.scale
         outputs = F.linear(scaled, self.weight_VD, self.bias_V)
-        return outputs if self.soft_cap is None else self.soft_cap * torch.tanh(outputs / self.soft_cap)
+        return outputs if self.soft_cap is None else soft_cap(outputs, self.soft_cap)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """Bound values smoothly: cap * tanh(x / cap)."""
+    return cap * torch.tanh(x / cap)
 
 
 class Linear(nn.Module):
-    """An affine map whose weight is its own or a table it is tied to. Source: arXiv 1608.05859 (tying)."""
+    """An affine map whose weight is its own or a table that it is tied to."""
 
     def __init__(self, width: int, linear: spec.Linear) -> None:
         super().__init__()
         self.weight = None if linear.weight else nn.Parameter(torch.empty(linear.size, width))
         self.bias = nn.Parameter(torch.zeros(linear.size)) if linear.bias else None
         self.scale = linear.scale
-        self.borrowed: tuple[Table, ...] = ()
+        self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
 
     @property
     def projection(self) -> Projection:
         return Projection(self.borrowed[0].weight if self.weight is None else self.weight, self.bias, self.scale)
 
-    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes outputs"]:
+    def forward(self, x_D: Vectors) -> Outputs:
         return self.projection.outputs(x_D)
 
 
 class Pointwise(nn.Module):
-    """A function without weights: an activation, or the scaling of states to length 1."""
+    """A function without weights."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
+    def forward(self, x_D: Vectors) -> Vectors:
         return self.function(x_D)
-
-
-class SoftCap(nn.Module):
-    """value * tanh(x / value). Source: arXiv 2408.00118, section 2."""
-
-    def __init__(self, cap: spec.SoftCap) -> None:
-        super().__init__()
-        self.value = cap.value
-
-    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
-        return self.value * torch.tanh(x_D / self.value)
 
 
 class Pool(nn.Module):
@@ -82,9 +80,7 @@ class Pool(nn.Module):
         super().__init__()
         self.by = pool.by
 
-    def forward(
-        self, x_BTD: Float[Tensor, "batch tokens width"], mask_BT: Bool[Tensor, "batch tokens"] | None
-    ) -> Float[Tensor, "batch width"]:
+    def forward(self, x_BTD: States, mask_BT: Real | None) -> Float[Tensor, "batch width"]:
         if mask_BT is None:
             mask_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
         if self.by == "max":
@@ -102,47 +98,38 @@ class Head(nn.Module):
 
     def __init__(self, width: int, head: spec.Head) -> None:
         super().__init__()
-        self.layers = nn.ModuleList()
+        self.layers, last = nn.ModuleList(), head.layers[-1]
         for layer in head.layers:
             match layer:
                 case spec.Linear():
                     self.layers.append(Linear(width, layer))
                     width = layer.size
-                case spec.Activation():
-                    self.layers.append(Pointwise(activation(layer.function)))
                 case spec.LayerNorm() | spec.RMSNorm():
                     self.layers.append(build_norm(width, layer))
                 case spec.Pool():
                     self.layers.append(Pool(layer))
+                case spec.Activation():
+                    self.layers.append(Pointwise(ACTIVATIONS[layer.function]))
                 case spec.SoftCap():
-                    self.layers.append(SoftCap(layer))
+                    self.layers.append(Pointwise(partial(soft_cap, cap=layer.value)))
                 case spec.L2Normalize():
-                    self.layers.append(Pointwise(lambda x_D: F.normalize(x_D, dim=-1)))
+                    self.layers.append(Pointwise(partial(F.normalize, dim=-1)))
+        self.is_pooled = any(isinstance(layer, Pool) for layer in self.layers)
+        self.soft_cap = last.value if isinstance(last, spec.SoftCap) else None
 
-    @property
-    def is_pooled(self) -> bool:
-        """True where outputs are of whole sequences."""
-        return any(isinstance(layer, Pool) for layer in self.layers)
-
-    def forward(
-        self, x_BTD: Float[Tensor, "batch tokens width"], mask_BT: Bool[Tensor, "batch tokens"] | None = None
-    ) -> Float[Tensor, "batch *tokens outputs"]:
+    def forward(self, x_BTD: States, mask_BT: Real | None = None) -> Float[Tensor, "batch *tokens outputs"]:
         for layer in self.layers:
             x_BTD = layer(x_BTD, mask_BT) if isinstance(layer, Pool) else layer(x_BTD)
         return x_BTD
 
-    def prepare(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes last_width"]:
-        """Run all layers before the last linear map, for callers that need few outputs, or never all at once."""
-        for layer in self.layers[: -2 if isinstance(self.layers[-1], SoftCap) else -1]:
+    def prepare(self, x_D: Vectors) -> Float[Tensor, "*axes last_width"]:
+        """Run the layers before the projection, for callers that need few outputs, or never all at once."""
+        for layer in self.layers[: -1 if self.soft_cap is None else -2]:
             x_D = layer(x_D)
         return x_D
 
     def projection(self) -> Projection:
-        """Return the last linear map as tensors."""
-        last = self.layers[-1]
-        if isinstance(last, SoftCap):
-            linear = self.layers[-2]
-            assert isinstance(linear, Linear)
-            return replace(linear.projection, soft_cap=last.value)
-        assert isinstance(last, Linear)
-        return last.projection
+        """Return the last linear layer, and its cap, as tensors."""
+        linear = self.layers[-1 if self.soft_cap is None else -2]
+        assert isinstance(linear, Linear)
+        return replace(linear.projection, soft_cap=self.soft_cap)

@@ -7,8 +7,10 @@ from typing import Any
 from torch import nn
 
 from clearhead import spec
-from clearhead.core.norm import LayerNorm, RMSNorm
+from clearhead.core.norm import Norm
 from clearhead.core.rare.mixture_of_experts import ExpertMaps
+
+BRANCH_OUTPUTS = (".function.out.weight", ".function.down.weight", ".function.expert.down.weight")
 
 
 def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> None:
@@ -17,18 +19,16 @@ def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> N
     Source: for `Xavier`, Glorot and Bengio 2010, eq. 16;
     for `Normal`, Radford et al. 2019, section 2.3: residual maps are scaled by 1 / sqrt(number of branches).
     """
-    scaled = isinstance(initialization, spec.Normal) and initialization.scale_branches
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
-        if parameter.dim() < 2 or isinstance(owner, LayerNorm | RMSNorm) or name.endswith(".bias"):
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.dim() < 2 or isinstance(owner, Norm):
+            continue
         elif isinstance(initialization, spec.Normal):
-            ends_branch = name.endswith(
-                (".function.out.weight", ".function.down.weight", ".function.expert.down.weight")
-            )
-            shrink = _num_branches(model, name) ** -0.5 if scaled and ends_branch else 1.0
-            nn.init.normal_(parameter, std=initialization.std * shrink)
+            is_scaled = initialization.scale_branches and name.endswith(BRANCH_OUTPUTS)
+            scale = _num_branches(model, name) ** -0.5 if is_scaled else 1.0
+            nn.init.normal_(parameter, std=initialization.std * scale)
         elif isinstance(owner, nn.Linear):
             nn.init.xavier_uniform_(parameter)
         elif isinstance(owner, ExpertMaps):

@@ -1,7 +1,4 @@
-"""The whole Transformer: an encoder, a decoder, or both, and a head.
-
-Legend: B batch, M sentences, T tokens of the first stack, U tokens of the decoder, S memory keys, D width, V outputs.
-"""
+"""The whole Transformer: an encoder, a decoder, or both, and a head."""
 
 from __future__ import annotations
 
@@ -17,23 +14,22 @@ from clearhead.core.context import Sequence
 from clearhead.core.head import Head
 from clearhead.core.hooks import HookPoints
 from clearhead.core.initialize import initialize
+from clearhead.core.mask import check_boolean
+from clearhead.core.shapes import Ids, Memory, Real, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.errors import InputError
+
+TargetIds = Int[Tensor, "targets target_tokens"]
+RealTarget = Bool[Tensor, "targets target_tokens"]
 
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a model.
+    """The output of a model."""
 
-    Args:
-        hidden: [batch, tokens, width], the output of the last stack.
-        logits: [batch, tokens, outputs], or [batch, outputs] if the head pools; None if no head ran.
-        memory: [batch, keys, width], the output of the encoder; None if no encoder ran.
-    """
-
-    hidden: Float[Tensor, "batch tokens width"]
-    logits: Float[Tensor, "batch *tokens outputs"] | None = None
-    memory: Float[Tensor, "sentences keys memory_width"] | None = None
+    hidden: States  # of the last stack
+    logits: Float[Tensor, "batch *tokens outputs"] | None = None  # without tokens if the head pools; None: no head ran
+    memory: Memory | None = None  # the output of the encoder, for the decoder
 
 
 class Transformer(HookPoints):
@@ -63,25 +59,24 @@ class Transformer(HookPoints):
 
     def forward(
         self,
-        ids: Int[Tensor, "batch tokens"],
-        target_ids: Int[Tensor, "targets target_tokens"] | None = None,
+        ids: Ids,
+        target_ids: TargetIds | None = None,
         *,
-        mask: Bool[Tensor, "batch tokens"] | None = None,
-        target_mask: Bool[Tensor, "targets target_tokens"] | None = None,
-        segments: Int[Tensor, "batch tokens"] | None = None,
-        positions: Int[Tensor, "batch tokens"] | None = None,
-        documents: Int[Tensor, "batch tokens"] | None = None,
+        mask: Real | None = None,
+        target_mask: RealTarget | None = None,
+        segments: Ids | None = None,
+        positions: Ids | None = None,
+        documents: Ids | None = None,
         cache: Cache | None = None,
-        embeddings: Float[Tensor, "batch tokens width"] | None = None,
+        embeddings: States | None = None,
     ) -> Output:
         """Run the whole model.
 
         Args:
-            ids: what the first stack reads.
+            ids: what the first stack reads, as are segments, positions, documents and embeddings; see `Sequence`.
             target_ids: what the decoder of a two-stack model reads, already shifted.
             mask: True = a real token of ids.
             target_mask: True = a real token of target_ids.
-            segments, positions, documents, embeddings: of the first stack; see `Sequence`.
             cache: of the decoder; it grows by the tokens of this call.
 
         Raises:
@@ -93,38 +88,32 @@ class Transformer(HookPoints):
         return self.run(Sequence(ids, mask, segments, positions, documents, embeddings), target, cache)
 
     def run(self, source: Sequence, target: Sequence | None = None, cache: Cache | None = None) -> Output:
-        """Run the whole model with every argument that a `Sequence` has; `forward` takes the common ones.
-
-        Args:
-            source: what the first stack reads.
-            target: what the decoder of a two-stack model reads, already shifted.
-            cache: of the decoder; it grows by the tokens of this call.
-        """
+        """Run the whole model with all that a `Sequence` has; `forward` takes what is common."""
         return self._with_logits(self.states(source, target, cache), (target or source).mask)
 
     def states(self, source: Sequence, target: Sequence | None = None, cache: Cache | None = None) -> Output:
         """Run the stacks without the head, for losses that never build all the logits."""
-        if target is not None and (self.encoder is None or self.decoder is None):
+        if target is not None and len(self._stacks) == 1:
             raise InputError("target_ids are for a model with both stacks; this one reads ids alone")
+        if target is None and len(self._stacks) == 2:
+            raise InputError("a model with encoder and decoder needs target_ids: what the decoder reads, shifted")
         if self.encoder is None:
             return self._decode(source, None, None, cache)
-        if self.decoder is None:
-            if cache is not None:
-                raise InputError("a cache is for a decoder; this model has only an encoder")
-            return self._seen(self.encoder(source))
-        if target is None:
-            raise InputError("a model with encoder and decoder needs target_ids: what the decoder reads, shifted")
-        return self._decode(target, self.encoder(source), source.mask, cache)
+        if target is not None:
+            return self._decode(target, self.encoder(source), source.mask, cache)
+        if cache is not None:
+            raise InputError("a cache is for a decoder; this model has only an encoder")
+        return Output(self.point("hidden", self.encoder(source)))
 
     def encode(
         self,
-        ids: Int[Tensor, "batch tokens"],
+        ids: Ids,
         *,
-        mask: Bool[Tensor, "batch tokens"] | None = None,
-        segments: Int[Tensor, "batch tokens"] | None = None,
-        positions: Int[Tensor, "batch tokens"] | None = None,
-        documents: Int[Tensor, "batch tokens"] | None = None,
-        embeddings: Float[Tensor, "batch tokens width"] | None = None,
+        mask: Real | None = None,
+        segments: Ids | None = None,
+        positions: Ids | None = None,
+        documents: Ids | None = None,
+        embeddings: States | None = None,
     ) -> Output:
         """Run the encoder; `memory` and `hidden` are its last states.
 
@@ -138,11 +127,11 @@ class Transformer(HookPoints):
 
     def decode(
         self,
-        target_ids: Int[Tensor, "targets target_tokens"],
-        memory: Float[Tensor, "sentences keys memory_width"] | None = None,
+        target_ids: TargetIds,
+        memory: Memory | None = None,
         *,
-        memory_mask: Bool[Tensor, "sentences keys"] | None = None,
-        target_mask: Bool[Tensor, "targets target_tokens"] | None = None,
+        memory_mask: RealMemory | None = None,
+        target_mask: RealTarget | None = None,
         cache: Cache | None = None,
     ) -> Output:
         """Run the decoder and the head.
@@ -161,8 +150,9 @@ class Transformer(HookPoints):
             raise InputError("decode() needs a model with a decoder; this one has only an encoder")
         if memory is not None and self.encoder is None:
             raise InputError("this model has no encoder, so nothing in it attends to a memory")
-        output = self._decode(Sequence(target_ids, target_mask), memory, memory_mask, cache)
-        return self._with_logits(output, target_mask)
+        return self._with_logits(
+            self._decode(Sequence(target_ids, target_mask), memory, memory_mask, cache), target_mask
+        )
 
     @property
     def max_positions(self) -> int | None:
@@ -173,12 +163,12 @@ class Transformer(HookPoints):
     @property
     def num_source_ids(self) -> int:
         """Rows of the table that the first stack reads."""
-        return self._stacks[0].embedding.rows.weight.shape[0]
+        return len(self._stacks[0].embedding.rows.weight)
 
     @property
     def num_target_ids(self) -> int:
         """Rows of the table that the last stack reads."""
-        return self._stacks[-1].embedding.rows.weight.shape[0]
+        return len(self._stacks[-1].embedding.rows.weight)
 
     @property
     def _stacks(self) -> list[Stack]:
@@ -188,9 +178,8 @@ class Transformer(HookPoints):
         self, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None
     ) -> Output:
         assert self.decoder is not None
-        if memory_mask is not None and memory_mask.dtype != torch.bool:
-            raise InputError(f"memory_mask must be boolean, True = a real token; got {memory_mask.dtype}")
-        if memory is not None and sequence.ids.shape[0] % max(1, len(memory)):
+        check_boolean("memory_mask", memory_mask)
+        if memory is not None and len(sequence.ids) % max(1, len(memory)):
             raise InputError(f"{len(sequence.ids)} target rows are no multiple of the {len(memory)} rows of memory")
         if cache is not None and memory is not None:
             cache.memory_mask = memory_mask
@@ -198,9 +187,7 @@ class Transformer(HookPoints):
             memory_mask = cache.memory_mask
         elif memory is None and self.encoder is not None:
             raise InputError("decode() needs the memory that encode() returned, unless its cache already holds it")
-        return self._seen(self.decoder(sequence, memory, memory_mask, cache), memory)
-
-    def _seen(self, hidden: Tensor, memory: Tensor | None = None) -> Output:
+        hidden = self.decoder(sequence, memory, memory_mask, cache)
         return Output(self.point("hidden", hidden), memory=memory)
 
     def _with_logits(self, output: Output, mask: Tensor | None) -> Output:

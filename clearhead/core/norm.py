@@ -1,4 +1,4 @@
-"""Normalisation over the last axis. Legend: D width."""
+"""Normalization over the last axis. Legend: D width."""
 
 from __future__ import annotations
 
@@ -9,74 +9,53 @@ from torch.nn import functional as F
 
 from clearhead import spec
 
+Vectors = Float[Tensor, "*axes width"]
 
-class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased variance. Source: arXiv 1607.06450, eq. 3.
+
+class Norm(nn.Module):
+    """What LayerNorm and RMSNorm share: normalize(x) * weight + bias.
 
     Args:
-        shape: of the weight; its last axis is normalised, and one before it (heads) has weights of its own.
+        shape: of the weight; its last axis is normalized, and one before it (heads) has weights of its own.
         norm: epsilon, and whether there are a weight and a bias.
     """
 
-    def __init__(self, shape: tuple[int, ...], norm: spec.LayerNorm) -> None:
+    def __init__(self, shape: tuple[int, ...], norm: spec.LayerNorm | spec.RMSNorm) -> None:
         super().__init__()
-        self.eps = norm.eps
-        self.weight = _weight(shape, norm)
-        self.bias = nn.Parameter(torch.zeros(shape)) if norm.bias else None
-        self.has_unit_offset = norm.unit_offset
+        self.eps, self.has_unit_offset, self.is_by_head = norm.eps, norm.unit_offset, len(shape) > 1
+        self.weight = nn.Parameter(torch.full(shape, 0.0 if norm.unit_offset else 1.0)) if norm.weight else None
+        has_bias = isinstance(norm, spec.LayerNorm) and norm.bias
+        self.bias = nn.Parameter(torch.zeros(shape)) if has_bias else None
 
-    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
-        weight = _factor(self.weight, self.has_unit_offset)
-        if (weight is None or weight.dim() == 1) and (self.bias is None or self.bias.dim() == 1):
-            return F.layer_norm(x_D, x_D.shape[-1:], weight, self.bias, self.eps)
-        normed_D = F.layer_norm(x_D, x_D.shape[-1:], eps=self.eps)
+    def forward(self, x_D: Vectors) -> Vectors:
+        weight = self.weight + 1.0 if self.weight is not None and self.has_unit_offset else self.weight
+        if not self.is_by_head:
+            return self.normalize(x_D, weight, self.bias)
+        normed_D = self.normalize(x_D, None, None)
         normed_D = normed_D if weight is None else normed_D * weight
         return normed_D if self.bias is None else normed_D + self.bias
 
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight. Source: arXiv 1910.07467, eq. 4.
-
-    Args:
-        shape: of the weight; its last axis is normalised, and one before it (heads) has weights of its own.
-        norm: epsilon, and whether there is a weight.
-    """
-
-    def __init__(self, shape: tuple[int, ...], norm: spec.RMSNorm) -> None:
-        super().__init__()
-        self.eps = norm.eps
-        self.weight = _weight(shape, norm)
-        self.has_unit_offset = norm.unit_offset
-
-    def forward(self, x_D: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes width"]:
-        weight = _factor(self.weight, self.has_unit_offset)
-        if weight is None or weight.dim() == 1:
-            return F.rms_norm(x_D, x_D.shape[-1:], weight, self.eps)
-        return F.rms_norm(x_D, x_D.shape[-1:], eps=self.eps) * weight
+    def normalize(self, x_D: Vectors, weight: Tensor | None, bias: Tensor | None) -> Vectors:
+        raise NotImplementedError
 
 
-def _weight(shape: tuple[int, ...], norm: spec.LayerNorm | spec.RMSNorm) -> nn.Parameter | None:
-    if not norm.weight:
-        return None
-    return nn.Parameter(torch.zeros(shape) if norm.unit_offset else torch.ones(shape))
+class LayerNorm(Norm):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased variance. Source: arXiv 1607.06450, eq. 3."""
+
+    def normalize(self, x_D: Vectors, weight: Tensor | None, bias: Tensor | None) -> Vectors:
+        return F.layer_norm(x_D, x_D.shape[-1:], weight, bias, self.eps)
 
 
-def _factor(weight: nn.Parameter | None, has_unit_offset: bool) -> Tensor | None:
-    return weight + 1.0 if weight is not None and has_unit_offset else weight
+class RMSNorm(Norm):
+    """x / sqrt(mean(x^2) + eps) * weight. Source: arXiv 1910.07467, eq. 4."""
+
+    def normalize(self, x_D: Vectors, weight: Tensor | None, bias: Tensor | None) -> Vectors:
+        return F.rms_norm(x_D, x_D.shape[-1:], weight, self.eps)
 
 
 def build_norm(width: int | tuple[int, int], norm: spec.LayerNorm | spec.RMSNorm | None) -> nn.Module:
-    """Build the norm that the spec names; an absent norm is the identity.
-
-    Args:
-        width: of what is normalised; or how many heads have a weight of their own, and their size.
-        norm: its kind; None: there is none.
-    """
+    """Build the norm of a spec; an absent one is the identity. The width has an axis of heads if each has a weight."""
+    if norm is None:
+        return nn.Identity()
     shape = (width,) if isinstance(width, int) else width
-    match norm:
-        case spec.LayerNorm():
-            return LayerNorm(shape, norm)
-        case spec.RMSNorm():
-            return RMSNorm(shape, norm)
-        case None:
-            return nn.Identity()
+    return LayerNorm(shape, norm) if isinstance(norm, spec.LayerNorm) else RMSNorm(shape, norm)

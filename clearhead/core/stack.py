@@ -1,18 +1,97 @@
-"""An embedding and the layers above it. Legend: B batch, T tokens, S keys, D width."""
+"""The one equation of every Transformer, and the stacks that repeat it. Legend: B batch, T tokens, D width.
+
+    x <- out( x + sum_b scale_b * dropout( post_b( f_b( pre_b( pre(x) ) ) ) ) )
+
+An absent norm is the identity. `out` alone is the original Transformer, `pre` of a branch alone its pre-norm form.
+"""
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.cache import Cache
 from clearhead.core.context import Context, Sequence
 from clearhead.core.embedding import Embedding
+from clearhead.core.feedforward import FeedForward
 from clearhead.core.hooks import HookPoints
 from clearhead.core.norm import build_norm
-from clearhead.core.rare.score_bias import build_score_table
-from clearhead.core.residual import Layer
+from clearhead.core.rare.disentangled import DisentangledAttention
+from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
+from clearhead.core.rare.score_bias import BiasedAttention, build_score_table
+from clearhead.core.shapes import Memory, RealMemory, States
+from clearhead.kernels.dropout import Dropout
+
+
+def build_attention(width: int, attention: spec.Attention, memory_width: int | None = None) -> Attention:
+    """Build the attention that the source and the score bias of a spec ask for."""
+    if attention.source == "memory":
+        return MemoryAttention(width, attention, memory_width)
+    if attention.score_bias is None:
+        return Attention(width, attention)
+    is_disentangled = isinstance(attention.score_bias, spec.Disentangled)
+    return (DisentangledAttention if is_disentangled else BiasedAttention)(width, attention)
+
+
+class Branch(nn.Module):
+    """scale * dropout(post(function(pre(x))))."""
+
+    def __init__(self, width: int, branch: spec.Branch, memory_width: int | None) -> None:
+        super().__init__()
+        self.pre = build_norm(width, branch.pre)
+        match branch.function:
+            case spec.Attention() as function:
+                self.function: nn.Module = build_attention(width, function, memory_width)
+            case spec.FeedForward() as function:
+                self.function = FeedForward(width, function)
+            case spec.MixtureOfExperts() as function:
+                self.function = MixtureOfExperts(width, function)
+        self.post = build_norm(width, branch.post)
+        self.dropout = Dropout(branch.dropout)
+        self.scale = branch.scale
+
+    def forward(self, x_BTD: States, context: Context) -> States:
+        x_BTD = self.pre(x_BTD)
+        y_BTD = self.function(x_BTD, context) if isinstance(self.function, Attention) else self.function(x_BTD)
+        y_BTD = self.dropout(self.post(y_BTD))
+        return y_BTD if self.scale == 1.0 else y_BTD * self.scale
+
+
+class Step(HookPoints):
+    """out(x + the sum of the branches of pre(x))."""
+
+    points = ("before", "after")
+
+    def __init__(self, width: int, step: spec.Step, memory_width: int | None) -> None:
+        super().__init__()
+        self.pre = build_norm(width, step.pre)
+        self.branches = nn.ModuleList(Branch(width, branch, memory_width) for branch in step.branches)
+        self.out = build_norm(width, step.out)
+
+    def forward(self, x_BTD: States, context: Context) -> States:
+        x_BTD = self.point("before", x_BTD)
+        shared_BTD = self.pre(x_BTD)
+        for branch in self.branches:
+            x_BTD = x_BTD + branch(shared_BTD, context)
+        return self.point("after", self.out(x_BTD))
+
+
+class Layer(HookPoints):
+    """Residual steps, one after the other."""
+
+    points = ("before", "after")
+
+    def __init__(self, width: int, layer: spec.Layer, memory_width: int | None) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(Step(width, step, memory_width) for step in layer.steps)
+
+    def forward(self, x_BTD: States, context: Context) -> States:
+        x_BTD = self.point("before", x_BTD)
+        for step in self.steps:
+            x_BTD = step(x_BTD, context)
+        return self.point("after", x_BTD)
 
 
 class Stack(HookPoints):
@@ -25,29 +104,25 @@ class Stack(HookPoints):
 
     def __init__(self, stack: spec.Stack, memory_width: int | None = None) -> None:
         super().__init__()
-        self.embedding = Embedding(stack.width, stack.embedding)
-        self.score_table = build_score_table(stack.width, stack.score_table)
+        width, out = stack.width, stack.projection_out
+        self.embedding = Embedding(width, stack.embedding)
+        self.score_table = build_score_table(width, stack.score_table)
         self.order = stack.sharing or tuple(range(len(stack.layers)))
-        self.layers = nn.ModuleList(Layer(stack.width, layer, memory_width) for layer in stack.layers)
-        self.final_norm = build_norm(stack.width, stack.final_norm)
-        out = stack.projection_out
-        self.projection_out = nn.Linear(stack.width, out.size, bias=out.bias) if out else nn.Identity()
+        self.layers = nn.ModuleList(Layer(width, layer, memory_width) for layer in stack.layers)
+        self.final_norm = build_norm(width, stack.final_norm)
+        self.projection_out = nn.Linear(width, out.size, bias=out.bias) if out else nn.Identity()
 
     def forward(
         self,
         sequence: Sequence,
-        memory: Float[Tensor, "sentences memory_keys memory_width"] | None = None,
-        memory_mask: Bool[Tensor, "sentences memory_keys"] | None = None,
+        memory: Memory | None = None,
+        memory_mask: RealMemory | None = None,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch tokens width"]:
+    ) -> States:
         context = Context.of(sequence, memory, memory_mask, cache)
-        limit = context.masking.num_keys if sequence.positions is None else int(sequence.positions.max()) + 1
-        x_BTD = self.embedding(sequence.ids, context.query_position, limit, sequence.segments, sequence.embeddings)
-        return self.continue_from(0, self.point("embedded", x_BTD), context)
+        return self.continue_from(0, self.point("embedded", self.embedding(sequence, context)), context)
 
-    def continue_from(
-        self, depth: int, x_BTD: Float[Tensor, "batch tokens width"], context: Context
-    ) -> Float[Tensor, "batch tokens out_width"]:
+    def continue_from(self, depth: int, x_BTD: States, context: Context) -> Float[Tensor, "batch tokens out_width"]:
         """Run the layers from a depth on, and what follows them."""
         for context.depth in range(depth, len(self.order)):
             x_BTD = self.layers[self.order[context.depth]](x_BTD, context)

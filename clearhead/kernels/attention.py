@@ -9,15 +9,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+Queries = Float[Tensor, "batch heads queries head_size"]
+Keys = Float[Tensor, "batch kv_heads keys head_size"]
+Bias = Float[Tensor, "#batch heads queries keys"]
+
 # Up to here a batch of small matrix products beats the fused kernel of a CPU, forward and backward.
 SHORT_ON_CPU = 64
 
 
-def eager_is_better(
-    query_BHTE: Float[Tensor, "batch heads queries head_size"],
-    key_BKSE: Float[Tensor, "batch kv_heads keys head_size"],
-    bias: Float[Tensor, "#batch heads queries keys"] | None,
-) -> bool:
+def eager_is_better(query_BHTE: Queries, key_BKSE: Keys, bias: Bias | None) -> bool:
     """Say whether the eager kernel is faster, or the only one with a gradient for the bias, for these tensors."""
     num_queries = query_BHTE.shape[2]
     is_short = max(num_queries, key_BKSE.shape[2]) <= SHORT_ON_CPU and num_queries > 1
@@ -25,15 +25,15 @@ def eager_is_better(
 
 
 def fused_attention(
-    query_BHTE: Float[Tensor, "batch heads queries head_size"],
-    key_BKSE: Float[Tensor, "batch kv_heads keys head_size"],
-    value_BKSE: Float[Tensor, "batch kv_heads keys head_size"],
+    query_BHTE: Queries,
+    key_BKSE: Keys,
+    value_BKSE: Keys,
     mask: Bool[Tensor, "#batch #heads #queries keys"] | None,
-    bias: Float[Tensor, "#batch heads queries keys"] | None = None,
+    bias: Bias | None = None,
     *,
     scale: float,
     is_causal: bool = False,
-) -> Float[Tensor, "batch heads queries head_size"]:
+) -> Queries:
     """Attend with PyTorch's fused kernel, which never builds the weights.
 
     Args:

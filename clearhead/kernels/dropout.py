@@ -87,14 +87,7 @@ class Dropout(nn.Module):
         self.p = float(p)
 
     def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Apply dropout where the module is in training mode.
-
-        Args:
-            values: any shape, any floating dtype.
-
-        Returns:
-            a tensor like values; values itself where nothing is dropped.
-        """
+        """Apply dropout where the module is in training mode."""
         return dropout(values, self.p) if self.training else values
 
     def extra_repr(self) -> str:

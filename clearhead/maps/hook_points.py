@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from clearhead.core.context import Context
 from clearhead.core.hooks import HookPoints
-from clearhead.core.residual import Layer
-from clearhead.core.stack import Stack
+from clearhead.core.stack import Layer, Stack
 from clearhead.errors import InputError, nearest
 
 

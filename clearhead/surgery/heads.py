@@ -10,8 +10,8 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Transformer
-from clearhead.core.rare.score_bias import alibi_slopes
 from clearhead.errors import InputError
+from clearhead.kernels.positions import alibi_slopes
 from clearhead.surgery.addresses import branch_functions, check_numbers, match_addresses, refuse, update_nodes
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, select_rows, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel

@@ -36,8 +36,8 @@ from clearhead import spec
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.mask import Masking
 from clearhead.core.norm import LayerNorm
-from clearhead.core.position import sinusoidal_table
 from clearhead.errors import InputError
+from clearhead.kernels.positions import sinusoidal_table
 from tests.anchors import builders
 
 WIDTH, HEADS, INNER = 300, 4, 64

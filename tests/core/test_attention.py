@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core import MultiHeadAttention, build
 from clearhead.core.attention import Attention, attention_weights
-from clearhead.core.position import rotary_angles, rotate
 from clearhead.errors import InputError
 from clearhead.kernels import attention
+from clearhead.kernels.positions import rotary_angles, rotate
 from tests.laws.tiny import TARGET_VOCAB, difference, resolved, tiny
 from tests.laws.tiny import hparams as recipe_of
 
@@ -225,7 +225,7 @@ def test_query_and_key_are_normed_where_the_spec_places_it(place: str) -> None:
         y = split(rms(y) * norm.weight if place == "width" else y)
         weight = norm.weight[:, None] if place == "own" else norm.weight
         y = rms(y) * weight if place in {"head", "own"} else y
-        y = rotate(y, *rotary_angles(torch.arange(7)[None], rotary, 5))
+        y = rotate(y, *rotary_angles(torch.arange(7)[None], rotary, 5, None))
         return rms(y) * weight if place == "late" else y
 
     query, key = rotated(one.query, one.query_norm), rotated(one.key, one.key_norm)

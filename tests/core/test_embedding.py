@@ -7,13 +7,15 @@ import torch
 from torch import nn
 
 from clearhead import spec
-from clearhead.core import build
+from clearhead.core import Sequence, build
+from clearhead.core.context import Context
 from clearhead.core.embedding import Embedding
-from clearhead.core.position import sinusoidal_table
+from clearhead.kernels.positions import sinusoidal_table
 
 WIDTH, ROWS, OWN = 7, 13, 5
 IDS = torch.tensor([[3, 0, 12, 5]])
 POSITION = torch.arange(4)[None]
+CONTEXT = Context.of(Sequence(IDS), None, None, None)
 
 
 def embedding(**fields: object) -> Embedding:
@@ -37,13 +39,13 @@ def test_a_projection_is_where_the_spec_places_it(place: str) -> None:
     x = module.norm(x)
     x = module.projection(x) if place == "after_norm" else x
     assert x.shape == (1, 4, WIDTH)
-    torch.testing.assert_close(module(IDS, POSITION, 4, segments), x)
+    torch.testing.assert_close(module(Sequence(IDS, segments=segments), CONTEXT), x)
 
 
 def test_the_token_norm_is_before_the_sum_and_the_norm_after_it() -> None:
     module = embedding(word_norm=spec.LayerNorm(), num_segments=0)
     expected = module.word_norm(module.table.weight[IDS] * 1.7) + module.position.weight[POSITION]
-    torch.testing.assert_close(module(IDS, POSITION, 4), expected)
+    torch.testing.assert_close(module(Sequence(IDS), CONTEXT), expected)
 
 
 def test_a_rounded_scale_is_a_number_of_the_dtype_of_the_weights() -> None:
@@ -51,11 +53,11 @@ def test_a_rounded_scale_is_a_number_of_the_dtype_of_the_weights() -> None:
     table = {"scale": 3072**0.5, "num_segments": 0, "position": None}
     rounded, exact = embedding(scale_rounding="weights", **table), embedding(**table)
     exact.load_state_dict(rounded.state_dict())
-    torch.testing.assert_close(rounded(IDS, POSITION, 4), exact(IDS, POSITION, 4), atol=0, rtol=1e-6)
+    torch.testing.assert_close(rounded(Sequence(IDS), CONTEXT), exact(Sequence(IDS), CONTEXT), atol=0, rtol=1e-6)
     rounded, exact = rounded.bfloat16(), exact.bfloat16()
-    found = rounded(IDS, POSITION, 4)
+    found = rounded(Sequence(IDS), CONTEXT)
     assert torch.equal(found, rounded.table.weight[IDS] * torch.tensor(55.5, dtype=torch.bfloat16))
-    assert not torch.equal(found, exact(IDS, POSITION, 4))
+    assert not torch.equal(found, exact(Sequence(IDS), CONTEXT))
 
 
 def test_fairseq_sinusoids_are_those_of_transformers() -> None:

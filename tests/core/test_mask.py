@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.core.mask import Masking, both, structure
+from clearhead.core.mask import Masking
 
 CPU = torch.device("cpu")
 
@@ -28,20 +28,12 @@ def test_structure_is_the_rule_pair_by_pair(
     mask: spec.Full | spec.Causal | spec.Window, queries: int, keys: int
 ) -> None:
     """Windows are inclusive on both sides; queries are aligned with the last keys."""
-    found = structure(mask, torch.arange(keys - queries, keys)[None], torch.arange(keys)[None])
+    found = Masking(queries, keys).build(mask, CPU)
     expected = [[brute_force(mask, keys - queries + i, j) for j in range(keys)] for i in range(queries)]
     if found is None:
         assert all(all(row) for row in expected)
     else:
         assert found[0, 0].tolist() == expected
-
-
-def test_both_is_and_where_none_allows_all() -> None:
-    left, right = torch.tensor([True, True, False]), torch.tensor([True, False, False])
-    assert both(None, None) is None
-    assert both(left, None) is left
-    assert both(None, right) is right
-    assert both(left, right).tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -11,10 +11,17 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.core.context import token_positions
-from clearhead.core.position import LearnedPosition, SinusoidalPosition, rotary_angles, rotate, sinusoidal_table
-from clearhead.core.rare.score_bias import alibi_bias, alibi_slopes, relative_bucket
+from clearhead.core.embedding import LearnedPosition, SinusoidalPosition
 from clearhead.errors import InputError
+from clearhead.kernels.positions import (
+    alibi_bias,
+    alibi_slopes,
+    relative_bucket,
+    rotary_angles,
+    rotate,
+    sinusoidal_table,
+    token_positions,
+)
 
 
 @pytest.mark.parametrize("theta", [10000.0, 37.0])
@@ -139,7 +146,7 @@ def test_rotary_scores_depend_only_on_the_difference_of_positions() -> None:
 
     def score(query_position: int, key_position: int) -> torch.Tensor:
         rotated = [
-            rotate(x, *rotary_angles(torch.tensor([[place]]), spec.Rotary(), 10))
+            rotate(x, *rotary_angles(torch.tensor([[place]]), spec.Rotary(), 10, None))
             for x, place in ((query, query_position), (key, key_position))
         ]
         return (rotated[0] * rotated[1]).sum(-1)
@@ -152,7 +159,7 @@ def test_rotary_scores_depend_only_on_the_difference_of_positions() -> None:
 
 def test_rotation_pairs_halves_and_leaves_the_rest() -> None:
     x = torch.randn(1, 1, 5, 11)
-    rotated = rotate(x, *rotary_angles(torch.arange(5)[None], spec.Rotary(theta=29.0, size=6), 11))
+    rotated = rotate(x, *rotary_angles(torch.arange(5)[None], spec.Rotary(theta=29.0, size=6), 11, None))
     assert torch.equal(rotated[..., 6:], x[..., 6:])
     for place in range(5):
         for pair in range(3):

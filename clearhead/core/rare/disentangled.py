@@ -5,29 +5,18 @@ Legend: B batch, Q queries, S keys, D width, H heads, E head size, R table rows.
 
 from __future__ import annotations
 
-import math
+from functools import reduce
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.core.attention import Attention, Bias, Keys, Queries
+from clearhead.core.attention import Attention
 from clearhead.core.context import Context
 from clearhead.core.norm import build_norm
-
-
-def distance_row(distance: Int[Tensor, "*axes"], table: spec.DistanceTable) -> Int[Tensor, "*axes"]:
-    """Return the table row of query position minus key position; far distances share buckets.
-
-    Source: arXiv 2006.03654, eq. 3; the buckets are those of its released code.
-    """
-    if table.buckets is not None and table.max_distance is not None:
-        middle = table.buckets // 2
-        ratio = distance.abs().clamp(min=middle).float() / middle  # the bound keeps the logarithm of zero away
-        far = torch.ceil(ratio.log() / math.log((table.max_distance - 1) / middle) * (middle - 1)).long() + middle
-        distance = torch.where(distance.abs() <= middle, distance, distance.sign() * far)
-    return (distance + table.span).clamp(0, 2 * table.span - 1)
+from clearhead.core.shapes import Keys, Queries, Scores
+from clearhead.kernels.positions import distance_row
 
 
 class DistanceTable(nn.Module):
@@ -69,18 +58,18 @@ class DisentangledAttention(Attention):
         self.terms = attention.score_bias.terms
         self.score_bias = PositionProjections(width, attention, attention.score_bias)
 
-    def bias(self, query: Queries, key: Keys, context: Context) -> Bias | None:
+    def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
         (table,), maps = self.score_bias.borrowed, self.score_bias
         row_BQS = context.once(table, lambda: table(context.query_position, context.key_position))
         rows_RD = table.norm(table.weight)[None]
-        scores: Tensor | None = None
-        for term in self.terms:
-            if term == "content_to_position":
-                every = query @ self.split((maps.position_key or self.key)(rows_RD)).transpose(-1, -2)
-                part = every.gather(-1, row_BQS.expand(*every.shape[:3], -1))
-            else:
-                every = key @ self.split((maps.position_query or self.query)(rows_RD)).transpose(-1, -2)
-                part = every.gather(-1, row_BQS.transpose(-1, -2).expand(*every.shape[:3], -1)).transpose(-1, -2)
-            scores = part if scores is None else scores + part
-        assert scores is not None
-        return scores * self.scale
+
+        def products(content: Tensor, project: nn.Module, row: Tensor) -> Tensor:
+            all_rows = content @ self.split(project(rows_RD)).transpose(-1, -2)
+            return all_rows.gather(-1, row.expand(*all_rows.shape[:3], -1))
+
+        terms = []
+        if "content_to_position" in self.terms:
+            terms.append(products(query, maps.position_key or self.key, row_BQS))
+        if "position_to_content" in self.terms:
+            terms.append(products(key, maps.position_query or self.query, row_BQS.transpose(-1, -2)).transpose(-1, -2))
+        return reduce(torch.add, terms) * self.scale

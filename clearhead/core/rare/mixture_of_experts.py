@@ -9,8 +9,10 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core.feedforward import activate
+from clearhead.core.shapes import States
 from clearhead.kernels.dropout import Dropout
 
+Tokens = Float[Tensor, "tokens width"]
 Map = tuple[Tensor, Tensor | None]
 
 
@@ -44,9 +46,7 @@ class Experts(nn.Module):
         gates = [None] * len(self.up.weight) if self.gate is None else self.gate.split()
         return list(zip(self.up.split(), gates, self.down.split(), strict=True))
 
-    def run(
-        self, x_ND: Float[Tensor, "tokens width"], maps: tuple[Map, Map | None, Map]
-    ) -> Float[Tensor, "tokens width"]:
+    def run(self, x_ND: Tokens, maps: tuple[Map, Map | None, Map]) -> Tokens:
         """Pass tokens through the expert with these maps."""
         up, gate, down = maps
         inner = activate(self.spec.activation, F.linear(x_ND, *up), None if gate is None else F.linear(x_ND, *gate))
@@ -65,7 +65,7 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(width, mixture.count, bias=mixture.router.bias)
         self.expert = Experts(mixture.count, width, mixture.expert)
 
-    def forward(self, x_BTD: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+    def forward(self, x_BTD: States) -> States:
         x_ND = x_BTD.flatten(0, 1)
         share_NX = self.router(x_ND).softmax(dim=-1, dtype=torch.promote_types(x_ND.dtype, torch.float32))
         share_NK, chosen_NK = share_NX.topk(self.spec.top_k, dim=-1)

@@ -10,10 +10,13 @@ from clearhead import spec
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
 from clearhead.core.initialize import initialize
-from clearhead.core.mask import AnyMask, AttentionMask, Masking
-from clearhead.core.position import rotary_angles, rotate
-from clearhead.core.residual import build_attention
+from clearhead.core.mask import AnyMask, Masking, check_boolean
+from clearhead.core.shapes import MayAttend
+from clearhead.core.stack import build_attention
 from clearhead.errors import InputError
+from clearhead.kernels.positions import rotary_angles, rotate
+
+Attended = Float[Tensor, "batch queries width"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -48,14 +51,12 @@ class MultiHeadAttention(nn.Module):
         position: spec.Rotary | spec.Alibi | spec.RelativeBuckets | None = None,
     ) -> None:
         super().__init__()
-        if head_size is None:
-            if num_heads < 1 or width % num_heads:
-                raise InputError(f"width must be a multiple of num_heads; got width {width} and {num_heads} heads")
-            head_size = width // num_heads
+        if head_size is None and (num_heads < 1 or width % num_heads):
+            raise InputError(f"width must be a multiple of num_heads; got width {width} and {num_heads} heads")
         self.spec = spec.Attention(
             num_heads=num_heads,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-            head_size=head_size,
+            head_size=width // num_heads if head_size is None else head_size,
             mask=mask,
             position=position if isinstance(position, spec.Rotary) else None,
             score_bias=None if isinstance(position, spec.Rotary) else position,
@@ -81,11 +82,11 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "batch queries width"],
+        query: Attended,
         memory: Float[Tensor, "batch keys width"] | None = None,
-        mask: Bool[Tensor, "#batch keys"] | Bool[Tensor, "#batch queries keys"] | AttentionMask | None = None,
+        mask: Bool[Tensor, "#batch keys"] | Bool[Tensor, "#batch queries keys"] | MayAttend | None = None,
         return_weights: bool = False,
-    ) -> Float[Tensor, "batch queries width"] | tuple[Tensor, Tensor]:
+    ) -> Attended | tuple[Attended, Tensor]:
         """Attend from query to memory, or to query itself.
 
         Args:
@@ -98,8 +99,7 @@ class MultiHeadAttention(nn.Module):
         Raises:
             InputError: the mask is not boolean.
         """
-        if mask is not None and mask.dtype != torch.bool:
-            raise InputError(f"mask must be boolean, True = may attend; got {mask.dtype}")
+        check_boolean("mask", mask)
         if mask is not None and mask.dim() < 4:
             mask = mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
         inner, source = self.attention, query if memory is None else memory
@@ -109,23 +109,17 @@ class MultiHeadAttention(nn.Module):
         first = max(0, num_keys - num_queries)
         masking = Masking(num_queries, num_keys, allowed=mask)
         context = Context(masking, positions[:, first : first + num_queries], positions[:, :num_keys])
-        heads, key = inner.split(inner.query(query)), inner.split(inner.key(source))
+        heads, key, value = (
+            inner.split(inner.query(query)),
+            inner.split(inner.key(source)),
+            inner.split(inner.value(source)),
+        )
         if (rotary := self.spec.position) is not None:
             length = positions.new_full((1, 1), num_keys)
             heads = rotate(heads, *rotary_angles(context.query_position, rotary, self.spec.head_size, length))
             key = rotate(key, *rotary_angles(context.key_position, rotary, self.spec.head_size, length))
-        seen: list[Tensor] = []
-
-        def watch(weights: Tensor) -> Tensor:
-            seen.append(weights)
-            return weights
-
-        # Watched weights need the eager kernel, the one that has weights to show.
-        stop = inner.watch("weights", watch) if return_weights else None
-        try:
-            mixed = inner.mix(heads, key, inner.split(inner.value(source)), inner.bias(heads, key, context), context)
-        finally:
-            if stop is not None:
-                stop()
-        out = inner.out(mixed.transpose(1, 2).flatten(2))
-        return (out, seen[0]) if return_weights else out
+        bias = inner.bias(heads, key, context)
+        if not return_weights:
+            return inner.merge(inner.mix(heads, key, value, bias, context))
+        weights = inner.weights(heads, key, bias, context)
+        return inner.merge(inner.weigh(weights, value)), weights

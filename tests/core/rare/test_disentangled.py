@@ -11,7 +11,7 @@ from torch import nn
 from clearhead import spec
 from clearhead.core import build
 from clearhead.core.attention import Attention
-from clearhead.core.rare.disentangled import distance_row
+from clearhead.kernels.positions import distance_row
 from tests.laws.tiny import difference
 
 WIDTH, HEADS, SIZE, ROWS = 15, 3, 5, 13

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.core.position import rotary_angles
-from clearhead.core.rare.rope_scaling import rotary_frequencies, sequence_lengths
+from clearhead.kernels.positions import rotary_angles, rotary_frequencies, sequence_lengths
 
 SIZE, ORIGINAL, THETA = 22, 61, 50000.0
 SHORT, LONG = [1.0 + 0.1 * i for i in range(11)], [2.0 + 0.3 * i for i in range(11)]
@@ -72,8 +71,8 @@ def test_the_magnitude_multiplies_cosine_and_sine() -> None:
     position = torch.arange(5)[None]
     scaling = spec.YarnScaling(factor=4.0, original_length=7, magnitude=1.3)
     plain = scaling.model_copy(update={"magnitude": 1.0})
-    found = rotary_angles(position, spec.Rotary(scaling=scaling), SIZE)
-    for one, other in zip(found, rotary_angles(position, spec.Rotary(scaling=plain), SIZE), strict=True):
+    found = rotary_angles(position, spec.Rotary(scaling=scaling), SIZE, None)
+    for one, other in zip(found, rotary_angles(position, spec.Rotary(scaling=plain), SIZE, None), strict=True):
         torch.testing.assert_close(one, 1.3 * other)
 
 
@@ -88,6 +87,6 @@ def test_each_row_of_a_batch_is_scaled_by_its_own_length() -> None:
     rotary = spec.Rotary(scaling=spec.DynamicScaling(factor=3.0, original_length=5))
     position = torch.arange(7)[None].expand(2, 7)
     cos, _ = rotary_angles(position, rotary, 6, torch.tensor([[5], [7]]).expand(2, 7))
-    plain, _ = rotary_angles(position, spec.Rotary(), 6)
+    plain, _ = rotary_angles(position, spec.Rotary(), 6, None)
     assert torch.equal(cos[0], plain[0])
     assert (cos[1] - plain[1]).abs().max() > 1e-2

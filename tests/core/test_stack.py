@@ -7,9 +7,9 @@ from torch import nn
 
 from clearhead import spec
 from clearhead.core.attention import Context
-from clearhead.core.feedforward import FeedForward, activation
+from clearhead.core.feedforward import ACTIVATIONS, FeedForward
 from clearhead.core.mask import Masking
-from clearhead.core.residual import Step
+from clearhead.core.stack import Step
 
 WIDTH = 7
 
@@ -51,7 +51,7 @@ def test_feed_forward_with_and_without_a_gate() -> None:
     inner = nn.functional.gelu(gated.gate(x), approximate="tanh") * gated.up(x)
     torch.testing.assert_close(gated(x), inner @ gated.down.weight.T)
     far = torch.linspace(-3, 3, 101)
-    assert 1e-4 < (activation("gelu")(far) - activation("gelu_tanh")(far)).abs().max() < 6e-4
+    assert 1e-4 < (ACTIVATIONS["gelu"](far) - ACTIVATIONS["gelu_tanh"](far)).abs().max() < 6e-4
 
 
 def test_branch_dropout_comes_after_the_post_norm() -> None:

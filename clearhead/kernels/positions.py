@@ -1,0 +1,230 @@
+"""Functions of positions: tables for the embedding, rotations of query and key, distances on the scores.
+
+Legend: B batch, T queries, S keys, P pairs of dimensions, H heads, E head size.
+A position is the number of real tokens before a token, so padding on either side changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.errors import InputError
+
+QueryPosition = Int[Tensor, "#batch queries"]
+KeyPosition = Int[Tensor, "#batch keys"]
+Frequencies = Float[Tensor, " pairs"]
+Cosines = Float[Tensor, "#batch 1 queries half"]
+
+
+def token_positions(
+    mask: Bool[Tensor, "batch keys"] | None,
+    documents: Int[Tensor, "batch keys"] | None,
+    num_keys: int,
+    device: torch.device,
+) -> KeyPosition:
+    """Count the real tokens before each token of the same document; padding needs no position of its own."""
+    count = torch.arange(num_keys, device=device)[None] if mask is None else mask.cumsum(dim=1) - mask.long()
+    if documents is not None:
+        count = count.expand(documents.shape)
+        starts = torch.ones_like(documents, dtype=torch.bool)
+        starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        count = count - torch.where(starts, count, 0).cummax(dim=1).values
+    return count if mask is None else count * mask
+
+
+def sequence_lengths(
+    position_BS: Int[Tensor, "batch keys"], documents_BS: Int[Tensor, "batch keys"] | None
+) -> Int[Tensor, "batch keys"]:
+    """Count the tokens of the sequence that each token belongs to: one more than its last position."""
+    if documents_BS is None:
+        return position_BS.amax(dim=1, keepdim=True).expand_as(position_BS) + 1
+    starts_BS = torch.ones_like(documents_BS)
+    starts_BS[:, 1:] = (documents_BS[:, 1:] != documents_BS[:, :-1]).long()
+    number_BS = starts_BS.cumsum(dim=1) - 1
+    last_BS = torch.zeros_like(position_BS).scatter_reduce(1, number_BS, position_BS, "amax")
+    return last_BS.gather(1, number_BS) + 1
+
+
+def sinusoidal_table(rows: int, width: int, position: spec.Sinusoidal) -> Float[Tensor, "{rows} {width}"]:
+    """Tabulate sin(p / theta^(2i/width)) and cos of the same angle, for the positions p = 0 .. rows - 1.
+
+    The layout interleaves sines and cosines, or puts all sines before all cosines; "fairseq" does the latter, with
+    frequencies from 1 to 1 / theta, both included.
+
+    Raises:
+        InputError: the width is odd, so that a sine would lack its cosine.
+
+    Source: arXiv 1706.03762, section 3.5 (interleaved).
+    """
+    if width % 2:
+        raise InputError(f"sinusoidal positions pair sines with cosines, so the width must be even; got {width}")
+    if position.layout == "fairseq":
+        # float32 in every step, as in the library of that name, whose tables are never stored.
+        half = width // 2
+        rate = torch.exp(torch.arange(half).float() * -(math.log(position.theta) / (half - 1)))
+        angle = torch.arange(rows).float()[:, None] * rate
+        return torch.cat([angle.sin(), angle.cos()], dim=1)
+    # float64, for a float32 angle is off by 1e-4 a thousand positions away from the start.
+    frequency = position.theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.arange(rows, dtype=torch.float64)[:, None] * frequency
+    join = torch.stack if position.layout == "interleaved" else torch.cat
+    return join([angle.sin(), angle.cos()], dim=-1).reshape(rows, width).float()
+
+
+def rotary_angles(
+    position_BT: QueryPosition, rotary: spec.Rotary, head_size: int, length_BT: Int[Tensor, "#batch #queries"] | None
+) -> tuple[Cosines, Cosines]:
+    """Return the cosine and sine of the angle of each pair of dimensions at each position.
+
+    Args:
+        position_BT: positions of the rotated tokens.
+        rotary: theta, its scaling, and how many dimensions of a head are rotated.
+        head_size: how many dimensions a head has.
+        length_BT: total length of the sequence of each token; None if the scaling does not depend on it.
+
+    Source: arXiv 2104.09864, section 3.2.2.
+    """
+    frequency, magnitude = rotary_frequencies(rotary, rotary.size or head_size, length_BT, position_BT.device)
+    angle_BTE = position_BT[..., None].float() * frequency
+    cos, sin = angle_BTE.cos()[:, None], angle_BTE.sin()[:, None]
+    return (cos, sin) if magnitude == 1.0 else (cos * magnitude, sin * magnitude)
+
+
+def rotary_frequencies(
+    rotary: spec.Rotary, size: int, length_BT: Int[Tensor, "#batch #queries"] | None, device: torch.device
+) -> tuple[Float[Tensor, "*batch_and_queries pairs"], float]:
+    """Return the angle of each pair between neighbouring positions, and the factor of cosines and sines.
+
+    Args:
+        rotary: theta and its scaling.
+        size: how many dimensions are rotated, two in each pair.
+        length_BT: total length of the sequence of each token; None if the scaling does not depend on it.
+
+    Source: arXiv 2104.09864, section 3.2.2; for the scalings see the nodes of the spec.
+    """
+    # float32 throughout, by the expressions that checkpoints were trained with: others round far positions differently.
+    exponent_P = torch.arange(0, size, 2, device=device).float() / size
+    period_P = rotary.theta**exponent_P
+    match rotary.scaling:
+        case None:
+            return 1.0 / period_P, 1.0
+        case spec.LinearScaling(factor=factor):
+            return 1.0 / period_P / factor, 1.0
+        case spec.BandScaling() as scaling:
+            return _by_band(1.0 / period_P, scaling), 1.0
+        case spec.YarnScaling() as scaling:
+            kept_P = 1 - _ramp(rotary.theta, size, scaling).to(device)
+            divided_P = 1.0 / (scaling.factor * period_P)
+            return divided_P * (1 - kept_P) + 1.0 / period_P * kept_P, scaling.magnitude
+        case spec.LongRopeScaling() as scaling:
+            assert length_BT is not None
+            is_long_BT1 = (length_BT > scaling.original_length)[..., None]
+            long_P = torch.tensor(scaling.long_factor, dtype=torch.float32, device=device)
+            short_P = torch.tensor(scaling.short_factor, dtype=torch.float32, device=device)
+            return 1.0 / (torch.where(is_long_BT1, long_P, short_P) * period_P), scaling.magnitude
+        case spec.DynamicScaling(factor=factor, original_length=original):
+            assert length_BT is not None
+            stretch_BT = factor * length_BT.clamp(min=original) / original - (factor - 1)
+            theta_BT1 = (rotary.theta * stretch_BT ** (size / (size - 2)))[..., None]
+            is_long_BT1 = (length_BT > original)[..., None]
+            return torch.where(is_long_BT1, 1.0 / theta_BT1**exponent_P, 1.0 / period_P), 1.0
+
+
+def _by_band(frequency_P: Frequencies, scaling: spec.BandScaling) -> Frequencies:
+    wavelength_P = 2 * math.pi / frequency_P
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    is_low_P: Bool[Tensor, " pairs"] = wavelength_P > scaling.original_length / low
+    is_high_P: Bool[Tensor, " pairs"] = wavelength_P < scaling.original_length / high
+    kept_P = (scaling.original_length / wavelength_P - low) / (high - low)
+    between_P = (1 - kept_P) * frequency_P / scaling.factor + kept_P * frequency_P
+    return torch.where(is_low_P, frequency_P / scaling.factor, torch.where(is_high_P, frequency_P, between_P))
+
+
+def _ramp(theta: float, size: int, scaling: spec.YarnScaling) -> Frequencies:
+    """Return the share of each pair that is divided by the factor: 0 for high frequencies, 1 for low ones."""
+    rotations, betas = scaling.original_length / (2 * math.pi), (scaling.beta_fast, scaling.beta_slow)
+    first, last = (size * math.log(rotations / beta) / (2 * math.log(theta)) for beta in betas)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    last = last + 0.001 if first == last else last  # a ramp of no length would divide by zero
+    return ((torch.arange(size // 2, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+
+
+def rotate(
+    x_BHTE: Float[Tensor, "batch heads queries head_size"], cos: Cosines, sin: Cosines
+) -> Float[Tensor, "batch heads queries head_size"]:
+    """Rotate the first dimensions of each head; dimension i is paired with i + half, the rest is unchanged."""
+    half = cos.shape[-1]
+    first, second, rest = x_BHTE.split([half, half, x_BHTE.shape[-1] - 2 * half], dim=-1)
+    cos, sin = cos.to(x_BHTE.dtype), sin.to(x_BHTE.dtype)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+
+def alibi_slopes(num_heads: int) -> Float[Tensor, " {num_heads}"]:
+    """Return the default slope of each head: a geometric sequence, filled up from the next finer one.
+
+    Source: arXiv 2108.12409, section 3, and its reference code for head counts that are no power of two.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * head / power) for head in range(1, power + 1)]
+    slopes += [2.0 ** (-4.0 * head / power) for head in range(1, 2 * (num_heads - power), 2)]
+    return torch.tensor(slopes)
+
+
+def alibi_bias(
+    query_position: QueryPosition,
+    key_position: KeyPosition,
+    num_heads: int,
+    rounding: Literal["none", "bfloat16"] = "none",
+    slopes: tuple[float, ...] | None = None,
+) -> Float[Tensor, "batch {num_heads} queries keys"]:
+    """Return minus slope times distance; in a bidirectional stack the distance counts both ways.
+
+    Rounded, it is slope times the key's position, which in a softmax is the same but for the rounding; slope, position
+    and product are rounded, since the models that do so were trained with it.
+    """
+    slope = (alibi_slopes(num_heads) if slopes is None else torch.tensor(slopes)).to(key_position.device)
+    if rounding == "bfloat16":
+        bias = (slope.bfloat16()[:, None] * key_position[:, None, :].bfloat16()).float()
+        return bias[:, :, None].expand(-1, -1, query_position.shape[1], -1)
+    distance = (query_position[:, None, :, None] - key_position[:, None, None, :]).abs().float()
+    return -distance * slope[:, None, None]
+
+
+def relative_bucket(
+    relative: Int[Tensor, "*axes"], count: int, max_distance: int, bidirectional: bool
+) -> Int[Tensor, "*axes"]:
+    """Number the bucket of key position minus query position: exact when near, logarithmic when far.
+
+    Source: arXiv 1910.10683, section 2.1; the numbering is that of its released code.
+    """
+    if bidirectional:
+        count //= 2
+        start, distance = (relative > 0) * count, relative.abs()
+    else:
+        start, distance = torch.zeros_like(relative), (-relative).clamp(min=0)
+    exact = count // 2
+    # The maximum keeps the logarithm finite where the exact branch is taken.
+    ratio = distance.clamp(min=exact).float() / exact
+    far = exact + (ratio.log() / math.log(max_distance / exact) * (count - exact)).long()
+    return start + torch.where(distance < exact, distance, far.clamp(max=count - 1))
+
+
+def distance_row(distance: Int[Tensor, "*axes"], table: spec.DistanceTable) -> Int[Tensor, "*axes"]:
+    """Return the table row of query position minus key position; far distances share buckets.
+
+    Source: arXiv 2006.03654, eq. 3; the buckets are those of its released code.
+    """
+    if table.buckets is not None and table.max_distance is not None:
+        middle = table.buckets // 2
+        ratio = distance.abs().clamp(min=middle).float() / middle  # the bound keeps the logarithm of zero away
+        far = torch.ceil(ratio.log() / math.log((table.max_distance - 1) / middle) * (middle - 1)).long() + middle
+        distance = torch.where(distance.abs() <= middle, distance, distance.sign() * far)
+    return (distance + table.span).clamp(0, 2 * table.span - 1)
