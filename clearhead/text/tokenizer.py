@@ -176,6 +176,10 @@ class Tokenizer:
         """
         return [self._token(index) for index in ids]
 
+    def entries(self) -> list[str]:
+        """Return the vocabulary entry of each id, in order; empty for unused ids."""
+        return [self._backend.entry(index) or "" for index in range(self.vocab_size)]
+
     def _token(self, index: int) -> str:
         token = self._backend.entry(index)
         if token is None:

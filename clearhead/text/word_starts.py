@@ -13,7 +13,6 @@ import tokenizers
 from jaxtyping import Bool, Int64, Integer
 from numpy import ndarray
 
-from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 
 _MARKER = "▁"
@@ -55,7 +54,7 @@ class WordBoundaries:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        entries = _entries(tokenizer)
+        entries = tokenizer.entries()
         style = dict(_STYLES).get(tokenizer.kind) or _guess(entries)
         special = special_ids(tokenizer)
         write = _writer(style, trained_here=tokenizer.kind != "pretrained")
@@ -121,20 +120,10 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     named |= {index for index in (roles.unk, tokenizer.mask_id) if index is not None}
     if tokenizer.kind == "pretrained":
         # Decoding skips special tokens; it may skip white space too, which is excluded first.
-        for index, entry in enumerate(_entries(tokenizer)):
+        for index, entry in enumerate(tokenizer.entries()):
             if _unmarked(entry).strip(f"{_BYTE_SPACE} \n\t") and not tokenizer.decode([index]):
                 named.add(index)
     return frozenset(named)
-
-
-def _entries(tokenizer: Tokenizer) -> list[str]:
-    entries = []
-    for index in range(tokenizer.vocab_size):
-        try:
-            entries += tokenizer.tokens([index])
-        except InputError:  # a vocabulary can have unused ids
-            entries.append("")
-    return entries
 
 
 def _guess(entries: Sequence[str]) -> str:

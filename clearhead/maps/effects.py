@@ -1,0 +1,133 @@
+"""Effects: how much an outcome changes when a head, or its attention to one token, is switched off.
+
+The model runs once for each, in batches of equal rows that differ in what is switched off. Layers below it are not run
+again.
+
+Legend: B rows of a batch, H heads, Q queries, K keys, E head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from clearhead.generate.batching import evaluation_mode, read_tokens
+from clearhead.maps.hook_points import Place, edit
+from clearhead.maps.outcome import Outcome
+from clearhead.maps.recording import AttentionRecord
+from clearhead.maps.streams import Streams
+
+Notify = Callable[[int, int], None]
+"""Told how many runs are done, and of how many."""
+
+
+@dataclass(frozen=True)
+class HeadEffect:
+    """The effect of one head.
+
+    Args:
+        stack: such as "decoder.self".
+        layer, head: its numbers.
+        change: of the log-probability of the outcome when the head is switched off: below zero where it helps.
+    """
+
+    stack: str
+    layer: int
+    head: int
+    change: float
+
+
+def head_effects(
+    streams: Streams, records: Sequence[AttentionRecord], outcome: Outcome, notify: Notify | None = None
+) -> list[HeadEffect]:
+    """Return the effect of every head: its part of the mixed values is zero at every position.
+
+    Args:
+        streams, records: of one run of the model.
+        outcome: what is followed.
+        notify: told of the progress.
+
+    Source: arXiv 1905.10650, section 3.1.
+    """
+    total, before = sum(record.num_heads for record in records), _log_probability(streams, outcome)
+    found: list[HeadEffect] = []
+    for record in records:
+        for heads in _batches(streams, record, range(record.num_heads)):
+
+            def without(mixed_BHQE: Tensor, heads: Sequence[int] = heads) -> Tensor:
+                mixed_BHQE = mixed_BHQE.clone()
+                mixed_BHQE[torch.arange(len(heads)), list(heads)] = 0.0
+                return mixed_BHQE
+
+            changes = _edited(streams, record, outcome, len(heads), without) - before
+            rows = zip(heads, changes.tolist(), strict=True)
+            found += [HeadEffect(record.stack, record.layer, head, change) for head, change in rows]
+            if notify is not None:
+                notify(len(found), total)
+    return found
+
+
+def key_effects(
+    streams: Streams, record: AttentionRecord, head: int, outcome: Outcome, notify: Notify | None = None
+) -> Float32[Tensor, " keys"]:
+    """Return the effect of the attention of one head to each key: its weight on that key is zero for every query.
+
+    The other weights stay as they are, so that switching off every key is switching off the head. (To mask the key
+    before the softmax instead, arXiv 2304.14767, would also raise the other weights, and add their effect.)
+
+    Args:
+        streams: of one run of the model.
+        record: of an attention in that run.
+        head: its number.
+        outcome: what is followed.
+        notify: told of the progress.
+    """
+    before = _log_probability(streams, outcome)
+    weight_QK = record.weights([head])[0, 0]
+    value_KE = record.value_BKSE[0, record.kv_head(head)]
+    found: list[Tensor] = []
+    done, total = 0, len(value_KE)
+    for keys in _batches(streams, record, range(total)):
+        # What a key adds to the mixed values is subtracted from them, so that no row needs weights of its own.
+        added_BQE = weight_QK.T[keys.start : keys.stop, :, None] * value_KE[keys.start : keys.stop, None].float()
+
+        def without(mixed_BHQE: Tensor, added_BQE: Tensor = added_BQE) -> Tensor:
+            mixed_BHQE = mixed_BHQE.clone()
+            mixed_BHQE[:, head] -= added_BQE.to(mixed_BHQE.dtype)
+            return mixed_BHQE
+
+        found.append(_edited(streams, record, outcome, len(keys), without) - before)
+        done += len(keys)
+        if notify is not None:
+            notify(done, total)
+    return torch.cat(found).cpu()
+
+
+def _log_probability(streams: Streams, outcome: Outcome) -> Tensor:
+    return outcome.log_probability(streams.logits(streams.hidden, outcome.position))
+
+
+def _edited(
+    streams: Streams, record: AttentionRecord, outcome: Outcome, rows: int, change: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return the log-probability of the outcome in each row, where the mixed values of one attention are changed."""
+
+    def at_depth(mixed_BHQE: Tensor, at: Place) -> Tensor:
+        return change(mixed_BHQE) if at.depth == record.layer else mixed_BHQE
+
+    stack = record.address.partition(".")[0]
+    with evaluation_mode(streams.module), edit(streams.module, {f"{record.address}.mixed": at_depth}):
+        hidden_BTD = streams.continue_from(stack, record.layer, rows)
+        return outcome.log_probability(streams.logits(hidden_BTD, outcome.position))
+
+
+def _batches(streams: Streams, record: AttentionRecord, items: range) -> Iterator[range]:
+    """Cut a range into parts whose rows of tokens fit into a batch."""
+    tokens = max(streams.last.ids.shape[1], record.key_BKSE.shape[2])
+    size = max(1, read_tokens(streams.module) // tokens)
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

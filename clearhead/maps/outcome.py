@@ -1,0 +1,172 @@
+"""The output whose probability is followed: a token or a label, at a position.
+
+Legend: B rows, V outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError, nearest
+from clearhead.maps.streams import Streams
+from clearhead.task import TaskRecord
+from clearhead.text.tokenizer import Tokenizer
+
+Chosen = int | str | tuple[int, str] | None
+"""How a user chooses an outcome: a position, a token or a label, both, or nothing."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An output of a model.
+
+    Args:
+        position: of the logits, in what the last stack reads; None: they are of the whole text.
+        token: the vocabulary's entry, or the label.
+        id: its index among the logits.
+        is_independent: its probability is its own sigmoid (one of several labels), not a share of a softmax.
+    """
+
+    position: int | None
+    token: str
+    id: int
+    is_independent: bool = False
+
+    def log_probability(self, logits_BV: Float[Tensor, "rows outputs"]) -> Float[Tensor, " rows"]:
+        """Return its natural logarithm in each row of logits."""
+        if self.is_independent:
+            return F.logsigmoid(logits_BV[:, self.id])
+        return logits_BV.log_softmax(-1)[:, self.id]
+
+
+@dataclass(frozen=True)
+class OutputNames:
+    """The names of a model's outputs.
+
+    Args:
+        names: vocabulary entries or labels, in the order of the outputs.
+        tokenizer: of the entries; None: they are labels.
+        are_independent: each label has a probability of its own.
+    """
+
+    names: Sequence[str]
+    tokenizer: Tokenizer | None = None
+    are_independent: bool = False
+
+    @classmethod
+    def of(cls, module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> OutputNames:
+        """Return the names of the outputs of a model.
+
+        Args:
+            module: the model.
+            tokenizer: of what its last stack reads.
+            record: the task that it was trained for.
+
+        Raises:
+            InputError: its outputs are vectors or numbers.
+        """
+        if module.head is None or record.kind in ("embed", "answer") or record.label_kind == "regression":
+            raise InputError(
+                "this model gives no probabilities of tokens or labels, so nothing can raise or lower them: effects, "
+                "contributions and the lens need a language model, a masked model, a classifier or a tagger"
+            )
+        if record.labels:
+            return cls(record.labels, None, record.label_kind == "multi_label")
+        return cls(tokenizer.entries(), tokenizer)
+
+    def probabilities(self, logits: Float[Tensor, "*axes outputs"]) -> Float[Tensor, "*axes outputs"]:
+        """Return the probability of each output."""
+        return logits.sigmoid() if self.are_independent else logits.softmax(-1)
+
+    def name(self, index: int) -> str:
+        """Return the name of an output; empty for one without (tables can be padded beyond the vocabulary)."""
+        return self.names[index] if index < len(self.names) else ""
+
+    def find(self, token: str) -> int:
+        """Return the index of an output.
+
+        Args:
+            token: a label, an entry of the vocabulary as it is written there, or a text that is one token.
+
+        Raises:
+            InputError: there is no such output.
+        """
+        if token and token in self.names:
+            return self.names.index(token)
+        if self.tokenizer is None:
+            known = ", ".join(f"'{name}'" for name in self.names)
+            raise InputError(f"the model has no label '{token}'{nearest(token, self.names)}; its labels are {known}")
+        ids = self.tokenizer.encode(token)
+        if len(ids) != 1:
+            pieces = ", ".join(f"'{name}'" for name in self.tokenizer.tokens(ids)) or "none"
+            raise InputError(f"'{token}' must be one token, but the tokenizer makes these of it: {pieces}; choose one")
+        return ids[0]
+
+
+def predicts_next(streams: Streams, names: OutputNames) -> bool:
+    """Return whether the logits at a position are of the token behind it, as in a language model."""
+    head = streams.module.head
+    return names.tokenizer is not None and streams.top == "decoder" and head is not None and not head.is_pooled
+
+
+def choose_outcome(of: Chosen, streams: Streams, names: OutputNames) -> Outcome:
+    """Return the outcome that a user chose.
+
+    A position counts the tokens that the last stack reads, from 0. In a language model the token at a position is
+    predicted by the position before it, and the position behind the last token is that of the next one. In a masked
+    model and in a tagger an output is predicted at its own position.
+
+    Args:
+        of: a position: the token that stands there in a language model, else what the model predicts there. A token:
+            as the next one in a language model, at the first mask in a masked model. A label of a classifier. A pair:
+            this token or label at this position. None: the last token of a language model, what a masked model
+            predicts at the first mask, the label that a classifier predicts.
+        streams: of the text.
+        names: of the outputs.
+
+    Raises:
+        InputError: there is no such position, token or label.
+    """
+    assert streams.module.head is not None
+    position, token = of if isinstance(of, tuple) else (None, of) if isinstance(of, str) else (of, None)
+    ids = streams.last.ids[0].tolist()
+    place: int | None
+    if streams.module.head.is_pooled:
+        if position is not None:
+            raise InputError(f"of={of!r} names a position, but this model labels whole texts: name a label alone")
+        place = None
+    elif predicts_next(streams, names):
+        if position is None:
+            position = len(ids) if token is not None else max(1, len(ids) - 1)
+        _check_position(position, 1, len(ids), "which a token before them predicts")
+        place = position - 1
+        if token is None and position < len(ids):
+            return Outcome(place, names.name(ids[position]), ids[position])
+    else:
+        if position is None:
+            position = _first_mask(ids, names)
+        _check_position(position, 0, len(ids) - 1, "at which the model predicts")
+        place = position
+    if token is not None:
+        index = names.find(token)
+    else:
+        index = int(streams.logits(streams.hidden, place)[0, : len(names.names)].argmax())
+    return Outcome(place, names.name(index), index, names.are_independent)
+
+
+def _first_mask(ids: list[int], names: OutputNames) -> int:
+    mask_id = None if names.tokenizer is None else names.tokenizer.mask_id
+    if mask_id in ids:
+        return ids.index(mask_id)
+    raise InputError("the text has no mask, so of= must name a position, such as of=3, or a pair, such as of=(3, 'x')")
+
+
+def _check_position(position: int, first: int, last: int, what: str) -> None:
+    if not first <= position <= last:
+        raise InputError(f"of= names position {position}; expected {first} to {last}, the positions {what}")
