@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,17 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
 from clearhead.files import replacing
 from clearhead.generate.batching import evaluation_mode
+from clearhead.maps.contributions import Contribution, contributions
+from clearhead.maps.effects import HeadEffect, Notify, head_effects, key_effects
+from clearhead.maps.flow import norm_weighted, rollout
 from clearhead.maps.head_statistics import HeadStatistics, summarise, text_scores
+from clearhead.maps.lens import Lens, logit_lens
+from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
 from clearhead.maps.reading import Reading
 from clearhead.maps.recording import ALL, AttentionRecord, recording
 from clearhead.maps.repeats import repeat_statistics
+from clearhead.maps.streams import Streams
+from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 
 MOST_BYTES = 2**31
@@ -36,15 +44,22 @@ class AttentionMaps:
     Args:
         module: the model that ran, in evaluation mode.
         tokenizers: of the model.
+        task: what it was trained for.
         reading: what its stacks read.
         records: its attentions, as they ran.
     """
 
     def __init__(
-        self, module: Transformer, tokenizers: TokenizerPair, reading: Reading, records: Sequence[AttentionRecord]
+        self,
+        module: Transformer,
+        tokenizers: TokenizerPair,
+        task: TaskRecord,
+        reading: Reading,
+        records: Sequence[AttentionRecord],
     ) -> None:
         self.module = module
         self.tokenizers = tokenizers
+        self.task = task
         self.reading = reading
         self.records = {(record.stack, record.layer): record for record in records}
         assert len(self.records) == len(records), "a layer attends to each source once"
@@ -125,7 +140,9 @@ class AttentionMaps:
         record = self.record(stack, layer)
         heads = None if head is None else [_checked_head(record, head)]
         num_queries, num_keys = len(range(*queries.indices(record.query_BHTE.shape[2]))), record.key_BKSE.shape[2]
-        _check_size((record.num_heads if heads is None else 1) * num_queries * num_keys, "head= and queries=")
+        _check_size(
+            (record.num_heads if heads is None else 1) * num_queries * num_keys, "choose some with head= and queries="
+        )
         found = record.weights(heads, queries)[0].cpu()
         return found if head is None else found[0]
 
@@ -140,6 +157,114 @@ class AttentionMaps:
             for place, record in self.records.items()
             for row in summarise(record, text_scores(record) | repeats.get(place, {}), 1)
         ]
+
+    def norm_weighted(self, stack: str, layer: int, head: int) -> Float32[Tensor, "queries keys"]:
+        """Return the attention weights of a head times the length of what they move: see `flow.norm_weighted`.
+
+        Args:
+            stack, layer, head: as for `weights`.
+
+        Raises:
+            InputError: as for `weights`.
+        """
+        record = self.record(stack, layer)
+        head = _checked_head(record, head)
+        _check_size(record.query_BHTE.shape[2] * record.key_BKSE.shape[2], "give a shorter text")
+        return norm_weighted(record, head)
+
+    def rollout(self, stack: str) -> Float32[Tensor, "layers queries keys"]:
+        """Return the share of each token in the stream at each position, after each layer: see `flow.rollout`.
+
+        Args:
+            stack: one of `stacks`.
+
+        Raises:
+            InputError: there is no such stack, or the text is too long.
+        """
+        records = [self.record(stack, layer) for layer in self.layers(stack)]
+        heads = max(record.num_heads for record in records)
+        query, key = records[0].query_BHTE, records[0].key_BKSE
+        _check_size((heads + len(records)) * query.shape[2] * key.shape[2], "give a shorter text")
+        return rollout(list(self.records.values()), stack)
+
+    def outcome(self, of: Chosen = None) -> Outcome:
+        """Return the output that effects and contributions are measured on.
+
+        Args:
+            of: as for `outcome.choose_outcome`: a position; a token or a label; a pair of both; None: the last token
+                of a language model, the first mask of a masked model, the label of a classifier.
+
+        Raises:
+            InputError: there is no such output, or the model gives no probabilities.
+        """
+        return choose_outcome(of, self._streams, self._output_names, self.reading.labels)
+
+    def effects(self, of: Chosen = None, *, notify: Notify | None = None) -> list[HeadEffect]:
+        """Return how much the log-probability of an output changes when each head is switched off.
+
+        The model runs once for each head, in batches, from the layer of the head on.
+
+        Args:
+            of: as for `outcome`.
+            notify: called with the numbers of heads that are done, and of all.
+
+        Raises:
+            InputError: as for `outcome`.
+        """
+        return head_effects(self._streams, list(self.records.values()), self.outcome(of), notify)
+
+    def key_effects(
+        self, stack: str, layer: int, head: int, of: Chosen = None, *, notify: Notify | None = None
+    ) -> Float32[Tensor, " keys"]:
+        """Return how much the log-probability of an output changes when a head does not look at each key.
+
+        Args:
+            stack, layer, head: as for `weights`.
+            of: as for `outcome`.
+            notify: called with the numbers of keys that are done, and of all.
+
+        Raises:
+            InputError: as for `weights` and `outcome`.
+        """
+        record = self.record(stack, layer)
+        return key_effects(self._streams, record, _checked_head(record, head), self.outcome(of), notify)
+
+    def contributions(self, of: Chosen = None) -> list[Contribution]:
+        """Return the terms whose sum is the logit of an output, by what wrote them: see `contributions.contributions`.
+
+        Args:
+            of: as for `outcome`.
+
+        Raises:
+            InputError: as for `outcome`.
+        """
+        return contributions(self._streams, self.outcome(of))
+
+    def lens(self, top_k: int = 5) -> Lens:
+        """Return what the model would predict if it ended after each layer of its last stack.
+
+        Args:
+            top_k: outputs for each position.
+
+        Raises:
+            InputError: top_k is out of range, or the model gives no probabilities.
+        """
+        return logit_lens(self._streams, self._output_names, top_k, self.reading.labels)
+
+    @cached_property
+    def _streams(self) -> Streams:
+        """The residual stream at every depth, by another run of the model."""
+        return Streams.of(self.module, self.reading.source, self.reading.target)
+
+    @cached_property
+    def _output_names(self) -> OutputNames:
+        """The names of the model's outputs.
+
+        Raises:
+            InputError: they are vectors or numbers.
+        """
+        tokenizer = self.tokenizers.source if self.module.decoder is None else self.tokenizers.target
+        return OutputNames.of(self.module, tokenizer, self.task)
 
     def save(
         self, path: str | Path, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
@@ -226,22 +351,23 @@ class AttentionMaps:
             if layers is None or record.layer in layers
         ]
         count = sum(len(own) * record.query_BHTE.shape[2] * record.key_BKSE.shape[2] for record, own in chosen)
-        _check_size(count, "layers= and heads=")
+        _check_size(count, "choose some with layers= and heads=")
         return [(record, own) for record, own in chosen if own]
 
 
-def attend(module: Transformer, tokenizers: TokenizerPair, reading: Reading) -> AttentionMaps:
+def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, reading: Reading) -> AttentionMaps:
     """Run a model once over what its stacks read, and return its attention.
 
     Args:
         module: run in evaluation mode; its own mode is restored.
         tokenizers: of the model.
+        task: what it was trained for.
         reading: what its stacks read.
     """
     # Without the head, whose logits for a long text would be larger than all the rest.
     with evaluation_mode(module), torch.no_grad(), recording(module) as records:
         module.states(reading.source, reading.target)
-    return AttentionMaps(module, tokenizers, reading, records)
+    return AttentionMaps(module, tokenizers, task, reading, records)
 
 
 def in_precision(module: Transformer, precision: str) -> Transformer:
@@ -272,11 +398,9 @@ def _checked_head(record: AttentionRecord, head: int) -> int:
     return head
 
 
-def _check_size(count: int, arguments: str) -> None:
+def _check_size(count: int, advice: str) -> None:
     if 4 * count > MOST_BYTES:
-        raise InputError(
-            f"{4 * count / 2**30:.1f} GiB of attention weights are too large at once: choose some with {arguments}"
-        )
+        raise InputError(f"{4 * count / 2**30:.1f} GiB of attention weights are too large at once: {advice}")
 
 
 def _numbers(numbers: Sequence[int]) -> str:

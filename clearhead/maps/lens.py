@@ -5,6 +5,7 @@ Legend: L depths, T positions, D width, V outputs, K candidates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from clearhead.core.stack import Stack
 from clearhead.errors import InputError
 from clearhead.generate.batching import evaluation_mode
-from clearhead.maps.outcome import OutputNames, predicts_next
+from clearhead.maps.outcome import OutputNames
 from clearhead.maps.streams import Streams
 
 _MOST_LOGITS = 2**26
@@ -31,8 +32,8 @@ class Lens:
         stack: whose positions these are, "encoder" or "decoder".
         ids: of the most probable outputs, the first the most probable.
         probabilities: of these.
-        target_ids: of the token that follows each position in the text of a language model; elsewhere of what the model
-            itself predicts.
+        target_ids: of the token that follows each position in the text of a language model; where there is none, of
+            what the model itself predicts.
         target_probabilities: of the targets at every depth.
         names: the vocabulary's entry or the label of each id that occurs.
     """
@@ -45,13 +46,14 @@ class Lens:
     names: dict[int, str]
 
 
-def logit_lens(streams: Streams, names: OutputNames, top_k: int) -> Lens:
+def logit_lens(streams: Streams, names: OutputNames, top_k: int, labels: Sequence[int] = ()) -> Lens:
     """Return what the final norm, the output projection and the head make of the stream at every depth.
 
     Args:
         streams: of the text.
         names: of the outputs.
         top_k: outputs for each position.
+        labels: in a language model, the id behind each token that the last stack reads, as far as it is known.
 
     Raises:
         InputError: top_k is out of range.
@@ -65,10 +67,10 @@ def logit_lens(streams: Streams, names: OutputNames, top_k: int) -> Lens:
     assert head is not None
     length = len(ids_T)
     size = length if head.is_pooled else max(1, _MOST_LOGITS // len(head.projection().weight_VD))
-    next_ids_T = ids_T[1:] if predicts_next(streams, names) else ids_T[:0]
+    labels_T = ids_T.new_tensor(labels)
     with evaluation_mode(streams.module), torch.no_grad():
         parts = [
-            _predictions(streams, names, slice(start, start + size), next_ids_T[start : start + size], top_k)
+            _predictions(streams, names, slice(start, start + size), labels_T[start : start + size], top_k)
             for start in range(0, length, size)
         ]
     ids, probabilities, target_ids, target_probabilities = (
@@ -86,7 +88,7 @@ def logit_lens(streams: Streams, names: OutputNames, top_k: int) -> Lens:
 
 
 def _predictions(
-    streams: Streams, names: OutputNames, positions: slice, next_ids: Tensor, top_k: int
+    streams: Streams, names: OutputNames, positions: slice, labels: Tensor, top_k: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ids and probabilities [depths, top_k, positions], target ids [positions], and their probabilities."""
     stack: Stack = getattr(streams.module, streams.top)
@@ -95,14 +97,14 @@ def _predictions(
     ids: list[Tensor] = []
     probabilities: list[Tensor] = []
     targets: list[Tensor] = []
-    target_ids = next_ids
+    target_ids = labels
     for x_BTD in reversed(streams.before[streams.top]):
         hidden_BTD = stack.projection_out(stack.final_norm(x_BTD[:, positions]))
         logits = head(hidden_BTD, streams.last.mask) if head.is_pooled else head(hidden_BTD)[0]
         probability_TV = names.probabilities(logits.float()).cpu()
         best = probability_TV[:, : len(names.names)].topk(top_k, dim=-1)
-        if not ids:  # the model's own prediction stands in where the text names no next token
-            target_ids = torch.cat([next_ids.cpu(), best.indices[len(next_ids) :, 0]])
+        if not ids:  # the model's own prediction stands in for an unknown label
+            target_ids = torch.cat([labels.cpu(), best.indices[len(labels) :, 0]])
         ids.append(best.indices.T)
         probabilities.append(best.values.T)
         targets.append(probability_TV.gather(1, target_ids[:, None])[:, 0])

@@ -115,7 +115,7 @@ def predicts_next(streams: Streams, names: OutputNames) -> bool:
     return names.tokenizer is not None and streams.top == "decoder" and head is not None and not head.is_pooled
 
 
-def choose_outcome(of: Chosen, streams: Streams, names: OutputNames) -> Outcome:
+def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Sequence[int] = ()) -> Outcome:
     """Return the outcome that a user chose.
 
     A position counts the tokens that the last stack reads, from 0. In a language model the token at a position is
@@ -125,17 +125,18 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames) -> Outcome:
     Args:
         of: a position: the token that stands there in a language model, else what the model predicts there. A token:
             as the next one in a language model, at the first mask in a masked model. A label of a classifier. A pair:
-            this token or label at this position. None: the last token of a language model, what a masked model
-            predicts at the first mask, the label that a classifier predicts.
+            this token or label at this position. None: the last token of a language model that is no end token, what a
+            masked model predicts at the first mask, the label that a classifier predicts.
         streams: of the text.
         names: of the outputs.
+        labels: in a language model, the id behind each token that the last stack reads, as far as it is known.
 
     Raises:
         InputError: there is no such position, token or label.
     """
     assert streams.module.head is not None
     position, token = of if isinstance(of, tuple) else (None, of) if isinstance(of, str) else (of, None)
-    ids = streams.last.ids[0].tolist()
+    length = streams.last.ids.shape[1]
     place: int | None
     if streams.module.head.is_pooled:
         if position is not None:
@@ -143,15 +144,15 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames) -> Outcome:
         place = None
     elif predicts_next(streams, names):
         if position is None:
-            position = len(ids) if token is not None else max(1, len(ids) - 1)
-        _check_position(position, 1, len(ids), "which a token before them predicts")
+            position = length if token is not None else _last_label(labels, names)
+        _check_position(position, 1, length, "which a token before them predicts")
         place = position - 1
-        if token is None and position < len(ids):
-            return Outcome(place, names.name(ids[position]), ids[position])
+        if token is None and place < len(labels):
+            return Outcome(place, names.name(labels[place]), labels[place])
     else:
         if position is None:
-            position = _first_mask(ids, names)
-        _check_position(position, 0, len(ids) - 1, "at which the model predicts")
+            position = _first_mask(streams, names)
+        _check_position(position, 0, length - 1, "at which the model predicts")
         place = position
     if token is not None:
         index = names.find(token)
@@ -160,8 +161,14 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames) -> Outcome:
     return Outcome(place, names.name(index), index, names.are_independent)
 
 
-def _first_mask(ids: list[int], names: OutputNames) -> int:
-    mask_id = None if names.tokenizer is None else names.tokenizer.mask_id
+def _last_label(labels: Sequence[int], names: OutputNames) -> int:
+    """Return the position of the last label that is no end token; the first position behind the start without any."""
+    end = None if names.tokenizer is None else names.tokenizer.eos_id
+    return max((place for place, label in enumerate(labels, start=1) if label != end), default=1)
+
+
+def _first_mask(streams: Streams, names: OutputNames) -> int:
+    mask_id, ids = None if names.tokenizer is None else names.tokenizer.mask_id, streams.last.ids[0].tolist()
     if mask_id in ids:
         return ids.index(mask_id)
     raise InputError("the text has no mask, so of= must name a position, such as of=3, or a pair, such as of=(3, 'x')")

@@ -287,7 +287,7 @@ class Model(Predictions):
         """
         given = ReadOptions(target=target, generate=generate, **given_options(options, ReadKwargs))
         module = in_precision(self.module, precision)
-        return attend(module, self.tokenizers, self._read(module, text, given))
+        return attend(module, self.tokenizers, self.task, self._read(module, text, given))
 
     def capture(self, patterns: str | Sequence[str]) -> AbstractContextManager[Captured]:
         """Collect activations while a `with` block is open: see `clearhead.capture`."""

@@ -40,7 +40,8 @@ NAMES = {
 # What a user calls on the objects above.
 METHODS = {
     "AttentionMaps": """
-        choose heads key_tokens layers num_heads query_tokens record save stacks target_tokens to_json tokens weights
+        choose contributions effects heads key_effects key_tokens layers lens norm_weighted num_heads outcome
+        query_tokens record rollout save stacks target_tokens to_json tokens weights
     """,
     "Cache": "extend select",
     "Model": """

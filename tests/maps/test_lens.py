@@ -10,17 +10,13 @@ from clearhead.maps import lens
 from clearhead.maps.lens import logit_lens
 from clearhead.maps.outcome import OutputNames
 from clearhead.maps.streams import Streams
-from clearhead.text.tokenizer_training import train_tokenizer
 from tests.laws.tiny import difference
 from tests.maps.cases import CASES, NONLINEAR, make, texts
 
-TOKENIZER = train_tokenizer("word", ["a b c"], vocab_size=9)
-LABELS = {"classifier by the mean", "classifier by the first", "tagger"}
 
-
-def names_of(streams: Streams, name: str) -> OutputNames:
+def names_of(streams: Streams) -> OutputNames:
     count = len(streams.module.head.projection().weight_VD)
-    return OutputNames([f"name {index}" for index in range(count)], None if name in LABELS else TOKENIZER)
+    return OutputNames([f"name {index}" for index in range(count)])
 
 
 @pytest.mark.parametrize("name", [*CASES, *NONLINEAR])
@@ -28,8 +24,9 @@ def test_a_depth_is_the_prediction_of_the_model_cut_there(name: str) -> None:
     module = make(name)
     source, target = texts(module)
     streams = Streams.of(module, source, target)
-    names = names_of(streams, name)
-    found = logit_lens(streams, names, len(names.names))
+    names = names_of(streams)
+    labels = streams.last.ids[0, 1:].tolist() if streams.top == "decoder" else []
+    found = logit_lens(streams, names, len(names.names), labels)
     stack = getattr(module, streams.top)
     order = stack.order
     assert len(found.probabilities) == len(order) + 1
@@ -46,18 +43,18 @@ def test_a_depth_is_the_prediction_of_the_model_cut_there(name: str) -> None:
         chosen = expected.gather(1, found.target_ids[:, None])[:, 0]
         torch.testing.assert_close(found.target_probabilities[depth], chosen, atol=1e-6, rtol=1e-5)
     best = (logits if logits.dim() == 2 else logits[0]).argmax(-1)
-    given = streams.last.ids[0, 1:] if streams.top == "decoder" else best[:0]
-    assert found.target_ids.tolist() == [*given.tolist(), *best[len(given) :].tolist()]
+    assert found.target_ids.tolist() == [*labels, *best[len(labels) :].tolist()]
     assert found.names[int(found.ids[0, 0, 0])] == f"name {int(found.ids[0, 0, 0])}"
 
 
 def test_positions_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     module = make("decoder, grouped keys")
     streams = Streams.of(module, *texts(module))
-    names = names_of(streams, "")
-    whole = logit_lens(streams, names, 3)
+    names = names_of(streams)
+    labels = streams.last.ids[0, 1:].tolist()
+    whole = logit_lens(streams, names, 3, labels)
     monkeypatch.setattr(lens, "_MOST_LOGITS", 2 * len(names.names))
-    parts = logit_lens(streams, names, 3)
+    parts = logit_lens(streams, names, 3, labels)
     assert torch.equal(whole.ids, parts.ids) and torch.equal(whole.target_ids, parts.target_ids)
     assert difference(parts.probabilities, whole.probabilities) <= 1e-6
     assert difference(parts.target_probabilities, whole.target_probabilities) <= 1e-6
@@ -67,4 +64,4 @@ def test_too_many_candidates_are_refused() -> None:
     module = make("tagger")
     streams = Streams.of(module, *texts(module))
     with pytest.raises(InputError, match="top_k is 6; expected 1 to 5"):
-        logit_lens(streams, names_of(streams, "tagger"), 6)
+        logit_lens(streams, names_of(streams), 6)

@@ -38,7 +38,7 @@ def encoded(text: str) -> Sequence:
 
 def chosen(of: Chosen, found: Streams, labels: tuple[str, ...] = ()) -> tuple[int | None, str]:
     names = OutputNames(labels) if labels else OutputNames(tokenizer().entries(), tokenizer())
-    outcome = choose_outcome(of, found, names)
+    outcome = choose_outcome(of, found, names, found.last.ids[0, 1:].tolist())
     assert names.name(outcome.id) == outcome.token
     return outcome.position, outcome.token.removeprefix("▁")
 
@@ -64,6 +64,13 @@ def test_a_token_of_a_language_model_is_predicted_by_the_position_before_it(name
 def test_a_decoder_that_reads_one_token_says_what_comes_next() -> None:
     found = streams("two stacks", "a b", "c")
     assert chosen(None, found) == (0, best(found, 0))
+
+
+def test_an_end_token_is_an_outcome_only_by_its_position() -> None:
+    found, end = streams("two stacks", "a b", "c d"), tokenizer().eos_id
+    names, labels = OutputNames(tokenizer().entries(), tokenizer()), (tokenizer().encode("d")[0], end)
+    assert choose_outcome(None, found, names, labels).position == 0
+    assert choose_outcome(2, found, names, labels) == Outcome(1, "</s>", end)
 
 
 def test_a_masked_model_predicts_at_its_masks() -> None:
