@@ -15,10 +15,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from clearhead.core.attention import Attention
-from clearhead.core.head import Linear, Pool, SoftCap
-from clearhead.core.norm import LayerNorm, RMSNorm
-from clearhead.core.residual import Branch, Layer, Step
-from clearhead.core.stack import Stack
+from clearhead.core.head import Linear, Pool
+from clearhead.core.norm import LayerNorm, Norm
+from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.generate.batching import evaluation_mode
 from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
@@ -108,9 +107,9 @@ class _Path:
         streams, head = self.streams, self.streams.module.head
         assert head is not None
         stack: Stack = getattr(streams.module, streams.top)
-        projection, is_capped = head.projection(), isinstance(head.layers[-1], SoftCap)
+        projection, below = head.projection(), head.layers[: -1 if head.soft_cap is None else -2]
         x_TD = self.chosen(streams.before[streams.top][-1])
-        parts: list[nn.Module] = [stack.final_norm, stack.projection_out, *head.layers[: -2 if is_capped else -1]]
+        parts: list[nn.Module] = [stack.final_norm, stack.projection_out, *below]
         inputs: list[Tensor] = []
         for part in parts:
             inputs.append(x_TD)
@@ -163,9 +162,8 @@ class _Path:
         if isinstance(part, nn.Identity):
             return gradient
         bias: Tensor | None
-        if isinstance(part, LayerNorm | RMSNorm):
-            bias = part.bias if isinstance(part, LayerNorm) else None
-            found = _back_through_norm(part, x, gradient)
+        if isinstance(part, Norm):
+            bias, found = part.bias, _back_through_norm(part, x, gradient)
         elif isinstance(part, nn.Linear):
             bias, found = part.bias, gradient @ part.weight.double()
         elif isinstance(part, Linear):
@@ -184,7 +182,7 @@ class _Path:
 
 
 def _back_through_norm(
-    norm: LayerNorm | RMSNorm, x: Float64[Tensor, "*axes width"], gradient: Float64[Tensor, "*axes width"]
+    norm: Norm, x: Float64[Tensor, "*axes width"], gradient: Float64[Tensor, "*axes width"]
 ) -> Float64[Tensor, "*axes width"]:
     """Return the gradient with respect to the input of a norm whose mean and variance are those of x, held fixed."""
     if norm.weight is not None:
