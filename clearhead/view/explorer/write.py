@@ -18,7 +18,8 @@ from clearhead.view.explorer.data import Page
 from clearhead.view.explorer.encode import Encoder
 
 FIRST_MODULE = "app.js"
-IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+EXPORT = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
 # Names that a text gives become text only. Should that ever fail, the browser still runs and loads nothing but these.
 POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data: blob:; base-uri 'none'; "
@@ -101,21 +102,22 @@ def template() -> str:
 
 
 def bundle() -> str:
-    """Return all modules as one: each after those that it imports, without its imports and exports.
-
-    The modules share one scope, so the names at their top are all different (a browser refuses the page otherwise).
-    """
+    """Return all modules as one script, each in a scope of its own and after those that it imports."""
     texts: dict[str, str] = {}
 
     def add(name: str) -> None:
         text = _source(name)
-        for imported in IMPORT.findall(text):
+        for _, imported in IMPORT.findall(text):
             if imported not in texts:
                 add(imported)
-        texts[name] = re.sub(r"^export (?=function|async|class|const)", "", IMPORT.sub("", text), flags=re.MULTILINE)
+        exported = ", ".join(EXPORT.findall(text))
+        body = EXPORT.sub(
+            lambda match: match[0].removeprefix("export "), IMPORT.sub(r'const {\1} = modules["\2"];\n', text)
+        )
+        texts[name] = f'modules["{name}"] = (() => {{\n{body}return {{ {exported} }};\n}})();\n'
 
     add(FIRST_MODULE)
-    return "\n" + "\n".join(texts.values())
+    return "const modules = {};\n" + "".join(texts.values())
 
 
 def _source(name: str) -> str:

@@ -1,15 +1,21 @@
 /** The page: its heading, its controls, its views, its keys. */
 
+import { alignment, hasAlignment } from "./alignment.js";
+import { beams } from "./beams.js";
 import { theme } from "./color.js";
 import { el, fill, refill, segmented, select, stepper, toggle } from "./dom.js";
 import { watchFrames } from "./frames.js";
 import { STACK_NAMES, areComparable, headOf, layerOf, stackOf } from "./grids.js";
 import { showHelp } from "./help.js";
 import { canJoin } from "./labels.js";
+import { lens } from "./lens.js";
+import { lines } from "./lines.js";
 import { matrix } from "./matrix.js";
+import { hasExact, neuron } from "./neuron.js";
 import { overview } from "./overview.js";
 import { Player } from "./player.js";
 import { Store } from "./state.js";
+import { token } from "./token.js";
 
 /** @typedef {import("./types.js").Sample} Sample */
 /** @typedef {import("./types.js").Pane} Pane */
@@ -20,7 +26,7 @@ import { Store } from "./state.js";
  * @property {string} title
  * @property {(sample: Sample) => boolean} has
  * @property {(root: HTMLElement, pane: Pane, app: import("./types.js").App) => import("./types.js").View} open
- * @property {boolean} usesHead whether one layer and one head are chosen
+ * @property {("layer" | "head")[]} chooses what the state names one of
  * @property {boolean} canDiffer
  */
 
@@ -28,9 +34,20 @@ const hasAttention = (/** @type {Sample} */ sample) => sample.attentions.length 
 
 /** @type {ViewKind[]} */
 const VIEWS = [
-  { name: "overview", title: "Overview", has: hasAttention, open: overview, usesHead: false, canDiffer: true },
-  { name: "matrix", title: "Matrix", has: hasAttention, open: matrix, usesHead: true, canDiffer: true },
+  { name: "overview", title: "Overview", has: hasAttention, open: overview, chooses: [], canDiffer: true },
+  { name: "matrix", title: "Matrix", has: hasAttention, open: matrix, chooses: ["layer", "head"], canDiffer: true },
+  { name: "lines", title: "Lines", has: hasAttention, open: lines, chooses: ["layer"], canDiffer: true },
+  { name: "token", title: "Token", has: hasAttention, open: token, chooses: [], canDiffer: true },
+  { name: "neuron", title: "Neuron", has: hasExact, open: neuron, chooses: [], canDiffer: false },
+  { name: "alignment", title: "Alignment", has: hasAlignment, open: alignment, chooses: [], canDiffer: true },
+  { name: "lens", title: "Lens", has: (sample) => sample.lens !== null, open: lens, chooses: [], canDiffer: false },
+  { name: "beams", title: "Beams", has: (sample) => sample.beams.length > 0, open: beams, chooses: [], canDiffer: false },
 ];
+
+/** @param {[string, string][]} facts */
+function factNodes(facts) {
+  return facts.map(([name, value]) => el("span", { class: "fact" }, el("span", { class: "fact-name" }, name), " ", el("bdi", {}, value)));
+}
 
 class Explorer {
   constructor() {
@@ -40,7 +57,7 @@ class Explorer {
     this.top = /** @type {HTMLElement} */ (document.getElementById("top"));
     this.main = /** @type {HTMLElement} */ (document.getElementById("main"));
     this.live = /** @type {HTMLElement} */ (document.getElementById("live"));
-    /** @type {{ view: import("./types.js").View, root: HTMLElement }[]} */
+    /** @type {{ view: import("./types.js").View, root: HTMLElement, heading: HTMLElement, place: number }[]} */
     this.open = [];
     this.opened = "";
     this.controlled = "";
@@ -64,11 +81,10 @@ class Explorer {
   }
 
   heading() {
-    const facts = this.page.facts.map(([name, value]) => el("span", { class: "fact" }, el("span", { class: "fact-name" }, name), " ", el("bdi", {}, value)));
     fill(this.top,
       el("div", { class: "title" },
         el("h1", {}, el("bdi", {}, this.page.title)),
-        el("p", { class: "page-facts" }, ...facts),
+        el("p", { class: "page-facts" }, ...factNodes(this.page.facts)),
         el("div", { class: "tools" },
           el("button", { type: "button", class: "icon", "aria-label": "light or dark", title: "light or dark (t)", onclick: () => this.turnTheme() }, "◐"),
           el("button", { type: "button", class: "icon", "aria-label": "help and keys", title: "help and keys (?)", onclick: () => showHelp(this.offered()) }, "?"),
@@ -128,7 +144,9 @@ class Explorer {
     this.controls(state, kind);
     this.player.update(state);
     const panes = this.panes();
-    const opened = JSON.stringify([kind.name, panes.map((pane) => [this.page.samples.indexOf(pane.sample), pane.minus !== null])]);
+    // The checkpoints of a run follow each other in the same panes.
+    const place = (/** @type {Sample} */ sample) => (this.page.timeline && kind.has(sample) ? 0 : this.page.samples.indexOf(sample));
+    const opened = JSON.stringify([kind.name, panes.map((pane) => [place(pane.sample), pane.minus !== null])]);
     if (opened !== this.opened) {
       this.opened = opened;
       this.openPanes(kind, panes);
@@ -136,12 +154,16 @@ class Explorer {
     const { dataset } = document.documentElement;
     const number = String(Number(dataset.update ?? 0) + 1);
     dataset.update = number;
-    void Promise.all(this.open.map(({ view }) => view.update(state))).then(() => {
+    for (const { heading, place } of this.open) this.namePane(heading, panes[place]);
+    void Promise.all(this.open.map(({ view, place }) => view.update(state, panes[place]))).then(() => {
       if (dataset.update === number) dataset.drawn = number;
     });
   }
 
-  /** @param {ViewKind} kind @param {Pane[]} panes */
+  /**
+   * @param {ViewKind} kind
+   * @param {Pane[]} panes
+   */
   openPanes(kind, panes) {
     for (const { view } of this.open) view.close?.();
     this.open = [];
@@ -149,19 +171,28 @@ class Explorer {
     this.main.dataset.panes = String(panes.length);
     this.main.dataset.view = kind.name;
     const sections = panes.map((pane) => {
-      const root = el("section", { class: "pane", "aria-label": pane.name });
-      const facts = pane.sample.facts.map(([name, value]) => el("span", { class: "fact" }, el("span", { class: "fact-name" }, name), " ", el("bdi", {}, value)));
-      if (this.page.samples.length > 1) root.append(el("h2", {}, el("bdi", {}, pane.name), " ", ...(pane.minus ? [] : facts)));
-      return { pane, root };
+      const heading = el("h2", { class: this.page.samples.length < 2 ? "unseen" : null });
+      return { pane, heading, root: el("section", { class: "pane", "aria-label": pane.name }, heading) };
     });
     fill(this.main, ...sections.map(({ root }) => root));
-    for (const { pane, root } of sections) {
-      if (kind.has(pane.sample)) this.open.push({ view: kind.open(root, pane, this), root });
+    sections.forEach(({ pane, root, heading }, place) => {
+      if (kind.has(pane.sample)) this.open.push({ view: kind.open(root, pane, this), root, heading, place });
       else root.append(el("p", { class: "note" }, "Nothing was measured for this view here."));
-    }
+    });
   }
 
-  /** @param {State} state @param {ViewKind} kind */
+  /**
+   * @param {HTMLElement} heading
+   * @param {Pane} pane
+   */
+  namePane(heading, pane) {
+    fill(heading, el("bdi", {}, pane.name), " ", ...(pane.minus ? [] : factNodes(pane.sample.facts)));
+  }
+
+  /**
+   * @param {State} state
+   * @param {ViewKind} kind
+   */
   controls(state, kind) {
     const { query, key, box, node, ...rest } = state;
     const controlled = JSON.stringify([kind.name, rest]);
@@ -176,14 +207,18 @@ class Explorer {
     refill(this.bar,
       ...this.sampleControls(state, kind),
       ...(usesStack ? this.stackControls(sample, stack, state) : []),
-      ...(stack && kind.usesHead ? this.headControls(stack, state) : []),
+      ...(stack ? this.headControls(stack, state, kind) : []),
       Object.values(sample.rows).some(canJoin) && !["overview", "neuron", "lens", "beams"].includes(kind.name)
         ? toggle("Join subwords", state.join === 1, (isOn) => this.store.set({ join: isOn ? 1 : 0, box: "" })) : null,
     );
     refill(this.scaleBar, stack && !["neuron", "lens", "beams", "lines"].includes(kind.name) ? this.legend(state) : null);
   }
 
-  /** @param {Sample} sample @param {import("./types.js").Stack} stack @param {State} state */
+  /**
+   * @param {Sample} sample
+   * @param {import("./types.js").Stack} stack
+   * @param {State} state
+   */
   stackControls(sample, stack, state) {
     const names = [...new Set(sample.attentions.map((one) => one.stack))];
     const same = sample.attentions.filter((one) => one.stack === stack.stack);
@@ -195,16 +230,23 @@ class Explorer {
     ];
   }
 
-  /** @param {import("./types.js").Stack} stack @param {State} state */
-  headControls(stack, state) {
+  /**
+   * @param {import("./types.js").Stack} stack
+   * @param {State} state
+   * @param {ViewKind} kind
+   */
+  headControls(stack, state, kind) {
     const layer = layerOf(stack, state);
     return [
-      stepper("Layer", stack.layers.map((one) => one.layer), layer.layer, (value) => this.store.set({ layer: value })),
-      stepper("Head", layer.heads, headOf(layer, state), (value) => this.store.set({ head: value })),
+      kind.chooses.includes("layer") ? stepper("Layer", stack.layers.map((one) => one.layer), layer.layer, (value) => this.store.set({ layer: value })) : null,
+      kind.chooses.includes("head") ? stepper("Head", layer.heads, headOf(layer, state), (value) => this.store.set({ head: value })) : null,
     ];
   }
 
-  /** @param {State} state @param {ViewKind} kind */
+  /**
+   * @param {State} state
+   * @param {ViewKind} kind
+   */
   sampleControls(state, kind) {
     const { samples, timeline } = this.page;
     if (samples.length < 2) return [];
@@ -236,7 +278,10 @@ class Explorer {
     }, el("span", { class: "ramp", "aria-hidden": "true" }), el("span", { class: "ticks", "aria-hidden": "true" }, ...ticks));
   }
 
-  /** @param {number} by @param {"layer" | "head"} what */
+  /**
+   * @param {number} by
+   * @param {"layer" | "head"} what
+   */
   step(by, what) {
     const sample = this.sample();
     if (!hasAttention(sample)) return;

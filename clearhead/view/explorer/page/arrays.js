@@ -3,6 +3,8 @@
 /** @typedef {import("./types.js").Layer} Layer */
 /** @typedef {import("./types.js").ExactHead} ExactHead */
 
+// Older descriptions of the browser lack it.
+const Inflater = /** @type {any} */ (globalThis).DecompressionStream;
 const LEVELS = 2047;
 const WEIGHTS = Float32Array.from({ length: LEVELS + 1 }, (_, code) => (code / LEVELS) ** 2);
 
@@ -18,7 +20,7 @@ async function inflate(blob, type) {
   element?.remove();
   const packed = new Uint8Array(text.length);
   for (let at = 0; at < text.length; at++) packed[at] = text.charCodeAt(at);
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Blob([packed]).stream().pipeThrough(new Inflater("deflate"));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());
   const size = type.BYTES_PER_ELEMENT;
   const count = planes.length / size;
@@ -60,7 +62,10 @@ export class Spans {
     this.size = this.starts[this.numQueries];
   }
 
-  /** @param {number} query @param {number} key */
+  /**
+   * @param {number} query
+   * @param {number} key
+   */
   allows(query, key) {
     return this.first[query] <= key && key <= this.last[query];
   }
@@ -68,7 +73,11 @@ export class Spans {
 
 /** The weights of one layer. */
 export class LayerWeights {
-  /** @param {Layer} layer @param {Uint16Array} codes @param {Spans} spans */
+  /**
+   * @param {Layer} layer
+   * @param {Uint16Array} codes
+   * @param {Spans} spans
+   */
   constructor(layer, codes, spans) {
     this.layer = layer;
     this.codes = codes;
@@ -88,7 +97,11 @@ export class LayerWeights {
     for (let key = spans.first[query]; key <= spans.last[query]; key++) out[key] = WEIGHTS[codes[at++]];
   }
 
-  /** The share of no token. @param {number} place @param {number} query */
+  /**
+   * The share of no token.
+   * @param {number} place
+   * @param {number} query
+   */
   sink(place, query) {
     if (!this.layer.sink) return NaN;
     const { spans, layer, codes } = this;
@@ -98,7 +111,12 @@ export class LayerWeights {
 
 /** One head with the numbers behind its weights. */
 export class ExactNumbers {
-  /** @param {ExactHead} head @param {Float32Array} numbers @param {Spans} spans @param {number} numKeys */
+  /**
+   * @param {ExactHead} head
+   * @param {Float32Array} numbers
+   * @param {Spans} spans
+   * @param {number} numKeys
+   */
   constructor(head, numbers, spans, numKeys) {
     const { size } = spans;
     const queryEnd = size + spans.numQueries * head.size;
@@ -111,7 +129,10 @@ export class ExactNumbers {
     this.biases = head.bias ? numbers.subarray(keyEnd) : null;
   }
 
-  /** @param {number} query @param {Float32Array} out */
+  /**
+   * @param {number} query
+   * @param {Float32Array} out
+   */
   row(query, out) {
     const { spans } = this;
     out.fill(NaN);
@@ -128,7 +149,10 @@ export class ExactNumbers {
     return this.keys.subarray(key * this.head.size, (key + 1) * this.head.size);
   }
 
-  /** @param {number} query @param {number} key */
+  /**
+   * @param {number} query
+   * @param {number} key
+   */
   at(query, key) {
     return this.spans.starts[query] + key - this.spans.first[query];
   }
@@ -137,14 +161,20 @@ export class ExactNumbers {
 /** @type {Map<number, Spans>} */
 const knownSpans = new Map();
 
-/** @param {import("./types.js").Page} page @param {Layer} layer */
+/**
+ * @param {import("./types.js").Page} page
+ * @param {Layer} layer
+ */
 export function spansOf(page, layer) {
   const spans = knownSpans.get(layer.spans) ?? new Spans(page.spans[layer.spans]);
   knownSpans.set(layer.spans, spans);
   return spans;
 }
 
-/** @param {import("./types.js").Page} page @param {Layer} layer */
+/**
+ * @param {import("./types.js").Page} page
+ * @param {Layer} layer
+ */
 export async function layerWeights(page, layer) {
   return new LayerWeights(layer, await array(layer.weights, Uint16Array), spansOf(page, layer));
 }

@@ -9,9 +9,9 @@ const STOPS = {
     masked: "#eef1f4",
   },
   dark: {
-    sequential: ["#161b22", "#173a5e", "#1f6aa5", "#4fa3dc", "#a6d5f7", "#f4fbff"],
-    diverging: ["#ffd9ae", "#f0964a", "#8a4a17", "#161b22", "#1f5c8f", "#5ab0ea", "#dff2ff"],
-    masked: "#21272f",
+    sequential: ["#1b222b", "#173a5e", "#1f6aa5", "#4fa3dc", "#a6d5f7", "#f4fbff"],
+    diverging: ["#ffd9ae", "#f0964a", "#8a4a17", "#1b222b", "#1f5c8f", "#5ab0ea", "#dff2ff"],
+    masked: "#0f1317",
   },
 };
 
@@ -35,7 +35,10 @@ function ramp(stops) {
   });
 }
 
-/** @param {"light" | "dark"} theme @returns {Palette} */
+/**
+ * @param {"light" | "dark"} theme
+ * @returns {Palette}
+ */
 function palette(theme) {
   const { sequential, diverging, masked } = STOPS[theme];
   return { sequential: ramp(sequential), diverging: ramp(diverging), masked: pixel(channels(masked)) };
@@ -65,29 +68,48 @@ export function shade(value, scale, signed) {
   return Math.round(signed ? 127.5 + Math.sign(value) * 127.5 * share : 255 * share);
 }
 
-/** @param {number} value @param {string} scale @param {boolean} signed */
+/**
+ * @param {number} value
+ * @param {string} scale
+ * @param {boolean} signed
+ */
 export function pixelOf(value, scale, signed) {
   const { sequential, diverging, masked } = colors();
   return Number.isNaN(value) ? masked : (signed ? diverging : sequential)[shade(value, scale, signed)];
 }
 
-/** @param {number} value @param {string} scale @param {boolean} signed */
+/**
+ * @param {number} value
+ * @param {string} scale
+ * @param {boolean} signed
+ */
 export function css(value, scale, signed) {
   const color = pixelOf(value, scale, signed);
   return `rgb(${color & 255} ${(color >> 8) & 255} ${(color >> 16) & 255})`;
 }
 
-/** A colour of text that can be read on a cell. @param {number} value @param {string} scale @param {boolean} signed */
+/**
+ * The colour of text with the higher contrast on a cell: at least 4.5, where both are as good.
+ * @param {number} value
+ * @param {string} scale
+ * @param {boolean} signed
+ */
 export function inkOn(value, scale, signed) {
   const color = pixelOf(value, scale, signed);
-  const light = /** @param {number} at */ (at) => ((((color >> at) & 255) / 255) ** 2.2);
-  return 0.2126 * light(0) + 0.7152 * light(8) + 0.0722 * light(16) > 0.26 ? "#14191f" : "#ffffff";
+  const light = /** @param {number} at */ (at) => {
+    const share = ((color >> at) & 255) / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  };
+  return 0.2126 * light(0) + 0.7152 * light(8) + 0.0722 * light(16) > 0.179 ? "#000000" : "#ffffff";
 }
 
 /** @type {Map<string, string>} */
 const inks = new Map();
 
-/** A colour of the stylesheet. @param {string} name */
+/**
+ * A colour of the stylesheet.
+ * @param {string} name
+ */
 export function ink(name) {
   const key = `${theme()} ${name}`;
   const known = inks.get(key) ?? getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

@@ -1,6 +1,13 @@
 /** Small helpers for elements. Every text becomes a text node, so that no text can become markup. */
 
 /**
+ * @param {(Node | string | null)[]} children
+ */
+function present(children) {
+  return /** @type {(Node | string)[]} */ (children.filter((child) => child !== null));
+}
+
+/**
  * @param {string} tag
  * @param {Record<string, string | number | boolean | null | undefined | ((event: any) => void)>} [properties]
  *   `on…` is a listener, `class` and `aria-…` are attributes; null, undefined and false leave an attribute out.
@@ -14,7 +21,7 @@ export function el(tag, properties = {}, ...children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, String(value));
   }
-  element.append(...children.filter((child) => child !== null));
+  element.append(...present(children));
   return element;
 }
 
@@ -23,10 +30,13 @@ export function el(tag, properties = {}, ...children) {
  * @param {(Node | string | null)[]} children
  */
 export function fill(element, ...children) {
-  element.replaceChildren(...children.filter((child) => child !== null));
+  element.replaceChildren(...present(children));
 }
 
-/** @param {number} number @param {number} [digits] */
+/**
+ * @param {number} number
+ * @param {number} [digits]
+ */
 export function fixed(number, digits = 3) {
   return Number.isFinite(number) ? number.toFixed(digits).replace("-", "−") : "–";
 }
@@ -80,7 +90,10 @@ export function segmented(title, options, value, choose) {
  */
 export function stepper(title, numbers, value, choose) {
   const place = numbers.indexOf(value);
-  /** @param {number} by @param {string} sign */
+  /**
+   * @param {number} by
+   * @param {string} sign
+   */
   const step = (by, sign) =>
     el(
       "button",

@@ -24,7 +24,10 @@ export function headNumbers(pane, stack, layer, place, name) {
   return value - (same?.values[name]?.[place] ?? NaN);
 }
 
-/** @param {Layer} layer @param {number} head */
+/**
+ * @param {Layer} layer
+ * @param {number} head
+ */
 export function headFacts(layer, head) {
   const share = layer.numHeads / layer.numKvHeads;
   const first = Math.floor(head / share) * share;
@@ -43,7 +46,13 @@ export class Strips {
     this.root = el("div", { class: "strips" });
   }
 
-  /** @param {Pane} pane @param {Stack} stack @param {Layer} layer @param {number} place @param {import("./types.js").Column[]} columns */
+  /**
+   * @param {Pane} pane
+   * @param {Stack} stack
+   * @param {Layer} layer
+   * @param {number} place
+   * @param {import("./types.js").Column[]} columns
+   */
   show(pane, stack, layer, place, columns) {
     fill(this.root, ...columns.map((column) => {
       const value = headNumbers(pane, stack, layer, place, column.name);
@@ -62,7 +71,11 @@ export class Strips {
   }
 }
 
-/** @param {HTMLCanvasElement} canvas @param {number[]} all @param {number} value */
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {number[]} all
+ * @param {number} value
+ */
 function paintStrip(canvas, all, value) {
   const width = canvas.clientWidth || 240;
   canvas.width = width * devicePixelRatio;
@@ -85,7 +98,10 @@ function paintStrip(canvas, all, value) {
   context.fill();
 }
 
-/** @param {Pane} pane @param {import("./state.js").State} state */
+/**
+ * @param {Pane} pane
+ * @param {import("./state.js").State} state
+ */
 export function stackTitle(pane, state) {
   return stackOf(pane.sample, state).measure;
 }

@@ -22,17 +22,26 @@ export function stackOf(sample, state) {
   return named[state.measure] ?? named[0] ?? sample.attentions[0];
 }
 
-/** @param {Stack} stack @param {State} state */
+/**
+ * @param {Stack} stack
+ * @param {State} state
+ */
 export function layerOf(stack, state) {
   return stack.layers.find((layer) => layer.layer === state.layer) ?? stack.layers[0];
 }
 
-/** @param {import("./types.js").Layer} layer @param {State} state */
+/**
+ * @param {import("./types.js").Layer} layer
+ * @param {State} state
+ */
 export function headOf(layer, state) {
   return layer.heads.includes(state.head) ? state.head : layer.heads[0];
 }
 
-/** @param {Sample} sample @param {import("./types.js").RowName} name */
+/**
+ * @param {Sample} sample
+ * @param {import("./types.js").RowName} name
+ */
 export function rowOf(sample, name) {
   return sample.rows[name] ?? { tokens: [], texts: [], words: [], generated: null };
 }
@@ -137,6 +146,27 @@ export function difference(grid, minus) {
       for (let key = 0; key < out.length; key++) out[key] -= part[key];
     },
     sink: (query) => grid.sink(query) - minus.sink(query),
+  };
+}
+
+/**
+ * Keys by queries.
+ * @param {Grid} grid
+ * @returns {Grid}
+ */
+export function turned(grid) {
+  const part = new Float32Array(grid.keys.length);
+  return {
+    ...grid,
+    queries: grid.keys,
+    keys: grid.queries,
+    row(key, out) {
+      for (let query = 0; query < out.length; query++) {
+        grid.row(query, part);
+        out[query] = part[key];
+      }
+    },
+    sink: () => NaN,
   };
 }
 

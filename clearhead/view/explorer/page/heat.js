@@ -1,7 +1,9 @@
 /** A heat map with labels on a canvas: zoomed, panned, and walked through with the arrow keys. */
 
-import { colors, ink, shade, theme } from "./color.js";
+import { ink, theme } from "./color.js";
 import { el } from "./dom.js";
+import { STRIP, TURN, paintLabels, paintLines, paintMarks, paintStrips } from "./heat_paint.js";
+import { heatImage } from "./image.js";
 import { parts } from "./labels.js";
 
 /** @typedef {import("./types.js").Grid} Grid */
@@ -10,70 +12,22 @@ import { parts } from "./labels.js";
 
 const LARGEST_IMAGE = 1 << 20;
 const LARGEST_CELL = 56;
-const TURN = -Math.PI / 3;
-
-/**
- * The numbers of a grid as an image, one pixel for each cell, or for each square of cells their largest.
- * @param {Grid} grid
- * @param {number} pool side of the square
- * @param {string} scale
- */
-export function heatImage(grid, pool, scale) {
-  const width = Math.max(1, Math.ceil(grid.keys.length / pool));
-  const height = Math.max(1, Math.ceil(grid.queries.length / pool));
-  const canvas = document.createElement("canvas");
-  canvas.width = width;
-  canvas.height = height;
-  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  const image = context.createImageData(width, height);
-  const pixels = new Uint32Array(image.data.buffer);
-  const { sequential, diverging, masked } = colors();
-  const palette = grid.signed ? diverging : sequential;
-  const row = new Float32Array(grid.keys.length);
-  const most = new Float32Array(width);
-  for (let y = 0; y < height; y++) {
-    most.fill(NaN);
-    for (let query = y * pool; query < Math.min((y + 1) * pool, grid.queries.length); query++) {
-      grid.row(query, row);
-      for (let key = 0; key < row.length; key++) {
-        const x = pool === 1 ? key : Math.floor(key / pool);
-        if (!(Math.abs(row[key]) <= Math.abs(most[x]))) most[x] = Number.isNaN(row[key]) ? most[x] : row[key];
-      }
-    }
-    for (let x = 0; x < width; x++) {
-      pixels[y * width + x] = Number.isNaN(most[x]) ? masked : palette[shade(most[x], scale, grid.signed)];
-    }
-  }
-  context.putImageData(image, 0, 0);
-  return canvas;
-}
-
-/**
- * @param {CanvasRenderingContext2D} context
- * @param {string} text
- * @param {number} room in pixels
- */
-function shortened(context, text, room) {
-  if (context.measureText(text).width <= room) return text;
-  let letters = [...text];
-  while (letters.length > 1 && context.measureText(`${letters.join("")}…`).width > room) letters = letters.slice(0, -1);
-  return `${letters.join("")}…`;
-}
+/** The height of a map is at least this, where its cells can be that large; and leaves this much of the window. */
+const MOST_HEIGHT = [380, 190];
 
 /**
  * @typedef {object} HeatOptions
  * @property {string} name what a screen reader calls it
- * @property {string} rows what the rows are
- * @property {string} columns what the columns are
  * @property {(cell: Cell | null) => void} hover
  * @property {(cell: Cell) => void} pick
  * @property {((box: string) => void)=} moved
- * @property {((query: number, keys: number) => Cell[])=} rings
- * @property {boolean=} isFlat rows keep their height, cells become as wide as there is room
  */
 
 export class HeatMap {
-  /** @param {HTMLElement} root @param {HeatOptions} options */
+  /**
+   * @param {HTMLElement} root
+   * @param {HeatOptions} options
+   */
   constructor(root, options) {
     this.options = options;
     this.canvas = /** @type {HTMLCanvasElement} */ (el("canvas", { "aria-hidden": "true" }));
@@ -91,6 +45,12 @@ export class HeatMap {
     this.picked = null;
     /** @type {Cell[]} */
     this.rings = [];
+    /**
+     * A number for each key, from -1 to 1, above the columns.
+     * @type {Float32Array | null}
+     */
+    this.above = null;
+    this.hasSink = false;
     this.left = this.top = this.right = 0;
     this.zoom = this.fitted = 1;
     this.x = this.y = 0;
@@ -115,7 +75,12 @@ export class HeatMap {
     cancelAnimationFrame(this.request);
   }
 
-  /** @param {Grid} grid @param {string} scale @param {Cell | null} picked @param {string} box */
+  /**
+   * @param {Grid} grid
+   * @param {string} scale
+   * @param {Cell | null} picked
+   * @param {string} box
+   */
   show(grid, scale, picked, box) {
     const look = `${scale} ${theme()}`;
     if (grid !== this.grid || look !== this.look) this.image = null;
@@ -134,11 +99,8 @@ export class HeatMap {
   resize() {
     const bounds = this.root.getBoundingClientRect();
     if (bounds.width === 0) return;
-    const ratio = devicePixelRatio;
     this.width = bounds.width;
-    this.height = bounds.height;
-    this.canvas.width = Math.round(bounds.width * ratio);
-    this.canvas.height = Math.round(bounds.height * ratio);
+    this.canvas.width = Math.round(bounds.width * devicePixelRatio);
     this.measure();
     this.draw();
   }
@@ -151,18 +113,30 @@ export class HeatMap {
     const room = Math.min(150, this.width * 0.3);
     /** @param {Label[]} row */
     const widest = (row) => Math.min(room, Math.max(...row.slice(0, 2000).map((label) => context.measureText(parts(label.text).join("")).width)));
-    this.left = Math.ceil(widest(grid.queries)) + 14;
+    this.hasSink = !Number.isNaN(grid.sink(0));
+    this.left = Math.ceil(widest(grid.queries)) + 14 + (this.hasSink ? STRIP : 0);
     const tall = widest(grid.keys);
-    this.top = Math.ceil(tall * Math.sin(-TURN)) + 16;
+    this.top = Math.ceil(tall * Math.sin(-TURN)) + 16 + (this.above ? STRIP : 0);
     this.right = Math.ceil(tall * Math.cos(TURN)) + 6;
+    const most = Math.max(MOST_HEIGHT[0], innerHeight - MOST_HEIGHT[1]);
     this.fitted = Math.max(0.02, Math.min(
-      (this.width - this.left - this.right) / grid.keys.length, (this.height - this.top - 6) / grid.queries.length, LARGEST_CELL,
+      (this.width - this.left - this.right) / grid.keys.length, (most - this.top - 6) / grid.queries.length, LARGEST_CELL,
     ));
+    const height = Math.ceil(this.top + grid.queries.length * this.fitted + 8);
+    this.setHeight(this.isFit ? height : Math.max(height, Math.min(most, MOST_HEIGHT[0])));
     if (this.isFit) {
       this.zoom = this.fitted;
       this.x = this.y = 0;
     }
     this.clamp();
+  }
+
+  /** @param {number} height */
+  setHeight(height) {
+    if (height === this.height) return;
+    this.height = height;
+    this.root.style.height = `${height}px`;
+    this.canvas.height = Math.round(height * devicePixelRatio);
   }
 
   font() {
@@ -181,13 +155,18 @@ export class HeatMap {
     this.y = Math.max(0, Math.min(this.y, this.grid.queries.length - rows));
   }
 
-  /** @param {number} factor @param {number} [px] @param {number} [py] the point that stays */
+  /**
+   * @param {number} factor
+   * @param {number} [px]
+   * @param {number} [py] the point that stays
+   */
   zoomBy(factor, px = (this.left + this.width) / 2, py = (this.top + this.height) / 2) {
     const zoom = Math.max(this.fitted, Math.min(LARGEST_CELL, this.zoom * factor));
     const key = this.x + (px - this.left) / this.zoom;
     const query = this.y + (py - this.top) / this.zoom;
     this.isFit = zoom <= this.fitted * 1.001;
     this.zoom = zoom;
+    if (this.isFit) this.measure();
     this.x = key - (px - this.left) / zoom;
     this.y = query - (py - this.top) / zoom;
     this.moved();
@@ -199,7 +178,10 @@ export class HeatMap {
     this.moved();
   }
 
-  /** @param {number} dx @param {number} dy in pixels */
+  /**
+   * @param {number} dx
+   * @param {number} dy in pixels
+   */
   pan(dx, dy) {
     const { x, y } = this;
     this.x -= dx / this.zoom;
@@ -227,7 +209,11 @@ export class HeatMap {
     this.root.classList.toggle("zoomed", !this.isFit);
   }
 
-  /** @param {number} px @param {number} py @returns {Cell | null} */
+  /**
+   * @param {number} px
+   * @param {number} py
+   * @returns {Cell | null}
+   */
   cellAt(px, py) {
     if (!this.grid) return null;
     const key = Math.floor(this.x + (px - this.left) / this.zoom);
@@ -291,7 +277,11 @@ export class HeatMap {
     this.setHovered(this.cellAt(event.offsetX, event.offsetY), event.offsetX, event.offsetY);
   }
 
-  /** @param {Cell | null} cell @param {number} [px] @param {number} [py] */
+  /**
+   * @param {Cell | null} cell
+   * @param {number} [px]
+   * @param {number} [py]
+   */
   setHovered(cell, px = 0, py = 0) {
     const isSame = cell?.query === this.hovered?.query && cell?.key === this.hovered?.key;
     if (!isSame) {
@@ -373,111 +363,24 @@ export class HeatMap {
     context.imageSmoothingEnabled = zoom * this.pool < 1;
     const size = zoom * this.pool;
     context.drawImage(this.image, left - x * zoom, top - y * zoom, this.image.width * size, this.image.height * size);
-    if (zoom >= 9) this.paintLines(context, left, top, right, bottom);
-    this.paintMarks(context);
+    if (zoom >= 9) paintLines(this, context, left, top, right, bottom);
+    paintMarks(this, context);
     context.restore();
     context.strokeStyle = ink("edge");
     context.lineWidth = 1;
     context.strokeRect(left - 0.5, top - 0.5, right - left + 1, bottom - top + 1);
-    this.paintLabels(context, grid, right, bottom);
-  }
-
-  /** @param {CanvasRenderingContext2D} context @param {number} left @param {number} top @param {number} right @param {number} bottom */
-  paintLines(context, left, top, right, bottom) {
-    context.strokeStyle = ink("grid");
-    context.lineWidth = 0.5;
-    context.beginPath();
-    for (let at = left + (Math.ceil(this.x) - this.x) * this.zoom; at < right; at += this.zoom) {
-      context.moveTo(at, top);
-      context.lineTo(at, bottom);
-    }
-    for (let at = top + (Math.ceil(this.y) - this.y) * this.zoom; at < bottom; at += this.zoom) {
-      context.moveTo(left, at);
-      context.lineTo(right, at);
-    }
-    context.stroke();
-  }
-
-  /** @param {CanvasRenderingContext2D} context */
-  paintMarks(context) {
-    const { left, top, zoom, x, y, width, height } = this;
-    const at = this.hovered ?? this.picked;
-    if (at) {
-      context.fillStyle = ink("cross");
-      context.fillRect(left, top + (at.query - y) * zoom, width, zoom);
-      context.fillRect(left + (at.key - x) * zoom, top, zoom, height);
-    }
-    context.lineWidth = 2;
-    context.strokeStyle = ink("ring");
-    for (const { query, key } of this.rings) {
-      if (zoom >= 5) context.strokeRect(left + (key - x) * zoom + 1.5, top + (query - y) * zoom + 1.5, zoom - 3, zoom - 3);
-    }
-    if (this.picked) {
-      const side = Math.max(zoom, 6);
-      const middle = [left + (this.picked.key + 0.5 - x) * zoom, top + (this.picked.query + 0.5 - y) * zoom];
-      context.strokeStyle = ink("mark");
-      context.strokeRect(middle[0] - side / 2, middle[1] - side / 2, side, side);
-    }
-  }
-
-  /** @param {CanvasRenderingContext2D} context @param {Grid} grid @param {number} right @param {number} bottom */
-  paintLabels(context, grid, right, bottom) {
-    const { left, top, zoom, x, y } = this;
-    const at = this.hovered ?? this.picked;
-    const every = Math.max(1, Math.ceil(13 / zoom));
-    context.font = this.font();
-    context.textBaseline = "middle";
-    for (let query = Math.floor(y); query < grid.queries.length && top + (query + 0.5 - y) * zoom < bottom; query++) {
-      const place = top + (query + 0.5 - y) * zoom;
-      if (place < top || !this.isLabelled(query, every, at?.query)) continue;
-      this.paintLabel(context, grid.queries[query], left - 8, place, left - 12, true, at?.query === query);
-    }
-    for (let key = Math.floor(x); key < grid.keys.length && left + (key + 0.5 - x) * zoom < right; key++) {
-      const place = left + (key + 0.5 - x) * zoom;
-      if (place < left || !this.isLabelled(key, every, at?.key)) continue;
-      context.save();
-      context.translate(place, top - 6);
-      context.rotate(TURN);
-      this.paintLabel(context, grid.keys[key], 0, 0, (top - 14) / Math.sin(-TURN), false, at?.key === key);
-      context.restore();
-    }
-  }
-
-  /** Labels that would touch the one under the pointer give way. @param {number} index @param {number} every @param {number} [at] */
-  isLabelled(index, every, at) {
-    if (every === 1 || index === at) return true;
-    return index % every === 0 && (at === undefined || Math.abs(index - at) * this.zoom > 12);
-  }
-
-  /**
-   * @param {CanvasRenderingContext2D} context
-   * @param {Label} label
-   * @param {number} px
-   * @param {number} py
-   * @param {number} room
-   * @param {boolean} isEnd whether the text ends at the place
-   * @param {boolean} isStrong
-   */
-  paintLabel(context, label, px, py, room, isEnd, isStrong) {
-    const [blank, rest] = parts(label.text);
-    const blankWidth = context.measureText(blank).width;
-    const text = rest && shortened(context, rest, room - blankWidth);
-    const width = context.measureText(text).width;
-    const start = isEnd ? px - width - blankWidth : px;
-    context.textAlign = "left";
-    context.direction = "ltr";
-    context.fillStyle = ink("blank");
-    context.fillText(blank, label.rtl ? start + width : start, py);
-    context.fillStyle = ink(isStrong ? "ink" : label.generated ? "accent" : "faint");
-    context.direction = label.rtl ? "rtl" : "ltr";
-    context.textAlign = label.rtl ? "right" : "left";
-    context.fillText(text, label.rtl ? start + width : start + blankWidth, py);
+    paintStrips(this, context, grid, right, bottom);
+    paintLabels(this, context, grid, right, bottom);
   }
 }
 
 /** @param {HeatMap} heat */
 export function zoomButtons(heat) {
-  /** @param {string} name @param {string} sign @param {() => void} act */
+  /**
+   * @param {string} name
+   * @param {string} sign
+   * @param {() => void} act
+   */
   const button = (name, sign, act) => el("button", { type: "button", "aria-label": name, title: name, onclick: act }, sign);
   return el("div", { class: "segmented", role: "group", "aria-label": "zoom" },
     button("zoom out", "−", () => heat.zoomBy(1 / 1.5, ...heat.center())),

@@ -67,7 +67,11 @@ export function direction(row) {
   return row.find((label) => /\p{L}/u.test(label.text))?.rtl ? "rtl" : "ltr";
 }
 
-/** The label that a token belongs to. @param {import("./types.js").Label[]} row @param {number} token */
+/**
+ * The label that a token belongs to.
+ * @param {import("./types.js").Label[]} row
+ * @param {number} token
+ */
 export function labelOf(row, token) {
   return row.findIndex((label) => label.members.includes(token));
 }

@@ -1,5 +1,6 @@
 /** One head: every query by every key. */
 
+import { array } from "./arrays.js";
 import { headFacts } from "./facts.js";
 import { el, fill, fixed, withSign } from "./dom.js";
 import { headOf, layerOf, paneGrid, stackOf, strongest } from "./grids.js";
@@ -18,14 +19,22 @@ export function matrix(root, pane, app) {
   return new Matrix(root, pane, app);
 }
 
-/** @param {import("./types.js").Grid} grid @param {number} value */
+/**
+ * @param {import("./types.js").Grid} grid
+ * @param {number} value
+ */
 export function amount(grid, value) {
   if (Number.isNaN(value)) return "masked";
   const digits = grid.exact ? 7 : 3;
   return grid.signed ? withSign(value) : fixed(value, digits);
 }
 
-/** The tokens of a cell and its number. @param {import("./types.js").Grid} grid @param {import("./heat.js").Cell} cell @param {number} value */
+/**
+ * The tokens of a cell and its number.
+ * @param {import("./types.js").Grid} grid
+ * @param {import("./heat.js").Cell} cell
+ * @param {number} value
+ */
 export function cellNodes(grid, cell, value) {
   return [
     el("span", { class: "tip-tokens" }, tokenNode(grid.queries[cell.query].text), el("span", { class: "arrow" }, " → "), tokenNode(grid.keys[cell.key].text)),
@@ -33,8 +42,14 @@ export function cellNodes(grid, cell, value) {
   ];
 }
 
-/** Keys by their weight, as a table with bars. @param {import("./types.js").Grid} grid @param {number} query @param {(key: number) => void} pick */
-export function keyTable(grid, query, pick) {
+/**
+ * Keys by their weight, as a table with bars.
+ * @param {import("./types.js").Grid} grid
+ * @param {number} query
+ * @param {(key: number) => void} pick
+ * @param {string} title
+ */
+export function keyTable(grid, query, pick, title = "looks at") {
   const sink = grid.sink(query);
   const rows = strongest(grid, query, LISTED).map(({ key, value }) => {
     const bar = el("span", { class: `meter${value < 0 ? " less" : ""}`, "aria-hidden": "true" });
@@ -50,11 +65,31 @@ export function keyTable(grid, query, pick) {
     rows.unshift(el("tr", { class: "sink" }, el("td", {}, "no token (sink)"), el("td", { class: "number" }, bar, amount({ ...grid, exact: false }, sink))));
   }
   return el("table", { class: "keys" }, el("caption", { class: "unseen" }, "keys by weight"),
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "looks at"), el("th", { scope: "col", class: "number" }, "weight"))), el("tbody", {}, ...rows));
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, title), el("th", { scope: "col", class: "number" }, "weight"))), el("tbody", {}, ...rows));
+}
+
+/**
+ * How the output changes when the head's look at one key is switched off, as shares of the largest change.
+ * @param {import("./types.js").Layer} layer
+ * @param {number} head
+ * @param {import("./types.js").Grid} grid
+ * @param {import("./types.js").Pane} pane
+ */
+async function keyEffects(layer, head, grid, pane) {
+  if (layer.keyEffects === null || pane.minus) return null;
+  const all = await array(layer.keyEffects, Float32Array);
+  const size = all.length / layer.heads.length;
+  const own = all.subarray(layer.heads.indexOf(head) * size, (layer.heads.indexOf(head) + 1) * size);
+  const most = all.reduce((so, value) => Math.max(so, Math.abs(value)), 1e-12);
+  return Float32Array.from(grid.keys, (key) => key.members.reduce((sum, token) => sum + own[token], 0) / most);
 }
 
 class Matrix {
-  /** @param {HTMLElement} root @param {import("./types.js").Pane} pane @param {import("./types.js").App} app */
+  /**
+   * @param {HTMLElement} root
+   * @param {import("./types.js").Pane} pane
+   * @param {import("./types.js").App} app
+   */
   constructor(root, pane, app) {
     this.pane = pane;
     this.app = app;
@@ -63,8 +98,6 @@ class Matrix {
     root.append(el("div", { class: "split" }, stage, this.panel));
     this.heat = new HeatMap(stage, {
       name: `attention matrix of ${pane.name}: arrow keys walk, plus and minus zoom`,
-      rows: "queries",
-      columns: "keys",
       hover: (cell) => this.hovered(cell),
       pick: (cell) => this.picked(cell),
       moved: (box) => app.store.set({ box }),
@@ -77,18 +110,23 @@ class Matrix {
     this.heat.close();
   }
 
-  /** @param {import("./state.js").State} state */
-  async update(state) {
-    this.state = state;
+  /**
+   * @param {import("./state.js").State} state
+   * @param {import("./types.js").Pane} pane
+   */
+  async update(state, pane) {
+    this.pane = pane;
     const stack = stackOf(this.pane.sample, state);
     const layer = layerOf(stack, state);
     const head = headOf(layer, state);
-    const shown = [stack.stack, stack.measure, layer.layer, head, state.join].join();
+    const shown = [pane.name, stack.stack, stack.measure, layer.layer, head, state.join].join();
     if (shown !== this.shown) {
       this.shown = shown;
       const grid = await paneGrid(this.app.page, this.pane, state, [{ layer: layer.layer, head }]);
+      const above = await keyEffects(layer, head, grid, pane);
       if (shown !== this.shown) return;
       this.grid = grid;
+      this.heat.above = above;
     }
     const { grid } = this;
     if (!grid) return;
@@ -130,6 +168,7 @@ class Matrix {
       el("h4", {}, "Query ", tokenNode(grid.queries[query].text), el("small", {}, ` position ${grid.queries[query].members[0]}`)),
       keyTable(grid, query, (key) => this.app.store.set({ query: grid.queries[query].members[0], key: grid.keys[key].members[0] })),
       this.facts ?? null,
+      this.heat.above ? el("p", { class: "note" }, "The strip above the columns: how much the output changes when this head's look at that token is switched off (blue: it gains, orange: it loses).") : null,
     );
   }
 }

@@ -3,7 +3,7 @@
 import { headFacts, headNumbers, Strips } from "./facts.js";
 import { el, fill, refill, segmented, select, short } from "./dom.js";
 import { headOf, layerOf, paneGrid, stackOf } from "./grids.js";
-import { heatImage } from "./heat.js";
+import { heatImage } from "./image.js";
 
 /** @typedef {import("./types.js").Layer} Layer */
 /** @typedef {{ layer: Layer, head: number, place: number, button: HTMLElement, caption: HTMLElement }} Card */
@@ -21,7 +21,11 @@ export function overview(root, pane, app) {
 }
 
 class Overview {
-  /** @param {HTMLElement} root @param {import("./types.js").Pane} pane @param {import("./types.js").App} app */
+  /**
+   * @param {HTMLElement} root
+   * @param {import("./types.js").Pane} pane
+   * @param {import("./types.js").App} app
+   */
   constructor(root, pane, app) {
     this.pane = pane;
     this.app = app;
@@ -33,6 +37,8 @@ class Overview {
     this.built = "";
     this.drawn = "";
     this.strips = new Strips();
+    /** @type {Map<string, HTMLCanvasElement>} */
+    this.images = new Map();
     this.observer = new IntersectionObserver((entries) => this.seen(entries), { rootMargin: "200px" });
     /** @type {Set<Card>} */
     this.waiting = new Set();
@@ -46,14 +52,18 @@ class Overview {
     this.observer.disconnect();
   }
 
-  /** @param {import("./state.js").State} state */
-  update(state) {
+  /**
+   * @param {import("./state.js").State} state
+   * @param {import("./types.js").Pane} pane
+   */
+  update(state, pane) {
+    this.pane = pane;
     this.state = state;
     const stack = stackOf(this.pane.sample, state);
     this.stack = stack;
     const columns = this.columns(stack);
     const sort = columns.some((column) => column.name === state.sort) ? state.sort : "";
-    const order = [state.stack, state.measure, sort, state.up, state.pattern].join(" ");
+    const order = [pane.name, stack.stack, stack.measure, sort, state.up, state.pattern].join(" ");
     if (order !== this.built) {
       this.built = order;
       this.drawn = "";
@@ -76,7 +86,11 @@ class Overview {
     return this.pane.sample.columns.filter((column) => stack.layers.some((layer) => column.name in layer.values));
   }
 
-  /** @param {Layer} layer @param {number} place @param {string} name */
+  /**
+   * @param {Layer} layer
+   * @param {number} place
+   * @param {string} name
+   */
   number(layer, place, name) {
     return headNumbers(this.pane, this.stack, layer, place, name);
   }
@@ -107,11 +121,26 @@ class Overview {
       orders.length > 1 ? select("Sort by", orders, sort, (value) => store.set({ sort: value })) : null,
       chosen ? segmented("order", [["0", "most first"], ["1", "least first"]], String(state.up), (value) => store.set({ up: Number(value) })) : null,
       chips.length ? el("div", { class: "chips", role: "group", "aria-label": "patterns" }, ...chips) : null,
-      chosen ? el("p", { class: "note" }, chosen.description) : null,
+      chosen ? el("p", { class: "note" }, chosen.description, ...this.feedForward(stack, sort)) : null,
     );
   }
 
-  /** @param {import("./types.js").Stack} stack @param {string} sort @param {import("./state.js").State} state */
+  /**
+   * The same number of the feed-forward layers, where it was measured.
+   * @param {import("./types.js").Stack} stack
+   * @param {string} sort
+   */
+  feedForward(stack, sort) {
+    const known = stack.layers.filter((layer) => typeof layer.feedForward[sort] === "number");
+    if (!known.length) return [];
+    return [" Feed-forward: ", ...known.map((layer) => el("span", { class: "look" }, String(layer.layer), el("b", {}, short(layer.feedForward[sort] ?? NaN)), " "))];
+  }
+
+  /**
+   * @param {import("./types.js").Stack} stack
+   * @param {string} sort
+   * @param {import("./state.js").State} state
+   */
   build(stack, sort, state) {
     this.observer.disconnect();
     this.cards = stack.layers.flatMap((layer) => layer.heads.map((head, place) => this.card(layer, head, place, sort)));
@@ -147,20 +176,28 @@ class Overview {
     );
   }
 
-  /** @param {Layer} layer @param {number} head @param {number} place @param {string} sort @returns {Card} */
+  /**
+   * @param {Layer} layer
+   * @param {number} head
+   * @param {number} place
+   * @param {string} sort
+   * @returns {Card}
+   */
   card(layer, head, place, sort) {
     const value = sort ? this.number(layer, place, sort) : NaN;
     const pattern = layer.patterns[place] ?? "";
     const caption = el("span", { class: "caption" }, `${layer.layer}·${head}`, sort ? el("b", {}, short(value)) : null);
     const share = layer.numHeads / layer.numKvHeads;
     const kind = pattern ? ` pattern-${(this.patterns ?? []).indexOf(pattern) % 8}` : "";
+    // While checkpoints are played, the picture before stays until the next one is drawn.
+    const before = this.images.get(`${layer.layer}.${head}`) ?? el("canvas", { width: 1, height: 1, "aria-hidden": "true" });
     const button = el("button", {
       type: "button",
       class: `head${kind}${share > 1 && Math.floor(head / share) !== Math.floor((head - 1) / share) && head ? " group" : ""}`,
       "aria-label": `layer ${layer.layer}, head ${head}${pattern ? `, ${pattern}` : ""}${sort ? `, ${short(value)}` : ""}`,
       tabindex: -1,
       onclick: () => this.app.store.set({ view: "matrix", layer: layer.layer, head, box: "" }),
-    }, el("canvas", { width: 1, height: 1, "aria-hidden": "true" }), el("span", { class: "mark", "aria-hidden": "true" }), sort ? caption : null);
+    }, before, el("span", { class: "mark", "aria-hidden": "true" }), sort ? caption : null);
     return { layer, head, place, button, caption };
   }
 
@@ -187,6 +224,7 @@ class Overview {
       const image = heatImage(grid, pool, state.scale);
       image.setAttribute("aria-hidden", "true");
       card.button.querySelector("canvas")?.replaceWith(image);
+      this.images.set(`${card.layer.layer}.${card.head}`, image);
       if (performance.now() - start > 12) {
         await new Promise((resume) => setTimeout(resume, 0));
         start = performance.now();
@@ -202,7 +240,10 @@ class Overview {
     if (card) this.inspect(card.layer, card.head);
   }
 
-  /** @param {Layer} layer @param {number} head */
+  /**
+   * @param {Layer} layer
+   * @param {number} head
+   */
   choose(layer, head) {
     for (const card of this.cards) {
       const isChosen = card.layer === layer && card.head === head;
@@ -214,13 +255,15 @@ class Overview {
     this.inspect(layer, head);
   }
 
-  /** @param {Layer} layer @param {number} head */
+  /**
+   * @param {Layer} layer
+   * @param {number} head
+   */
   inspect(layer, head) {
     const name = `${layer.layer} ${head}`;
     if (name === this.shownHead || !this.state) return;
     this.shownHead = name;
     const place = layer.heads.indexOf(head);
-    const card = this.cards.find((one) => one.layer === layer && one.head === head);
     const picture = el("div", { class: "preview" });
     const stack = /** @type {import("./types.js").Stack} */ (this.stack);
     this.strips.show(this.pane, stack, layer, place, this.columns(stack));
@@ -232,10 +275,13 @@ class Overview {
       this.strips.root,
     );
     void this.preview(picture, layer, head);
-    void card;
   }
 
-  /** @param {HTMLElement} picture @param {Layer} layer @param {number} head */
+  /**
+   * @param {HTMLElement} picture
+   * @param {Layer} layer
+   * @param {number} head
+   */
   async preview(picture, layer, head) {
     if (!this.state) return;
     const grid = await paneGrid(this.app.page, this.pane, { ...this.state, join: 0 }, [{ layer: layer.layer, head }]);

@@ -5,7 +5,10 @@ import { el, fill } from "./dom.js";
 const PACE = 700;
 
 export class Player {
-  /** @param {HTMLElement} root @param {import("./types.js").App} app */
+  /**
+   * @param {HTMLElement} root
+   * @param {import("./types.js").App} app
+   */
   constructor(root, app) {
     this.root = root;
     this.app = app;

@@ -18,7 +18,8 @@ const DEFAULTS = {
   up: 0,
   pattern: "",
   least: 5,
-  over: "head",
+  over: "mean",
+  average: "layer",
   box: "",
   node: -1,
 };

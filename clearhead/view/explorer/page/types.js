@@ -72,7 +72,7 @@
  * @typedef {{ sample: Sample, minus: Sample | null, name: string }} Pane
  *
  * @typedef {object} View
- * @property {(state: import("./state.js").State) => void | Promise<void>} update
+ * @property {(state: import("./state.js").State, pane: Pane) => void | Promise<void>} update
  * @property {((event: KeyboardEvent) => boolean)=} key whether the key was used
  * @property {(() => void)=} close
  *

@@ -1,0 +1,117 @@
+/** Source by target: which source tokens each target token looks at, of one head, a layer, or all layers. */
+
+import { el, fill, refill, segmented, stepper } from "./dom.js";
+import { headOf, layerOf, paneGrid, strongest } from "./grids.js";
+import { HeatMap, zoomButtons } from "./heat.js";
+import { labelOf, tokenNode } from "./labels.js";
+import { amount, cellNodes } from "./matrix.js";
+
+/** @typedef {import("./types.js").Pane} Pane */
+/** @typedef {import("./state.js").State} State */
+
+/**
+ * @param {HTMLElement} root
+ * @param {Pane} pane
+ * @param {import("./types.js").App} app
+ * @returns {import("./types.js").View}
+ */
+export function alignment(root, pane, app) {
+  return new Alignment(root, pane, app);
+}
+
+/** @param {import("./types.js").Sample} sample */
+export function hasAlignment(sample) {
+  return sample.attentions.some((stack) => stack.stack === "decoder.memory");
+}
+
+class Alignment {
+  /**
+   * @param {HTMLElement} root
+   * @param {Pane} pane
+   * @param {import("./types.js").App} app
+   */
+  constructor(root, pane, app) {
+    this.app = app;
+    this.pane = pane;
+    this.panel = el("aside", { class: "panel", "aria-label": "alignment by token" });
+    const stage = el("div", { class: "stage" });
+    root.append(el("div", { class: "split" }, stage, this.panel));
+    this.heat = new HeatMap(stage, {
+      name: `alignment of ${pane.name}: rows are target tokens, columns source tokens; arrow keys walk`,
+      hover: (cell) => { if (cell && this.grid) fill(this.heat.tip, ...cellNodes(this.grid, cell, this.heat.value(cell))); },
+      pick: (cell) => this.picked(cell),
+      moved: (box) => app.store.set({ box }),
+    });
+    this.controls = el("div", { class: "bar" });
+    if (!app.slot.hasChildNodes()) app.slot.append(this.controls, zoomButtons(this.heat));
+    this.shown = "";
+  }
+
+  close() {
+    this.heat.close();
+  }
+
+  /**
+   * @param {State} outer
+   * @param {Pane} pane
+   */
+  async update(outer, pane) {
+    const state = { ...outer, stack: "decoder.memory", measure: 0 };
+    this.pane = pane;
+    const stack = pane.sample.attentions.find((one) => one.stack === "decoder.memory");
+    if (!stack) return;
+    const layer = layerOf(stack, state);
+    this.choices(stack, layer, state);
+    const layers = state.average === "all" ? stack.layers : [layer];
+    const heads = layers.flatMap((one) =>
+      (state.average === "head" ? [headOf(one, state)] : one.heads).map((head) => ({ layer: one.layer, head })));
+    const shown = JSON.stringify([pane.name, heads, state.join]);
+    if (shown !== this.shown) {
+      this.shown = shown;
+      const grid = await paneGrid(this.app.page, pane, state, heads);
+      if (shown !== this.shown) return;
+      this.grid = grid;
+      this.list();
+    }
+    const { grid } = this;
+    if (!grid) return;
+    const [query, key] = [labelOf(grid.queries, state.query), labelOf(grid.keys, state.key)];
+    this.heat.show(grid, state.scale, query >= 0 && key >= 0 ? { query, key } : null, state.box);
+  }
+
+  /**
+   * @param {import("./types.js").Stack} stack
+   * @param {import("./types.js").Layer} layer
+   * @param {State} state
+   */
+  choices(stack, layer, state) {
+    const { store } = this.app;
+    refill(this.controls,
+      segmented("average", [["all", "all layers"], ["layer", "one layer"], ["head", "one head"]], state.average, (value) => store.set({ average: value })),
+      state.average === "all" ? null : stepper("Layer", stack.layers.map((one) => one.layer), layer.layer, (value) => store.set({ layer: value })),
+      state.average === "head" ? stepper("Head", layer.heads, headOf(layer, state), (value) => store.set({ head: value })) : null,
+    );
+  }
+
+  list() {
+    const { grid } = this;
+    if (!grid) return;
+    const pairs = grid.queries.map((label, query) => ({ label, query, best: strongest(grid, query, 1)[0] }));
+    this.heat.rings = pairs.flatMap(({ query, best }) => (best ? [{ query, key: best.key }] : []));
+    fill(this.panel, el("h3", {}, "What each target token looks at most"),
+      el("table", { class: "keys" },
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "target"), el("th", { scope: "col" }, "source"), el("th", { scope: "col", class: "number" }, "weight"))),
+        el("tbody", {}, ...pairs.flatMap(({ label, query, best }) => best ? [el("tr", {},
+          el("td", {}, el("button", { type: "button", class: "plain", onclick: () => this.picked({ query, key: best.key }) }, tokenNode(label.text))),
+          el("td", {}, tokenNode(grid.keys[best.key].text)),
+          el("td", { class: "number" }, amount({ ...grid, exact: false }, best.value)))] : []))));
+  }
+
+  /** @param {import("./heat.js").Cell} cell */
+  picked(cell) {
+    if (!this.grid) return;
+    const [query, key] = [this.grid.queries[cell.query], this.grid.keys[cell.key]];
+    this.app.announce(`${query.text} looks at ${key.text}: ${amount(this.grid, this.heat.value(cell))}`);
+    this.app.store.set({ query: query.members[0], key: key.members[0] });
+  }
+}

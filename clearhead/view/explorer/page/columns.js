@@ -1,0 +1,55 @@
+/** A wide board of columns of which only those in the window exist. */
+
+import { el } from "./dom.js";
+
+export class Columns {
+  /**
+   * @param {HTMLElement} root
+   * @param {string} name
+   * @param {(first: number, last: number) => void} show called when other columns come into the window
+   */
+  constructor(root, name, show) {
+    this.board = el("div", { class: "columns-board" });
+    this.root = el("div", { class: "columns", tabindex: 0, role: "group", "aria-label": name }, this.board);
+    root.append(this.root);
+    this.show = show;
+    this.count = 0;
+    this.width = 100;
+    this.left = 0;
+    this.range = "";
+    this.root.addEventListener("scroll", () => this.refresh(), { passive: true });
+    this.observer = new ResizeObserver(() => this.refresh());
+    this.observer.observe(this.root);
+  }
+
+  /**
+   * @param {number} count
+   * @param {number} width
+   * @param {number} left what stands before the first column
+   */
+  resize(count, width, left) {
+    this.count = count;
+    this.width = width;
+    this.left = left;
+    this.range = "";
+    this.board.style.width = `${left + count * width}px`;
+    this.refresh();
+  }
+
+  refresh() {
+    const first = Math.max(0, Math.floor((this.root.scrollLeft - this.left) / this.width) - 2);
+    const last = Math.min(this.count, Math.ceil((this.root.scrollLeft + this.root.clientWidth - this.left) / this.width) + 2);
+    const range = `${first} ${last}`;
+    if (range === this.range || this.root.clientWidth === 0) return;
+    this.range = range;
+    this.show(first, last);
+  }
+
+  /** @param {number} column */
+  reveal(column) {
+    const from = column * this.width;
+    const room = this.root.clientWidth - this.left;
+    if (from < this.root.scrollLeft) this.root.scrollLeft = from;
+    else if (from + this.width > this.root.scrollLeft + room) this.root.scrollLeft = from + this.width - room;
+  }
+}

@@ -1,0 +1,41 @@
+/** Numbers as pixels. */
+
+import { colors, shade } from "./color.js";
+
+/** @typedef {import("./types.js").Grid} Grid */
+
+/**
+ * The numbers of a grid as an image, one pixel for each cell, or for each square of cells their largest.
+ * @param {Grid} grid
+ * @param {number} pool side of the square
+ * @param {string} scale
+ */
+export function heatImage(grid, pool, scale) {
+  const width = Math.max(1, Math.ceil(grid.keys.length / pool));
+  const height = Math.max(1, Math.ceil(grid.queries.length / pool));
+  const canvas = document.createElement("canvas");
+  canvas.width = width;
+  canvas.height = height;
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const image = context.createImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  const { sequential, diverging, masked } = colors();
+  const palette = grid.signed ? diverging : sequential;
+  const row = new Float32Array(grid.keys.length);
+  const most = new Float32Array(width);
+  for (let y = 0; y < height; y++) {
+    most.fill(NaN);
+    for (let query = y * pool; query < Math.min((y + 1) * pool, grid.queries.length); query++) {
+      grid.row(query, row);
+      for (let key = 0; key < row.length; key++) {
+        const x = pool === 1 ? key : Math.floor(key / pool);
+        if (!(Math.abs(row[key]) <= Math.abs(most[x]))) most[x] = Number.isNaN(row[key]) ? most[x] : row[key];
+      }
+    }
+    for (let x = 0; x < width; x++) {
+      pixels[y * width + x] = Number.isNaN(most[x]) ? masked : palette[shade(most[x], scale, grid.signed)];
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}

@@ -1,0 +1,193 @@
+/** What the model would predict if it ended after each layer. */
+
+import { array } from "./arrays.js";
+import { css, ink, inkOn } from "./color.js";
+import { Columns } from "./columns.js";
+import { el, fill, fixed } from "./dom.js";
+import { rowOf } from "./grids.js";
+import { labels, tokenNode } from "./labels.js";
+
+/** @typedef {import("./types.js").Pane} Pane */
+
+const WIDTH = 92;
+const LEFT = 92;
+
+/**
+ * @param {HTMLElement} root
+ * @param {Pane} pane
+ * @param {import("./types.js").App} app
+ * @returns {import("./types.js").View}
+ */
+export function lens(root, pane, app) {
+  return new LensView(root, pane, app);
+}
+
+class LensView {
+  /**
+   * @param {HTMLElement} root
+   * @param {Pane} pane
+   * @param {import("./types.js").App} app
+   */
+  constructor(root, pane, app) {
+    this.app = app;
+    this.pane = pane;
+    const stage = el("div", { class: "stage" });
+    this.panel = el("aside", { class: "panel", "aria-label": "predictions at one place" });
+    root.append(el("div", { class: "split" }, stage, this.panel));
+    this.columns = new Columns(stage, "predictions by layer and position: arrow keys walk", (first, last) => this.draw(first, last));
+    this.depth = 0;
+    this.position = 0;
+    const { board } = this.columns;
+    const at = (/** @type {Event} */ event) => /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("td"));
+    board.addEventListener("pointerover", (event) => {
+      const cell = at(event);
+      if (cell) this.list(Number(cell.dataset.depth), Number(cell.dataset.position));
+    });
+    board.addEventListener("pointerleave", () => this.list(this.depth, this.position));
+    board.addEventListener("click", (event) => {
+      const cell = at(event);
+      if (cell) app.store.set({ layer: Number(cell.dataset.depth), query: Number(cell.dataset.position) });
+    });
+  }
+
+  close() {
+    this.columns.observer.disconnect();
+  }
+
+  /**
+   * @param {import("./state.js").State} state
+   * @param {Pane} pane
+   */
+  async update(state, pane) {
+    this.pane = pane;
+    const { lens: made } = pane.sample;
+    if (!made) return;
+    this.lens = made;
+    this.row = labels(rowOf(pane.sample, made.row), false);
+    this.entries = await array(made.entries, Int32Array);
+    this.probabilities = await array(made.probabilities, Float32Array);
+    this.targets = made.targetProbabilities === null ? null : await array(made.targetProbabilities, Float32Array);
+    this.depth = Math.min(state.layer, made.layers.length - 1);
+    this.position = state.query < 0 ? 0 : Math.min(state.query, this.row.length - 1);
+    this.columns.resize(this.row.length, WIDTH, LEFT);
+    this.list(this.depth, this.position);
+  }
+
+  /**
+   * @param {number} depth
+   * @param {number} position
+   * @param {number} rank
+   */
+  at(depth, position, rank) {
+    const { lens: made, row, entries, probabilities } = this;
+    if (!made || !row || !entries || !probabilities) return { text: "", entry: -1, probability: NaN };
+    const place = (depth * row.length + position) * made.top + rank;
+    return { text: made.vocabulary[entries[place]], entry: entries[place], probability: probabilities[place] };
+  }
+
+  /**
+   * @param {number} first
+   * @param {number} last
+   */
+  draw(first, last) {
+    const { lens: made, row } = this;
+    if (!made || !row || !this.probabilities) return;
+    const places = Array.from({ length: Math.max(0, last - first) }, (_, index) => first + index);
+    const lines = made.layers.map((name, depth) => {
+      const cells = places.map((position) => {
+        const { text, entry, probability } = this.at(depth, position, 0);
+        const isTarget = made.targets?.[position] === entry;
+        const isChosen = depth === this.depth && position === this.position;
+        const cell = el("td", { "data-depth": depth, "data-position": position, class: `${isTarget ? "hit" : ""}${isChosen ? " chosen" : ""}` }, tokenNode(text));
+        cell.style.background = css(probability, "linear", false);
+        cell.style.color = inkOn(probability, "linear", false);
+        return cell;
+      });
+      return el("tr", {}, el("th", { scope: "row" }, name), ...cells);
+    });
+    const heads = places.map((position) => el("th", { scope: "col" }, tokenNode(row[position].text)));
+    const targets = places.map((position) => {
+      const target = made.targets?.[position] ?? -1;
+      return el("td", {}, target >= 0 ? tokenNode(made.vocabulary[target]) : "");
+    });
+    const table = el("table", { class: "lens" },
+      el("caption", { class: "unseen" }, "the most probable token after each layer, by position"),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "reads"), ...heads)),
+      el("tbody", {}, ...lines.reverse()),
+      made.targets ? el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "follows"), ...targets)) : null,
+    );
+    table.style.marginLeft = `${first * WIDTH}px`;
+    table.style.width = `${LEFT + places.length * WIDTH}px`;
+    fill(this.columns.board, table);
+  }
+
+  /**
+   * @param {number} depth
+   * @param {number} position
+   */
+  list(depth, position) {
+    const { lens: made, row } = this;
+    if (!made || !row) return;
+    const rows = Array.from({ length: made.top }, (_, rank) => {
+      const { text, entry, probability } = this.at(depth, position, rank);
+      const bar = el("span", { class: "meter", "aria-hidden": "true" });
+      bar.style.setProperty("--share", String(probability));
+      return el("tr", { class: made.targets?.[position] === entry ? "chosen" : null }, el("td", {}, tokenNode(text)), el("td", { class: "number" }, bar, fixed(probability, 4)));
+    });
+    const target = made.targets?.[position] ?? -1;
+    const canvas = /** @type {HTMLCanvasElement} */ (el("canvas", { class: "curve", role: "img", "aria-label": "probability of what follows, by layer" }));
+    const curve = target >= 0 && this.targets ? made.layers.map((_, index) => this.targets?.[index * row.length + position] ?? NaN) : null;
+    fill(this.panel,
+      el("h3", {}, `After ${made.layers[depth] === "embedding" ? "the embedding" : `layer ${made.layers[depth]}`}`),
+      el("p", {}, "position ", String(position), ", reading ", tokenNode(row[position].text)),
+      el("table", { class: "keys" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "prediction"), el("th", { scope: "col", class: "number" }, "probability"))), el("tbody", {}, ...rows)),
+      curve ? el("div", {}, el("h4", {}, "Probability of ", tokenNode(made.vocabulary[target]), ", which follows"), canvas,
+        el("div", { class: "curve-ends" }, el("span", {}, made.layers[0]), el("span", {}, `layer ${made.layers.at(-1)}: ${fixed(curve.at(-1) ?? NaN)}`))) : null,
+    );
+    if (curve) paintCurve(canvas, curve, depth);
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    const move = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!move || !this.lens || !this.row) return false;
+    const depth = Math.max(0, Math.min(this.lens.layers.length - 1, this.depth + move[0]));
+    const position = Math.max(0, Math.min(this.row.length - 1, this.position + move[1]));
+    this.columns.reveal(position);
+    const { text, probability } = this.at(depth, position, 0);
+    this.app.announce(`${this.lens.layers[depth]}, after ${this.row[position].text}: ${text}, ${fixed(probability)}`);
+    this.app.store.set({ layer: depth, query: position });
+    return true;
+  }
+}
+
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {number[]} values from 0 to 1
+ * @param {number} marked
+ */
+function paintCurve(canvas, values, marked) {
+  const width = canvas.clientWidth || 280;
+  const height = 72;
+  canvas.width = width * devicePixelRatio;
+  canvas.height = height * devicePixelRatio;
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  context.scale(devicePixelRatio, devicePixelRatio);
+  const x = (/** @type {number} */ index) => 6 + (index / Math.max(1, values.length - 1)) * (width - 12);
+  const y = (/** @type {number} */ value) => height - 6 - value * (height - 12);
+  context.strokeStyle = ink("grid");
+  for (const value of [0, 0.5, 1]) {
+    context.beginPath();
+    context.moveTo(0, y(value));
+    context.lineTo(width, y(value));
+    context.stroke();
+  }
+  context.strokeStyle = context.fillStyle = ink("accent");
+  context.lineWidth = 2;
+  context.beginPath();
+  values.forEach((value, index) => context.lineTo(x(index), y(value)));
+  context.stroke();
+  context.beginPath();
+  context.arc(x(marked), y(values[marked]), 4, 0, 7);
+  context.fill();
+}
