@@ -55,6 +55,36 @@ def write_json(path: Path, content: object, *, is_indented: bool = False) -> Non
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Refuse to write a file that is there, before the work for it begins.
+
+    Raises:
+        InputError: the file exists and is not to be replaced.
+    """
+    if path.exists() and not force:
+        raise InputError(f"{path} exists already: name another file, or replace it with --force")
+
+
+def write_output(path: Path, text: str, *, force: bool) -> None:
+    """Write a file that the user named, whole or not at all; missing folders are created.
+
+    Args:
+        path: the file.
+        text: its content.
+        force: whether an existing file is replaced.
+
+    Raises:
+        InputError: the file exists, or cannot be written.
+    """
+    refuse_existing(path, force=force)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
 def neighbours(path: Path) -> list[str]:
     """Return the names in the folder of a path, for the hint where the path itself is not there."""
     try:

@@ -41,6 +41,10 @@ def inspect(
     addresses: Annotated[
         bool, typer.Option("--addresses", help="List the addresses of all activations, with their shapes.")
     ] = False,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw the architecture into this file.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --svg if it exists.")] = False,
     length: Annotated[
         int | None,
         typer.Option("--length", min=1, help="Tokens on each side, for the cost of attention; by default 32."),
@@ -54,26 +58,47 @@ def inspect(
       clearhead inspect runs/de-en
       clearhead inspect runs/de-en/spec.json --length 128
       clearhead inspect gpt2 --addresses | grep weights
+      clearhead inspect runs/de-en --svg de-en.svg
 
     Shows its task, spec tree, shapes, parameters, memory and cost, and which attention kernel runs and why. One
     multiplication and one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no
     early-stop rule apply. --addresses lists what model.capture and model.edit take, one activation in a line, and no
     weights are needed for it: layers {0..11} have it alike, "2 records" is what one call computes twice, and nothing
-    happens at an "identity", the place of an absent norm. --json ends with {"task", "head", "masks", "parameters",
-    "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more, with --addresses also
-    "addresses"; "task" is null for a spec without a model.
+    happens at an "identity", the place of an absent norm. --svg draws the model in the manner of figure 1 of "Attention
+    Is All You Need". --json ends with {"task", "head", "masks", "parameters",
+    "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more, "addresses" and "picture" where
+    asked for; "task" is null for a spec without a model.
     """
     from clearhead.maps.shapes import activation_shapes
 
-    if addresses and length is not None and not as_json:
-        raise InputError("--length has no effect with --addresses: it is for the cost")
+    _refuse_options(addresses, svg, force, length, as_json)
     found = read_reference(ref)
-    shapes = activation_shapes(found.spec) if addresses else []
-    if addresses and not as_json:
-        print_either(False, {}, *_address_lines(shapes))
-        return
     record, lines = _report(found, length or _LENGTH)
-    print_either(as_json, record | ({"addresses": [asdict(one) for one in shapes]} if addresses else {}), *lines)
+    if svg is not None:
+        from clearhead.files import write_output
+        from clearhead.view.architecture import draw_architecture
+
+        notes = [f"{human_count(record['parameters'])} parameters"]
+        write_output(svg, draw_architecture(found.spec, ref, notes), force=force)
+        record, lines = record | {"picture": str(svg)}, [str(svg)]
+    if addresses:
+        shapes = activation_shapes(found.spec)
+        record, lines = record | {"addresses": [asdict(one) for one in shapes]}, [*_address_lines(shapes)]
+    print_either(as_json, record, *lines)
+
+
+def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int | None, as_json: bool) -> None:
+    """Refuse options without effect, and a file that must not be written, before anything is read."""
+    from clearhead.files import refuse_existing
+
+    if length is not None and (addresses or svg is not None) and not as_json:
+        raise InputError(f"--length has no effect with {'--addresses' if addresses else '--svg'}: it is for the cost")
+    if force and svg is None:
+        raise InputError("--force has no effect without --svg")
+    if svg is not None:
+        if svg.suffix.lower() != ".svg":
+            raise InputError(f"the picture is an SVG, but --svg names {svg}: give a name that ends in .svg")
+        refuse_existing(svg, force=force)
 
 
 def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -114,3 +115,45 @@ def test_an_unknown_reference_names_the_nearest(
     assert "did you mean 'transformer'?" in capfd.readouterr().err
     assert main(["inspect", "zzz"]) == 2
     assert "presets are transformer, transformer-big, bert" in capfd.readouterr().err
+
+
+def test_the_architecture_is_drawn(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "new" / "model.svg"
+    assert run(capfd, "inspect", str(runs("classify")), "--svg", str(file)) == f"{file}\n"
+    assert ElementTree.parse(file).getroot().tag.endswith("svg")
+    assert json.loads(run(capfd, "inspect", "gpt2", "--svg", str(tmp_path / "b.svg"), "--json"))["picture"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["b.svg", "new"]
+    assert "124M parameters" in (tmp_path / "b.svg").read_text("utf-8")
+
+
+def test_a_picture_is_not_overwritten(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gpt2.svg"
+    file.write_text("mine")
+    assert main(["inspect", "gpt2", "--svg", str(file)]) == 2
+    assert "exists already" in capfd.readouterr().err and file.read_text() == "mine"
+    run(capfd, "inspect", "gpt2", "--svg", str(file), "--force")
+    assert file.read_text("utf-8").startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--svg", "model.png"], "give a name that ends in .svg"),
+        (["--svg", "file/model.svg"], "file/model.svg cannot be written"),
+        (["--force"], "--force has no effect without --svg"),
+        (["--svg", "model.svg", "--length", "3"], "--length has no effect with --svg"),
+    ],
+)
+def test_a_picture_that_cannot_be_written(
+    options: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    assert main(["inspect", "gpt2", *options]) == 2
+    captured = capfd.readouterr()
+    assert expected in captured.err and captured.err.count("\n") == 1 and not captured.out
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]

@@ -63,7 +63,7 @@ SURFACE = {
     "average": {"--last", "--json"},
     "convert": {"--to", "--from-bin", "--max-shard-size", "--json"},
     "check": {"--against", "--reference", "--tolerance", "--json"},
-    "inspect": {"--addresses", "--length", "--json"},
+    "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
 }
 ARGUMENTS = {
     "new": ["task"],

@@ -1,0 +1,321 @@
+"""What the boxes of an architecture say, and which layers repeat: a spec in the words of its drawing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from clearhead import spec
+
+Kind = Literal["embedding", "attention", "feed_forward", "norm", "linear", "position"]
+Path = str
+_ACTIVATIONS = {
+    "relu": "ReLU", "gelu": "GELU", "gelu_tanh": "GELU (tanh)", "silu": "SiLU", "relu2": "ReLU squared",
+    "quick_gelu": "quick GELU", "tanh": "tanh",
+}  # fmt: skip
+_POOLS = {
+    "first": "first token", "last": "last token", "mean": "mean over tokens", "max": "maximum over tokens",
+    "root": "sum over tokens / √tokens",
+}  # fmt: skip
+_SCALINGS = {
+    "linear_scaling": "linear", "dynamic_scaling": "dynamic", "band_scaling": "by frequency", "yarn_scaling": "YaRN",
+    "long_rope_scaling": "LongRoPE",
+}  # fmt: skip
+# A unit of repeating layers and the layers before it are searched up to this length.
+_LONGEST_UNIT = 32
+
+
+@dataclass(frozen=True)
+class Block:
+    """A box of the drawing.
+
+    Args:
+        kind: decides the colour.
+        title: the first line.
+        facts: the lines below.
+        address: of the node in the spec.
+        norms: addresses of norms that the facts name.
+    """
+
+    kind: Kind
+    title: str
+    facts: tuple[str, ...] = ()
+    address: Path = ""
+    norms: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """Equal neighbouring layers: the index of the first one among the layers of the spec, and how many there are."""
+
+    layer: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that follow each other, several times over.
+
+    Args:
+        runs: of the unit.
+        repeats: how often the unit is repeated.
+        first, last: its depths.
+    """
+
+    runs: tuple[Run, ...]
+    repeats: int
+    first: int
+    last: int
+
+
+# --- repeated layers ------------------------------------------------------------------------------------------
+
+
+def layer_groups(stack: spec.Stack) -> list[Group]:
+    """Return the layers of a stack in groups, so that as few layers as possible are drawn."""
+    distinct: dict[spec.Layer, int] = {}
+    kinds = [distinct.setdefault(layer, len(distinct)) for layer in stack.depths]
+    order = stack.sharing or range(len(stack.layers))
+    start, length, repeats = _best_unit(kinds)
+    end = start + length * repeats
+    unit = [Run(order[start + first], count) for first, count in _runs(kinds[start : start + length])]
+    return [
+        *_plain_groups(kinds, order, 0, start),
+        *([Group(tuple(unit), repeats, start, end - 1)] if repeats else []),
+        *_plain_groups(kinds, order, end, len(kinds)),
+    ]
+
+
+def _best_unit(kinds: Sequence[int]) -> tuple[int, int, int]:
+    """Return start, length and repeats of the unit of layers that saves the most drawn layers; no repeats: none does.
+
+    Args:
+        kinds: equal layers have the same number.
+    """
+    best, fewest = (0, 0, 0), len(_runs(kinds))
+    for start in range(min(len(kinds), _LONGEST_UNIT)):
+        for length in range(2, min(len(kinds) - start, _LONGEST_UNIT) + 1):
+            unit, repeats = kinds[start : start + length], 1
+            while kinds[start + repeats * length : start + (repeats + 1) * length] == unit:
+                repeats += 1
+            parts = (kinds[:start], unit, kinds[start + repeats * length :])
+            drawn = sum(len(_runs(part)) for part in parts)
+            if repeats > 1 and drawn < fewest:
+                best, fewest = (start, length, repeats), drawn
+    return best
+
+
+def _runs(kinds: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where equal neighbours begin, and how many they are."""
+    found, start = [], 0
+    for _, equal in itertools.groupby(kinds):
+        count = len(list(equal))
+        found.append((start, count))
+        start += count
+    return found
+
+
+def _plain_groups(kinds: Sequence[int], order: Sequence[int], start: int, end: int) -> list[Group]:
+    return [
+        Group((Run(order[start + first], 1),), count, start + first, start + first + count - 1)
+        for first, count in _runs(kinds[start:end])
+    ]
+
+
+# --- boxes ----------------------------------------------------------------------------------------------------
+
+
+def number(value: float | int) -> str:
+    """Return a number as it is written in a picture: 50,257 or 0.0442."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
+
+
+def sizes(*values: int) -> str:
+    """Return the sizes that a map leads through: 768 → 3,072 → 768."""
+    return " → ".join(map(number, values))
+
+
+def norm_block(norm: spec.LayerNorm | spec.RMSNorm, address: Path) -> Block:
+    """Return the box of a norm."""
+    notes = [*(["1 + weight"] if norm.unit_offset else []), *([] if norm.weight else ["no weight"])]
+    return Block("norm", _norm_name(norm) + (f" ({', '.join(notes)})" if notes else ""), (), address)
+
+
+def _norm_name(norm: spec.LayerNorm | spec.RMSNorm) -> str:
+    return "LayerNorm" if isinstance(norm, spec.LayerNorm) else "RMSNorm"
+
+
+def function_block(function: spec.Function, width: int, address: Path) -> Block:
+    """Return the box of the function of a branch."""
+    match function:
+        case spec.Attention():
+            title = "Self-attention" if function.source == "self" else "Cross-attention"
+            norm = function.query_key_norm
+            norms = () if norm is None else (f"{address}.query_key_norm.norm",)
+            return Block("attention", title, tuple(_attention_facts(function)), address, norms)
+        case spec.FeedForward():
+            return Block("feed_forward", "Feed-forward", tuple(_feed_forward_facts(function, width)), address)
+        case spec.MixtureOfExperts():
+            chosen = f"top {function.top_k} of {function.count} experts"
+            facts = (chosen, *_feed_forward_facts(function.expert, width))
+            return Block("feed_forward", "Mixture of experts", facts, address)
+
+
+def _attention_facts(attention: spec.Attention) -> Iterator[str]:
+    heads, shared = attention.num_heads, attention.num_kv_heads
+    yield f"{heads} head{'s' * (heads > 1)} of {attention.head_size}"
+    if shared != heads:
+        yield f"{shared} key/value head{'s' * (shared > 1)}"
+    yield from _mask_facts(attention)
+    yield from _position_facts(attention)
+    if (norm := attention.query_key_norm) is not None:
+        place = "per head" if norm.over == "head" else "over all heads"
+        yield f"QK {_norm_name(norm.norm)}, {place}"
+    if attention.scale is not None and abs(attention.scale * attention.head_size**0.5 - 1) > 1e-6:
+        yield "scores not scaled" if attention.scale == 1 else f"scores × {number(attention.scale)}"
+    if attention.soft_cap is not None:
+        yield f"soft cap {number(attention.soft_cap)}"
+    if attention.clip is not None:
+        yield f"query, key, value clipped at {number(attention.clip)}"
+    if attention.sink:
+        yield "attention sinks"
+    bias = attention.bias
+    with_bias = [name for name in ("query", "key", "value", "out") if getattr(bias, name)]
+    if len(with_bias) < 4:
+        yield f"bias: {', '.join(with_bias)}" if with_bias else "no biases"
+
+
+def _mask_facts(attention: spec.Attention) -> Iterator[str]:
+    match attention.mask:
+        case spec.Causal():
+            yield "causal mask"
+        case spec.Window(before=before, after=0):
+            yield f"causal window, {number(before)} back"
+        case spec.Window(before=before, after=after):
+            yield f"window, {number(before)} back, {number(after)} ahead"
+        case spec.Prefix():
+            yield "causal mask after the prefix"
+        case spec.Full() if attention.source == "self":
+            yield "bidirectional"
+
+
+def _position_facts(attention: spec.Attention) -> Iterator[str]:
+    if (rotary := attention.position) is not None:
+        part = f" on {rotary.size} of {attention.head_size}" if rotary.size not in (None, attention.head_size) else ""
+        yield f"RoPE{part}, θ = {number(rotary.theta)}"
+        if rotary.scaling is not None:
+            factor = getattr(rotary.scaling, "factor", None)
+            yield f"{_SCALINGS[rotary.scaling.kind]} scaling" + ("" if factor is None else f" × {number(factor)}")
+    match attention.score_bias:
+        case spec.Alibi():
+            yield "ALiBi"
+        case spec.RelativeBuckets() as own:
+            yield f"{own.count} position buckets"
+        case spec.Disentangled() as own:
+            yield from (term.replace("_", " ") for term in own.terms)
+        case spec.Reference():
+            yield "position buckets of the stack"
+        case spec.TableHeads() as some:
+            yield f"position buckets, heads {', '.join(map(str, some.heads))}"
+
+
+def _feed_forward_facts(function: spec.FeedForward, width: int) -> Iterator[str]:
+    yield sizes(width, function.size, width)
+    form = function.activation
+    name = "clamped gate" if isinstance(form, spec.ClampedGate) else _ACTIVATIONS[form]
+    yield f"gated {name}" if function.gated and isinstance(form, str) else name
+    if not function.bias_in or not function.bias_out:
+        yield "no biases" if function.bias_in == function.bias_out else "one bias"
+
+
+def table_block(model: spec.Model, stack: spec.Stack, address: Path) -> Block:
+    """Return the box of the table that ids are looked up in.
+
+    Args:
+        model: with the owner of the table.
+        stack: of the embedding.
+        address: of the embedding.
+    """
+    embedding, width = stack.embedding, stack.table_width
+    tables = _tables(model)
+    tied, path = isinstance(embedding.table, spec.Reference), getattr(embedding.table, "path", f"{address}.table")
+    facts = [f"{number(tables[path].rows)} × {number(width)}"]
+    if tied:
+        facts.append(f"the {path.split('.')[0]}'s table")
+    if embedding.scale != 1.0:
+        is_root = abs(embedding.scale - width**0.5) < 1e-3
+        facts.append(f"times √{number(width)}" if is_root else f"times {number(embedding.scale)}")
+    return Block("embedding", "Embedding", tuple(facts), f"{address}.table")
+
+
+def _tables(model: spec.Model) -> dict[Path, spec.Table]:
+    return {path: node for path, node in spec.walk(model) if isinstance(node, spec.Table)}
+
+
+def position_block(position: spec.Sinusoidal | spec.Learned, width: int, address: Path) -> Block:
+    """Return the box of the positions that are added to an embedding."""
+    if isinstance(position, spec.Sinusoidal):
+        return Block("position", "sinusoidal", ("positions",), address)
+    return Block("position", "Positions", (f"{number(position.rows)} × {number(width)}",), address)
+
+
+def score_table_block(table: spec.RelativeBuckets | spec.DistanceTable, width: int, address: Path) -> Block:
+    """Return the box of the table of distances that the attentions of a stack share."""
+    if isinstance(table, spec.RelativeBuckets):
+        return Block("position", "Position buckets", (f"{table.count} × {table.num_heads} heads",), address)
+    facts, norms = [f"{number(2 * table.span)} × {number(width)}"], []
+    if table.buckets is not None:
+        facts.append(f"{number(table.buckets)} buckets")
+    if table.norm is not None:
+        facts.append(_norm_name(table.norm))
+        norms.append(f"{address}.norm")
+    return Block("position", "Distances", tuple(facts), address, tuple(norms))
+
+
+def linear_block(inputs: int, outputs: int, address: Path, *extra: str) -> Block:
+    """Return the box of a linear map."""
+    return Block("linear", "Linear", (sizes(inputs, outputs), *extra), address)
+
+
+def head_blocks(model: spec.Model, width: int, tokens: str) -> Iterator[tuple[Block, str]]:
+    """Yield the boxes of a head with the size of what leaves each: "tokens × 768", or "768" of a whole text.
+
+    Args:
+        model: with the head, if there is one.
+        width: of the hidden states.
+        tokens: the name of their axis.
+    """
+    is_pooled = False
+    for index, layer in enumerate(() if model.head is None else model.head.layers):
+        address = f"head.layers.{index}"
+        match layer:
+            case spec.Linear():
+                tied = () if layer.weight is None else (_tie(model, layer.weight),)
+                scale = () if layer.scale == 1.0 else (f"input × {number(layer.scale)}",)
+                block = linear_block(width, layer.size, address, *tied, *scale)
+                width = layer.size
+            case spec.Activation():
+                block = Block("linear", _ACTIVATIONS[layer.function], (), address)
+            case spec.LayerNorm() | spec.RMSNorm():
+                block = norm_block(layer, address)
+            case spec.Pool():
+                block, is_pooled = Block("linear", "Pooling", (_POOLS[layer.by],), address), True
+            case spec.SoftCap():
+                block = Block("linear", "Soft cap", (number(layer.value),), address)
+            case spec.L2Normalize():
+                block = Block("linear", "Scaled to length 1", (), address)
+        yield block, number(width) if is_pooled else f"{tokens} × {number(width)}"
+
+
+def _tie(model: spec.Model, weight: spec.Reference) -> str:
+    owner = "embedding" if len(_tables(model)) == 1 else f"{weight.path.split('.')[0]}'s table"
+    return f"tied to the {owner}"
+
+
+def output_name(head: spec.Head | None) -> str:
+    """Return what leaves a model."""
+    if head is None:
+        return "hidden states"
+    return "logits" if isinstance(head.layers[-1], spec.Linear | spec.SoftCap) else "vector of the text"

@@ -1,0 +1,276 @@
+"""Shapes of a drawing, and their SVG: one file without scripts, fonts or styles from elsewhere, for light and dark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from xml.etree import ElementTree
+
+from clearhead.errors import visible
+from clearhead.view.figures import EDGE, FAINT, FONT, GRID, INK, drawable, text_width
+
+Point = tuple[float, float]
+Bounds = tuple[float, float, float, float]
+_ARROW, _HALF_ARROW = 6.0, 3.2
+_BOLD = 1.14  # how much wider than the regular font at most
+# Characters that XML 1.0 does not have, beside those that `visible` escapes.
+_NOT_XML = re.compile("[\ufffe\uffff]")
+# A system font, and the one that widths are measured with, where there is no other.
+_FAMILY = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
+# Plain colours in plain rules, for programs that print SVG know no variables.
+_LIGHT = {
+    "page": "#ffffff", "inside": "#fafbfc", "ink": INK, "faint": "#5c6873", "edge": FAINT, "frame": EDGE,
+    "embedding": "#fbe1e3", "attention": "#fde8cd", "feed_forward": "#d9eaf7", "norm": "#f4f3cf", "linear": "#dfe1f4",
+    "position": "#ddf0e0",
+}  # fmt: skip
+_DARK = {
+    "page": "#14181c", "inside": "#1a1f24", "ink": GRID, "faint": "#9aa5b0", "edge": "#6b7682", "frame": "#3a434c",
+    "embedding": "#5a2f36", "attention": "#5c431f", "feed_forward": "#1f445f", "norm": "#4a4920", "linear": "#383c66",
+    "position": "#274a30",
+}  # fmt: skip
+
+
+def _colour_rules(colours: dict[str, str]) -> str:
+    kinds = ("embedding", "attention", "feed_forward", "norm", "linear", "position")
+    return "\n".join([
+        *(f".{kind} {{ fill: {colours[kind]}; }}" for kind in kinds),
+        f".page, .plus {{ fill: {colours['page']}; }}",
+        f".frame {{ fill: {colours['inside']}; stroke: {colours['frame']}; }}",
+        f".box {{ stroke: {colours['edge']}; }}",
+        f".line, .plus {{ stroke: {colours['ink']}; }}",
+        f".dashed {{ stroke: {colours['edge']}; }}",
+        f".arrow, text {{ fill: {colours['ink']}; }}",
+        f".faint {{ fill: {colours['faint']}; }}",
+    ])  # fmt: skip
+
+
+_STYLE = f"""
+text {{ font-family: {_FAMILY}; }}
+.line {{ fill: none; stroke-width: 1.1; stroke-linejoin: round; }}
+.dashed {{ stroke-dasharray: 3 3; }}
+.frame, .box, .plus {{ stroke-width: 1; }}
+.bold {{ font-weight: 600; }}
+{_colour_rules(_LIGHT)}
+@media (prefers-color-scheme: dark) {{
+{_colour_rules(_DARK)}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A line of text; `y` is its middle.
+
+    Args:
+        x, y: where, in pixels.
+        content: what it says.
+        size: of the font, in pixels.
+        anchor: which part of it is at x.
+        is_bold, is_faint: its looks.
+    """
+
+    x: float
+    y: float
+    content: str
+    size: float = 11.0
+    anchor: str = "middle"
+    is_bold: bool = False
+    is_faint: bool = False
+
+    @property
+    def bounds(self) -> Bounds:
+        """The smallest and largest x and y."""
+        width = estimated_width(self.content, self.size, is_bold=self.is_bold)
+        left = self.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor] * width
+        return left, self.y - 0.6 * self.size, left + width, self.y + 0.6 * self.size
+
+    def moved(self, x: float, y: float) -> Text:
+        """Return it elsewhere."""
+        return replace(self, x=self.x + x, y=self.y + y)
+
+    def element(self) -> ElementTree.Element:
+        """Return it as SVG."""
+        looks = [name for name, has in (("bold", self.is_bold), ("faint", self.is_faint)) if has]
+        place = {"x": _px(self.x), "y": _px(self.y + 0.35 * self.size), "font-size": _px(self.size)}
+        found = ElementTree.Element("text", place | {"text-anchor": self.anchor})
+        if looks:
+            found.set("class", " ".join(looks))
+        found.text = self.content
+        return found
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle with text in it.
+
+    Args:
+        left, top, width, height: in pixels.
+        kind: the class of its colour; "frame" for what encloses other boxes.
+        texts: inside.
+        address: of what it stands for; empty: of nothing.
+        norms: addresses of norms that its texts name.
+    """
+
+    left: float
+    top: float
+    width: float
+    height: float
+    kind: str
+    texts: tuple[Text, ...] = ()
+    address: str = ""
+    norms: tuple[str, ...] = ()
+
+    @property
+    def bounds(self) -> Bounds:
+        """The smallest and largest x and y."""
+        return self.left, self.top, self.left + self.width, self.top + self.height
+
+    def moved(self, x: float, y: float) -> Box:
+        """Return it elsewhere."""
+        texts = tuple(text.moved(x, y) for text in self.texts)
+        return replace(self, left=self.left + x, top=self.top + y, texts=texts)
+
+    def element(self) -> ElementTree.Element:
+        """Return it as SVG."""
+        found = ElementTree.Element("g")
+        if self.address:
+            found.set("data-address", self.address)
+        if self.norms:
+            found.set("data-norms", " ".join(self.norms))
+        radius = 10.0 if self.kind == "frame" else 4.0
+        place = {"x": self.left, "y": self.top, "width": self.width, "height": self.height, "rx": radius}
+        rectangle = {name: _px(value) for name, value in place.items()}
+        looks = {"class": "frame" if self.kind == "frame" else f"box {self.kind}"}
+        ElementTree.SubElement(found, "rect", rectangle | looks)
+        found.extend(text.element() for text in self.texts)
+        return found
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line through points, with an arrow at its end where wanted."""
+
+    points: tuple[Point, ...]
+    has_arrow: bool = False
+    is_dashed: bool = False
+
+    @property
+    def bounds(self) -> Bounds:
+        """The smallest and largest x and y."""
+        x, y = zip(*self.points, strict=True)
+        return min(x), min(y), max(x), max(y)
+
+    def moved(self, x: float, y: float) -> Line:
+        """Return it elsewhere."""
+        return replace(self, points=tuple((own_x + x, own_y + y) for own_x, own_y in self.points))
+
+    def element(self) -> ElementTree.Element:
+        """Return it as SVG."""
+        found = ElementTree.Element("g")
+        (x0, y0), (x1, y1) = self.points[-2:]
+        length = max(1e-9, ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5)
+        along, across = ((x1 - x0) / length, (y1 - y0) / length), ((y0 - y1) / length, (x1 - x0) / length)
+        back = (x1 - _ARROW * along[0], y1 - _ARROW * along[1])
+        points = [*self.points[:-1], back] if self.has_arrow else self.points
+        looks = "line dashed" if self.is_dashed else "line"
+        ElementTree.SubElement(found, "polyline", {"points": _path(points), "class": looks})
+        if self.has_arrow:
+            corners = [
+                (x1, y1),
+                (back[0] + _HALF_ARROW * across[0], back[1] + _HALF_ARROW * across[1]),
+                (back[0] - _HALF_ARROW * across[0], back[1] - _HALF_ARROW * across[1]),
+            ]
+            ElementTree.SubElement(found, "polygon", {"points": _path(corners), "class": "arrow"})
+        return found
+
+
+@dataclass(frozen=True)
+class Circle:
+    """A circle with a plus, where vectors are added, or with a wave, the sinusoids."""
+
+    x: float
+    y: float
+    radius: float
+    mark: str = "plus"
+
+    @property
+    def bounds(self) -> Bounds:
+        """The smallest and largest x and y."""
+        return self.x - self.radius, self.y - self.radius, self.x + self.radius, self.y + self.radius
+
+    def moved(self, x: float, y: float) -> Circle:
+        """Return it elsewhere."""
+        return replace(self, x=self.x + x, y=self.y + y)
+
+    def element(self) -> ElementTree.Element:
+        """Return it as SVG."""
+        found = ElementTree.Element("g")
+        place = {"cx": _px(self.x), "cy": _px(self.y), "r": _px(self.radius)}
+        ElementTree.SubElement(found, "circle", place | {"class": "plus"})
+        x, y, r = self.x, self.y, self.radius
+        if self.mark == "plus":
+            arm = 0.55 * r
+            path = f"M{_px(x - arm)} {_px(y)}H{_px(x + arm)}M{_px(x)} {_px(y - arm)}V{_px(y + arm)}"
+        else:
+            reach = 0.7 * r
+            left, middle, right, up = _px(x - reach), _px(x), _px(x + reach), _px(0.9 * r)
+            path = f"M{left} {_px(y)}q{_px(reach / 2)} -{up} {_px(reach)} 0T{right} {_px(y)}M{middle} {_px(y)}"
+        ElementTree.SubElement(found, "path", {"d": path, "class": "line"})
+        return found
+
+
+Shape = Text | Box | Line | Circle
+
+
+def safe(text: str) -> str:
+    """Return a text without characters that would steer a reader or break XML."""
+    return _NOT_XML.sub("�", visible(text))
+
+
+@cache
+def estimated_width(text: str, size: float, *, is_bold: bool = False) -> float:
+    """Return how wide a text is at most, in pixels, in the fonts that a browser may take.
+
+    Args:
+        text: one line.
+        size: of the font, in pixels.
+        is_bold: whether it is bold.
+    """
+    # Characters beyond the font that measures are at most as wide as high.
+    regular = text if drawable(text) else "".join(filter(drawable, text))
+    width = text_width(regular) * 72 / FONT.get_size() + (len(text) - len(regular))
+    return width * size * (_BOLD if is_bold else 1.0)
+
+
+def bounds_of(shapes: Iterable[Shape]) -> Bounds:
+    """Return the smallest and largest x and y of all shapes."""
+    left, top, right, bottom = zip(*(shape.bounds for shape in shapes), strict=True)
+    return min(left), min(top), max(right), max(bottom)
+
+
+def svg_text(shapes: Sequence[Shape], width: float, height: float, title: str) -> str:
+    """Return a drawing as the text of an SVG file.
+
+    Args:
+        shapes: what is drawn, in this order.
+        width, height: of the picture, in pixels.
+        title: what a screen reader says.
+    """
+    size = {"width": _px(width), "height": _px(height), "viewBox": f"0 0 {_px(width)} {_px(height)}"}
+    root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size, "role": "img"})
+    ElementTree.SubElement(root, "title").text = safe(title)
+    ElementTree.SubElement(root, "style").text = _STYLE
+    ElementTree.SubElement(root, "rect", {"width": "100%", "height": "100%", "class": "page"})
+    root.extend(shape.element() for shape in shapes)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _px(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _path(points: Iterable[Point]) -> str:
+    return " ".join(f"{_px(x)},{_px(y)}" for x, y in points)
