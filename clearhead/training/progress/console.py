@@ -1,4 +1,4 @@
-"""Training progress on the console: lines in a log, or a live panel on a terminal."""
+"""Training progress on the console: lines in a log, or a live panel on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LineProgress(Progress):
 
 
 def progress_for(console: Console | None = None) -> Progress:
-    """Return a live panel for a terminal and plain lines for anything else.
+    """Return a live panel for a terminal or a notebook, and plain lines for anything else.
 
     Args:
         console: where to show progress; None: standard error.
@@ -80,7 +80,8 @@ def progress_for(console: Console | None = None) -> Progress:
     from clearhead.training.progress.live_panel import LiveProgress
 
     console = console or Console(stderr=True)
-    return LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else LineProgress(console)
+    is_live = console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
+    return LiveProgress(console) if is_live else LineProgress(console)
 
 
 def describe_plan(plan: RunPlan) -> str:

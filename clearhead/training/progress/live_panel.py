@@ -1,13 +1,14 @@
-"""A live panel of training progress on a terminal."""
+"""A live panel of training progress, on a terminal or in a notebook."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,10 +23,10 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
 class LiveProgress(Progress):
-    """Shows progress in a live panel on a terminal.
+    """Shows progress in a live panel.
 
     Args:
-        console: a rich console on a terminal.
+        console: a rich console on a terminal or in a notebook.
         every_seconds: minimum time between two updates.
     """
 
@@ -33,14 +34,18 @@ class LiveProgress(Progress):
         self.console = console
         self.every_seconds = every_seconds
         self._panel: TrainingPanel | None = None
-        self._live: Live | None = None
+        self._live: Live | NotebookLive | None = None
         self._last_drawn = -math.inf
 
     def begin(self, plan: RunPlan) -> None:
         """Open the panel."""
         self._panel = TrainingPanel(plan)
         # Updated from the training thread: a separate thread would slow the steps down.
-        self._live = Live(self._panel.render(), console=self.console, auto_refresh=False, transient=False)
+        self._live = (
+            NotebookLive(self._panel.render())
+            if self.console.is_jupyter
+            else Live(self._panel.render(), console=self.console, auto_refresh=False, transient=False)
+        )
         self._live.start()
 
     def step(self, report: StepReport) -> None:
@@ -81,8 +86,32 @@ class LiveProgress(Progress):
         self._live.update(self._panel.render(), refresh=True)
 
 
+class NotebookLive:
+    """Shows a renderable below a notebook's cell and puts newer ones in its place; rich's own needs ipywidgets.
+
+    Args:
+        renderable: what to show first.
+    """
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+        self._handle: Any = None
+
+    def start(self) -> None:
+        """Show the first renderable."""
+        self._handle = importlib.import_module("IPython.display").display(self._renderable, display_id=True)
+
+    def update(self, renderable: RenderableType, *, refresh: bool) -> None:
+        """Show another renderable in its place."""
+        assert refresh, "a notebook shows every update"
+        self._handle.update(renderable)
+
+    def stop(self) -> None:
+        """Leave the last renderable there."""
+
+
 class TrainingPanel:
-    """The state of a run, rendered for a terminal.
+    """The state of a run, rendered by rich.
 
     Args:
         plan: of the run.

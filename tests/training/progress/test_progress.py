@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.jupyter import JupyterMixin
 
 from clearhead.errors import InputError
 from clearhead.training.progress.console import LineProgress, describe_plan, progress_for
@@ -108,6 +109,47 @@ def test_the_best_validation_stays_on_the_panel() -> None:
 
 def test_the_stream_decides_what_is_shown() -> None:
     assert isinstance(progress_for(Console(file=io.StringIO())), LineProgress)
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The outputs of a notebook's cell, each with the texts that it showed one after the other."""
+    outputs: list[list[str]] = []
+
+    class Handle:
+        def __init__(self, shown: list[str]) -> None:
+            self.shown = shown
+
+        def update(self, renderable: JupyterMixin) -> None:
+            bundle = renderable._repr_mimebundle_((), ())
+            assert "<pre" in bundle["text/html"]
+            self.shown.append(bundle["text/plain"])
+
+    def display(renderable: JupyterMixin, *, display_id: bool = False) -> Handle | None:
+        outputs.append([])
+        handle = Handle(outputs[-1])
+        handle.update(renderable)
+        return handle if display_id else None
+
+    module = type(sys)("IPython.display")
+    module.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", type(sys)("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    return outputs
+
+
+def test_a_notebook_gets_one_panel_that_is_updated_in_place(notebook: list[list[str]]) -> None:
+    stream = io.StringIO()
+    progress = progress_for(Console(file=stream, force_jupyter=True))
+    assert isinstance(progress, LiveProgress)
+    progress.every_seconds = 0.0
+    run_through(progress)
+    panels, messages = notebook
+    assert len(panels) == 1 + 20 + 1 + 1 + 1 and "the first step is running" in panels[0] and "validating" in panels[-3]
+    for words in ("de-[en]", "step 20/200", "3.2500", "8,000", "BLEU 31.50", "★ best"):
+        assert words in panels[-1]
+    assert [text.strip() for text in messages] == ["The disk is [nearly] full."]
+    assert stream.getvalue() == "", "a kernel shows standard error as if something had failed"
 
 
 def test_progress_shows_nothing_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
