@@ -26,12 +26,14 @@ from clearhead.maps.flow import norm_weighted, rollout
 from clearhead.maps.head_statistics import HeadStatistics, summarise, text_scores
 from clearhead.maps.lens import Lens, logit_lens
 from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
+from clearhead.maps.pictures import draw_record_overview
 from clearhead.maps.reading import Reading
 from clearhead.maps.recording import ALL, AttentionRecord, recording
 from clearhead.maps.repeats import repeat_statistics
 from clearhead.maps.streams import Streams
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
+from clearhead.view.attention import draw_matrix
 
 MOST_BYTES = 2**31
 """The largest array of weights that is made at once."""
@@ -305,6 +307,43 @@ class AttentionMaps:
                 np.savez(file, **arrays)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
+
+    def save_picture(
+        self,
+        path: str | Path,
+        *,
+        view: str = "matrix",
+        stack: str | None = None,
+        layer: int | None = None,
+        head: int | None = None,
+    ) -> None:
+        """Draw attention into a .png or .svg file.
+
+        Args:
+            path: the file; it is replaced if it exists.
+            view: "matrix": one head, with the tokens on both axes; "overview": every head as a thumbnail.
+            stack: one of `stacks`; None: the only one, or for the overview all.
+            layer, head: of the matrix, counted from 0.
+
+        Raises:
+            InputError: the view is not known or lacks an argument, there is no such stack, layer or head, there are too
+                many tokens for a picture, or the file cannot be written.
+        """
+        if view not in ("matrix", "overview"):
+            raise InputError(f"there is no view '{view}'; a picture has the view matrix or overview")
+        if view == "overview":
+            if layer is not None or head is not None:
+                raise InputError("an overview shows every layer and head: leave layer and head out")
+            names = self.stacks if stack is None else (stack,)
+            chosen = [self.record(name, number) for name in names for number in self.layers(name)]
+            draw_record_overview(chosen, Path(path), title="Where each head looks")
+            return
+        stack = self.stacks[0] if stack is None and len(self.stacks) == 1 else stack
+        if stack is None or layer is None or head is None:
+            raise InputError(f"a matrix shows one head: give stack= ({', '.join(self.stacks)}), layer= and head=")
+        weights = self.weights(stack, layer, head).numpy()
+        title = f"{stack}, layer {layer}, head {head}"
+        draw_matrix(weights, self.query_tokens(stack), self.key_tokens(stack), Path(path), title=title)
 
     def to_json(self, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
         """Return tokens and weights as JSON values.

@@ -19,9 +19,9 @@ from clearhead.view.figures import (
     INK,
     draw_color_scale,
     draw_heat_map,
-    drawable,
     new_figure,
     save_figure,
+    shown_label,
     text_width,
     write_beside,
 )
@@ -50,7 +50,7 @@ def draw_confusion(
     """
     if len(labels) != len(confusion_LL) or not len(labels):
         raise InputError(f"a confusion matrix of {len(confusion_LL)} classes needs as many names, got {len(labels)}")
-    names = [_name(label) for label in labels]
+    names = [shown_label(name, _LONGEST_NAME) for name in labels]
     size = len(names)
     widths = [text_width(name) for name in names]
     cell = float(np.interp(size, [_FEW, _MANY], [_ROOMY, _NARROW]))
@@ -90,13 +90,6 @@ def shares(confusion_LL: Int64[np.ndarray, "labels labels"]) -> Float[np.ndarray
     """
     share_LL: Float[np.ndarray, "labels labels"] = confusion_LL / np.maximum(confusion_LL.sum(1, keepdims=True), 1)
     return share_LL
-
-
-def _name(label: str) -> str:
-    """Return a label that the font can draw, short enough to leave room for the matrix."""
-    text = label if drawable(label) else label.encode("unicode_escape").decode("ascii")
-    text = text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
-    return text.replace("$", r"\$")  # matplotlib reads text between dollar signs as a formula
 
 
 def _write_counts(axes: Axes, confusion_LL: Int64[np.ndarray, "labels labels"], cell: float) -> None:

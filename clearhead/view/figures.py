@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -14,6 +16,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.textpath import TextPath
 
 from clearhead.errors import InputError
+from clearhead.files import replacing
 
 FONT = FontProperties(family="DejaVu Sans", size=10)
 INK, FAINT, EDGE, GRID = "#1f2933", "#8a94a0", "#c5ccd3", "#e4e8ec"
@@ -40,14 +43,20 @@ def new_figure(width: float, height: float, title: str, lines: Sequence[str] = (
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG; missing folders are created.
+    """Write a figure as PNG or SVG, by the ending of the name; missing folders are created.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the name ends in something else, or the file cannot be written.
     """
+    kind = path.suffix.lower()
+    if kind not in (".png", ".svg"):
+        raise InputError(f"a picture is a .png or a .svg file, and {path} is neither: give another name")
+    # The same figure makes the same file: no date, no random names.
+    options: dict[str, Any] = {"metadata": {"Date": None}} if kind == ".svg" else {}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
+        with replacing(path) as temporary, rc_context({"svg.hashsalt": "clearhead"}):
+            figure.savefig(temporary, format=kind[1:], **options)
     except OSError as error:
         raise InputError(f"the picture {path} cannot be written: {error.strerror}") from None
 
@@ -55,6 +64,20 @@ def save_figure(figure: Figure, path: Path) -> None:
 def drawable(text: str) -> bool:
     """Return whether the font that comes with matplotlib has every character of a text."""
     return set(map(ord, text)) <= set(get_font(findfont(FONT)).get_charmap())
+
+
+def shown_label(text: str, longest: int) -> str:
+    """Return a text as a label: what the font lacks and what is invisible is escaped, and a long one is cut.
+
+    Args:
+        text: any text, such as a token.
+        longest: characters, at least 1.
+    """
+    if text.isspace():
+        text = text.replace(" ", "␣")
+    shown = text if drawable(text) and text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+    return shown.replace("$", r"\$")  # matplotlib reads text between dollar signs as a formula
 
 
 def text_width(text: str) -> float:

@@ -41,7 +41,7 @@ NAMES = {
 METHODS = {
     "AttentionMaps": """
         choose contributions effects heads key_effects key_tokens layers lens norm_weighted num_heads outcome
-        query_tokens record rollout save stacks target_tokens to_json tokens weights
+        query_tokens record rollout save save_picture stacks target_tokens to_json tokens weights
     """,
     "Cache": "extend select",
     "Model": """

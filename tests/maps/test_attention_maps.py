@@ -14,6 +14,7 @@ import clearhead as ch
 from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.hook_points import capture
+from clearhead.maps.pictures import thumbnails
 from clearhead.model.facade import Model
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.task import TaskRecord
@@ -263,3 +264,38 @@ def test_files_that_cannot_be(pair_maps: AttentionMaps, tmp_path: Path, monkeypa
         pair_maps.weights("decoder.memory", 0)
     assert pair_maps.weights("decoder.memory", 0, 0).shape == (6, 7)
     assert not list(tmp_path.glob("*.npz"))
+
+
+def test_pictures_of_heads(pair_maps: AttentionMaps, models: dict[str, Model], tmp_path: Path) -> None:
+    pair_maps.save_picture(tmp_path / "head.svg", stack="decoder.memory", layer=1, head=0)
+    models["decoder"].attention(TEXT).save_picture(tmp_path / "head.png", layer=1, head=0)
+    pair_maps.save_picture(tmp_path / "all.svg", view="overview")
+    pair_maps.save_picture(tmp_path / "one.svg", view="overview", stack="decoder.memory")
+    images = [(tmp_path / name).read_text().count("<image ") for name in ("head.svg", "all.svg", "one.svg")]
+    assert images == [2, 3 * LAYERS * HEADS + 1, LAYERS * HEADS + 1]
+    for arguments, message in (
+        ({"view": "lines"}, "there is no view 'lines'"),
+        ({"stack": "decoder.self", "layer": 1}, "give stack= "),
+        ({"layer": 1, "head": 1}, "encoder.self, decoder.self, decoder.memory"),
+        ({"view": "overview", "head": 1}, "leave layer and head out"),
+        ({"stack": "decoder.self", "layer": 1, "head": 9}, "has no head 9"),
+    ):
+        with pytest.raises(InputError, match=message):
+            pair_maps.save_picture(tmp_path / "x.svg", **arguments)
+
+
+def test_thumbnails_hold_the_largest_weight_of_each_part(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps = models["encoder-decoder"].attention("abcde fgh" * 3, "abc" * 4)
+    monkeypatch.setattr("clearhead.maps.pictures.THUMBNAIL", 5)
+    monkeypatch.setattr("clearhead.maps.head_statistics._CHUNK", 60)
+    weights = maps.weights("decoder.memory", 1)
+    found = thumbnails(maps.record("decoder.memory", 1))
+    assert found.shape == (HEADS, 5, 5)
+    for row in range(5):
+        for column in range(5):
+            rows = [i for i in range(13) if i * 5 // 13 == row]
+            columns = [j for j in range(28) if j * 5 // 28 == column]
+            expected = weights[:, rows][:, :, columns].amax((1, 2))
+            torch.testing.assert_close(found[:, row, column], expected, atol=1e-6, rtol=0)
