@@ -169,10 +169,7 @@ class AttentionMaps:
         Raises:
             InputError: as for `weights`.
         """
-        record = self.record(stack, layer)
-        head = _checked_head(record, head)
-        _check_size(record.query_BHTE.shape[2] * record.key_BKSE.shape[2], "give a shorter text")
-        return norm_weighted(record, head)
+        return norm_weighted(*self._record_of(stack, layer, head))
 
     def rollout(self, stack: str) -> Float32[Tensor, "layers queries keys"]:
         """Return the share of each token in the stream at each position, after each layer: see `flow.rollout`.
@@ -228,8 +225,8 @@ class AttentionMaps:
         Raises:
             InputError: as for `weights` and `outcome`.
         """
-        record = self.record(stack, layer)
-        return key_effects(self._streams, record, _checked_head(record, head), self.outcome(of), notify)
+        record, head = self._record_of(stack, layer, head)
+        return key_effects(self._streams, record, head, self.outcome(of), notify)
 
     def contributions(self, of: Chosen = None) -> list[Contribution]:
         """Return the terms whose sum is the logit of an output, by what wrote them: see `contributions.contributions`.
@@ -252,6 +249,12 @@ class AttentionMaps:
             InputError: top_k is out of range, or the model gives no probabilities.
         """
         return logit_lens(self._streams, self._output_names, top_k, self.reading.labels)
+
+    def _record_of(self, stack: str, layer: int, head: int) -> tuple[AttentionRecord, int]:
+        """Return a layer and a head that it has, all of whose weights can be made at once."""
+        record = self.record(stack, layer)
+        _check_size(record.query_BHTE.shape[2] * record.key_BKSE.shape[2], "give a shorter text")
+        return record, _checked_head(record, head)
 
     @cached_property
     def _streams(self) -> Streams:

@@ -50,7 +50,7 @@ CASES: dict[str, Callable[[], spec.Model]] = {
     "two stacks, norms before": lambda: base("encoder-decoder/pre-grouped/buckets"),
     "parallel branches": parallel,
     "classifier by the mean": lambda: headed(spec.Pool(by="mean"), spec.LayerNorm(), spec.Linear(size=3)),
-    "tagger": lambda: headed(spec.Linear(size=5)),
+    "tagger": lambda: headed(spec.Linear(size=5, scale=0.6)),
     **{
         name: HF_PARTS[name]
         for name in (
@@ -62,7 +62,7 @@ CASES: dict[str, Callable[[], spec.Model]] = {
 NONLINEAR: dict[str, Callable[[], spec.Model]] = {
     "masked model with a transform": lambda: base("encoder/post/learned", output_transform=True),
     "classifier by the first": lambda: headed(
-        spec.Pool(by="first"), spec.Linear(size=11), spec.Activation(function="tanh"), spec.Linear(size=3)
+        spec.Pool(by="first"), spec.Linear(size=11, scale=1.7), spec.Activation(function="tanh"), spec.Linear(size=3)
     ),
 }
 
