@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,6 +18,7 @@ from clearhead.errors import InputError, nearest
 from clearhead.maps.streams import Streams
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.word_starts import WordBoundaries
 
 Chosen = int | str | tuple[int, str] | None
 """How a user chooses an outcome: a position, a token or a label, both, or nothing."""
@@ -157,7 +159,11 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
     if token is not None:
         index = names.find(token)
     else:
-        index = int(streams.logits(streams.hidden, place)[0, : len(names.names)].argmax())
+        logits_V = streams.logits(streams.hidden, place)[0, : len(names.names)].cpu()
+        if names.tokenizer is not None and not predicts_next(streams, names):
+            # A mask stands for a part of a text, never for a special token.
+            logits_V = logits_V.where(torch.from_numpy(WordBoundaries(names.tokenizer).ordinary), -torch.inf)
+        index = int(logits_V.argmax())
     return Outcome(place, names.name(index), index, names.are_independent)
 
 

@@ -46,9 +46,10 @@ def chosen(of: Chosen, found: Streams, labels: tuple[str, ...] = ()) -> tuple[in
 def best(found: Streams, position: int | None, labels: tuple[str, ...] = ()) -> str:
     with torch.no_grad():
         logits = found.module.run(found.source, found.target).logits[0]
-    row = logits if position is None else logits[position]
-    names = labels or tokenizer().entries()
-    return names[int(row[: len(names)].argmax())].removeprefix("▁")
+    row = (logits if position is None else logits[position])[: len(labels or tokenizer().entries())].tolist()
+    if found.module.decoder is None and not labels:  # special tokens fill no blank
+        row[:5] = [-math.inf] * 5
+    return (labels or tokenizer().entries())[row.index(max(row))].removeprefix("▁")
 
 
 @pytest.mark.parametrize(("name", "target"), [("decoder, norms behind", None), ("two stacks", "a b c d")])

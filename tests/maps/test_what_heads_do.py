@@ -70,11 +70,11 @@ def test_flow_is_that_of_the_records(translation: AttentionMaps) -> None:
         assert torch.equal(found, norm_weighted(translation.record(stack, 2), 1))
 
 
-def test_a_masked_model_and_a_classifier_have_effects_too(tokenizer: Tokenizer) -> None:
-    masked = model_of(tokenizer, "encoder", "fill").attention("ab ___ d")
+def test_a_masked_model_has_effects_on_what_it_fills_in(tokenizer: Tokenizer) -> None:
+    model = model_of(tokenizer, "encoder", "fill")
+    masked, best = model.attention("ab ___ d"), model.fill(["ab ___ d"])[0][0][0]
     outcome = masked.outcome()
-    assert masked.tokens[outcome.position] == "<mask>"
-    assert outcome.id == int(logits(masked)[outcome.position, : tokenizer.vocab_size].argmax())
+    assert (masked.tokens[outcome.position], outcome.token) == ("<mask>", best.token)
     assert len(masked.effects()) == LAYERS * HEADS
     assert masked.lens(2).stack == "encoder"
 
