@@ -12,6 +12,7 @@ from .generate.results import Generation as Generation
 from .generate.results import Hypothesis as Hypothesis
 from .generate.scoring.targets import PairScore as PairScore
 from .maps.attention_maps import AttentionMaps as AttentionMaps
+from .maps.head_statistics import HeadStatistics as HeadStatistics
 from .maps.hook_points import capture as capture
 from .maps.hook_points import edit as edit
 from .model.facade import Model as Model

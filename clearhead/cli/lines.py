@@ -66,7 +66,7 @@ def answered_lines(
     """
     name, size = name_of(file), 1 if is_interactive(file) else batch_size or CHUNK
     numbered = enumerate(read_lines(file) if given is None else [given], start=1)
-    lines = (Line(number, _pair(number, text, name) if paired else text) for number, text in numbered)
+    lines = (Line(number, split_pair(number, text, name) if paired else text) for number, text in numbered)
     for chunk in chunks(lines, size):
         filled = [line for line in chunk if not line.is_empty]
         try:
@@ -78,7 +78,17 @@ def answered_lines(
             yield line, None if line.is_empty else next(answers)
 
 
-def _pair(number: int, text: str, name: str) -> tuple[str, str]:
+def split_pair(number: int, text: str, name: str) -> tuple[str, str]:
+    """Return the two texts of a line.
+
+    Args:
+        number: of the line, counted from 1.
+        text: the line; an empty one is a pair of empty texts.
+        name: of the input, for messages.
+
+    Raises:
+        InputError: there is not exactly one tab between two texts.
+    """
     columns = text.split("\t") if text.strip() else ["", ""]
     if len(columns) != 2:
         received = "one text" if len(columns) == 1 else f"{len(columns)} columns"

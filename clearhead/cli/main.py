@@ -27,6 +27,7 @@ from clearhead.cli.embed import embed
 from clearhead.cli.evaluate import evaluate
 from clearhead.cli.fill import fill
 from clearhead.cli.generate import generate
+from clearhead.cli.heads import heads
 from clearhead.cli.inspect import inspect
 from clearhead.cli.new import new
 from clearhead.cli.tag import tag
@@ -89,7 +90,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(_start)
     uses = (translate, generate, fill, classify, tag, embed, answer)
-    for command in (demo, new, train, *uses, evaluate, compare, average, convert, check, inspect):
+    for command in (demo, new, train, *uses, evaluate, compare, average, convert, check, inspect, heads):
         app.command()(command)
     return app
 

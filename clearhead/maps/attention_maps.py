@@ -19,17 +19,16 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
 from clearhead.files import replacing
-from clearhead.generate.batching import evaluation_mode
 from clearhead.maps.contributions import Contribution, contributions
 from clearhead.maps.effects import HeadEffect, Notify, head_effects, key_effects
 from clearhead.maps.flow import norm_weighted, rollout
-from clearhead.maps.head_statistics import HeadStatistics, summarise, text_scores
+from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.maps.lens import Lens, logit_lens
 from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
 from clearhead.maps.pictures import draw_record_overview
 from clearhead.maps.reading import Reading
-from clearhead.maps.recording import ALL, AttentionRecord, recording
-from clearhead.maps.repeats import repeat_statistics
+from clearhead.maps.recording import ALL, AttentionRecord, record_run
+from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.streams import Streams
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -148,17 +147,15 @@ class AttentionMaps:
         found = record.weights(heads, queries)[0].cpu()
         return found if head is None else found[0]
 
-    def heads(self) -> list[HeadStatistics]:
+    def heads(self, *, seed: int = 0) -> list[HeadStatistics]:
         """Return what each head does, a row for each: see `HeadStatistics`.
 
         Its duplicate-token and induction scores are those on generated sequences of random tokens.
+
+        Args:
+            seed: of these sequences.
         """
-        repeats = repeat_statistics(self.module, self.tokenizers, self.reading)
-        return [
-            row
-            for place, record in self.records.items()
-            for row in summarise(record, text_scores(record) | repeats.get(place, {}), 1)
-        ]
+        return heads_over_texts(self.module, self.tokenizers, [(self.reading, list(self.records.values()))], seed=seed)
 
     def norm_weighted(self, stack: str, layer: int, head: int) -> Float32[Tensor, "queries keys"]:
         """Return the attention weights of a head times the length of what they move: see `flow.norm_weighted`.
@@ -406,10 +403,7 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, rea
         task: what it was trained for.
         reading: what its stacks read.
     """
-    # Without the head, whose logits for a long text would be larger than all the rest.
-    with evaluation_mode(module), torch.no_grad(), recording(module) as records:
-        module.states(reading.source, reading.target)
-    return AttentionMaps(module, tokenizers, task, reading, records)
+    return AttentionMaps(module, tokenizers, task, reading, record_run(module, reading.source, reading.target))
 
 
 def in_precision(module: Transformer, precision: str) -> Transformer:

@@ -150,27 +150,21 @@ def repeat_scores(
     }
 
 
-def summarise(record: AttentionRecord, scores: Scores, num_texts: int) -> list[HeadStatistics]:
+def summarise(stack: str, layer: int, scores: Scores, num_texts: int) -> list[HeadStatistics]:
     """Return a row for each head of an attention.
 
     Args:
-        record: the attention.
+        stack, layer: of the attention.
         scores: its statistics, each over the texts that it was measured on.
         num_texts: how many texts were read.
     """
     rows = []
-    for head in range(record.num_heads):
-        values = {
-            name: [value for value in found[:, head].tolist() if value == value] for name, found in scores.items()
-        }
+    for head in range(scores["entropy"].shape[1]):
+        values = {name: found[:, head][~found[:, head].isnan()].tolist() for name, found in scores.items()}
         means = {name: statistics.fmean(found) if found else None for name, found in values.items()}
         spread = {name: statistics.stdev(found) if len(found) > 1 else None for name, found in values.items()}
-        names = tuple(named_patterns(record.stack, means))
-        rows.append(
-            HeadStatistics(
-                record.stack, record.layer, head, **means, patterns=names, spread=spread, num_texts=num_texts
-            )
-        )
+        names = tuple(named_patterns(stack, means))
+        rows.append(HeadStatistics(stack, layer, head, **means, patterns=names, spread=spread, num_texts=num_texts))
     return rows
 
 

@@ -13,7 +13,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError
-from clearhead.generate.batching import check_lengths, device_of
+from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import generate_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
@@ -165,7 +165,7 @@ def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text
     ids = inputs.ids
     if task.kind == "fill" and tokenizer.mask_id is not None:
         ids = ids.new_tensor([masked_ids(columns[0], tokenizer)])
-    check_lengths(ids.tolist(), module.max_positions, what="text")
+    _check_length(ids[0].tolist(), module, "text")
     target = None if inputs.target_ids is None else core.Sequence(inputs.target_ids, inputs.target_mask)
     affixes = [tokenizer.special_tokens.for_text]
     if target is not None:
@@ -194,7 +194,7 @@ def read_prompt(
     """
     _check_filled(text)
     (ids,) = prompt_ids(tokenizers.target, [text], prompt_format)
-    check_lengths([ids], module.max_positions, what="text")
+    _check_length(ids, module, "text")
     written: Sequence[int] = ()
     if options is not None:
         request = generate_request(module, tokenizers, [text], options, True, prompt_format)
@@ -239,11 +239,11 @@ def read_translation(
     _check_filled(text)
     affixes = special_tokens.for_target
     source = special_tokens.for_source(tokenizers.source.encode(text))
-    check_lengths([source], module.max_positions, what="text")
+    _check_length(source, module, "text")
     if isinstance(target, str):
         _check_filled(target)
         written = affixes(tokenizers.target.encode(target))
-        check_lengths([written[:-1]], module.max_positions, what="target")
+        _check_length(written[:-1], module, "target")
         num_given = len(written) - 1
     else:
         ((best, *_),) = search_translations(module, tokenizers, [text], target, special_tokens, config)
@@ -256,6 +256,15 @@ def read_translation(
         num_given=num_given,
         affixes=(special_tokens.for_source, affixes.decoder_input),
     )
+
+
+def _check_length(ids: Sequence[int], module: Transformer, what: str) -> None:
+    if not ids:
+        raise InputError(f"the {what} has no tokens; there is nothing to attend to")
+    if module.max_positions is not None and len(ids) > module.max_positions:
+        raise InputError(
+            f"the {what} has {len(ids)} tokens, but the model has {module.max_positions} positions: shorten it"
+        )
 
 
 def _check_filled(*texts: str) -> None:

@@ -17,8 +17,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from clearhead.core import Sequence as Read
+from clearhead.core import Transformer
 from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.context import Context
+from clearhead.generate.batching import evaluation_mode
 from clearhead.maps.hook_points import capture
 
 ALL = slice(None)
@@ -107,6 +110,20 @@ class AttentionRecord:
         context = self.context
         masking = replace(context.masking, rows=queries)
         return replace(context, masking=masking, query_position=context.query_position[:, queries], shared={})
+
+
+def record_run(module: Transformer, source: Read, target: Read | None) -> list[AttentionRecord]:
+    """Run a model once and return its attentions: those of each stack, lowest layer first.
+
+    Args:
+        module: run in evaluation mode; its own mode is restored.
+        source: what the first stack reads.
+        target: what the decoder of a two-stack model reads.
+    """
+    # Without the head, whose logits for a long text would be larger than all the rest.
+    with evaluation_mode(module), torch.no_grad(), recording(module) as records:
+        module.states(source, target)
+    return records
 
 
 @contextmanager

@@ -5,16 +5,18 @@ Source: arXiv 2209.11895, section "Induction heads".
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from clearhead import core
 from clearhead.core import Transformer
-from clearhead.generate.batching import device_of, evaluation_mode
-from clearhead.maps.head_statistics import Scores, repeat_scores
+from clearhead.generate.batching import device_of
+from clearhead.maps.head_statistics import HeadStatistics, Scores, repeat_scores, summarise, text_scores
 from clearhead.maps.reading import Reading
-from clearhead.maps.recording import recording
+from clearhead.maps.recording import AttentionRecord, record_run
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
@@ -22,11 +24,39 @@ from clearhead.text.word_starts import WordBoundaries
 
 LENGTH = 25  # tokens before they repeat
 SEQUENCES = 4
-SEED = 0
+
+
+def heads_over_texts(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    runs: Iterable[tuple[Reading, Sequence[AttentionRecord]]],
+    *,
+    seed: int,
+) -> list[HeadStatistics]:
+    """Return what each head does over several texts.
+
+    Args:
+        module: the model.
+        tokenizers: of the model.
+        runs: at least one; what its stacks read, and its attentions. Each is dropped before the next is asked for.
+        seed: of the random tokens that repeat themselves.
+    """
+    found: dict[tuple[str, int], list[Scores]] = {}
+    num_texts = 0
+    for reading, records in runs:
+        num_texts, read = num_texts + 1, reading
+        for record in records:
+            found.setdefault((record.stack, record.layer), []).append(text_scores(record))
+    repeats = repeat_statistics(module, tokenizers, read, seed)
+    rows = []
+    for (stack, layer), texts in found.items():
+        scores = {name: torch.cat([one[name] for one in texts]) for name in texts[0]}
+        rows += summarise(stack, layer, scores | repeats.get((stack, layer), {}), num_texts)
+    return rows
 
 
 def repeat_statistics(
-    module: Transformer, tokenizers: TokenizerPair, reading: Reading
+    module: Transformer, tokenizers: TokenizerPair, reading: Reading, seed: int = 0
 ) -> dict[tuple[str, int], Scores]:
     """Return the duplicate-token and induction scores of every attention, by stack and layer.
 
@@ -37,6 +67,7 @@ def repeat_statistics(
         module: run in evaluation mode; its own mode is restored.
         tokenizers: of the model.
         reading: any text of the model, for its special tokens.
+        seed: of the random tokens.
 
     Returns:
         nothing for an attention that cannot be scored: positions or vocabulary leave no room for two tokens, or the two
@@ -49,7 +80,7 @@ def repeat_statistics(
         length = min(length, *((module.max_positions - len(own)) // 2 for own in reading.affixes))
     if length < 2:
         return {}
-    draw, device = torch.Generator().manual_seed(SEED), device_of(module)
+    draw, device = torch.Generator().manual_seed(seed), device_of(module)
     read: list[Tensor] = []
     is_second: list[Tensor] = []
     for ordinary, own in zip(vocabularies, reading.affixes, strict=True):
@@ -59,10 +90,8 @@ def repeat_statistics(
         place = torch.arange(read[-1].shape[1], device=device) - len(own.prefix)
         is_second.append((length <= place) & (place < 2 * length))
     target = core.Sequence(read[1]) if len(read) == 2 else None
-    with evaluation_mode(module), torch.no_grad(), recording(module) as records:
-        module.states(core.Sequence(read[0]), target)
     found = {}
-    for record in records:
+    for record in record_run(module, core.Sequence(read[0]), target):
         query = len(read) - 1 if record.stack.startswith("decoder") else 0
         key = 0 if record.stack == "decoder.memory" else query
         if query == key or tokenizers.joint:

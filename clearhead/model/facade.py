@@ -27,6 +27,7 @@ from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import save_checkpoint, save_origin
 from clearhead.hf.saving import LARGEST_SHARD
 from clearhead.maps.attention_maps import AttentionMaps, attend, in_precision
+from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.maps.hook_points import Captured, Edit, capture, edit
 from clearhead.maps.reading import (
     Reading,
@@ -38,6 +39,8 @@ from clearhead.maps.reading import (
     read_prompt,
     read_translation,
 )
+from clearhead.maps.recording import AttentionRecord, record_run
+from clearhead.maps.repeats import heads_over_texts
 from clearhead.model.predictions import Predictions
 from clearhead.model.texts import answer_each
 from clearhead.runs.checkpoint import writing_folder
@@ -288,6 +291,48 @@ class Model(Predictions):
         given = ReadOptions(target=target, generate=generate, **given_options(options, ReadKwargs))
         module = in_precision(self.module, precision)
         return attend(module, self.tokenizers, self.task, self._read(module, text, given))
+
+    def heads(
+        self,
+        texts: Sequence[str] | Sequence[tuple[str, str]],
+        targets: Sequence[str] | None = None,
+        *,
+        precision: str = "fp32",
+        seed: int = 0,
+        notify: Callable[[int, int], None] | None = None,
+        **options: Unpack[ReadKwargs],
+    ) -> list[HeadStatistics]:
+        """Return what each head does over many texts, with the spread over them: see `HeadStatistics`.
+
+        Args:
+            texts: at least one; read one by one, as by `attention`.
+            targets: as many, for two stacks; None: what the model generates.
+            precision, options: as for `attention`.
+            seed: of the random tokens on which induction and duplicate tokens are scored.
+            notify: called with the numbers of texts that are done, and of all.
+
+        Raises:
+            InputError: there is no text, the counts differ, or a text cannot be read; its number is named.
+        """
+        every: Sequence[str | tuple[str, str]] = [texts] if isinstance(texts, str) else texts
+        if not every:
+            raise InputError("there is no text; expected at least one")
+        if targets is not None and (isinstance(targets, str) or len(targets) != len(every)):
+            raise InputError(f"expected as many targets as texts, {len(every)}, in a list: give one for each text")
+        module, given = in_precision(self.module, precision), given_options(options, ReadKwargs)
+
+        def runs() -> Iterator[tuple[Reading, list[AttentionRecord]]]:
+            for number, text in enumerate(every, start=1):
+                target = None if targets is None else targets[number - 1]
+                try:
+                    reading = self._read(module, text, ReadOptions(target=target, **given))
+                except InputError as error:
+                    raise InputError(f"text {number}: {error}") from None
+                yield reading, record_run(module, reading.source, reading.target)
+                if notify is not None:
+                    notify(number, len(every))
+
+        return heads_over_texts(module, self.tokenizers, runs(), seed=seed)
 
     def capture(self, patterns: str | Sequence[str]) -> AbstractContextManager[Captured]:
         """Collect activations while a `with` block is open: see `clearhead.capture`."""

@@ -41,6 +41,7 @@ SURFACE = {
     "fill": {"--file", "--top-k", "--json"} | MACHINE,
     "classify": {"--pair", "--json"} | MACHINE,
     "tag": {"--json"} | MACHINE,
+    "heads": {"--target", "--pair", "--from", "--to", "--sort", "--json"} | MACHINE,
     "embed": {"--pair", "--similarity", "--output", "-o", "--json"} | MACHINE,
     "answer": {"--question", "--context", "--context-file", "--top-k", "--no-answer", "--json"} | MACHINE,
     "evaluate": {
@@ -81,6 +82,7 @@ ARGUMENTS = {
     "convert": ["ref", "out"],
     "check": ["ref"],
     "inspect": ["ref"],
+    "heads": ["ref", "file"],
 }
 
 

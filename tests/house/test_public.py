@@ -16,7 +16,7 @@ from tests.house.source import package_sources
 
 NAMES = {
     "clearhead": """
-        Answer AttentionMaps Cache Classification Entity Filled Generation Hypothesis InputError Model
+        Answer AttentionMaps Cache Classification Entity Filled Generation HeadStatistics Hypothesis InputError Model
         MultiHeadAttention Output PairScore RunFailure TrainResult Transformer build capture edit load presets spec
         surgery train
     """,
@@ -45,8 +45,8 @@ METHODS = {
     """,
     "Cache": "extend select",
     "Model": """
-        answer attention capture classify edit embed evaluate fill for_languages for_task generate replaced save score
-        spec special_tokens stream tag tokenizer translate translate_n_best
+        answer attention capture classify edit embed evaluate fill for_languages for_task generate heads replaced save
+        score spec special_tokens stream tag tokenizer translate translate_n_best
     """,
     "MultiHeadAttention": "attention forward train",
     "TrainResult": "load",

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.errors import InputError
 from clearhead.maps import head_statistics, repeats
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.head_statistics import HeadStatistics
@@ -173,3 +174,48 @@ def test_what_is_not_defined_is_none() -> None:
     assert row.induction is None and row.duplicate_token is None and row.alignment is None and row.entropy is not None
     decoder = random_model("encoder-decoder").attention("ab", "a", generate=0)
     assert decoder.heads()[0].alignment is None
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_many_texts_give_mean_and_spread(family: str) -> None:
+    model = random_model(family)
+    texts, targets = ["abc", TEXT, "qrs tuvw xyz"], ["ab", TARGET, "cd ef"]
+    told: list[tuple[int, int]] = []
+    given = (texts, targets) if family == "encoder-decoder" else (texts,)
+    rows = model.heads(*given, notify=lambda done, total: told.append((done, total)))
+    single = [model.attention(*both).heads() for both in zip(*given, strict=True)]
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    for row, *ones in zip(rows, *single, strict=True):
+        assert row.num_texts == 3 and {(one.stack, one.layer, one.head) for one in [row, *ones]} == {
+            (row.stack, row.layer, row.head)
+        }
+        for name in head_statistics.STATISTICS:
+            values = [getattr(one, name) for one in ones]
+            if values[0] is None:
+                assert getattr(row, name) is None
+                continue
+            assert getattr(row, name) == pytest.approx(np.mean(values), abs=1e-9)
+            if name not in ("duplicate_token", "induction"):
+                assert row.spread[name] == pytest.approx(np.std(values, ddof=1), abs=1e-9)
+
+
+def test_targets_that_are_not_given_are_the_greedy_translations() -> None:
+    model = random_model("encoder-decoder")
+    rows, alone = model.heads([TEXT]), model.attention(TEXT).heads()
+    assert rows == alone
+    assert model.heads(TEXT) == rows, "a single text is a list of one"
+    assert model.heads([TEXT], seed=1) != rows, "the random tokens are drawn anew"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([],), "there is no text"),
+        ((["a", "b"], ["c"]), "as many targets as texts, 2"),
+        ((["a", " "], ["b", "c"]), "text 2: the text is empty"),
+        ((["a", "a" * 62], ["b", "c"]), "text 2: the text has 63 tokens, but the model has 61 positions"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_named(arguments: tuple[list[str], ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        planted.two_stacks().heads(*arguments)

@@ -1,0 +1,162 @@
+"""`clearhead heads`: what each head of a model does over a whole text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.cli.console import print_json, print_message, print_result
+from clearhead.cli.lines import Line, name_of, named_by_line, read_lines, split_pair
+from clearhead.cli.options import (
+    ComputeOptions,
+    FromLanguage,
+    Json,
+    LineFile,
+    Paired,
+    Ref,
+    ToLanguage,
+    takes_compute_options,
+)
+from clearhead.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from clearhead.maps.effects import Notify
+    from clearhead.maps.head_statistics import HeadStatistics
+
+WIDTH = 160  # of a table that is written to a file
+
+
+@takes_compute_options
+def heads(
+    ref: Ref,
+    file: LineFile,
+    target: Annotated[
+        Path | None, typer.Option("--target", metavar="FILE", help="The targets, line by line; by default generated.")
+    ] = None,
+    pair: Paired = False,
+    from_language: FromLanguage = None,
+    to_language: ToLanguage = None,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="COLUMN", help="Sort by layer, or by a statistic, largest first.")
+    ] = "layer",
+    as_json: Json = False,
+    *,
+    compute: ComputeOptions,
+) -> None:
+    """Show what each head does over the lines of a file.
+
+    \b
+    Example:
+      clearhead heads runs/dates dates.txt --sort induction
+      clearhead heads runs/de-en test.de --target test.en --json
+
+    Every line is a text; empty lines are left out. Each number is a mean over the lines and, behind ±, its standard
+    deviation. entropy is in nats and distance in tokens; the others are shares of a head's weight, from 0 to 1: on the
+    first token, the previous one, the same token elsewhere (duplicate), what followed the same token the last time
+    (induction), the same place (diagonal), and on links that are the largest of both their tokens (alignment).
+    duplicate and induction are measured on random tokens that come twice, which --seed draws. A pattern is named where
+    more than half of the weight follows it. The model computes in fp32 unless --precision asks for something else.
+    --json ends with {"texts", "heads"}; a head has the numbers, their "spread" and its "patterns".
+    """
+    if compute.batch_size is not None:
+        raise InputError("--batch-size has no effect here: texts are read one by one; leave it out")
+    _check_column(sort)
+    numbers, texts, targets = _texts(file, target, pair)
+    # The same numbers on every machine: fp32, unless something else is asked for.
+    exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
+    model = exact.load_model(ref)
+    with _progress() as notify:
+        try:
+            rows = model.heads(
+                texts,
+                targets,
+                precision="auto",
+                seed=compute.seed or 0,
+                notify=notify,
+                from_language=from_language,
+                to_language=to_language,
+            )
+        except InputError as error:
+            raise InputError(named_by_line(str(error), numbers, name_of(file))) from None
+    if sort != "layer":
+        rows.sort(key=lambda row: -1.0 if getattr(row, sort) is None else float(getattr(row, sort)), reverse=True)
+    if as_json:
+        print_json({"texts": len(texts), "heads": [asdict(row) for row in rows]})
+    else:
+        _print_table(rows)
+        print_message(f"{len(texts)} texts")
+
+
+def _check_column(sort: str) -> None:
+    from clearhead.maps.head_statistics import STATISTICS
+
+    columns = ("layer", *STATISTICS)
+    if sort not in columns:
+        raise InputError(f"--sort takes a column, not '{sort}'{nearest(sort, columns)}: one of {', '.join(columns)}")
+
+
+def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[int], list[Any], list[str] | None]:
+    """Return the lines that are not empty, with their numbers and their targets."""
+    lines = [
+        Line(number, split_pair(number, text, name_of(file)) if pair else text)
+        for number, text in enumerate(read_lines(file), start=1)
+    ]
+    kept = [line for line in lines if not line.is_empty]
+    if not kept:
+        raise InputError(f"{name_of(file)}: there is no text; expected at least one line")
+    targets = None
+    if target is not None:
+        written = list(read_lines(target))
+        if len(written) != len(lines):
+            raise InputError(
+                f"{name_of(file)} has {len(lines)} lines, but {name_of(target)} has {len(written)}: give one target "
+                "for each text"
+            )
+        targets = [written[line.number - 1] for line in kept]
+    return [line.number for line in kept], [line.text for line in kept], targets
+
+
+@contextmanager
+def _progress() -> Iterator[Notify]:
+    """Show how many texts are done, on a terminal."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("texts"), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("texts", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_table(rows: list[HeadStatistics]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from clearhead.maps.head_statistics import STATISTICS
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stack")
+    for name in ("layer", "head", *STATISTICS):
+        table.add_column(name.removesuffix("_token"), justify="right")
+    table.add_column("patterns")
+    for row in rows:
+        numbers = [_number(getattr(row, name), row.spread.get(name)) for name in STATISTICS]
+        table.add_row(row.stack, str(row.layer), str(row.head), *numbers, ", ".join(row.patterns))
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    with console.capture() as shown:
+        console.print(table)
+    print_result(shown.get().rstrip("\n"))
+
+
+def _number(mean: float | None, spread: float | None) -> str:
+    if mean is None:
+        return "-"
+    return f"{mean:.2f}" if spread is None else f"{mean:.2f}±{spread:.2f}"
