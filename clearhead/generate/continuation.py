@@ -23,6 +23,7 @@ from clearhead.generate.processors import build_logits_processors, build_logits_
 from clearhead.generate.results import Candidate, Continuation, StopReason, length_normalised
 from clearhead.generate.search.beam import continue_beams
 from clearhead.generate.search.contrastive import ContrastiveSearch
+from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStreams, Sampling, TokenChooser, sequence_seed
 from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
 
@@ -45,6 +46,7 @@ class GenerateRequest:
         contexts: for each prompt the ids that the text continues, on which a leading space can depend; None: the
             prompts.
         config: of the checkpoint; its end tokens end a sequence as `eos_id` does.
+        recorder: notes what beam search considers for a single prompt; None: nothing is noted.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -56,6 +58,7 @@ class GenerateRequest:
     decode: Decode | None = None
     contexts: Sequence[Sequence[int]] | None = None
     config: GenerationConfig = field(default_factory=GenerationConfig)
+    recorder: BeamRecorder | None = None
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -286,6 +289,7 @@ def _search_beams(
                 # Search counts the end token.
                 min_length=options.min_new_tokens + 1 if options.min_new_tokens else 0,
             ),
+            recorder=request.recorder,
         )
 
 

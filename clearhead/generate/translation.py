@@ -14,6 +14,7 @@ from clearhead.generate.prompts import check_generation_config, unused_outputs
 from clearhead.generate.results import Candidate, Hypothesis
 from clearhead.generate.scoring.targets import PairScore, score_targets
 from clearhead.generate.search.beam import beam_search
+from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 
@@ -61,12 +62,15 @@ def search_translations(
     options: SearchOptions,
     special_tokens: SpecialTokens,
     config: GenerationConfig | None,
+    *,
+    recorder: BeamRecorder | None = None,
 ) -> list[list[Candidate]]:
     """Return the best translations of each text as ids, best first.
 
     Args:
         module, tokenizers, options, special_tokens, config: as for `translate_texts`.
         texts: one sentence each, none empty.
+        recorder: notes what the search considers for a single text; None: nothing is noted.
 
     Raises:
         InputError: as for `translate_texts`.
@@ -85,6 +89,7 @@ def search_translations(
         pad_id=tokenizers.source.pad_id if config is None or config.pad_id is None else config.pad_id,
         options=options,
         config=config,
+        recorder=recorder,
     )
 
 
@@ -97,6 +102,7 @@ def translate_ids(
     pad_id: int,
     options: SearchOptions,
     config: GenerationConfig | None = None,
+    recorder: BeamRecorder | None = None,
 ) -> list[list[Candidate]]:
     """Return the best translations of each source, best first, in the order of the sources.
 
@@ -110,6 +116,7 @@ def translate_ids(
         pad_id: padding id, for sources and hypotheses.
         options: beam size, length penalty, limits and batch budget.
         config: of a Hugging Face checkpoint.
+        recorder: notes what the search considers for a single source; None: nothing is noted.
 
     Raises:
         InputError: an empty source, one beyond the model's positions, or a length beyond the decoder's.
@@ -122,7 +129,15 @@ def translate_ids(
         for batch in batches_by_cost(costs, budget=options.batch_tokens, most_rows=options.batch_size):
             ids_NS, mask_NS = pad_ids([sources[i] for i in batch], pad_id, device)
             found = beam_search(
-                module, ids_NS, mask_NS, bos_id=bos_id, eos_id=eos_id, pad_id=pad_id, options=options, config=config
+                module,
+                ids_NS,
+                mask_NS,
+                bos_id=bos_id,
+                eos_id=eos_id,
+                pad_id=pad_id,
+                options=options,
+                config=config,
+                recorder=recorder,
             )
             for i, candidates in zip(batch, found, strict=True):
                 results[i] = candidates

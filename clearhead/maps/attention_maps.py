@@ -19,6 +19,7 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
 from clearhead.files import replacing
+from clearhead.maps.beams import beam_tree
 from clearhead.maps.contributions import Contribution, contributions
 from clearhead.maps.effects import HeadEffect, Notify, head_effects, key_effects
 from clearhead.maps.flow import norm_weighted, rollout
@@ -32,7 +33,9 @@ from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.streams import Streams
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
+from clearhead.text.word_starts import WordBoundaries
 from clearhead.view.attention import draw_matrix
+from clearhead.view.explorer.data import BeamNode
 
 MOST_BYTES = 2**31
 """The largest array of weights that is made at once."""
@@ -235,6 +238,10 @@ class AttentionMaps:
             InputError: as for `outcome`.
         """
         return contributions(self._streams, self.outcome(of))
+
+    def beams(self) -> tuple[BeamNode, ...]:
+        """Return the tree of the beam search that wrote the tokens; empty where none did."""
+        return beam_tree(self.reading.considered, WordBoundaries(self.tokenizers.target).texts)
 
     def lens(self, top_k: int = 5) -> Lens:
         """Return what the model would predict if it ended after each layer of its last stack.

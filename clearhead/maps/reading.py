@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import torch
@@ -19,6 +19,7 @@ from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.prompts import PromptFormat, generate_request, prompt_ids
+from clearhead.generate.search.recorder import BeamRecorder, Considered
 from clearhead.generate.translation import search_translations
 from clearhead.predict.classify import check_paired
 from clearhead.predict.fill import masked_ids
@@ -39,6 +40,7 @@ class Reading:
             no next token.
         num_given: how many tokens of the decoder were not generated.
         affixes: the special tokens around a text of each stack that reads.
+        considered: what the beam search considered that wrote the tokens; empty: there was none.
     """
 
     source: core.Sequence
@@ -46,6 +48,7 @@ class Reading:
     labels: tuple[int, ...] = ()
     num_given: int | None = None
     affixes: tuple[PrefixSuffix, ...] = ()
+    considered: tuple[Considered, ...] = ()
 
 
 class ReadKwargs(TypedDict, total=False):
@@ -195,10 +198,12 @@ def read_prompt(
     _check_filled(text)
     (ids,) = prompt_ids(tokenizers.target, [text], prompt_format)
     _check_length(ids, module, "text")
-    written: Sequence[int] = ()
+    written: tuple[int, ...] = ()
+    recorder = None
     if options is not None:
+        recorder = BeamRecorder(options.length_penalty) if options.method == "beam" else None
         request = generate_request(module, tokenizers, [text], options, True, prompt_format)
-        written = generate_ids(module, request)[0][0].ids
+        written = generate_ids(module, replace(request, recorder=recorder))[0][0].ids
     # The last token that the positions leave room for is generated, and not read.
     read = [*ids, *written][: module.max_positions]
     ids_1T = torch.tensor([read], device=device_of(module))
@@ -212,6 +217,7 @@ def read_prompt(
         labels=(*ids, *written)[1:],
         num_given=len(ids),
         affixes=(affixes,),
+        considered=recorder.considered([written]) if recorder else (),
     )
 
 
@@ -240,14 +246,17 @@ def read_translation(
     affixes = special_tokens.for_target
     source = special_tokens.for_source(tokenizers.source.encode(text))
     _check_length(source, module, "text")
+    considered: tuple[Considered, ...] = ()
     if isinstance(target, str):
         _check_filled(target)
         written = affixes(tokenizers.target.encode(target))
         _check_length(written[:-1], module, "target")
         num_given = len(written) - 1
     else:
-        ((best, *_),) = search_translations(module, tokenizers, [text], target, special_tokens, config)
-        written, num_given = [affixes.prefix[0], *best.ids], 1
+        recorder = BeamRecorder(target.length_penalty)
+        found = search_translations(module, tokenizers, [text], target, special_tokens, config, recorder=recorder)
+        written, num_given = [affixes.prefix[0], *found[0][0].ids], 1
+        considered = recorder.considered([found[0][0].ids]) if target.beam_size > 1 else ()
     device = device_of(module)
     return Reading(
         core.Sequence(torch.tensor([source], device=device)),
@@ -255,6 +264,7 @@ def read_translation(
         labels=tuple(written[1:]),
         num_given=num_given,
         affixes=(special_tokens.for_source, affixes.decoder_input),
+        considered=considered,
     )
 
 

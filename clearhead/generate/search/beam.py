@@ -41,6 +41,7 @@ from clearhead.generate.options import SearchOptions
 from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import NO_ID, Processor, apply, repetition_processors, select
 from clearhead.generate.results import Candidate, length_normalised
+from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
 
 
 def beam_search(
@@ -53,6 +54,7 @@ def beam_search(
     pad_id: int,
     options: SearchOptions,
     config: GenerationConfig | None = None,
+    recorder: BeamRecorder | None = None,
 ) -> list[list[Candidate]]:
     """Return the best translations of each row, best first, by the rules at the top of this file.
 
@@ -65,6 +67,7 @@ def beam_search(
         pad_id: padding id; never generated, unless it is also the end token.
         options: beam size, length penalty and limits.
         config: of a Hugging Face checkpoint; its banned ids replace those of start and padding.
+        recorder: notes what is considered for a single row; None: nothing is noted.
 
     Returns:
         One list for each row with up to `n_best` different candidates; fewer only where fewer were found.
@@ -80,7 +83,8 @@ def beam_search(
         start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
         chain = repetition_processors(options, ids_NS.masked_fill(~mask_NS, NO_ID))
         chain += config.processors(1, None) if config else []
-        search = _Search(limits, ends, options, start_N1, ids_NS.new_tensor(banned), chain=chain)
+        banned_X = ids_NS.new_tensor(banned)
+        search = _Search(limits, ends, options, start_N1, banned_X, chain=chain, recorder=recorder)
         # The decoder reads the start token and all generated tokens but the last.
         cache = Cache(total_length=ids_NS.new_tensor(limits))
         memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
@@ -97,6 +101,7 @@ def continue_beams(
     banned_X: Int[Tensor, " banned"],
     chain: Sequence[Processor],
     options: SearchOptions,
+    recorder: BeamRecorder | None = None,
 ) -> list[list[Candidate]]:
     """Return the best continuations of prefilled prompts, best first, by the rules at the top of this file.
 
@@ -108,6 +113,7 @@ def continue_beams(
         banned_X: ids never generated.
         chain: processors of the log-probabilities, after those of the options; hypotheses are ranked by the result.
         options: beam size, length penalty, number of hypotheses, shortest length, and limits on repetition.
+        recorder: notes what is considered for a single prompt; None: nothing is noted.
 
     Returns:
         One list for each prompt with up to `n_best` different candidates.
@@ -117,7 +123,8 @@ def continue_beams(
     """
     with torch.inference_mode():
         whole = [*repetition_processors(options, prefill.source_ids), *chain]
-        search = _Search(limits, end_ids, options, prefill.ids, banned_X, chain=whole, open_ended=True)
+        start = limits, end_ids, options, prefill.ids, banned_X
+        search = _Search(*start, chain=whole, open_ended=True, recorder=recorder)
         found = _run(module, search, prefill.logits, prefill.cache)
     if not all(found):
         raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
@@ -251,8 +258,11 @@ class _Search:
         *,
         chain: Sequence[Processor],
         open_ended: bool = False,
+        recorder: BeamRecorder | None = None,
     ) -> None:
         """Start every sentence with one hypothesis: its prompt."""
+        assert recorder is None or len(limits) == 1, "a recorder notes the search for one sentence"
+        self.recorder = recorder
         self.options = options
         self.limits = limits
         self.eos_id = end_ids[0]
@@ -284,7 +294,13 @@ class _Search:
         logits_RV = logits_RV.log_softmax(1) if self.chain else logits_RV
         # A processor may ban the end token that is forced at the limit.
         end_R = logits_RV[:, self.eos_id].clone()
+        before_RV = None if self.recorder is None else logits_RV.log_softmax(1)
         logits_RV = apply(self.chain, logits_RV, self.prefix_RT)
+        if self.recorder is not None and before_RV is not None:
+            after_RV = logits_RV if self.chain else before_RV
+            self.recorder.look(
+                self._generated(self._rows_of(0)), self.sums_MB[0].tolist(), before_RV, after_RV, banned_X.tolist()
+            )
         log_probs_RC, ids_RC, normaliser_R = top(logits_RV, banned_X, count)
         best = best_extensions(log_probs_RC, ids_RC, self.sums_MB, count)
         is_end_MC = torch.isin(best.ids_MC, self.ends_E) & (best.sums_MC > -torch.inf)
@@ -312,6 +328,9 @@ class _Search:
         """Add prefix + last token to the list of the sentence at this place of the batch."""
         score = length_normalised(total, self.length, self.options.length_penalty)
         self.finished[self.alive[place]].add(Candidate((*prefix, last), score, total, cut_off))
+        if self.recorder is not None:
+            forced = CUT_OFF if self.open_ended else FORCED_END
+            self.recorder.finish((*prefix, last), total, forced if cut_off else END)
 
     def _unfinished(self, live: Extensions, end_log_probs_R: Float[Tensor, " rows"]) -> list[int]:
         """Return the places of the unfinished sentences; cut off the live hypotheses of the others, if they count."""
@@ -320,23 +339,31 @@ class _Search:
             if math.isnan(best_sum):
                 raise RunFailure(f"the model's output at target token {self.length} is not a number.")
             finished = self.finished[self.alive[place]]
-            if self._is_unfinished(self.alive[place], best_sum):
+            stop_reason = self._stop_reason(self.alive[place], best_sum)
+            if not stop_reason:
                 kept.append(place)
             elif self.open_ended:
                 if not self._is_full(finished):
                     self._cut_off_open(place, live)
             elif not finished.ranked:
                 self._cut_off(place, end_log_probs_R)
+            if self.recorder is not None:
+                chosen = live.ids_MC[0], live.parents_MC[0], live.sums_MC[0]
+                self.recorder.choose(*chosen, self.ends_E.tolist(), stop_reason)
         return kept
 
-    def _is_unfinished(self, sentence: int, best_sum: float) -> bool:
-        """Return whether a live hypothesis of this sentence can still change its list."""
+    def _stop_reason(self, sentence: int, best_sum: float) -> str:
+        """Return why no live hypothesis of this sentence can change its list any more; empty: one can."""
         limit, finished = self.limits[sentence], self.finished[sentence]
-        if self.length >= limit or best_sum == -math.inf:
-            return False
+        if self.length >= limit:
+            return "the length limit is reached"
+        if best_sum == -math.inf:
+            return "no token may follow"
         if self._is_full(finished):
-            return False
-        return finished.open_to(length_normalised(best_sum, limit, self.options.length_penalty))
+            return "enough hypotheses have finished"
+        if not finished.open_to(length_normalised(best_sum, limit, self.options.length_penalty)):
+            return "no live hypothesis can reach the finished ones any more"
+        return ""
 
     def _is_full(self, finished: Finished) -> bool:
         """Return whether a sentence is done, whatever its live hypotheses reach."""

@@ -1,0 +1,171 @@
+"""What beam search considered for one sentence: every step's candidates, and what became of each.
+
+Shapes: R live hypotheses, V vocabulary, K most probable tokens of each, B candidates that live on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.generate.results import length_normalised
+
+State = Literal["kept", "finished", "pruned"]
+Ids = tuple[int, ...]
+
+END = "ends with an end token"
+FORCED_END = "cut off: the end token is forced"
+CUT_OFF = "cut off at the length limit"
+BANNED = "the options of the search ban this token here"
+BELOW = "below the worst kept candidate"
+LATE_END = "ends, but is not among the best of the step"
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A token that search considered behind a live hypothesis.
+
+    Args:
+        ids: of the hypothesis that ends with the token, without start token or prompt.
+        log_probability: of the token, as the search adds it up; of a banned token, before it was banned.
+        total: sum of the log-probabilities of `ids`.
+        score: total / len(ids) ** length_penalty.
+        state: kept for the next step, finished, or pruned.
+        reason: why it was pruned, or how it finished; empty where it was kept.
+        rank: its place among the results, from 0; None: not a result.
+    """
+
+    ids: Ids
+    log_probability: float
+    total: float
+    score: float
+    state: State
+    reason: str = ""
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class _Parent:
+    """A live hypothesis before a step: its ids, its sum, and its most probable tokens.
+
+    Args:
+        tokens: id -> log-probability and whether the token is banned.
+    """
+
+    ids: Ids
+    total: float
+    tokens: dict[int, tuple[float, bool]]
+
+
+class BeamRecorder:
+    """Notes the candidates of a search for one sentence; the search computes the same with it and without it.
+
+    Args:
+        length_penalty: of the search.
+        num_pruned: most pruned candidates noted for each hypothesis and step.
+    """
+
+    def __init__(self, length_penalty: float, *, num_pruned: int = 3) -> None:
+        self.length_penalty = length_penalty
+        self.num_pruned = num_pruned
+        self._parents: list[_Parent] = []
+        self._finished: dict[Ids, tuple[float, str]] = {}
+        self._considered: dict[Ids, Considered] = {}
+
+    def look(
+        self,
+        prefixes: Sequence[Sequence[int]],
+        totals: Sequence[float],
+        before_RV: Float[Tensor, "rows vocab"],
+        after_RV: Float[Tensor, "rows vocab"],
+        banned: Collection[int],
+    ) -> None:
+        """Note the most probable tokens of each live hypothesis at the start of a step.
+
+        Args:
+            prefixes: the generated ids of each.
+            totals: the sum of the log-probabilities of each.
+            before_RV: log-probabilities before the processors.
+            after_RV: log-probabilities after them.
+            banned: ids that are not chosen in this step.
+        """
+        self._finished = {}
+        count = min(before_RV.shape[1], len(prefixes) + self.num_pruned + len(banned))
+        top_RK = before_RV.topk(count, dim=1).indices
+        rows = zip(
+            top_RK.tolist(), before_RV.gather(1, top_RK).tolist(), after_RV.gather(1, top_RK).tolist(), strict=True
+        )
+        self._parents = [
+            _Parent(
+                tuple(prefix),
+                total,
+                {
+                    token: (before, True) if token in banned or after == -math.inf else (min(after, 0.0), False)
+                    for token, before, after in zip(*row, strict=True)
+                },
+            )
+            for prefix, total, row in zip(prefixes, totals, rows, strict=True)
+        ]
+
+    def finish(self, ids: Ids, total: float, reason: str) -> None:
+        """Note a hypothesis that finished in this step."""
+        self._finished[ids] = (total, reason)
+
+    def choose(
+        self,
+        ids_B: Int[Tensor, " beams"],
+        parents_B: Int[Tensor, " beams"],
+        totals_B: Float[Tensor, " beams"],
+        ends: Collection[int],
+        stop_reason: str,
+    ) -> None:
+        """Note what became of the candidates at the end of a step.
+
+        Args:
+            ids_B: the last tokens of the best candidates that do not end.
+            parents_B: the numbers of their parents.
+            totals_B: their sums; -inf: no candidate.
+            ends: ids that end a hypothesis.
+            stop_reason: why the search ends with this step; empty: it goes on.
+        """
+        live = {
+            (*self._parents[parent].ids, token): total
+            for token, parent, total in zip(ids_B.tolist(), parents_B.tolist(), totals_B.tolist(), strict=True)
+            if total > -math.inf
+        }
+        for parent in self._parents:
+            if parent.total == -math.inf:  # a place without a hypothesis
+                continue
+            pruned = 0
+            own = {ids: total for ids, total in live.items() if ids[:-1] == parent.ids}
+            for ids, (total, reason) in self._finished.items():
+                if ids[:-1] == parent.ids:
+                    self._add(parent, ids, total, "finished", reason)
+            for ids, total in own.items():
+                if ids not in self._finished:
+                    self._add(parent, ids, total, "pruned" if stop_reason else "kept", stop_reason)
+            for token, (log_probability, is_banned) in parent.tokens.items():
+                ids = (*parent.ids, token)
+                if ids in own or ids in self._finished or pruned == self.num_pruned:
+                    continue
+                pruned += 1
+                reason = BANNED if is_banned else LATE_END if token in ends else BELOW
+                self._add(parent, ids, parent.total + log_probability, "pruned", reason)
+
+    def _add(self, parent: _Parent, ids: Ids, total: float, state: State, reason: str) -> None:
+        score = length_normalised(total, len(ids), self.length_penalty)
+        self._considered[ids] = Considered(ids, total - parent.total, total, score, state, reason)
+
+    def considered(self, results: Sequence[Ids]) -> tuple[Considered, ...]:
+        """Return all that was considered, step by step.
+
+        Args:
+            results: the ids of the results of the search, best first.
+        """
+        ranks = {ids: rank for rank, ids in enumerate(results)}
+        return tuple(replace(one, rank=ranks.get(ids)) for ids, one in self._considered.items())

@@ -1,0 +1,152 @@
+"""Laws of the recorded beam search: it is the search itself, and every candidate's fate follows from the rules."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.generate.continuation import GenerateRequest, generate_ids
+from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.results import Candidate
+from clearhead.generate.search import beam
+from clearhead.generate.search.recorder import BANNED, BELOW, FORCED_END, LATE_END, BeamRecorder, Considered
+from clearhead.generate.translation import translate_ids
+from tests.generate.oracle import BOS, EOS, PAD, NextLogits, PrefixCache, PrefixModel, Problem, random_logits
+from tests.generate.tiny import some_prompts, some_sources, tiny_decoder, tiny_model
+from tests.laws.test_hook_points import operations
+
+SOURCE = (4, 5, 3, 3, 3)
+
+
+def recorded(
+    next_logits: NextLogits, vocab: int, options: SearchOptions
+) -> tuple[list[Candidate], tuple[Considered, ...]]:
+    """Search one sentence with a recorder, and check that the search without it finds the same."""
+    recorder = BeamRecorder(options.length_penalty, num_pruned=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beam, "Cache", PrefixCache)
+        settings = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "options": options}
+        model = PrefixModel(next_logits, vocab)
+        (plain,) = translate_ids(model, [SOURCE], **settings)
+        (found,) = translate_ids(model, [SOURCE], **settings, recorder=recorder)
+    assert found == plain
+    return found, recorder.considered([result.ids for result in found])
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    beams=st.integers(1, 5),
+    n_best=st.integers(1, 5),
+    lengths=st.tuples(st.integers(0, 4), st.none() | st.integers(0, 7)),
+    alpha=st.sampled_from([0.0, 1.0, 2.5]),
+    vocab=st.sampled_from([4, 7, 13]),
+    end_bonus=st.sampled_from([-4.0, 0.0, 3.0]),
+    early=st.booleans(),
+)
+def test_every_candidate_follows_from_the_rules(
+    beams: int, n_best: int, lengths: tuple[int, int | None], alpha: float, vocab: int, end_bonus: float, early: bool
+) -> None:
+    shortest, more = lengths
+    options = SearchOptions(
+        beam_size=beams,
+        n_best=min(n_best, beams),
+        min_length=shortest,
+        max_length=None if more is None else max(shortest, 1) + more,
+        length_penalty=alpha,
+        early_stopping=early,
+    )
+    next_logits = random_logits(vocab, end_bonus=end_bonus)
+    results, considered = recorded(next_logits, vocab, options)
+    problem, known = Problem(next_logits, SOURCE, options), {one.ids: one for one in considered}
+    assert len(known) == len(considered), "each candidate once"
+    for one in considered:
+        parent = known.get(one.ids[:-1])
+        assert (parent is None) == (len(one.ids) == 1) and (parent is None or parent.state == "kept")
+        assert one.total == pytest.approx((parent.total if parent else 0.0) + one.log_probability, abs=1e-9)
+        assert one.log_probability == pytest.approx(problem.log_probs(one.ids[:-1])[one.ids[-1]], abs=1e-4)
+        assert one.score == pytest.approx(one.total / len(one.ids) ** alpha, abs=1e-9)
+        assert (one.reason == "") == (one.state == "kept")
+        assert (one.reason == BANNED) == (one.state == "pruned" and one.ids[-1] not in problem.choices(one.ids[:-1]))
+    # The paths of the results, with their scores.
+    assert {one.rank: (one.ids, one.score, one.total) for one in considered if one.rank is not None} == {
+        rank: (result.ids, pytest.approx(result.score), result.log_probability) for rank, result in enumerate(results)
+    }
+    assert all(one.state == "finished" for one in considered if one.rank is not None)
+    check_steps(considered, options)
+
+
+def check_steps(considered: tuple[Considered, ...], options: SearchOptions) -> None:
+    """In each step the best live on, and what ends does not block them."""
+    for length in range(1, max(len(one.ids) for one in considered) + 1):
+        step = [one for one in considered if len(one.ids) == length]
+        kept = [one.total for one in step if one.state == "kept"]
+        below = [one.total for one in step if one.reason == BELOW]
+        assert len(kept) <= options.beam_size
+        if kept and below:
+            assert max(below) <= min(kept) + 1e-5
+        finished = [one.total for one in step if one.state == "finished" and one.reason != FORCED_END]
+        late = [one.total for one in step if one.reason == LATE_END]
+        if finished and late:
+            assert max(late) <= min(finished) + 1e-5
+        for parent in {one.ids[:-1] for one in step}:
+            pruned = [one for one in step if one.ids[:-1] == parent and one.reason in (BANNED, BELOW, LATE_END)]
+            assert len(pruned) <= 2
+        survivors = {one.ids[:-1] for one in considered if len(one.ids) == length + 1}
+        assert survivors == {one.ids for one in step if one.state == "kept"}, "what was kept was extended"
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"repetition_penalty": 1.5, "no_repeat_ngram_size": 1}], ids=["plain", "chain"]
+)
+def test_continued_prompts_are_recorded(changes: dict[str, float]) -> None:
+    options = GenerateOptions(beam_size=3, num_return_sequences=3, max_new_tokens=4, **changes)
+    prompt = some_prompts(1, longest=5, vocab=11)[0]
+    module = tiny_decoder("modern", seed=2, vocab=11, end_bonus=0.5)
+    plain = GenerateRequest([prompt], options, EOS, PAD, (PAD, BOS))
+    recorder = BeamRecorder(1.0)
+    (found,) = generate_ids(module, GenerateRequest([prompt], options, EOS, PAD, (PAD, BOS), recorder=recorder))
+    assert found == generate_ids(module, plain)[0]
+    considered = recorder.considered([one.ids for one in found])
+    ranked = {one.rank: one for one in considered if one.rank is not None}
+    assert [ranked[rank].ids for rank in range(3)] == [one.ids for one in found]
+    assert [ranked[rank].score for rank in range(3)] == pytest.approx([one.score for one in found])
+    check_ranked_cut_off(found, ranked)
+    if changes:
+        repeated = [one for one in considered if one.ids[-1] in (*prompt, *one.ids[:-1])]
+        assert repeated and all(one.reason == BANNED for one in repeated)
+    assert all(math.isfinite(one.total) for one in considered)
+
+
+def check_ranked_cut_off(found: list[object], ranked: dict[int, Considered]) -> None:
+    reasons = {one.stop_reason: ranked[rank].reason for rank, one in enumerate(found)}  # type: ignore[attr-defined]
+    assert reasons.get("end", "end") in ("end", "ends with an end token")
+    assert reasons.get("length", "cut off at the length limit") == "cut off at the length limit"
+
+
+def test_a_search_without_a_recorder_computes_nothing_for_it() -> None:
+    """The normaliser of the candidates is not a log-softmax, which only the recorder takes."""
+    module, source = tiny_model("modern", seed=3), some_sources(1, longest=7)[0]
+    settings = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "options": SearchOptions(beam_size=2, max_length=5)}
+    plain = operations(lambda: translate_ids(module, [source], **settings))
+    watched = operations(lambda: translate_ids(module, [source], **settings, recorder=BeamRecorder(1.0)))
+    assert sum(plain.values()) < sum(watched.values())
+    assert not [name for name in plain if "log_softmax" in name] and [name for name in watched if "log_softmax" in name]
+
+
+def test_a_recorder_notes_one_sentence() -> None:
+    module = tiny_model("modern", seed=3)
+    with torch.inference_mode(), pytest.raises(AssertionError, match="one sentence"):
+        options = SearchOptions(beam_size=2, max_length=5)
+        translate_ids(
+            module,
+            some_sources(2, longest=7),
+            bos_id=BOS,
+            eos_id=EOS,
+            pad_id=PAD,
+            options=options,
+            recorder=BeamRecorder(1.0),
+        )
