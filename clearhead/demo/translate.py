@@ -18,8 +18,6 @@ from clearhead.demo.data.cldr import language_name
 from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, make_date_sets
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from clearhead.model.facade import Model
 
 SAMPLE = "Montag, 5. Januar 1998"
@@ -176,38 +174,23 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     import torch
 
     from clearhead.view.alignment import AlignmentHeatMap, draw_alignments
-    from clearhead.view.figures import drawable
+    from clearhead.view.figures import drawable, shown_label
 
     when = datetime.date.fromisoformat(pair.target)
     styles, _ = date_styles([locale for locale in locales if locale in PICTURED] or locales[:1])
     texts = [text for style in styles if style.style == "full" and drawable(text := style.write(when))]
-    seen = [_attention(model, text) for text in texts]
+    seen = [model.attention(text) for text in texts]
     if not seen:
         return
+    layers = seen[0].layers("decoder.memory")
+    weights = [torch.stack([maps.weights("decoder.memory", layer) for layer in layers]).mean(1) for maps in seen]
     # One layer for all: the one whose heads, averaged, look most sharply.
-    sharpness_NL = torch.stack([weights.mean(1).amax(-1).mean(-1) for weights, _, _ in seen])
-    layer = int(sharpness_NL.mean(0).argmax())
-    layers, heads = seen[0][0].shape[:2]
-    alignments = [
-        AlignmentHeatMap(weights[layer].mean(0).numpy(), columns, rows, f"{text} → {''.join(rows[:-1])}")
-        for text, (weights, columns, rows) in zip(texts, seen, strict=True)
-    ]
-    title = f"Where the decoder looks while it writes a date (layer {layer + 1} of {layers}, mean of {heads} heads)"
+    layer = int(torch.stack([found.amax(-1).mean(-1) for found in weights]).mean(0).argmax())
+    alignments = []
+    for text, maps, found in zip(texts, seen, weights, strict=True):
+        columns = [shown_label(token, longest=12) for token in maps.tokens]
+        rows = model.tokenizers.target.tokens(maps.reading.labels)
+        alignments.append(AlignmentHeatMap(found[layer].numpy(), columns, rows, f"{text} → {''.join(rows[:-1])}"))
+    where = f"layer {layer + 1} of {len(layers)}, mean of {seen[0].num_heads('decoder.memory', layer)} heads"
+    title = f"Where the decoder looks while it writes a date ({where})"
     draw_alignments(alignments, plan.run / "plots" / "alignment.png", title=title)
-
-
-def _attention(model: Model, text: str) -> tuple[Tensor, list[str], list[str]]:
-    """Translate a text; return the attention [layers, heads, target, source] over it and the labels of its two axes."""
-    import torch
-
-    from clearhead.maps.alignment import memory_attention_weights
-
-    written = model.translate([text], beam_size=1)[0]
-    source, target = model.tokenizers.source, model.tokenizers.target
-    device = next(model.module.parameters()).device
-    ids = torch.tensor([[*source.encode(text), source.eos_id]], device=device)
-    labels = [*target.encode(written), target.eos_id]
-    read = torch.tensor([[target.bos_id, *labels[:-1]]], device=device)
-    weights = memory_attention_weights(model.module, ids, torch.ones_like(ids, dtype=torch.bool), read)[0].float().cpu()
-    columns = ["␣" if token.isspace() else token for token in source.tokens(ids[0].tolist())]
-    return weights, columns, target.tokens(labels)
