@@ -2,7 +2,7 @@
 
 import { alignment, hasAlignment } from "./alignment.js";
 import { beams } from "./beams.js";
-import { theme } from "./color.js";
+import { setTheme, theme } from "./color.js";
 import { el, fill, refill, segmented, select, stepper, toggle } from "./dom.js";
 import { watchFrames } from "./frames.js";
 import { STACK_NAMES, areComparable, headOf, layerOf, stackOf } from "./grids.js";
@@ -70,9 +70,10 @@ class Explorer {
     this.heading();
     this.store.watchers.push(() => this.update());
     addEventListener("keydown", (event) => this.keyed(event));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolor());
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", () => this.recolor(dark.matches ? "dark" : "light"));
     watchFrames();
-    this.recolor();
+    this.recolor(dark.matches ? "dark" : "light");
   }
 
   /** @param {string} text */
@@ -95,12 +96,14 @@ class Explorer {
   }
 
   turnTheme() {
-    document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark";
-    this.recolor();
+    this.recolor(theme() === "dark" ? "light" : "dark");
   }
 
-  recolor() {
-    document.documentElement.dataset.shown = theme();
+  /**
+   * @param {"light" | "dark"} name
+   */
+  recolor(name) {
+    setTheme(name);
     this.update();
   }
 

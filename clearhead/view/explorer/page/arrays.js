@@ -9,6 +9,19 @@ const LEVELS = 2047;
 const WEIGHTS = Float32Array.from({ length: LEVELS + 1 }, (_, code) => (code / LEVELS) ** 2);
 
 /**
+ * @param {string} text
+ * @returns {Uint8Array}
+ */
+function fromBase64(text) {
+  const native = /** @type {any} */ (Uint8Array).fromBase64;
+  if (native) return native.call(Uint8Array, text);
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let at = 0; at < letters.length; at++) bytes[at] = letters.charCodeAt(at);
+  return bytes;
+}
+
+/**
  * @template {Uint16Array | Float32Array | Int32Array} A
  * @param {number} blob
  * @param {{ new (buffer: ArrayBuffer): A, BYTES_PER_ELEMENT: number }} type
@@ -16,11 +29,9 @@ const WEIGHTS = Float32Array.from({ length: LEVELS + 1 }, (_, code) => (code / L
  */
 async function inflate(blob, type) {
   const element = document.getElementById(`blob-${blob}`);
-  const text = atob(element?.textContent ?? "");
+  const packed = fromBase64(element?.textContent ?? "");
   element?.remove();
-  const packed = new Uint8Array(text.length);
-  for (let at = 0; at < text.length; at++) packed[at] = text.charCodeAt(at);
-  const stream = new Blob([packed]).stream().pipeThrough(new Inflater("deflate"));
+  const stream = new Blob([/** @type {any} */ (packed)]).stream().pipeThrough(new Inflater("deflate"));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());
   const size = type.BYTES_PER_ELEMENT;
   const count = planes.length / size;

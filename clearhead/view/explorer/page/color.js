@@ -46,10 +46,19 @@ function palette(theme) {
 
 const PALETTES = { light: palette("light"), dark: palette("dark") };
 
+/** @type {"light" | "dark"} */
+let shownTheme = "light";
+
 export function theme() {
-  const chosen = document.documentElement.dataset.theme;
-  if (chosen === "light" || chosen === "dark") return chosen;
-  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  return shownTheme;
+}
+
+/**
+ * @param {"light" | "dark"} name
+ */
+export function setTheme(name) {
+  shownTheme = name;
+  document.documentElement.dataset.shown = name;
 }
 
 export function colors() {

@@ -2,7 +2,6 @@
 
 import { ink } from "./color.js";
 import { el, fill, short } from "./dom.js";
-import { stackOf } from "./grids.js";
 
 /** @typedef {import("./types.js").Layer} Layer */
 /** @typedef {import("./types.js").Pane} Pane */
@@ -54,13 +53,16 @@ export class Strips {
    * @param {import("./types.js").Column[]} columns
    */
   show(pane, stack, layer, place, columns) {
+    const width = this.root.clientWidth || 280;
+    /** @type {(() => void)[]} */
+    const canvases = [];
     fill(this.root, ...columns.map((column) => {
       const value = headNumbers(pane, stack, layer, place, column.name);
       const all = stack.layers.flatMap((one) => one.heads.map((_, at) => headNumbers(pane, stack, one, at, column.name)));
       const known = all.filter((number) => !Number.isNaN(number));
       const above = known.filter((number) => number > value).length;
       const canvas = /** @type {HTMLCanvasElement} */ (el("canvas", { "aria-hidden": "true" }));
-      queueMicrotask(() => paintStrip(canvas, known, value));
+      canvases.push(() => paintStrip(canvas, width, known, value));
       return el("div", { class: "strip", title: column.description },
         el("span", { class: "strip-name" }, column.title),
         el("span", { class: "strip-value" }, short(value)),
@@ -68,16 +70,17 @@ export class Strips {
         el("span", { class: "unseen" }, `rank ${above + 1} of ${known.length}`),
       );
     }));
+    for (const paint of canvases) paint();
   }
 }
 
 /**
  * @param {HTMLCanvasElement} canvas
+ * @param {number} width
  * @param {number[]} all
  * @param {number} value
  */
-function paintStrip(canvas, all, value) {
-  const width = canvas.clientWidth || 240;
+function paintStrip(canvas, width, all, value) {
   canvas.width = width * devicePixelRatio;
   canvas.height = 14 * devicePixelRatio;
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -96,12 +99,4 @@ function paintStrip(canvas, all, value) {
   context.beginPath();
   context.arc(at(value), 7.5, 4.5, 0, 7);
   context.fill();
-}
-
-/**
- * @param {Pane} pane
- * @param {import("./state.js").State} state
- */
-export function stackTitle(pane, state) {
-  return stackOf(pane.sample, state).measure;
 }

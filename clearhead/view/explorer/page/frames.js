@@ -5,21 +5,23 @@ const LONGEST = 5000;
 const times = [];
 let last = 0;
 let until = 0;
+let isRunning = false;
 
 /** @param {number} now */
 function frame(now) {
   if (last) times.push(now - last);
   if (times.length > LONGEST) times.splice(0, LONGEST / 2);
   last = now < until ? now : 0;
-  if (last) requestAnimationFrame(frame);
+  isRunning = last > 0;
+  if (isRunning) requestAnimationFrame(frame);
 }
 
 export function watchFrames() {
   for (const name of ["pointermove", "wheel", "scroll", "keydown"]) {
     addEventListener(name, () => {
-      const isIdle = performance.now() >= until;
       until = performance.now() + 150;
-      if (isIdle) requestAnimationFrame(frame);
+      if (!isRunning) requestAnimationFrame(frame);
+      isRunning = true;
     }, { passive: true, capture: true });
   }
   // For the benchmark and for the curious: the console shows them.

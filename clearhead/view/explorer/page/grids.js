@@ -46,6 +46,18 @@ export function rowOf(sample, name) {
   return sample.rows[name] ?? { tokens: [], texts: [], words: [], generated: null };
 }
 
+/** @type {WeakMap<import("./types.js").TokenRow, Label[]>} */
+const known = new WeakMap();
+
+/**
+ * @param {import("./types.js").TokenRow} row
+ */
+function tokenLabels(row) {
+  const found = known.get(row) ?? labels(row, false);
+  known.set(row, found);
+  return found;
+}
+
 /**
  * One head, token by token; exact where the file has it so.
  * @param {import("./types.js").Page} page
@@ -56,8 +68,8 @@ export function rowOf(sample, name) {
  * @returns {Promise<Grid>}
  */
 export async function headGrid(page, sample, stack, layer, head) {
-  const queries = labels(rowOf(sample, stack.queries), false);
-  const keys = labels(rowOf(sample, stack.keys), false);
+  const queries = tokenLabels(rowOf(sample, stack.queries));
+  const keys = tokenLabels(rowOf(sample, stack.keys));
   const weights = await layerWeights(page, layer);
   const exact = await exactNumbers(page, layer, head, keys.length);
   const place = layer.heads.indexOf(head);

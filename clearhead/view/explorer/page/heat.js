@@ -51,6 +51,7 @@ export class HeatMap {
      */
     this.above = null;
     this.hasSink = false;
+    this.family = "";
     this.left = this.top = this.right = 0;
     this.zoom = this.fitted = 1;
     this.x = this.y = 0;
@@ -140,7 +141,8 @@ export class HeatMap {
   }
 
   font() {
-    return `12px ${getComputedStyle(document.body).fontFamily}`;
+    this.family ||= getComputedStyle(document.body).fontFamily;
+    return `12px ${this.family}`;
   }
 
   context() {

@@ -27,9 +27,15 @@ export function heatImage(grid, pool, scale) {
     most.fill(NaN);
     for (let query = y * pool; query < Math.min((y + 1) * pool, grid.queries.length); query++) {
       grid.row(query, row);
-      for (let key = 0; key < row.length; key++) {
-        const x = pool === 1 ? key : Math.floor(key / pool);
-        if (!(Math.abs(row[key]) <= Math.abs(most[x]))) most[x] = Number.isNaN(row[key]) ? most[x] : row[key];
+      for (let x = 0, key = 0; x < width; x++) {
+        const end = Math.min(key + pool, row.length);
+        let largest = most[x];
+        for (; key < end; key++) {
+          const value = row[key];
+          // A comparison with NaN is false: any number replaces it, and it replaces none.
+          if (Math.abs(value) > Math.abs(largest) || (largest !== largest && value === value)) largest = value;
+        }
+        most[x] = largest;
       }
     }
     for (let x = 0; x < width; x++) {

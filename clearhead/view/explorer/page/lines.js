@@ -1,6 +1,6 @@
 /** Queries on the left, keys on the right, and a line for every look that is strong enough. */
 
-import { css, ink, inkOn } from "./color.js";
+import { css, ink, inkOn, theme } from "./color.js";
 import { el, fill, fixed, refill } from "./dom.js";
 import { combined, headOf, layerOf, paneGrid, stackOf, turned } from "./grids.js";
 import { labelOf, tokenNode } from "./labels.js";
@@ -50,9 +50,14 @@ class Lines {
     this.request = 0;
     this.pane = pane;
     for (const side of /** @type {const} */ (["query", "key"])) this.listen(side);
-    this.observer = new ResizeObserver(() => this.draw());
+    /** @type {{ from: number, width: number, height: number, places: { top: number, step: number }[] } | null} */
+    this.place = null;
+    this.scrolled = () => {
+      this.place = null;
+      this.draw();
+    };
+    this.observer = new ResizeObserver(this.scrolled);
     this.observer.observe(this.root);
-    this.scrolled = () => this.draw();
     addEventListener("scroll", this.scrolled, { passive: true });
   }
 
@@ -174,6 +179,7 @@ class Lines {
     });
     fill(this.left, ...items(grid.queries, true));
     fill(this.right, ...items(grid.keys, false));
+    this.place = null;
   }
 
   /** @returns {Focus | null} */
@@ -217,9 +223,12 @@ class Lines {
         const value = numbers[side][index];
         const isShown = Math.abs(value) >= 0.005;
         const button = /** @type {HTMLElement} */ (item.firstElementChild);
+        const look = isShown ? `${value} ${theme()}` : "";
+        button.classList.toggle("focus", focus?.side === side && focus.index === index);
+        if (look === (button.dataset.look ?? "")) return;
+        button.dataset.look = look;
         button.style.background = isShown ? css(value, "root", grid.signed) : "";
         button.style.color = isShown ? inkOn(value, "root", grid.signed) : "";
-        button.classList.toggle("focus", focus?.side === side && focus.index === index);
         /** @type {HTMLElement} */ (button.querySelector(".share")).textContent = isShown ? fixed(value, 2) : "";
       });
     }
@@ -233,24 +242,31 @@ class Lines {
     });
   }
 
-  /** Only what is in the window is drawn, on a canvas as large as the window. */
-  paint() {
+  /** The part of the lines that is in the window, and where the tokens are in it. */
+  measure() {
     const bounds = this.middle.getBoundingClientRect();
     const from = Math.max(0, -bounds.top);
-    const height = Math.min(innerHeight, bounds.height - from);
-    if (height <= 0 || bounds.width === 0) return;
-    const { canvas } = this;
-    canvas.width = Math.round(bounds.width * devicePixelRatio);
-    canvas.height = Math.round(height * devicePixelRatio);
-    canvas.style.height = `${height}px`;
-    canvas.style.top = `${from}px`;
-    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-    context.scale(devicePixelRatio, devicePixelRatio);
     const places = [this.left, this.right].map((list) => {
       const first = list.firstElementChild?.getBoundingClientRect();
       return { top: (first?.top ?? 0) - bounds.top - from + (first?.height ?? 0) / 2, step: first?.height ?? 0 };
     });
-    this.grids.forEach((grid, index) => this.paintGrid(context, grid, this.heads[index], places, bounds.width, height));
+    return { from, width: bounds.width, height: Math.min(innerHeight, bounds.height - from), places };
+  }
+
+  /** Only what is in the window is drawn, on a canvas as large as the window. */
+  paint() {
+    this.place ??= this.measure();
+    const { width, height, from, places } = this.place;
+    if (height <= 0 || width === 0) return;
+    const { canvas } = this;
+    const size = [Math.round(width * devicePixelRatio), Math.round(height * devicePixelRatio)];
+    if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
+    canvas.style.height = `${height}px`;
+    canvas.style.transform = `translateY(${from}px)`;
+    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    this.grids.forEach((grid, index) => this.paintGrid(context, grid, this.heads[index], places, width, height));
   }
 
   /**

@@ -1,5 +1,6 @@
 /** All heads of a stack as thumbnails, in the order of the layers or of any of their numbers. */
 
+import { theme } from "./color.js";
 import { headFacts, headNumbers, Strips } from "./facts.js";
 import { el, fill, refill, segmented, select, short } from "./dom.js";
 import { headOf, layerOf, paneGrid, stackOf } from "./grids.js";
@@ -70,8 +71,8 @@ class Overview {
       this.controls(stack, columns, sort, state);
       this.build(stack, sort, state);
     }
-    if (this.drawn !== `${state.scale} ${document.documentElement.dataset.shown}`) {
-      this.drawn = `${state.scale} ${document.documentElement.dataset.shown}`;
+    if (this.drawn !== `${state.scale} ${theme()}`) {
+      this.drawn = `${state.scale} ${theme()}`;
       for (const card of this.cards) {
         this.observer.unobserve(card.button);
         this.observer.observe(card.button);
@@ -220,7 +221,7 @@ class Overview {
       if (!card.button.isConnected || !this.state) continue;
       const state = { ...this.state, join: 0 };
       const grid = await paneGrid(this.app.page, this.pane, state, [{ layer: card.layer.layer, head: card.head }]);
-      const pool = Math.max(1, Math.floor(Math.max(grid.queries.length, grid.keys.length) / THUMBNAIL));
+      const pool = Math.max(1, Math.ceil(Math.max(grid.queries.length, grid.keys.length) / THUMBNAIL));
       const image = heatImage(grid, pool, state.scale);
       image.setAttribute("aria-hidden", "true");
       card.button.querySelector("canvas")?.replaceWith(image);
