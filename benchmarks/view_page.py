@@ -167,9 +167,8 @@ def main() -> None:
         print(f"\n{result['tokens']} tokens: {result['megabytes']:.2f} MB, written in {result['write']:.2f} s, "
               f"opens in {result['opens']:.2f} s (median of 3)")  # fmt: skip
         for row in result["frames"]:
-            print(
-                f"  {row['kind']:26} {row['frames']:5} frames, median {row['median']:5.1f} ms, 95 % within {row['p95']:5.1f} ms"
-            )
+            times = f"median {row['median']:5.1f} ms, 95 % within {row['p95']:5.1f} ms"
+            print(f"  {row['kind']:26} {row['frames']:5} frames, {times}")
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ class Lens:
     """What a stack would predict if it ended after each layer.
 
     Args:
-        row: the tokens at whose positions predictions are made.
+        row: the tokens at whose positions predictions are made; or there is one position, for the whole text.
         layers: the name of each depth, the first one below the others, such as "embedding", "0", "1".
         vocabulary: the readable texts that occur.
         entries: indices into the vocabulary, the most probable first.

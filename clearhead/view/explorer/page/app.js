@@ -301,7 +301,7 @@ class Explorer {
   /** @param {KeyboardEvent} event */
   keyed(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    if (/** @type {Element} */ (event.target).closest("select, input, textarea, dialog")) return;
+    if (/** @type {Element} */ (event.target).closest("select, input, textarea, dialog[open]")) return;
     const view = this.offered()[Number(event.key) - 1];
     const { state } = this.store;
     /** @type {Record<string, () => void>} */

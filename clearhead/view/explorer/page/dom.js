@@ -49,6 +49,14 @@ export function short(number) {
   return text.replace("-", "−");
 }
 
+/**
+ * A number in a narrow place.
+ * @param {number} number
+ */
+export function narrow(number) {
+  return Math.abs(number) < 100 ? fixed(number) : short(number);
+}
+
 /** @param {number} signed */
 export function withSign(signed) {
   return (signed > 0 ? "+" : "") + fixed(signed);

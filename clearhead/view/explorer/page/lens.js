@@ -63,9 +63,11 @@ class LensView {
     const { lens: made } = pane.sample;
     if (!made) return;
     this.lens = made;
-    this.row = labels(rowOf(pane.sample, made.row), false);
     this.entries = await array(made.entries, Int32Array);
     this.probabilities = await array(made.probabilities, Float32Array);
+    const row = labels(rowOf(pane.sample, made.row), false);
+    const count = this.entries.length / (made.top * made.layers.length);
+    this.row = count === row.length ? row : [{ text: "(the whole text)", members: [0], generated: false, rtl: false }];
     this.targets = made.targetProbabilities === null ? null : await array(made.targetProbabilities, Float32Array);
     this.depth = Math.min(state.layer, made.layers.length - 1);
     this.position = state.query < 0 ? 0 : Math.min(state.query, this.row.length - 1);

@@ -2,7 +2,7 @@
 
 import { theme } from "./color.js";
 import { headFacts, headNumbers, Strips } from "./facts.js";
-import { el, fill, refill, segmented, select, short } from "./dom.js";
+import { el, fill, narrow, refill, segmented, select, short } from "./dom.js";
 import { headOf, layerOf, paneGrid, stackOf } from "./grids.js";
 import { heatImage } from "./image.js";
 
@@ -187,7 +187,7 @@ class Overview {
   card(layer, head, place, sort) {
     const value = sort ? this.number(layer, place, sort) : NaN;
     const pattern = layer.patterns[place] ?? "";
-    const caption = el("span", { class: "caption" }, `${layer.layer}·${head}`, sort ? el("b", {}, short(value)) : null);
+    const caption = el("span", { class: "caption" }, `${layer.layer}·${head}`, sort ? el("b", {}, narrow(value)) : null);
     const share = layer.numHeads / layer.numKvHeads;
     const kind = pattern ? ` pattern-${(this.patterns ?? []).indexOf(pattern) % 8}` : "";
     // While checkpoints are played, the picture before stays until the next one is drawn.

@@ -74,6 +74,9 @@ export class Ribbon {
       button.setAttribute("aria-pressed", String(index === chosen));
       button.title = isKnown ? fixed(value) : "";
     });
+    const { root } = this;
+    const top = (this.buttons[chosen]?.offsetTop ?? 0) - root.offsetTop;
+    if (root.scrollHeight > root.clientHeight && (top < root.scrollTop || top > root.scrollTop + root.clientHeight - 30)) root.scrollTop = top - 40;
     if (chosen >= 0 && !this.root.contains(document.activeElement)) {
       this.buttons.forEach((button, index) => { button.tabIndex = index === chosen ? 0 : -1; });
     }
