@@ -1,7 +1,7 @@
 from . import presets as presets
 from . import spec as spec
 from . import surgery as surgery
-from .core.cache import Cache as Cache
+from .core.context import Cache as Cache
 from .core.model import Output as Output
 from .core.model import Transformer as Transformer
 from .core.model import build as build

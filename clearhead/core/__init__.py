@@ -1,8 +1,7 @@
 """Tensors in, tensors out: everything that computes, and nothing else."""
 
 from clearhead.core.attention import Attention
-from clearhead.core.cache import Cache
-from clearhead.core.context import Sequence
+from clearhead.core.context import Cache, Sequence
 from clearhead.core.model import Output, Transformer, build
 from clearhead.core.rare.multi_head_attention import MultiHeadAttention
 

@@ -1,24 +1,18 @@
-"""Multi-head attention, over the stream itself or over the memory.
-
-Legend: B batch, T queries, D width, H heads, E head size.
-"""
+"""Multi-head attention. Legend: B batch, T queries, D width, H heads, E head size."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.core.cache import KeyValues
 from clearhead.core.context import Context
 from clearhead.core.hooks import HookPoints
 from clearhead.core.norm import build_norm
 from clearhead.core.rare.rope_scaling import total_lengths
 from clearhead.core.shapes import Keys, MayAttend, Queries, Scores, States
-from clearhead.kernels.attention import SHORT_ON_CPU, eager_is_better, fused_attention
+from clearhead.kernels.attention import Kernel, choose_kernel, eager_is_better, fused_attention
 from clearhead.kernels.dropout import Dropout
 from clearhead.kernels.positions import rotary_angles, rotate
 
@@ -30,7 +24,6 @@ def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor
 
     Args:
         scores: -inf where the mask is False.
-        mask: True = may attend; None: all may.
         sink: one more score for each head; its weight is left out, so that the others sum to less than one.
 
     Source: arXiv 1706.03762, eq. 1; the sink: arXiv 2309.17453, section 3.2.
@@ -55,10 +48,7 @@ def repeat_heads(x: Keys, num_heads: int) -> Float[Tensor, "batch heads keys hea
 class Attention(HookPoints):
     """out(softmax(query key^T * scale + bias) value), for each head. Source: arXiv 1706.03762, section 3.2.
 
-    Args:
-        width: of the stream.
-        attention: heads, projections, mask and positions.
-        source_width: of what keys and values are projected from; None: as the stream.
+    Keys and values are projected from vectors of the source width, which is that of the stream where it is None.
     """
 
     points = ("queries", "keys", "values", "scores", "weights", "mixed")
@@ -84,17 +74,15 @@ class Attention(HookPoints):
         query, key = self.prepare(query, key, context)
         query, key, value = self.point("queries", query), self.point("keys", key), self.point("values", value)
         if context.cache is not None:
-            key, value = context.cache.self_attention.setdefault((self, context.depth), KeyValues()).append(key, value)
+            key, value = context.cache.self_attention[self, context.depth].append(key, value)
         return self.merge(self.mix(query, key, value, self.bias(query, key, context), context))
 
     def split(self, projected: Float[Tensor, "batch tokens inner"]) -> Heads:
-        """Cut the output of a projection into heads."""
         if self.spec.clip is not None:
             projected = projected.clamp(-self.spec.clip, self.spec.clip)
         return projected.unflatten(-1, (-1, self.spec.head_size)).transpose(1, 2)
 
     def merge(self, mixed: Queries) -> States:
-        """Join the heads and project them to the width of the stream."""
         return self.out(self.point("mixed", mixed).transpose(1, 2).flatten(2))
 
     def prepare(self, query: Queries, key: Keys, context: Context) -> tuple[Tensor, Tensor]:
@@ -157,17 +145,9 @@ class Attention(HookPoints):
     def point_by_row(self, name: str, x: Scores, context: Context) -> Scores:
         return self.point(name, x)
 
-    def kernel(self) -> tuple[Literal["eager", "fused"], str]:
+    def kernel(self) -> Kernel:
         """Return the kernel of the current mode for all but short sequences, and the reason."""
-        if self.is_watched("scores", "weights"):
-            return "eager", "scores or weights are being watched"
-        if self.spec.soft_cap is not None or self.spec.sink:
-            return "eager", f"the fused kernel has no {'sink' if self.spec.sink else 'soft cap'}"
-        if self.training and self.dropout.p > 0.0:
-            return "eager", "the fused kernel has no attention dropout on a CPU"
-        if self.training and not isinstance(self.spec.score_bias, spec.Alibi | None):
-            return "eager", "the fused kernel has no trainable score bias on a CPU"
-        return "fused", f"no weights are needed; a CPU is faster with the eager kernel up to {SHORT_ON_CPU} tokens"
+        return choose_kernel(self.spec, self.dropout.p, self.training, self.is_watched("scores", "weights"))
 
 
 class MemoryAttention(Attention):
@@ -175,15 +155,12 @@ class MemoryAttention(Attention):
 
     def forward(self, x_BTD: States, context: Context) -> States:
         query = self.point("queries", self.normed(self.query_norm, self.split(self.query(x_BTD))))
-        place, cache = (self, context.depth), context.cache
-        if cache is None or place not in cache.memory_attention:
+        place, kept = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
+        if place not in kept:
             assert context.memory is not None
             key = self.point("keys", self.normed(self.key_norm, self.split(self.key(context.memory))))
-            value = self.point("values", self.split(self.value(context.memory)))
-            if cache is not None:
-                cache.memory_attention[place] = (key, value)
-        else:
-            key, value = cache.memory_attention[place]
+            kept[place] = (key, self.point("values", self.split(self.value(context.memory))))
+        key, value = kept[place]
         # The rows of a sentence become queries of one row, so that its memory is read once and never copied.
         mixed = self.mix(_fold(query, len(query) // len(key)), key, value, None, context)
         return self.merge(_unfold(mixed, context.masking.num_queries))
@@ -210,6 +187,5 @@ def _build_query_key_norm(attention: spec.Attention, num_heads: int) -> nn.Modul
     choice, size = attention.query_key_norm, attention.head_size
     if choice is None:
         return build_norm(size, None)
-    if choice.over == "width":
-        return build_norm(num_heads * size, choice.norm)
-    return build_norm((num_heads, size) if choice.per_head else size, choice.norm)
+    over_head = (num_heads, size) if choice.per_head else size
+    return build_norm(num_heads * size if choice.over == "width" else over_head, choice.norm)

@@ -1,25 +1,32 @@
-"""The input of a stack, and the context that its attentions share."""
+"""What a call of a stack reads, hides and keeps: its input, its masks, its cache, and the context they make.
+
+A mask is boolean and True means "may attend". Masks are joined with "and"; None means a mask that is True
+everywhere, so that nothing is built, read or added where nothing is hidden.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
-from jaxtyping import Int
-from torch import Tensor
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.core.cache import Cache
-from clearhead.core.mask import Masking, check_boolean
-from clearhead.core.shapes import Ids, Memory, Real, RealMemory, States
+from clearhead import spec
+from clearhead.core.shapes import Ids, MayAttend, Memory, Real, RealMemory, States
 from clearhead.errors import InputError
+from clearhead.kernels.key_values import KeyValues
 from clearhead.kernels.positions import token_positions
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """The input of one stack. RoPE scaling that depends on the length reads the total one; None: that of the ids."""
+    """The input of one stack."""
 
     ids: Ids
     mask: Real | None = None  # None: all tokens are real
@@ -28,7 +35,96 @@ class Sequence:
     documents: Ids | None = None  # their numbers; a token sees its own document only, and positions restart there
     embeddings: States | None = None  # in place of the rows that the ids name
     prefix: Real | None = None  # True = attentions with a prefix mask let every token attend to it
-    total_length: int | Int[Tensor, " batch"] | None = None  # how many tokens each sequence will have in the end
+    total_length: int | Int[Tensor, " batch"] | None = None  # in the end, for RoPE scaling that depends on the length
+
+
+def check_boolean(name: str, mask: Tensor | None) -> None:
+    """Refuse a mask of numbers: its polarity is ambiguous, and a kernel would add it to the scores."""
+    if mask is not None and mask.dtype != torch.bool:
+        raise InputError(f"{name} must be boolean, True = may attend; got {mask.dtype}")
+
+
+@dataclass(frozen=True)
+class Masking:
+    """What one call masks, beside the structure of each attention's own mask. None hides nothing."""
+
+    num_queries: int  # tokens of this call; they are the last ones of the keys
+    num_keys: int  # all tokens, cached ones included
+    key_mask: Bool[Tensor, "batch keys"] | None = None  # True = a real token
+    documents: Int[Tensor, "batch keys"] | None = None  # the number of the document of each token
+    allowed: MayAttend | None = None  # a mask of the caller, in addition
+    prefix: Bool[Tensor, "batch keys"] | None = None  # True = a token that a prefix mask lets all attend to
+    rows: slice | None = None  # the queries that a mask is built for; None: all
+
+    def is_only_causal(self, mask: spec.Mask) -> bool:
+        """True where the causal triangle is the whole mask, so that a kernel can skip the hidden half."""
+        is_triangle = isinstance(mask, spec.Causal) or (isinstance(mask, spec.Prefix) and self.prefix is None)
+        hides_nothing_else = self.key_mask is None and self.documents is None and self.allowed is None
+        return is_triangle and hides_nothing_else and self.num_queries == self.num_keys > 1
+
+    def build(self, mask: spec.Mask, device: torch.device) -> MayAttend | None:
+        """Join structure, padding, documents and the caller's mask into one, or None where nothing is hidden."""
+        first, rows = max(0, self.num_keys - self.num_queries), self.rows or slice(None)
+        index = torch.arange(max(self.num_keys, self.num_queries), device=device)[None]
+        if isinstance(mask, spec.Window) and self.key_mask is not None:
+            index = self.key_mask.cumsum(dim=1)  # padding between two tokens is no distance
+        query, key = index[:, first : first + self.num_queries][:, rows, None], index[:, None, : self.num_keys]
+        prefix = self.prefix if isinstance(mask, spec.Prefix) else None
+        masks: list[Tensor] = []
+        if isinstance(mask, spec.Window):
+            masks.append((query - key <= mask.before) & (key - query <= mask.after))
+        elif not isinstance(mask, spec.Full) and self.num_queries > 1:  # the newest token attends to all that are there
+            masks.append(key <= query if prefix is None else (key <= query) | prefix[:, None, :])
+        if self.key_mask is not None:
+            masks.append(self.key_mask[:, None, :])
+        if self.documents is not None:
+            masks.append(self.documents[:, first:][:, rows, None] == self.documents[:, None, :])
+        by_head = [one[:, None] for one in masks] + ([] if self.allowed is None else [self.allowed])
+        return reduce(torch.logical_and, by_head) if by_head else None
+
+
+class Cache:
+    """What a decoder keeps between calls; it grows by the tokens of each call.
+
+    Keys and values of the memory are kept once for each sentence, however many rows (beams) decode it; the rows of a
+    sentence lie side by side. A cache belongs to one sequence of calls of one model and holds no gradients.
+
+    Args:
+        total_length: how many tokens a sequence will have in the end, for all rows or for each; RoPE scaling that
+            depends on the length needs it beyond its original length, for cached keys cannot be rotated again.
+    """
+
+    def __init__(self, total_length: int | Int[Tensor, " rows"] | None = None) -> None:
+        self.total_length = total_length
+        # By the attention and the depth it runs at: layers that share their weights still see different states.
+        self.self_attention: defaultdict[tuple[nn.Module, int], KeyValues] = defaultdict(KeyValues)
+        self.memory_attention: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
+        self.length = 0
+        self.mask: Bool[Tensor, "rows keys"] | None = None
+        self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
+
+    def extend(self, ids: Ids, mask: Real | None) -> Bool[Tensor, "batch keys"] | None:
+        """Count the tokens of a call and return the mask of all; called once, before the attentions."""
+        if mask is not None or self.mask is not None:
+            old = ids.new_ones(len(ids), self.length, dtype=torch.bool) if self.mask is None else self.mask
+            new = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+            self.mask = torch.cat([old, new], dim=1)
+        self.length += ids.shape[1]
+        return self.mask
+
+    def select(self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None) -> None:
+        """Reorder, drop or repeat rows, and sentences if given: each new one is named by the old one it continues."""
+        for entry in self.self_attention.values():
+            entry.select(rows)
+        if self.mask is not None:
+            self.mask = self.mask[rows]
+        if isinstance(self.total_length, Tensor):
+            self.total_length = self.total_length[rows]
+        if memory_rows is not None:
+            for place, (key, value) in self.memory_attention.items():
+                self.memory_attention[place] = (key[memory_rows], value[memory_rows])
+            if self.memory_mask is not None:
+                self.memory_mask = self.memory_mask[memory_rows]
 
 
 @dataclass

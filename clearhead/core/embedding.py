@@ -6,12 +6,11 @@ Positions as rotations are in `attention`, those on the scores in `rare.score_bi
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.core.context import Context, Sequence
 from clearhead.core.norm import build_norm
 from clearhead.core.shapes import Ids, States
 from clearhead.errors import InputError
@@ -41,8 +40,8 @@ class SinusoidalPosition(nn.Module):
     def forward(self, position_BT: Int[Tensor, "batch tokens"], limit: int) -> States:
         needed = limit + self.position.offset
         if self.table.shape[0] < needed or self.table.device != position_BT.device:
-            rows = max(needed, 2 * self.table.shape[0])
-            self.table = sinusoidal_table(rows, self.width, self.position).to(position_BT.device)
+            table = sinusoidal_table(max(needed, 2 * len(self.table)), self.width, self.position)
+            self.table = table.to(position_BT.device)
         return F.embedding(position_BT + self.position.offset, self.table)
 
 
@@ -64,12 +63,14 @@ class LearnedPosition(nn.Module):
         return F.embedding(position_BT + self.offset, self.weight)
 
 
+POSITIONS = {spec.Sinusoidal: SinusoidalPosition, spec.Learned: LearnedPosition}
+
+
 class Embedding(nn.Module):
     """dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
 
-    A table of another width is projected: before the sum, before the norm or after it.
-    Source: arXiv 1706.03762, section 3.4; segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942,
-    section 3.1.
+    A table of another width is projected: before the sum, before the norm or after it. Source: arXiv 1706.03762,
+    section 3.4; segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942, section 3.1.
     """
 
     def __init__(self, width: int, embedding: spec.Embedding) -> None:
@@ -82,12 +83,8 @@ class Embedding(nn.Module):
         self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
         self.word_norm = build_norm(own_width, embedding.word_norm)
         self.segments = Table(embedding.num_segments, summed_width) if embedding.num_segments else None
-        self.position: nn.Module | None = None
-        match embedding.position:
-            case spec.Sinusoidal() as position:
-                self.position = SinusoidalPosition(summed_width, position)
-            case spec.Learned() as position:
-                self.position = LearnedPosition(summed_width, position)
+        position = embedding.position
+        self.position = POSITIONS[type(position)](summed_width, position) if position else None
         self.norm = build_norm(own_width if self.place == "after_norm" else width, embedding.norm)
         self.projection = nn.Linear(own_width, width, bias=projection.bias) if projection else nn.Identity()
         self.dropout = Dropout(embedding.dropout)
@@ -97,20 +94,22 @@ class Embedding(nn.Module):
         """The table in use: its own, or a tied one."""
         return self.borrowed[0] if self.table is None else self.table
 
-    def forward(self, sequence: Sequence, context: Context) -> States:
-        x_BTD = self.rows(sequence.ids) if sequence.embeddings is None else sequence.embeddings
+    def forward(
+        self, ids_BT: Ids, position_BT: Int[Tensor, "#batch tokens"], limit: int, segments_BT: Ids | None = None,
+        embeddings_BTD: Float[Tensor, "batch tokens rows_width"] | None = None,
+    ) -> States:  # fmt: skip
+        """Embed ids, or vectors in place of their rows; the limit is an upper bound of the positions."""
+        x_BTD = self.rows(ids_BT) if embeddings_BTD is None else embeddings_BTD
         if self.scale != 1.0:
             # A Python number is applied in float32; a tensor is rounded to the dtype of the weights first.
             x_BTD = x_BTD * (torch.tensor(self.scale, dtype=x_BTD.dtype) if self.is_scale_rounded else self.scale)
         x_BTD = self.word_norm(x_BTD)
         x_BTD = self.projection(x_BTD) if self.place == "before_sum" else x_BTD
         if self.segments is not None:
-            first = torch.zeros_like(sequence.ids) if sequence.segments is None else sequence.segments
-            x_BTD = x_BTD + self.segments(first)
-        elif sequence.segments is not None:
+            x_BTD = x_BTD + self.segments(torch.zeros_like(ids_BT) if segments_BT is None else segments_BT)
+        elif segments_BT is not None:
             raise InputError("segments were given, but this model has no table of segments (num_segments is 0)")
         if self.position is not None:
-            limit = context.masking.num_keys if sequence.positions is None else int(sequence.positions.max()) + 1
-            x_BTD = x_BTD + self.position(context.query_position, limit).to(x_BTD.dtype)
+            x_BTD = x_BTD + self.position(position_BT, limit).to(x_BTD.dtype)
         x_BTD = self.norm(self.projection(x_BTD) if self.place == "before_norm" else x_BTD)
         return self.dropout(self.projection(x_BTD) if self.place == "after_norm" else x_BTD)

@@ -22,10 +22,7 @@ Outputs = Float[Tensor, "*axes outputs"]
 
 @dataclass(frozen=True)
 class Projection:
-    """outputs = cap((states * scale) weight_VD^T + bias_V): the end of a head.
-
-    Source: arXiv 1608.05859 (tying); arXiv 2408.00118, section 2 (the cap).
-    """
+    """outputs = cap((states * scale) weight_VD^T + bias_V). Source of the cap: arXiv 2408.00118, section 2."""
 
     weight_VD: Float[Tensor, "outputs width"]
     bias_V: Float[Tensor, " outputs"] | None
@@ -33,9 +30,7 @@ class Projection:
     soft_cap: float | None = None
 
     def outputs(self, x_D: Vectors) -> Outputs:
-        """Apply the map."""
-        scaled = x_D if self.scale == 1.0 else x_D * self.scale
-        outputs = F.linear(scaled, self.weight_VD, self.bias_V)
+        outputs = F.linear(x_D if self.scale == 1.0 else x_D * self.scale, self.weight_VD, self.bias_V)
         return outputs if self.soft_cap is None else soft_cap(outputs, self.soft_cap)
 
 
@@ -45,7 +40,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 class Linear(nn.Module):
-    """An affine map whose weight is its own or a table that it is tied to."""
+    """A projection whose weight is its own or a table that it is tied to. Source: arXiv 1608.05859 (tying)."""
 
     def __init__(self, width: int, linear: spec.Linear) -> None:
         super().__init__()

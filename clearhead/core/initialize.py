@@ -26,13 +26,11 @@ def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> N
         elif parameter.dim() < 2 or isinstance(owner, Norm):
             continue
         elif isinstance(initialization, spec.Normal):
-            is_scaled = initialization.scale_branches and name.endswith(BRANCH_OUTPUTS)
-            scale = _num_branches(model, name) ** -0.5 if is_scaled else 1.0
+            ends_branch = initialization.scale_branches and name.endswith(BRANCH_OUTPUTS)
+            scale = _num_branches(model, name) ** -0.5 if ends_branch else 1.0
             nn.init.normal_(parameter, std=initialization.std * scale)
-        elif isinstance(owner, nn.Linear):
-            nn.init.xavier_uniform_(parameter)
-        elif isinstance(owner, ExpertMaps):
-            for weight in parameter:
+        elif isinstance(owner, nn.Linear | ExpertMaps):
+            for weight in parameter if isinstance(owner, ExpertMaps) else (parameter,):
                 nn.init.xavier_uniform_(weight)
         else:
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)

@@ -9,12 +9,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.core.cache import Cache
-from clearhead.core.context import Sequence
+from clearhead.core.context import Cache, Sequence, check_boolean
 from clearhead.core.head import Head
 from clearhead.core.hooks import HookPoints
 from clearhead.core.initialize import initialize
-from clearhead.core.mask import check_boolean
 from clearhead.core.shapes import Ids, Memory, Real, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.errors import InputError
@@ -33,11 +31,7 @@ class Output:
 
 
 class Transformer(HookPoints):
-    """A Transformer of any of the three families, as described by its spec.
-
-    Raises:
-        InputError: the spec is inconsistent; every fault is named.
-    """
+    """A Transformer of any of the three families, as its spec describes it; see `build`."""
 
     points = ("hidden", "logits")
 
@@ -58,25 +52,16 @@ class Transformer(HookPoints):
             initialize(self, model.initialization)
 
     def forward(
-        self,
-        ids: Ids,
-        target_ids: TargetIds | None = None,
-        *,
-        mask: Real | None = None,
-        target_mask: RealTarget | None = None,
-        segments: Ids | None = None,
-        positions: Ids | None = None,
-        documents: Ids | None = None,
-        cache: Cache | None = None,
-        embeddings: States | None = None,
-    ) -> Output:
+        self, ids: Ids, target_ids: TargetIds | None = None, *, mask: Real | None = None,
+        target_mask: RealTarget | None = None, segments: Ids | None = None, positions: Ids | None = None,
+        documents: Ids | None = None, cache: Cache | None = None, embeddings: States | None = None,
+    ) -> Output:  # fmt: skip
         """Run the whole model.
 
         Args:
             ids: what the first stack reads, as are segments, positions, documents and embeddings; see `Sequence`.
             target_ids: what the decoder of a two-stack model reads, already shifted.
-            mask: True = a real token of ids.
-            target_mask: True = a real token of target_ids.
+            mask, target_mask: True = a real token of ids, of target_ids.
             cache: of the decoder; it grows by the tokens of this call.
 
         Raises:
@@ -106,15 +91,9 @@ class Transformer(HookPoints):
         return Output(self.point("hidden", self.encoder(source)))
 
     def encode(
-        self,
-        ids: Ids,
-        *,
-        mask: Real | None = None,
-        segments: Ids | None = None,
-        positions: Ids | None = None,
-        documents: Ids | None = None,
-        embeddings: States | None = None,
-    ) -> Output:
+        self, ids: Ids, *, mask: Real | None = None, segments: Ids | None = None, positions: Ids | None = None,
+        documents: Ids | None = None, embeddings: States | None = None,
+    ) -> Output:  # fmt: skip
         """Run the encoder; `memory` and `hidden` are its last states.
 
         Raises:
@@ -126,22 +105,16 @@ class Transformer(HookPoints):
         return Output(memory, memory=memory)
 
     def decode(
-        self,
-        target_ids: TargetIds,
-        memory: Memory | None = None,
-        *,
-        memory_mask: RealMemory | None = None,
-        target_mask: RealTarget | None = None,
-        cache: Cache | None = None,
-    ) -> Output:
+        self, target_ids: TargetIds, memory: Memory | None = None, *, memory_mask: RealMemory | None = None,
+        target_mask: RealTarget | None = None, cache: Cache | None = None,
+    ) -> Output:  # fmt: skip
         """Run the decoder and the head.
 
         Args:
-            target_ids: already shifted; with a cache, only the tokens that it has not read.
-            memory: what `encode` returned; with a cache it is needed in the first call only.
-            memory_mask: True = a real token of the memory; kept by the cache as well.
-            target_mask: True = a real token of target_ids.
-            cache: grows by the tokens of this call; rows must be a multiple of the sentences.
+            target_ids: already shifted, as many rows for each sentence; with a cache, only tokens it has not read.
+            memory: what `encode` returned; with a cache it is needed in the first call only, as is its mask.
+            memory_mask, target_mask: True = a real token of the memory, of target_ids.
+            cache: grows by the tokens of this call.
 
         Raises:
             InputError: the model has no decoder, or the memory is missing or not wanted.
@@ -150,9 +123,8 @@ class Transformer(HookPoints):
             raise InputError("decode() needs a model with a decoder; this one has only an encoder")
         if memory is not None and self.encoder is None:
             raise InputError("this model has no encoder, so nothing in it attends to a memory")
-        return self._with_logits(
-            self._decode(Sequence(target_ids, target_mask), memory, memory_mask, cache), target_mask
-        )
+        output = self._decode(Sequence(target_ids, target_mask), memory, memory_mask, cache)
+        return self._with_logits(output, target_mask)
 
     @property
     def max_positions(self) -> int | None:
@@ -197,11 +169,7 @@ class Transformer(HookPoints):
 
 
 def build(model: spec.Model, *, device: torch.device | str = "cpu") -> Transformer:
-    """Build a model with fresh weights from torch's global generator.
-
-    Args:
-        model: what to build.
-        device: where; on "meta" nothing is allocated and nothing drawn.
+    """Build a model with weights from torch's global generator; on "meta" nothing is allocated and nothing drawn.
 
     Raises:
         InputError: the spec is inconsistent; every fault is named.

@@ -24,8 +24,7 @@ class Norm(nn.Module):
         super().__init__()
         self.eps, self.has_unit_offset, self.is_by_head = norm.eps, norm.unit_offset, len(shape) > 1
         self.weight = nn.Parameter(torch.full(shape, 0.0 if norm.unit_offset else 1.0)) if norm.weight else None
-        has_bias = isinstance(norm, spec.LayerNorm) and norm.bias
-        self.bias = nn.Parameter(torch.zeros(shape)) if has_bias else None
+        self.bias = nn.Parameter(torch.zeros(shape)) if isinstance(norm, spec.LayerNorm) and norm.bias else None
 
     def forward(self, x_D: Vectors) -> Vectors:
         weight = self.weight + 1.0 if self.weight is not None and self.has_unit_offset else self.weight

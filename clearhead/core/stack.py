@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core.attention import Attention, MemoryAttention
-from clearhead.core.cache import Cache
-from clearhead.core.context import Context, Sequence
+from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.embedding import Embedding
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.hooks import HookPoints
@@ -25,14 +24,21 @@ from clearhead.core.shapes import Memory, RealMemory, States
 from clearhead.kernels.dropout import Dropout
 
 
-def build_attention(width: int, attention: spec.Attention, memory_width: int | None = None) -> Attention:
-    """Build the attention that the source and the score bias of a spec ask for."""
-    if attention.source == "memory":
-        return MemoryAttention(width, attention, memory_width)
-    if attention.score_bias is None:
-        return Attention(width, attention)
-    is_disentangled = isinstance(attention.score_bias, spec.Disentangled)
-    return (DisentangledAttention if is_disentangled else BiasedAttention)(width, attention)
+def build_function(width: int, function: spec.Function, memory_width: int | None = None) -> nn.Module:
+    """Build the function of a branch: a plain class, or the rare one that its spec asks for."""
+    match function:
+        case spec.FeedForward():
+            return FeedForward(width, function)
+        case spec.MixtureOfExperts():
+            return MixtureOfExperts(width, function)
+        case spec.Attention(source="memory"):
+            return MemoryAttention(width, function, memory_width)
+        case spec.Attention(score_bias=None):
+            return Attention(width, function)
+        case spec.Attention(score_bias=spec.Disentangled()):
+            return DisentangledAttention(width, function)
+        case spec.Attention():
+            return BiasedAttention(width, function)
 
 
 class Branch(nn.Module):
@@ -41,13 +47,7 @@ class Branch(nn.Module):
     def __init__(self, width: int, branch: spec.Branch, memory_width: int | None) -> None:
         super().__init__()
         self.pre = build_norm(width, branch.pre)
-        match branch.function:
-            case spec.Attention() as function:
-                self.function: nn.Module = build_attention(width, function, memory_width)
-            case spec.FeedForward() as function:
-                self.function = FeedForward(width, function)
-            case spec.MixtureOfExperts() as function:
-                self.function = MixtureOfExperts(width, function)
+        self.function = build_function(width, branch.function, memory_width)
         self.post = build_norm(width, branch.post)
         self.dropout = Dropout(branch.dropout)
         self.scale = branch.scale
@@ -113,14 +113,13 @@ class Stack(HookPoints):
         self.projection_out = nn.Linear(width, out.size, bias=out.bias) if out else nn.Identity()
 
     def forward(
-        self,
-        sequence: Sequence,
-        memory: Memory | None = None,
-        memory_mask: RealMemory | None = None,
+        self, sequence: Sequence, memory: Memory | None = None, memory_mask: RealMemory | None = None,
         cache: Cache | None = None,
-    ) -> States:
+    ) -> States:  # fmt: skip
         context = Context.of(sequence, memory, memory_mask, cache)
-        return self.continue_from(0, self.point("embedded", self.embedding(sequence, context)), context)
+        limit = context.masking.num_keys if sequence.positions is None else int(sequence.positions.max()) + 1
+        x_BTD = self.embedding(sequence.ids, context.query_position, limit, sequence.segments, sequence.embeddings)
+        return self.continue_from(0, self.point("embedded", x_BTD), context)
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> Float[Tensor, "batch tokens out_width"]:
         """Run the layers from a depth on, and what follows them."""

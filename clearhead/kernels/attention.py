@@ -5,12 +5,17 @@ Legend: B batch, T queries, S keys, H heads, K key/value heads, E head size.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead import spec
+
 Queries = Float[Tensor, "batch heads queries head_size"]
 Keys = Float[Tensor, "batch kv_heads keys head_size"]
+Kernel = tuple[Literal["eager", "fused"], str]
 Bias = Float[Tensor, "#batch heads queries keys"]
 
 # Up to here a batch of small matrix products beats the fused kernel of a CPU, forward and backward.
@@ -24,16 +29,23 @@ def eager_is_better(query_BHTE: Queries, key_BKSE: Keys, bias: Bias | None) -> b
     return (is_short and query_BHTE.device.type == "cpu") or (bias is not None and bias.requires_grad)
 
 
+def choose_kernel(attention: spec.Attention, dropout: float, is_training: bool, is_watched: bool) -> Kernel:
+    """Return the kernel of an attention for all but short sequences, and the reason."""
+    if is_watched:
+        return "eager", "scores or weights are being watched"
+    if attention.soft_cap is not None or attention.sink:
+        return "eager", f"the fused kernel has no {'sink' if attention.sink else 'soft cap'}"
+    if is_training and dropout > 0.0:
+        return "eager", "the fused kernel has no attention dropout on a CPU"
+    if is_training and not isinstance(attention.score_bias, spec.Alibi | None):
+        return "eager", "the fused kernel has no trainable score bias on a CPU"
+    return "fused", f"no weights are needed; a CPU is faster with the eager kernel up to {SHORT_ON_CPU} tokens"
+
+
 def fused_attention(
-    query_BHTE: Queries,
-    key_BKSE: Keys,
-    value_BKSE: Keys,
-    mask: Bool[Tensor, "#batch #heads #queries keys"] | None,
-    bias: Bias | None = None,
-    *,
-    scale: float,
-    is_causal: bool = False,
-) -> Queries:
+    query_BHTE: Queries, key_BKSE: Keys, value_BKSE: Keys, mask: Bool[Tensor, "#batch #heads #queries keys"] | None,
+    bias: Bias | None = None, *, scale: float, is_causal: bool = False,
+) -> Queries:  # fmt: skip
     """Attend with PyTorch's fused kernel, which never builds the weights.
 
     Args:

@@ -48,17 +48,9 @@ def _draw_mask(shape: torch.Size, dropped_parts: int) -> Int8[Tensor, "..."]:
 
 
 def dropout(values: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
-    """Zero each element with probability p and scale the others so that the mean stays.
+    """Zero each element with probability p and scale the others so that the mean stays; p = 0 returns values itself.
 
     On a CPU p is rounded to a multiple of 2**-16, and the scale belongs to the rounded p, so the mean is exact.
-
-    Args:
-        values: any shape, any floating dtype, any device.
-        p: probability of a zero, from 0 to 1.
-
-    Returns:
-        a tensor like values; for p = 0 values itself.
-
     Source: Srivastava et al. 2014, section 10 (scaling in training, not in use).
     """
     if p == 0.0:
@@ -72,9 +64,6 @@ def dropout(values: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
 
 class Dropout(nn.Module):
     """Dropout in training, the identity in evaluation.
-
-    Args:
-        p: probability of a zero, from 0 to 1.
 
     Raises:
         InputError: p lies outside 0 to 1.

@@ -7,46 +7,39 @@ A position is the number of real tokens before a token, so padding on either sid
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.errors import InputError
 
 QueryPosition = Int[Tensor, "#batch queries"]
 KeyPosition = Int[Tensor, "#batch keys"]
+Distances = Int[Tensor, "*axes"]
 Frequencies = Float[Tensor, " pairs"]
 Cosines = Float[Tensor, "#batch 1 queries half"]
 
 
 def token_positions(
-    mask: Bool[Tensor, "batch keys"] | None,
-    documents: Int[Tensor, "batch keys"] | None,
-    num_keys: int,
-    device: torch.device,
+    mask: Bool[Tensor, "batch keys"] | None, documents: KeyPosition | None, num_keys: int, device: torch.device
 ) -> KeyPosition:
     """Count the real tokens before each token of the same document; padding needs no position of its own."""
     count = torch.arange(num_keys, device=device)[None] if mask is None else mask.cumsum(dim=1) - mask.long()
     if documents is not None:
         count = count.expand(documents.shape)
-        starts = torch.ones_like(documents, dtype=torch.bool)
-        starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        starts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
         count = count - torch.where(starts, count, 0).cummax(dim=1).values
     return count if mask is None else count * mask
 
 
-def sequence_lengths(
-    position_BS: Int[Tensor, "batch keys"], documents_BS: Int[Tensor, "batch keys"] | None
-) -> Int[Tensor, "batch keys"]:
+def sequence_lengths(position_BS: KeyPosition, documents_BS: KeyPosition | None) -> KeyPosition:
     """Count the tokens of the sequence that each token belongs to: one more than its last position."""
     if documents_BS is None:
         return position_BS.amax(dim=1, keepdim=True).expand_as(position_BS) + 1
-    starts_BS = torch.ones_like(documents_BS)
-    starts_BS[:, 1:] = (documents_BS[:, 1:] != documents_BS[:, :-1]).long()
-    number_BS = starts_BS.cumsum(dim=1) - 1
+    number_BS = F.pad(documents_BS[:, 1:] != documents_BS[:, :-1], (1, 0)).cumsum(dim=1)
     last_BS = torch.zeros_like(position_BS).scatter_reduce(1, number_BS, position_BS, "amax")
     return last_BS.gather(1, number_BS) + 1
 
@@ -82,12 +75,7 @@ def rotary_angles(
 ) -> tuple[Cosines, Cosines]:
     """Return the cosine and sine of the angle of each pair of dimensions at each position.
 
-    Args:
-        position_BT: positions of the rotated tokens.
-        rotary: theta, its scaling, and how many dimensions of a head are rotated.
-        head_size: how many dimensions a head has.
-        length_BT: total length of the sequence of each token; None if the scaling does not depend on it.
-
+    A scaling that depends on the length needs the total length of the sequence of each token.
     Source: arXiv 2104.09864, section 3.2.2.
     """
     frequency, magnitude = rotary_frequencies(rotary, rotary.size or head_size, length_BT, position_BT.device)
@@ -99,12 +87,7 @@ def rotary_angles(
 def rotary_frequencies(
     rotary: spec.Rotary, size: int, length_BT: Int[Tensor, "#batch #queries"] | None, device: torch.device
 ) -> tuple[Float[Tensor, "*batch_and_queries pairs"], float]:
-    """Return the angle of each pair between neighbouring positions, and the factor of cosines and sines.
-
-    Args:
-        rotary: theta and its scaling.
-        size: how many dimensions are rotated, two in each pair.
-        length_BT: total length of the sequence of each token; None if the scaling does not depend on it.
+    """Return the angle of each pair of the rotated dimensions between neighbours, and the factor of cosines and sines.
 
     Source: arXiv 2104.09864, section 3.2.2; for the scalings see the nodes of the spec.
     """
@@ -137,13 +120,11 @@ def rotary_frequencies(
 
 
 def _by_band(frequency_P: Frequencies, scaling: spec.BandScaling) -> Frequencies:
-    wavelength_P = 2 * math.pi / frequency_P
+    """Divide low frequencies by the factor, keep high ones, and interpolate between them."""
+    periods_P = scaling.original_length / (2 * math.pi / frequency_P)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    is_low_P: Bool[Tensor, " pairs"] = wavelength_P > scaling.original_length / low
-    is_high_P: Bool[Tensor, " pairs"] = wavelength_P < scaling.original_length / high
-    kept_P = (scaling.original_length / wavelength_P - low) / (high - low)
-    between_P = (1 - kept_P) * frequency_P / scaling.factor + kept_P * frequency_P
-    return torch.where(is_low_P, frequency_P / scaling.factor, torch.where(is_high_P, frequency_P, between_P))
+    kept_P = ((periods_P - low) / (high - low)).clamp(0, 1)
+    return (1 - kept_P) * frequency_P / scaling.factor + kept_P * frequency_P
 
 
 def _ramp(theta: float, size: int, scaling: spec.YarnScaling) -> Frequencies:
@@ -179,28 +160,23 @@ def alibi_slopes(num_heads: int) -> Float[Tensor, " {num_heads}"]:
 
 
 def alibi_bias(
-    query_position: QueryPosition,
-    key_position: KeyPosition,
-    num_heads: int,
-    rounding: Literal["none", "bfloat16"] = "none",
-    slopes: tuple[float, ...] | None = None,
+    query_position: QueryPosition, key_position: KeyPosition, num_heads: int, alibi: spec.Alibi
 ) -> Float[Tensor, "batch {num_heads} queries keys"]:
     """Return minus slope times distance; in a bidirectional stack the distance counts both ways.
 
     Rounded, it is slope times the key's position, which in a softmax is the same but for the rounding; slope, position
     and product are rounded, since the models that do so were trained with it.
     """
-    slope = (alibi_slopes(num_heads) if slopes is None else torch.tensor(slopes)).to(key_position.device)
-    if rounding == "bfloat16":
+    slopes = alibi_slopes(num_heads) if alibi.slopes is None else torch.tensor(alibi.slopes)
+    slope = slopes.to(key_position.device)
+    if alibi.rounding == "bfloat16":
         bias = (slope.bfloat16()[:, None] * key_position[:, None, :].bfloat16()).float()
         return bias[:, :, None].expand(-1, -1, query_position.shape[1], -1)
     distance = (query_position[:, None, :, None] - key_position[:, None, None, :]).abs().float()
     return -distance * slope[:, None, None]
 
 
-def relative_bucket(
-    relative: Int[Tensor, "*axes"], count: int, max_distance: int, bidirectional: bool
-) -> Int[Tensor, "*axes"]:
+def relative_bucket(relative: Distances, count: int, max_distance: int, bidirectional: bool) -> Distances:
     """Number the bucket of key position minus query position: exact when near, logarithmic when far.
 
     Source: arXiv 1910.10683, section 2.1; the numbering is that of its released code.
@@ -217,7 +193,7 @@ def relative_bucket(
     return start + torch.where(distance < exact, distance, far.clamp(max=count - 1))
 
 
-def distance_row(distance: Int[Tensor, "*axes"], table: spec.DistanceTable) -> Int[Tensor, "*axes"]:
+def distance_row(distance: Distances, table: spec.DistanceTable) -> Distances:
     """Return the table row of query position minus key position; far distances share buckets.
 
     Source: arXiv 2006.03654, eq. 3; the buckets are those of its released code.

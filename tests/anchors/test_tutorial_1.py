@@ -40,7 +40,7 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import spec
-from clearhead.core.mask import Masking
+from clearhead.core.context import Masking
 from clearhead.core.norm import LayerNorm
 from clearhead.data.batches.collate import collate_pairs
 from clearhead.data.sources.pairs import parallel_files

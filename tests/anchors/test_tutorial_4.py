@@ -33,8 +33,8 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import spec
+from clearhead.core.context import Masking
 from clearhead.core.feedforward import FeedForward
-from clearhead.core.mask import Masking
 from clearhead.core.norm import LayerNorm
 from clearhead.errors import InputError
 from clearhead.kernels.positions import sinusoidal_table

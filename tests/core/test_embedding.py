@@ -1,4 +1,4 @@
-"""The order in an embedding: table, scale, token norm, projection, sum, norm; a projection can be at three places."""
+"""The order of an embedding: rows, scale, word norm, projection, sum, norm, and a projection at any of three places."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import torch
 from torch import nn
 
 from clearhead import spec
-from clearhead.core import Sequence, build
-from clearhead.core.context import Context
-from clearhead.core.embedding import Embedding
+from clearhead.core import build
+from clearhead.core.embedding import Embedding, LearnedPosition, SinusoidalPosition
+from clearhead.errors import InputError
 from clearhead.kernels.positions import sinusoidal_table
 
 WIDTH, ROWS, OWN = 7, 13, 5
 IDS = torch.tensor([[3, 0, 12, 5]])
 POSITION = torch.arange(4)[None]
-CONTEXT = Context.of(Sequence(IDS), None, None, None)
 
 
 def embedding(**fields: object) -> Embedding:
@@ -27,7 +26,7 @@ def embedding(**fields: object) -> Embedding:
 
 
 @pytest.mark.parametrize("place", ["before_sum", "before_norm", "after_norm"])
-def test_a_projection_is_where_the_spec_places_it(place: str) -> None:
+def test_a_projection_stands_where_it_is_said_to(place: str) -> None:
     module = embedding(
         width=OWN, projection=spec.Projection(place=place, bias=True), norm=spec.LayerNorm(), word_norm=spec.RMSNorm()
     )
@@ -39,13 +38,13 @@ def test_a_projection_is_where_the_spec_places_it(place: str) -> None:
     x = module.norm(x)
     x = module.projection(x) if place == "after_norm" else x
     assert x.shape == (1, 4, WIDTH)
-    torch.testing.assert_close(module(Sequence(IDS, segments=segments), CONTEXT), x)
+    torch.testing.assert_close(module(IDS, POSITION, 4, segments), x)
 
 
-def test_the_token_norm_is_before_the_sum_and_the_norm_after_it() -> None:
+def test_a_word_norm_stands_before_the_sum_and_the_norm_after_it() -> None:
     module = embedding(word_norm=spec.LayerNorm(), num_segments=0)
     expected = module.word_norm(module.table.weight[IDS] * 1.7) + module.position.weight[POSITION]
-    torch.testing.assert_close(module(Sequence(IDS), CONTEXT), expected)
+    torch.testing.assert_close(module(IDS, POSITION, 4), expected)
 
 
 def test_a_rounded_scale_is_a_number_of_the_dtype_of_the_weights() -> None:
@@ -53,11 +52,11 @@ def test_a_rounded_scale_is_a_number_of_the_dtype_of_the_weights() -> None:
     table = {"scale": 3072**0.5, "num_segments": 0, "position": None}
     rounded, exact = embedding(scale_rounding="weights", **table), embedding(**table)
     exact.load_state_dict(rounded.state_dict())
-    torch.testing.assert_close(rounded(Sequence(IDS), CONTEXT), exact(Sequence(IDS), CONTEXT), atol=0, rtol=1e-6)
+    torch.testing.assert_close(rounded(IDS, POSITION, 4), exact(IDS, POSITION, 4), atol=0, rtol=1e-6)
     rounded, exact = rounded.bfloat16(), exact.bfloat16()
-    found = rounded(Sequence(IDS), CONTEXT)
+    found = rounded(IDS, POSITION, 4)
     assert torch.equal(found, rounded.table.weight[IDS] * torch.tensor(55.5, dtype=torch.bfloat16))
-    assert not torch.equal(found, exact(Sequence(IDS), CONTEXT))
+    assert not torch.equal(found, exact(IDS, POSITION, 4))
 
 
 def test_fairseq_sinusoids_are_those_of_transformers() -> None:
@@ -69,7 +68,7 @@ def test_fairseq_sinusoids_are_those_of_transformers() -> None:
     assert (table - sinusoidal_table(2003, 14, spec.Sinusoidal(layout="halves"))).abs().max() > 1.0
 
 
-def test_a_table_of_another_width_is_tied_to_a_head_of_that_width() -> None:
+def test_a_table_of_its_own_width_is_tied_to_a_head_of_that_width() -> None:
     tied = spec.Head(
         layers=(spec.Linear(size=OWN), spec.Linear(size=ROWS, weight=spec.Reference(path="encoder.embedding.table")))
     )
@@ -83,3 +82,21 @@ def test_a_table_of_another_width_is_tied_to_a_head_of_that_width() -> None:
     short = model.model_copy(update={"head": spec.Head(layers=tied.layers[1:])})
     with pytest.raises(ValueError, match=f"'encoder.embedding.table' is {OWN} wide, {WIDTH} needed"):
         build(short)
+
+
+def test_the_table_grows_and_starts_at_its_offset() -> None:
+    kind = spec.Sinusoidal(offset=3)
+    module, table = SinusoidalPosition(6, kind), sinusoidal_table(50, 6, kind)
+    for longest in (5, 2, 31):
+        place = torch.arange(longest)[None]
+        assert torch.equal(module(place, longest)[0], table[3 : 3 + longest])
+    assert not module.state_dict()
+
+
+def test_learned_positions_start_at_their_offset_and_end_with_their_rows() -> None:
+    module = LearnedPosition(5, spec.Learned(rows=13, offset=2))
+    torch.nn.init.normal_(module.weight)
+    assert torch.equal(module(torch.arange(11)[None], 11)[0], module.weight[2:])
+    assert torch.equal(module(torch.tensor([[0, 0, 10, 10]]), 17)[0, 2], module.weight[12])
+    with pytest.raises(InputError, match="12 tokens is longer than the model's 11 positions; shorten or split it"):
+        module(torch.arange(12)[None], 12)

@@ -7,8 +7,8 @@ from torch import nn
 
 from clearhead import spec
 from clearhead.core.attention import Context
+from clearhead.core.context import Masking
 from clearhead.core.feedforward import ACTIVATIONS, FeedForward
-from clearhead.core.mask import Masking
 from clearhead.core.stack import Step
 
 WIDTH = 7

@@ -42,12 +42,10 @@ class Experts(nn.Module):
         self.down = ExpertMaps(count, expert.size, width, expert.bias_out)
 
     def split(self) -> list[tuple[Map, Map | None, Map]]:
-        """Return the maps of each expert."""
         gates = [None] * len(self.up.weight) if self.gate is None else self.gate.split()
         return list(zip(self.up.split(), gates, self.down.split(), strict=True))
 
     def run(self, x_ND: Tokens, maps: tuple[Map, Map | None, Map]) -> Tokens:
-        """Pass tokens through the expert with these maps."""
         up, gate, down = maps
         inner = activate(self.spec.activation, F.linear(x_ND, *up), None if gate is None else F.linear(x_ND, *gate))
         return F.linear(self.dropout(inner), *down)

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core.attention import Attention
-from clearhead.core.context import Context
+from clearhead.core.context import Context, Masking, check_boolean
 from clearhead.core.initialize import initialize
-from clearhead.core.mask import AnyMask, Masking, check_boolean
 from clearhead.core.shapes import MayAttend
-from clearhead.core.stack import build_attention
+from clearhead.core.stack import build_function
 from clearhead.errors import InputError
 from clearhead.kernels.positions import rotary_angles, rotate
 
@@ -39,17 +38,10 @@ class MultiHeadAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | None = None,
-        head_size: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        mask: AnyMask = spec.Full(),
+        self, width: int, num_heads: int, *, num_kv_heads: int | None = None, head_size: int | None = None,
+        bias: bool = True, dropout: float = 0.0, mask: spec.Mask = spec.Full(),
         position: spec.Rotary | spec.Alibi | spec.RelativeBuckets | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if head_size is None and (num_heads < 1 or width % num_heads):
             raise InputError(f"width must be a multiple of num_heads; got width {width} and {num_heads} heads")
@@ -64,7 +56,8 @@ class MultiHeadAttention(nn.Module):
             dropout=dropout,
         )
         spec.validate(self.spec)
-        inner = build_attention(width, self.spec)
+        inner = build_function(width, self.spec)
+        assert isinstance(inner, Attention)
         self.query, self.key, self.value, self.out = inner.query, inner.key, inner.value, inner.out
         self.score_bias = getattr(inner, "score_bias", None)
         self._attention = (inner,)  # in a tuple, so that its weights are registered once, under their own names
@@ -76,7 +69,6 @@ class MultiHeadAttention(nn.Module):
         return self._attention[0]
 
     def train(self, mode: bool = True) -> MultiHeadAttention:
-        """Set the mode, of the attention inside too."""
         self.attention.train(mode)
         return super().train(mode)
 
@@ -90,8 +82,7 @@ class MultiHeadAttention(nn.Module):
         """Attend from query to memory, or to query itself.
 
         Args:
-            query: [batch, queries, width].
-            memory: [batch, keys, width]; None: the query.
+            memory: None: the query.
             mask: True = may attend; [batch, keys] hides padding, [batch, queries, keys] or
                 [batch, heads, queries, keys] masks pairs. It is joined with the mask of the constructor.
             return_weights: also return the weights [batch, heads, queries, keys], before dropout.
@@ -109,11 +100,8 @@ class MultiHeadAttention(nn.Module):
         first = max(0, num_keys - num_queries)
         masking = Masking(num_queries, num_keys, allowed=mask)
         context = Context(masking, positions[:, first : first + num_queries], positions[:, :num_keys])
-        heads, key, value = (
-            inner.split(inner.query(query)),
-            inner.split(inner.key(source)),
-            inner.split(inner.value(source)),
-        )
+        heads = inner.split(inner.query(query))
+        key, value = (inner.split(project(source)) for project in (inner.key, inner.value))
         if (rotary := self.spec.position) is not None:
             length = positions.new_full((1, 1), num_keys)
             heads = rotate(heads, *rotary_angles(context.query_position, rotary, self.spec.head_size, length))

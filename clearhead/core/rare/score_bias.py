@@ -41,9 +41,8 @@ class BiasedAttention(Attention):
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
         kind, positions = self.spec.score_bias, (context.query_position, context.key_position)
         if isinstance(kind, spec.Alibi):
-            heads, rounding, slopes = self.spec.num_heads, kind.rounding, kind.slopes
-            place = ("alibi", heads, rounding, slopes)
-            bias = context.once(place, lambda: alibi_bias(*positions, heads, rounding, slopes))
+            key_of = ("alibi", self.spec.num_heads, kind.rounding, kind.slopes)
+            bias = context.once(key_of, lambda: alibi_bias(*positions, self.spec.num_heads, kind))
             return bias * self.scale if kind.scaled else bias
         table = self.score_bias or self.borrowed[0]
         bias = context.once(table, lambda: table(*positions))

@@ -15,10 +15,10 @@ from numpy import ndarray
 from torch import Tensor
 
 from clearhead.data.stores.arrays import Indices, Ragged
+from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
 
-NO_LABEL = -100
 _NOTHING = PrefixSuffix()
 BatchT = TypeVar("BatchT", bound="DeviceBatch")
 

@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
-from clearhead.data.batches.base import NO_LABEL, Batch, seq2seq_batch
+from clearhead.data.batches.base import Batch, seq2seq_batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.stores.arrays import Indices
 from clearhead.data.stores.labelled import LabelStore
 from clearhead.data.stores.pairs import PairStore
 from clearhead.data.stores.tagged import TagStore
 from clearhead.data.stores.word_chunks import NO_WORD
+from clearhead.kernels.linear_cross_entropy import NO_LABEL
 
 
 def collate_pairs(store: PairStore, rows: Indices) -> Batch:

@@ -13,13 +13,14 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.data.batches.base import NO_LABEL, Batch, pad_rows
+from clearhead.data.batches.base import Batch, pad_rows
 from clearhead.data.batches.packing import pack_windows
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, random_stream
 from clearhead.data.batches.windows import Windows, cut_windows
 from clearhead.data.stores.arrays import Indices, Ragged
 from clearhead.data.stores.corpus import Corpus
 from clearhead.errors import InputError
+from clearhead.kernels.linear_cross_entropy import NO_LABEL
 
 Objective = Callable[[Sequence[Any], np.random.Generator], Batch]
 

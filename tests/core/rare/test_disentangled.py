@@ -1,4 +1,4 @@
-"""Disentangled attention scores: the formula pair by pair, the rows of the table, and the results of transformers."""
+"""Disentangled attention scores: the formula pair by pair, and the results of transformers."""
 
 from __future__ import annotations
 
@@ -11,27 +11,10 @@ from torch import nn
 from clearhead import spec
 from clearhead.core import build
 from clearhead.core.attention import Attention
-from clearhead.kernels.positions import distance_row
 from tests.laws.tiny import difference
 
 WIDTH, HEADS, SIZE, ROWS = 15, 3, 5, 13
 TERMS = ("content_to_position", "position_to_content")
-
-
-def test_short_distances_have_separate_rows() -> None:
-    table = spec.DistanceTable(span=3)
-    found = distance_row(torch.arange(-5, 6), table)
-    assert found.tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5], "clamped to the first and the last row"
-
-
-@pytest.mark.parametrize(("buckets", "maximum"), [(6, 17), (10, 41), (256, 512)])
-def test_long_distances_share_the_buckets_of_transformers(buckets: int, maximum: int) -> None:
-    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
-
-    distance = torch.arange(-3 * maximum, 3 * maximum + 1)
-    table = spec.DistanceTable(span=buckets, buckets=buckets, max_distance=maximum)
-    expected = make_log_bucket_position(distance, buckets, maximum).long() + buckets
-    assert torch.equal(distance_row(distance, table), expected.clamp(0, 2 * buckets - 1))
 
 
 def model(table: spec.DistanceTable, terms: tuple[str, ...], shared: bool) -> spec.Model:

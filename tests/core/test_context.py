@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.core.mask import Masking
+from clearhead.core.context import Masking
 
 CPU = torch.device("cpu")
 

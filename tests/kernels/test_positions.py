@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.core.embedding import LearnedPosition, SinusoidalPosition
 from clearhead.errors import InputError
 from clearhead.kernels.positions import (
     alibi_bias,
     alibi_slopes,
+    distance_row,
     relative_bucket,
     rotary_angles,
     rotate,
@@ -42,24 +42,6 @@ def test_sinusoidal_angles_stay_exact_far_out() -> None:
         sinusoidal_table(3, 7, spec.Sinusoidal())
 
 
-def test_the_table_grows_and_starts_at_its_offset() -> None:
-    kind = spec.Sinusoidal(offset=3)
-    module, table = SinusoidalPosition(6, kind), sinusoidal_table(50, 6, kind)
-    for longest in (5, 2, 31):
-        place = torch.arange(longest)[None]
-        assert torch.equal(module(place, longest)[0], table[3 : 3 + longest])
-    assert not module.state_dict()
-
-
-def test_learned_positions_start_at_their_offset_and_end_with_their_rows() -> None:
-    module = LearnedPosition(5, spec.Learned(rows=13, offset=2))
-    torch.nn.init.normal_(module.weight)
-    assert torch.equal(module(torch.arange(11)[None], 11)[0], module.weight[2:])
-    assert torch.equal(module(torch.tensor([[0, 0, 10, 10]]), 17)[0, 2], module.weight[12])
-    with pytest.raises(InputError, match="12 tokens is longer than the model's 11 positions; shorten or split it"):
-        module(torch.arange(12)[None], 12)
-
-
 @pytest.mark.parametrize(
     ("num_heads", "slopes"),
     [
@@ -75,7 +57,7 @@ def test_alibi_slopes_are_those_of_the_released_code(num_heads: int, slopes: lis
 
 def test_alibi_is_minus_slope_times_distance() -> None:
     query, key = torch.tensor([[5, 6], [2, 9]]), torch.tensor([[0, 5, 8], [3, 3, 1]])
-    bias = alibi_bias(query, key, 3)
+    bias = alibi_bias(query, key, 3, spec.Alibi())
     assert bias.shape == (2, 3, 2, 3)
     for b in range(2):
         for head, slope in enumerate(alibi_slopes(3).tolist()):
@@ -88,7 +70,7 @@ def test_alibi_is_minus_slope_times_distance() -> None:
 def test_rounded_alibi_is_slope_times_position_in_bfloat16() -> None:
     """As in models trained in bfloat16: the position itself is rounded too."""
     query, key = torch.arange(2040, 2043)[None], torch.arange(2043)[None]
-    bias = alibi_bias(query, key, 12, "bfloat16")
+    bias = alibi_bias(query, key, 12, spec.Alibi(rounding="bfloat16"))
     expected = alibi_slopes(12)[..., None].bfloat16() * torch.arange(2043)
     assert bias.dtype == torch.float32
     assert torch.equal(bias[0, :, 1], expected.float())
@@ -139,6 +121,22 @@ def test_known_buckets() -> None:
     assert found.tolist() == list(key_after_query.values())
     past = {0: 0, 5: 0, -1: 1, -15: 15, -16: 16, -127: 31, -500: 31}
     assert relative_bucket(torch.tensor(list(past)), 32, 128, False).tolist() == list(past.values())
+
+
+def test_short_distances_have_separate_rows() -> None:
+    table = spec.DistanceTable(span=3)
+    found = distance_row(torch.arange(-5, 6), table)
+    assert found.tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5], "clamped to the first and the last row"
+
+
+@pytest.mark.parametrize(("buckets", "maximum"), [(6, 17), (10, 41), (256, 512)])
+def test_long_distances_share_the_buckets_of_transformers(buckets: int, maximum: int) -> None:
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    distance = torch.arange(-3 * maximum, 3 * maximum + 1)
+    table = spec.DistanceTable(span=buckets, buckets=buckets, max_distance=maximum)
+    expected = make_log_bucket_position(distance, buckets, maximum).long() + buckets
+    assert torch.equal(distance_row(distance, table), expected.clamp(0, 2 * buckets - 1))
 
 
 def test_rotary_scores_depend_only_on_the_difference_of_positions() -> None:
