@@ -33,6 +33,7 @@ from clearhead.cli.new import new
 from clearhead.cli.tag import tag
 from clearhead.cli.train import train
 from clearhead.cli.translate import translate
+from clearhead.cli.view import view
 from clearhead.errors import InputError, RunFailure, nearest
 from clearhead.training.signals import Interrupted
 
@@ -90,7 +91,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(_start)
     uses = (translate, generate, fill, classify, tag, embed, answer)
-    for command in (demo, new, train, *uses, evaluate, compare, average, convert, check, inspect, heads):
+    for command in (demo, new, train, *uses, view, evaluate, compare, average, convert, check, inspect, heads):
         app.command()(command)
     return app
 

@@ -1,279 +1,38 @@
-"""`AttentionMaps`: the attention of a model over one text, at every layer and head of every stack.
+"""`AttentionMaps`: the attention of a model over one text, measured, saved, drawn and shown.
 
-Legend: H heads, T queries, S keys, L layers.
+Legend: L layers, H heads, T queries, S keys.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32
-from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError
 from clearhead.files import replacing
-from clearhead.maps.beams import beam_tree
-from clearhead.maps.contributions import Contribution, contributions
-from clearhead.maps.effects import HeadEffect, Notify, head_effects, key_effects
-from clearhead.maps.flow import norm_weighted, rollout
-from clearhead.maps.head_statistics import HeadStatistics
-from clearhead.maps.lens import Lens, logit_lens
-from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
+from clearhead.maps.attention_run import AttentionRun
+from clearhead.maps.effects import Notify
+from clearhead.maps.page import SampleOptions, sample_page
 from clearhead.maps.pictures import draw_record_overview
 from clearhead.maps.reading import Reading
-from clearhead.maps.recording import ALL, AttentionRecord, record_run
-from clearhead.maps.repeats import heads_over_texts
-from clearhead.maps.streams import Streams
+from clearhead.maps.recording import record_run
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.word_starts import WordBoundaries
 from clearhead.view.attention import draw_matrix
-from clearhead.view.explorer.data import BeamNode
+from clearhead.view.explorer.write import frame_html, write_page
 
-MOST_BYTES = 2**31
-"""The largest array of weights that is made at once."""
+NOTEBOOK_HEIGHT = 720  # pixels
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class AttentionMaps:
-    """What one run of a model attended to.
-
-    Args:
-        module: the model that ran, in evaluation mode.
-        tokenizers: of the model.
-        task: what it was trained for.
-        reading: what its stacks read.
-        records: its attentions, as they ran.
-    """
-
-    def __init__(
-        self,
-        module: Transformer,
-        tokenizers: TokenizerPair,
-        task: TaskRecord,
-        reading: Reading,
-        records: Sequence[AttentionRecord],
-    ) -> None:
-        self.module = module
-        self.tokenizers = tokenizers
-        self.task = task
-        self.reading = reading
-        self.records = {(record.stack, record.layer): record for record in records}
-        assert len(self.records) == len(records), "a layer attends to each source once"
-
-    @property
-    def tokens(self) -> list[str]:
-        """What the first stack reads, as entries of the vocabulary, special tokens included."""
-        tokenizer = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
-        return tokenizer.tokens(self.reading.source.ids[0].tolist())
-
-    @property
-    def target_tokens(self) -> list[str] | None:
-        """What the decoder of a two-stack model reads, as entries of the vocabulary; None: there is one stack."""
-        target = self.reading.target
-        return None if target is None else self.tokenizers.target.tokens(target.ids[0].tolist())
-
-    @property
-    def stacks(self) -> tuple[str, ...]:
-        """The stacks with what they attend to: encoder.self, decoder.self, decoder.memory, as far as they exist."""
-        return tuple(dict.fromkeys(stack for stack, _ in self.records))
-
-    def layers(self, stack: str) -> tuple[int, ...]:
-        """Return the numbers of the layers of a stack that attend, from 0; shared layers count at every depth.
-
-        Raises:
-            InputError: there is no such stack.
-        """
-        if stack not in self.stacks:
-            raise InputError(
-                f"there is no stack '{stack}'{nearest(stack, self.stacks)}; this model has {', '.join(self.stacks)}"
-            )
-        return tuple(layer for name, layer in self.records if name == stack)
-
-    def num_heads(self, stack: str, layer: int) -> int:
-        """Return how many heads a layer has.
-
-        Raises:
-            InputError: there is no such stack or layer.
-        """
-        return self.record(stack, layer).num_heads
-
-    def record(self, stack: str, layer: int) -> AttentionRecord:
-        """Return the queries, keys and values of a layer, from which its weights follow.
-
-        Raises:
-            InputError: there is no such stack or layer.
-        """
-        layers = self.layers(stack)
-        if layer not in layers:
-            raise InputError(f"{stack} has no layer {layer!r}; it has {_numbers(layers)}")
-        return self.records[stack, layer]
-
-    def query_tokens(self, stack: str) -> list[str]:
-        """Return the tokens that look: the rows of the weights of a stack."""
-        return self.tokens if self.target_tokens is None or stack.startswith("encoder") else self.target_tokens
-
-    def key_tokens(self, stack: str) -> list[str]:
-        """Return the tokens that are looked at: the columns of the weights of a stack."""
-        return self.tokens if stack.endswith("memory") else self.query_tokens(stack)
-
-    def weights(
-        self, stack: str, layer: int, head: int | None = None, *, queries: slice = ALL
-    ) -> Float32[Tensor, "*heads queries keys"]:
-        """Return the attention weights of a head, or of all heads of a layer, recomputed as the eager kernel does.
-
-        Args:
-            stack: one of `stacks`.
-            layer: one of its layers, counted from 0.
-            head: counted from 0; None: all heads, with an axis of their own in front.
-            queries: the queries, for texts whose weights would be too large; None: all.
-
-        Returns:
-            float32 on the CPU; a row sums to one, or to less where the model has attention sinks.
-
-        Raises:
-            InputError: there is no such stack, layer or head, or the weights are too large.
-        """
-        record = self.record(stack, layer)
-        heads = None if head is None else [_checked_head(record, head)]
-        num_queries, num_keys = len(range(*queries.indices(record.query_BHTE.shape[2]))), record.key_BKSE.shape[2]
-        _check_size(
-            (record.num_heads if heads is None else 1) * num_queries * num_keys, "choose some with head= and queries="
-        )
-        found = record.weights(heads, queries)[0].cpu()
-        return found if head is None else found[0]
-
-    def heads(self, *, seed: int = 0) -> list[HeadStatistics]:
-        """Return what each head does, a row for each: see `HeadStatistics`.
-
-        Its duplicate-token and induction scores are those on generated sequences of random tokens.
-
-        Args:
-            seed: of these sequences.
-        """
-        return heads_over_texts(self.module, self.tokenizers, [(self.reading, list(self.records.values()))], seed=seed)
-
-    def norm_weighted(self, stack: str, layer: int, head: int) -> Float32[Tensor, "queries keys"]:
-        """Return the attention weights of a head times the length of what they move: see `flow.norm_weighted`.
-
-        Args:
-            stack, layer, head: as for `weights`.
-
-        Raises:
-            InputError: as for `weights`.
-        """
-        return norm_weighted(*self._record_of(stack, layer, head))
-
-    def rollout(self, stack: str) -> Float32[Tensor, "layers queries keys"]:
-        """Return the share of each token in the stream at each position, after each layer: see `flow.rollout`.
-
-        Args:
-            stack: one of `stacks`.
-
-        Raises:
-            InputError: there is no such stack, or the text is too long.
-        """
-        records = [self.record(stack, layer) for layer in self.layers(stack)]
-        heads = max(record.num_heads for record in records)
-        query, key = records[0].query_BHTE, records[0].key_BKSE
-        _check_size((heads + len(records)) * query.shape[2] * key.shape[2], "give a shorter text")
-        return rollout(list(self.records.values()), stack)
-
-    def outcome(self, of: Chosen = None) -> Outcome:
-        """Return the output that effects and contributions are measured on.
-
-        Args:
-            of: as for `outcome.choose_outcome`: a position; a token or a label; a pair of both; None: the last token
-                of a language model, the first mask of a masked model, the label of a classifier.
-
-        Raises:
-            InputError: there is no such output, or the model gives no probabilities.
-        """
-        return choose_outcome(of, self._streams, self._output_names, self.reading.labels)
-
-    def effects(self, of: Chosen = None, *, notify: Notify | None = None) -> list[HeadEffect]:
-        """Return how much the log-probability of an output changes when each head is switched off.
-
-        The model runs once for each head, in batches, from the layer of the head on.
-
-        Args:
-            of: as for `outcome`.
-            notify: called with the numbers of heads that are done, and of all.
-
-        Raises:
-            InputError: as for `outcome`.
-        """
-        return head_effects(self._streams, list(self.records.values()), self.outcome(of), notify)
-
-    def key_effects(
-        self, stack: str, layer: int, head: int, of: Chosen = None, *, notify: Notify | None = None
-    ) -> Float32[Tensor, " keys"]:
-        """Return how much the log-probability of an output changes when a head does not look at each key.
-
-        Args:
-            stack, layer, head: as for `weights`.
-            of: as for `outcome`.
-            notify: called with the numbers of keys that are done, and of all.
-
-        Raises:
-            InputError: as for `weights` and `outcome`.
-        """
-        record, head = self._record_of(stack, layer, head)
-        return key_effects(self._streams, record, head, self.outcome(of), notify)
-
-    def contributions(self, of: Chosen = None) -> list[Contribution]:
-        """Return the terms whose sum is the logit of an output, by what wrote them: see `contributions.contributions`.
-
-        Args:
-            of: as for `outcome`.
-
-        Raises:
-            InputError: as for `outcome`.
-        """
-        return contributions(self._streams, self.outcome(of))
-
-    def beams(self) -> tuple[BeamNode, ...]:
-        """Return the tree of the beam search that wrote the tokens; empty where none did."""
-        return beam_tree(self.reading.considered, WordBoundaries(self.tokenizers.target).texts)
-
-    def lens(self, top_k: int = 5) -> Lens:
-        """Return what the model would predict if it ended after each layer of its last stack.
-
-        Args:
-            top_k: outputs for each position.
-
-        Raises:
-            InputError: top_k is out of range, or the model gives no probabilities.
-        """
-        return logit_lens(self._streams, self._output_names, top_k, self.reading.labels)
-
-    def _record_of(self, stack: str, layer: int, head: int) -> tuple[AttentionRecord, int]:
-        """Return a layer and a head that it has, all of whose weights can be made at once."""
-        record = self.record(stack, layer)
-        _check_size(record.query_BHTE.shape[2] * record.key_BKSE.shape[2], "give a shorter text")
-        return record, _checked_head(record, head)
-
-    @cached_property
-    def _streams(self) -> Streams:
-        """The residual stream at every depth, by another run of the model."""
-        return Streams.of(self.module, self.reading.source, self.reading.target)
-
-    @cached_property
-    def _output_names(self) -> OutputNames:
-        """The names of the model's outputs.
-
-        Raises:
-            InputError: they are vectors or numbers.
-        """
-        tokenizer = self.tokenizers.source if self.module.decoder is None else self.tokenizers.target
-        return OutputNames.of(self.module, tokenizer, self.task)
+class AttentionMaps(AttentionRun):
+    """What one run of a model attended to, at every layer and head of every stack; a notebook shows it as a page."""
 
     def save(
         self, path: str | Path, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
@@ -352,6 +111,31 @@ class AttentionMaps:
         title = f"{stack}, layer {layer}, head {head}"
         draw_matrix(weights, self.query_tokens(stack), self.key_tokens(stack), Path(path), title=title)
 
+    def save_html(
+        self,
+        path: str | Path,
+        *,
+        title: str = "attention",
+        options: SampleOptions | None = None,
+        notify: Notify | None = None,
+    ) -> None:
+        """Write a page that shows every head, as one file that needs no network.
+
+        Args:
+            path: the file; it is replaced if it exists.
+            title: the heading.
+            options: what is shown; None: everything that needs no further run of the model.
+            notify: called with the numbers of heads whose effects are measured, and of all.
+
+        Raises:
+            InputError: a layer or head that no stack has, an output that the model has not, too many weights for a
+                page, or a file that cannot be written.
+        """
+        write_page(sample_page(title, [("", self)], options, notify=notify), Path(path))
+
+    def _repr_html_(self) -> str:
+        return frame_html(sample_page("attention", [("", self)]), height=NOTEBOOK_HEIGHT)
+
     def to_json(self, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
         """Return tokens and weights as JSON values.
 
@@ -373,32 +157,6 @@ class AttentionMaps:
             for head in own
         ]
         return {"tokens": self.tokens, "target_tokens": self.target_tokens, "attention": found}
-
-    def choose(
-        self, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
-    ) -> list[tuple[AttentionRecord, list[int]]]:
-        """Return the attentions of some layers, each with those of some heads that it has.
-
-        Args:
-            layers, heads: the layers and heads; None: all.
-
-        Raises:
-            InputError: a layer or head that no stack has, or weights that are too large together.
-        """
-        known_layers = {record.layer for record in self.records.values()}
-        known_heads = set(range(max((record.num_heads for record in self.records.values()), default=0)))
-        for name, given, known in (("layer", layers, known_layers), ("head", heads, known_heads)):
-            unknown = [number for number in given or () if number not in known]
-            if unknown:
-                raise InputError(f"this model has no {name} {unknown[0]!r}; it has {_numbers(sorted(known))}")
-        chosen = [
-            (record, [head for head in range(record.num_heads) if heads is None or head in heads])
-            for record in self.records.values()
-            if layers is None or record.layer in layers
-        ]
-        count = sum(len(own) * record.query_BHTE.shape[2] * record.key_BKSE.shape[2] for record, own in chosen)
-        _check_size(count, "choose some with layers= and heads=")
-        return [(record, own) for record, own in chosen if own]
 
 
 def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, reading: Reading) -> AttentionMaps:
@@ -431,23 +189,3 @@ def in_precision(module: Transformer, precision: str) -> Transformer:
     if all(parameter.dtype == dtype for parameter in module.parameters()):
         return module
     return copy.deepcopy(module).to(dtype)
-
-
-def _checked_head(record: AttentionRecord, head: int) -> int:
-    if head not in range(record.num_heads):
-        raise InputError(
-            f"layer {record.layer} of {record.stack} has no head {head!r}; it has {_numbers(range(record.num_heads))}"
-        )
-    return head
-
-
-def _check_size(count: int, advice: str) -> None:
-    if 4 * count > MOST_BYTES:
-        raise InputError(f"{4 * count / 2**30:.1f} GiB of attention weights are too large at once: {advice}")
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in words: 0 to 11."""
-    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers))

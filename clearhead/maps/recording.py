@@ -23,9 +23,10 @@ from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.context import Context
 from clearhead.generate.batching import evaluation_mode
 from clearhead.maps.hook_points import capture
+from clearhead.view.explorer.data import StackName
 
 ALL = slice(None)
-STACKS = ("encoder.self", "decoder.self", "decoder.memory")
+STACKS: tuple[StackName, ...] = ("encoder.self", "decoder.self", "decoder.memory")
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ def test_files_that_cannot_be(pair_maps: AttentionMaps, tmp_path: Path, monkeypa
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):
         pair_maps.save(tmp_path / "file" / "maps.npz")
-    monkeypatch.setattr("clearhead.maps.attention_maps.MOST_BYTES", 4 * 6 * 7)
+    monkeypatch.setattr("clearhead.maps.attention_run.MOST_BYTES", 4 * 6 * 7)
     with pytest.raises(InputError, match="too large at once: choose some with layers= and heads="):
         pair_maps.save(tmp_path / "maps.npz")
     with pytest.raises(InputError, match="too large at once: choose some with head= and queries="):

@@ -229,7 +229,11 @@ def compressed(array: Num[np.ndarray, "..."]) -> str:
 
 def refuse_too_large(page: Page) -> None:
     """Raise InputError where a page would hold more numbers than a browser opens with ease."""
-    count = sum(_stored(layer, sizes) for sample in page.samples for layer, sizes in _layers_of(sample))
+    refuse_too_many(sum(_stored(layer, sizes) for sample in page.samples for layer, sizes in _layers_of(sample)))
+
+
+def refuse_too_many(count: int) -> None:
+    """Raise InputError where this many numbers are more than a browser opens with ease."""
     if count > LARGEST:
         raise InputError(
             f"a page holds up to {LARGEST:,} attention weights, and this one would hold {count:,}; choose some with "

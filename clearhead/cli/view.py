@@ -1,0 +1,239 @@
+"""`clearhead view`: the attention of a model as a page or a picture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.cli.console import print_either, print_message
+from clearhead.cli.options import Device, FromLanguage, Json, Precision, Ref, Threads, ToLanguage, set_threads_and_seed
+from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead import AttentionMaps
+
+PAGE, PICTURES, ARRAYS, MATRIX = ".html", (".svg", ".png"), ".npz", "matrix"
+
+
+Text = Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads; ___ or the mask token is a blank.")]
+Target = Annotated[
+    str | None, typer.Option("--target", metavar="TEXT", help="What the decoder reads; by default what it writes.")
+]
+Generate = Annotated[
+    int, typer.Option("--generate", metavar="N", min=0, help="Most tokens that the model continues the text by.")
+]
+Beams = Annotated[int, typer.Option("--beam-size", min=1, help="Of this generation; 1 is greedy.")]
+Layers = Annotated[str | None, typer.Option("--layers", metavar="L", help="The layers shown, such as 0,3-5.")]
+Heads = Annotated[str | None, typer.Option("--heads", metavar="H", help="The heads shown, such as 0,3-5.")]
+Effects = Annotated[bool, typer.Option("--effects", help="Measure the effect of every head on the output.")]
+Of = Annotated[
+    str | None, typer.Option("--of", metavar="P", help="The output followed: a position, a token or a label.")
+]
+Checkpoints = Annotated[
+    bool, typer.Option("--checkpoints", help="Play the checkpoints of a run: how its heads formed.")
+]
+Compare = Annotated[
+    str | None, typer.Option("--compare", metavar="TEXT", help="A second text, side by side with the first.")
+]
+CompareWith = Annotated[
+    str | None, typer.Option("--compare-with", metavar="REF", help="A second model, side by side with the first.")
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="A page .html, a picture .svg or .png, or .npz.")
+]
+View = Annotated[
+    str | None, typer.Option("--view", help="Of a picture: overview, or matrix with --layers L and --heads H.")
+]
+StackOption = Annotated[
+    str | None, typer.Option("--stack", help="Of a picture: encoder.self, decoder.self or decoder.memory.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
+
+
+def view(
+    ref: Ref,
+    text: Text,
+    target: Target = None,
+    generate: Generate = 0,
+    beam_size: Beams = 1,
+    layers: Layers = None,
+    heads: Heads = None,
+    effects: Effects = False,
+    of: Of = None,
+    checkpoints: Checkpoints = False,
+    compare: Compare = None,
+    compare_with: CompareWith = None,
+    output: Output = None,
+    picture: View = None,
+    stack: StackOption = None,
+    from_language: FromLanguage = None,
+    to_language: ToLanguage = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Show what every head of a model attends to, as one page that needs no network.
+
+    \b
+    Example:
+      clearhead view runs/de-en "Zwei Hunde spielen im Schnee." -o heads.html
+      clearhead view runs/shakespeare "My lord," --generate 30 --effects
+      clearhead view runs/de-en "Zwei Hunde." --view matrix --stack decoder.memory --layers 2 --heads 1 -o head.svg
+      clearhead view runs/de-en "Zwei Hunde." --checkpoints
+
+    Without -o the page is named after the model, in the current folder. It has views of all heads, of one head as a
+    matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as the model has
+    them. Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights. The
+    output followed by contributions and --effects is by default the last token, the first blank or the predicted label.
+    The model runs in fp32 unless --precision says otherwise. --json ends with {"path", "tokens", "target_tokens"}.
+    """
+    path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
+    together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
+    _check_options(path, force, [name for name, given in together.items() if given], effects or of is not None)
+    chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
+    _check_picture(path, picture, stack, *chosen)
+    set_threads_and_seed(threads, None)
+    attend = _Attend(device, precision, generate, beam_size, from_language, to_language)
+    maps = attend(ref, text, target)
+    if path.suffix == PAGE:
+        runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
+        _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of)), is_timeline=checkpoints)
+    elif path.suffix == ARRAYS:
+        maps.save(path, layers=chosen[0], heads=chosen[1])
+    else:
+        layer, head = (None if numbers is None else numbers[0] for numbers in chosen)
+        maps.save_picture(path, view=picture or MATRIX, stack=stack, layer=layer, head=head)
+    record = {"path": str(path), "tokens": maps.tokens, "target_tokens": maps.target_tokens}
+    print_either(as_json, record, str(path))
+
+
+@dataclass(frozen=True)
+class _Attend:
+    """Loads a model and lets it read a text."""
+
+    device: str
+    precision: str
+    generate: int
+    beam_size: int
+    from_language: str | None
+    to_language: str | None
+
+    def __call__(self, ref: str, text: str, target: str | None, *, is_given: bool = False) -> AttentionMaps:
+        import clearhead
+
+        return clearhead.load(ref, device=self.device, precision=self.precision).attention(
+            text,
+            target,
+            0 if is_given else self.generate,
+            precision="auto",
+            beam_size=self.beam_size if self.beam_size > 1 and not is_given else None,
+            from_language=self.from_language,
+            to_language=self.to_language,
+        )
+
+
+def _runs(
+    attend: _Attend,
+    maps: AttentionMaps,
+    given: tuple[str, str, str | None],
+    checkpoints: bool,
+    compare: str | None,
+    compare_with: str | None,
+) -> list[tuple[str, AttentionMaps]]:
+    """Return the runs of a page, each with what tells it from the others."""
+    ref, text, target = given
+    if compare is not None:
+        return [(text, maps), (compare, attend(ref, compare, None))]
+    if compare_with is not None:
+        return [(ref, maps), (compare_with, attend(compare_with, text, target))]
+    if not checkpoints:
+        return [("", maps)]
+    # Every checkpoint reads what the chosen one wrote, so that the tokens stay the same.
+    if maps.target_tokens is None:
+        text += maps.generated
+    else:
+        target = target or maps.generated
+    return [(label, attend(one, text, target, is_given=True)) for label, one in _checkpoints(ref)]
+
+
+def _write_page(
+    path: Path,
+    title: str,
+    runs: list[tuple[str, AttentionMaps]],
+    options: tuple[list[int] | None, list[int] | None, bool, int | str | None],
+    *,
+    is_timeline: bool,
+) -> None:
+    from clearhead.maps.page import SampleOptions, sample_page
+    from clearhead.view.explorer.write import write_page
+
+    page = sample_page(title, runs, SampleOptions(*options), is_timeline=is_timeline, notify=_notify)
+    write_page(page, path)
+
+
+def _check_options(path: Path, force: bool, together: list[str], has_outcome: bool) -> None:
+    """Refuse options without effect, and a file that must not be written, before a model is loaded."""
+    from clearhead.files import refuse_existing
+
+    if path.suffix not in (PAGE, *PICTURES, ARRAYS):
+        raise InputError(f"-o names {path}: expected a page .html, a picture .svg or .png, or arrays .npz")
+    if len(together) > 1:
+        raise InputError(f"{' and '.join(together)} put different things side by side: give one of them")
+    if path.suffix != PAGE and (together or has_outcome):
+        named = ", ".join([*together, *(["--effects or --of"] if has_outcome else [])])
+        raise InputError(f"{named} has no effect on {path}: it is shown on a page, whose name ends in .html")
+    refuse_existing(path, force=force)
+
+
+def _check_picture(
+    path: Path, picture: str | None, stack: str | None, layers: list[int] | None, heads: list[int] | None
+) -> None:
+    """Refuse the options of a picture for another file, and several heads for one picture."""
+    if path.suffix not in PICTURES:
+        if picture is not None or stack is not None:
+            raise InputError(f"--view and --stack choose a picture, but -o names {path}: give a name that ends in .svg")
+    elif any(numbers is not None and len(numbers) > 1 for numbers in (layers, heads)):
+        raise InputError("a picture shows one head: give one number to --layers and one to --heads")
+
+
+def _numbers(text: str | None, option: str) -> list[int] | None:
+    """Return the numbers of a list with ranges, such as 0,3-5."""
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
+            raise InputError(f"{option} {text} is no list of numbers; expected numbers and ranges, such as 0,3-5")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(found)
+
+
+def _outcome(of: str | None) -> int | str | None:
+    return int(of) if of is not None and of.isdecimal() else of
+
+
+def _checkpoints(ref: str) -> Iterator[tuple[str, str]]:
+    """Give the label and the reference of every checkpoint that a run kept, in order."""
+    from clearhead.runs.checkpoint import checkpoint_steps
+    from clearhead.runs.directory import split_reference
+
+    run, _ = split_reference(ref)
+    steps = checkpoint_steps(run)
+    if len(steps) < 2:
+        raise InputError(
+            f"--checkpoints plays a run's checkpoints, but {run} has {len(steps)} of them: train with keep"
+        )
+    for step in steps:
+        yield f"step {step:,}", f"{run}@step-{step}"
+
+
+def _notify(done: int, total: int) -> None:
+    print_message(f"effects of {done} of {total} heads")

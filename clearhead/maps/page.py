@@ -1,0 +1,370 @@
+"""One run of a model as the attention explorer shows it: from attention maps to the arrays of its page."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from clearhead import spec
+from clearhead.errors import InputError
+from clearhead.generate.streaming_decoder import StreamingDecoder
+from clearhead.maps.attention_run import AttentionRun
+from clearhead.maps.effects import Notify
+from clearhead.maps.outcome import Chosen
+from clearhead.maps.recording import STACKS, AttentionRecord
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.view.explorer.data import (
+    Column,
+    ExactHead,
+    LayerAttention,
+    Lens,
+    Page,
+    RowName,
+    Sample,
+    StackAttention,
+    StackName,
+    TokenRow,
+)
+from clearhead.view.explorer.encode import refuse_too_many
+
+Weights = Float32[np.ndarray, "heads queries keys"]
+
+MOST_EXACT = 2**20
+"""Numbers behind the weights that a page holds of every head without being asked."""
+MOST_MEASURED = 2**22
+"""Weights up to which a page also holds them times the norm of what they move."""
+
+STATISTIC_COLUMNS = (
+    Column("entropy", "entropy", "How widely the head looks, in nats: 0 is one token, ln n is n tokens alike."),
+    Column("distance", "distance", "The mean distance between a token and what it looks at, in tokens."),
+    Column("first_token", "first token", "The share of the weight on the first token."),
+    Column("previous_token", "previous token", "The share of the weight on the token before."),
+    Column("duplicate_token", "duplicate", "The share of the weight on earlier copies of a repeated random token."),
+    Column("induction", "induction", "The share of the weight on what followed the earlier copy of a random token."),
+    Column("diagonal", "diagonal", "The share of the weight on the same place: the token itself, in self-attention."),
+    Column("alignment", "alignment", "The share of links between source and target that are best in both directions."),
+)
+EFFECT: Final = "effect"
+CONTRIBUTION: Final = "contribution"
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """What is computed for a page.
+
+    Args:
+        layers, heads: those that are shown, with the exact numbers behind their weights; None: all.
+        effects: whether the effect of every head on the outcome is measured, a run of the model for each.
+        of: the outcome, as for `AttentionRun.outcome`.
+        top_k: predictions at each position and depth of the logit lens.
+    """
+
+    layers: Sequence[int] | None = None
+    heads: Sequence[int] | None = None
+    effects: bool = False
+    of: Chosen = None
+    top_k: int = 5
+
+    @property
+    def are_chosen(self) -> bool:
+        """Whether some heads were asked for."""
+        return self.layers is not None or self.heads is not None
+
+
+def page_sample(run: AttentionRun, label: str, options: SampleOptions, notify: Notify | None = None) -> Sample:
+    """Return one run as a sample of a page.
+
+    Args:
+        run: the run.
+        label: what tells it from other samples.
+        options: what is shown.
+        notify: told of the progress of the effects.
+
+    Raises:
+        InputError: a layer or head that no stack has, or an outcome that the model has not.
+    """
+    return _SampleBuilder(run, options, notify).build(label)
+
+
+def sample_page(
+    title: str,
+    runs: Sequence[tuple[str, AttentionRun]],
+    options: SampleOptions | None = None,
+    *,
+    is_timeline: bool = False,
+    notify: Notify | None = None,
+) -> Page:
+    """Return a page that shows one run, or several side by side.
+
+    Args:
+        title: the heading.
+        runs: each with what tells it from the others.
+        options: what is shown; None: everything that needs no further run of the model.
+        is_timeline: whether the runs are of one text at successive checkpoints.
+        notify: told of the progress of the effects.
+
+    Raises:
+        InputError: as for `page_sample`.
+    """
+    samples = tuple(page_sample(run, label, options or SampleOptions(), notify) for label, run in runs)
+    count = sum(parameter.numel() for parameter in runs[0][1].module.parameters())
+    return Page(title, samples, is_timeline, (("parameters", f"{count:,}"),))
+
+
+def token_row(tokenizer: Tokenizer, ids: Sequence[int], num_given: int | None) -> TokenRow:
+    """Return the tokens of a stack with their readable texts and words.
+
+    Args:
+        tokenizer: of the tokens.
+        ids: what the stack reads.
+        num_given: how many of them were not generated; None: nothing was.
+    """
+    entries, decoder = tokenizer.tokens(ids), StreamingDecoder(tokenizer.decode)
+    # Special tokens decode to nothing, and parts of a character to nothing yet: both are shown as their entries.
+    pieces = [decoder.add(index) for index in ids]
+    specials = [tokenizer.decode([index]) == "" for index in ids]
+    words, word = [], 0
+    for place, piece in enumerate(pieces):
+        if place and (specials[place] or specials[place - 1] or _starts_word(pieces[place - 1], piece)):
+            word += 1
+        words.append(word)
+    return TokenRow(
+        tuple(entries),
+        tuple(piece or entry for piece, entry in zip(pieces, entries, strict=True)),
+        np.array(words, dtype=np.int64),
+        None if num_given is None or num_given >= len(ids) else np.arange(len(ids)) >= num_given,
+    )
+
+
+def _starts_word(before: str, piece: str) -> bool:
+    if not before or not piece:
+        return False
+    first, last = piece[0], before[-1]
+    if first.isspace() or last.isspace():
+        return not before.isspace()  # a space by itself belongs to the word behind it
+    return unicodedata.east_asian_width(first) in "WF" or first.isalnum() != last.isalnum()
+
+
+class _SampleBuilder:
+    """Builds one sample; every number is computed once."""
+
+    def __init__(self, run: AttentionRun, options: SampleOptions, notify: Notify | None) -> None:
+        self.run, self.options = run, options
+        self.chosen = run.choose(options.layers, options.heads)
+        # Before anything is measured; a causal mask hides at most half of the weights.
+        refuse_too_many(sum(len(heads) * _num_weights(record) for record, heads in self.chosen) // 2)
+        self.values: dict[tuple[str, int, int], dict[str, float]] = {}
+        self.patterns: dict[tuple[str, int, int], str] = {}
+        self.feed_forward: dict[int, dict[str, float]] = {}
+        self.columns = list(STATISTIC_COLUMNS)
+        self.facts: list[tuple[str, str]] = []
+        for row in run.heads():
+            place = (row.stack, row.layer, row.head)
+            found = {column.name: getattr(row, column.name) for column in STATISTIC_COLUMNS}
+            self.values[place] = {name: math.nan if value is None else value for name, value in found.items()}
+            self.patterns[place] = ", ".join(row.patterns)
+        self._add_outcome(notify)
+
+    def build(self, label: str) -> Sample:
+        """Return the sample."""
+        run, reading = self.run, self.run.reading
+        names: list[RowName] = ["encoder", "decoder"] if reading.target is not None else [self.top]
+        sequences = [reading.source] if reading.target is None else [reading.source, reading.target]
+        rows = {}
+        for name, sequence in zip(names, sequences, strict=True):
+            tokenizer = run.tokenizers.target if name == "decoder" else run.tokenizers.source
+            given = reading.num_given if name == "decoder" else None
+            rows[name] = token_row(tokenizer, sequence.ids[0].tolist(), given)
+        stacks = [name for name in STACKS if any(record.stack == name for record, _ in self.chosen)]
+        attentions = [self._stack(stack) for stack in stacks]
+        count = sum(len(heads) * _num_weights(record) for record, heads in self.chosen)
+        if count <= MOST_MEASURED:
+            attentions += [self._norm_weighted(stack) for stack in stacks]
+            attentions += [self._rollout(stack) for stack in stacks]
+        return Sample(label, rows, tuple(attentions), tuple(self.columns), self._lens(), run.beams(), tuple(self.facts))
+
+    def _add_outcome(self, notify: Notify | None) -> None:
+        """Add contributions and effects, where the model has an outcome that they can be measured on."""
+        run, of = self.run, self.options.of
+        try:
+            outcome = run.outcome(of)
+        except InputError:
+            if of is not None or self.options.effects:
+                raise
+            return
+        where = "" if outcome.position is None else f" at position {outcome.position}"
+        self.facts.append(("followed output", f"'{outcome.token}'{where}"))
+        self.columns.append(
+            Column(CONTRIBUTION, "contribution", f"What it adds to the logit of '{outcome.token}'.", CONTRIBUTION)
+        )
+        for term in run.contributions(of):
+            if term.head is not None and term.layer is not None:
+                self.values[term.part, term.layer, term.head][CONTRIBUTION] = term.value
+            elif term.part == "feed-forward" and term.layer is not None:
+                self.feed_forward[term.layer] = {CONTRIBUTION: term.value}
+        if self.options.effects:
+            description = f"The change of the log-probability of '{outcome.token}' when the head is switched off."
+            self.columns.append(Column(EFFECT, "effect", description, EFFECT))
+            for row in run.effects(of, notify=notify):
+                self.values[row.stack, row.layer, row.head][EFFECT] = row.change
+
+    def _stack(self, stack: StackName) -> StackAttention:
+        count = sum(
+            len(heads) * (_num_weights(record) + record.query_BHTE.shape[3] * sum(_size(record)))
+            for record, heads in self.chosen
+        )
+        exact = self.options.are_chosen or count <= MOST_EXACT
+        return _stack_attention(
+            stack,
+            [
+                self._layer(record, heads, partial(_weights, record, heads), exact)
+                for record, heads in self.chosen
+                if record.stack == stack
+            ],
+        )
+
+    def _norm_weighted(self, stack: StackName) -> StackAttention:
+        return _stack_attention(
+            stack,
+            [
+                self._layer(record, heads, partial(self._moved, record, heads))
+                for record, heads in self.chosen
+                if record.stack == stack
+            ],
+            "weight times length of what it moves, as a share of the largest in the layer",
+        )
+
+    def _moved(self, record: AttentionRecord, heads: Sequence[int]) -> Weights:
+        found = np.stack([self.run.norm_weighted(record.stack, record.layer, head).numpy() for head in heads])
+        shares: Weights = found / max(found.max(), np.finfo(np.float32).tiny)
+        return shares
+
+    def _rollout(self, stack: StackName) -> StackAttention:
+        shares = dict(zip(self.run.layers(stack), self.run.rollout(stack).numpy(), strict=True))
+        return _stack_attention(
+            stack,
+            [
+                LayerAttention(
+                    layer=record.layer,
+                    heads=(0,),
+                    num_heads=1,
+                    num_kv_heads=1,
+                    weights=partial(np.expand_dims, shares[record.layer], 0),
+                    mask=_mask(record),
+                    mask_name=_mask_name(record),
+                )
+                for record, _ in self.chosen
+                if record.stack == stack
+            ],
+            "rollout: the share of each token in the stream after the layer",
+        )
+
+    def _layer(
+        self, record: AttentionRecord, heads: Sequence[int], weights: Callable[[], Weights], exact: bool = False
+    ) -> LayerAttention:
+        places = [(record.stack, record.layer, head) for head in heads]
+        bias = record.attention.spec.score_bias
+        is_top = record.stack == f"{self.top}.self"
+        return LayerAttention(
+            layer=record.layer,
+            heads=tuple(heads),
+            num_heads=record.num_heads,
+            num_kv_heads=record.key_BKSE.shape[1],
+            weights=weights,
+            mask=_mask(record),
+            mask_name=_mask_name(record),
+            has_sink=record.attention.sink is not None,
+            score_bias="" if bias is None else bias.kind.replace("_", " "),
+            exact={head: _exact_head(record, head) for head in heads} if exact else {},
+            values={
+                column.name: np.array([self.values[place].get(column.name, math.nan) for place in places])
+                for column in self.columns
+            },
+            patterns=tuple(self.patterns[place] for place in places),
+            feed_forward=self.feed_forward.get(record.layer, {}) if is_top else {},
+        )
+
+    @property
+    def top(self) -> RowName:
+        """The stack below the head."""
+        return "encoder" if self.run.module.decoder is None else "decoder"
+
+    def _lens(self) -> Lens | None:
+        head = self.run.module.head
+        if head is None or head.is_pooled:
+            return None
+        try:
+            lens = self.run.lens(self.options.top_k)
+        except InputError:
+            return None
+        tokenizer = self.run.tokenizers.source if self.run.module.decoder is None else self.run.tokenizers.target
+        places = {index: place for place, index in enumerate(lens.names)}
+        is_label = bool(self.run.task.labels)
+        vocabulary = tuple(
+            name if is_label else tokenizer.decode([index]) or name for index, name in lens.names.items()
+        )
+        find = np.vectorize(places.__getitem__, otypes=[np.int64])
+        depths = len(lens.ids)
+        row: RowName = "encoder" if lens.stack == "encoder" else "decoder"
+        return Lens(
+            row,
+            ("embedding", *map(str, range(depths - 1))),
+            vocabulary,
+            find(lens.ids.numpy()),
+            lens.probabilities.numpy(),
+            find(lens.target_ids.numpy()),
+            lens.target_probabilities.numpy(),
+        )
+
+
+def _stack_attention(
+    stack: StackName, layers: Sequence[LayerAttention], measure: str = "attention weight"
+) -> StackAttention:
+    queries: RowName = "encoder" if stack == "encoder.self" else "decoder"
+    keys: RowName = "decoder" if stack == "decoder.self" else "encoder"
+    return StackAttention(stack, queries, keys, tuple(layers), measure)
+
+
+def _weights(record: AttentionRecord, heads: Sequence[int]) -> Weights:
+    return record.weights(heads)[0].cpu().numpy()
+
+
+def _size(record: AttentionRecord) -> tuple[int, int]:
+    return record.query_BHTE.shape[2], record.key_BKSE.shape[2]
+
+
+def _num_weights(record: AttentionRecord) -> int:
+    return math.prod(_size(record))
+
+
+def _mask(record: AttentionRecord) -> np.ndarray | None:
+    mask = record.mask()
+    return None if mask is None else mask[0, 0].expand(_size(record)).cpu().numpy()
+
+
+def _mask_name(record: AttentionRecord) -> str:
+    mask = record.attention.spec.mask
+    if isinstance(mask, spec.Window):
+        return f"window: {mask.before} before, {mask.after} after"
+    return "none" if isinstance(mask, spec.Full) else mask.kind
+
+
+@torch.no_grad()
+def _exact_head(record: AttentionRecord, head: int) -> ExactHead:
+    bias, sink = record.bias(), record.attention.sink
+    return ExactHead(
+        query=record.query_BHTE[0, head].float().cpu().numpy(),
+        key=record.key_BKSE[0, record.kv_head(head)].float().cpu().numpy(),
+        scale=record.attention.scale,
+        soft_cap=record.attention.spec.soft_cap,
+        bias=None if bias is None else bias.expand(1, record.num_heads, *_size(record))[0, head].float().cpu().numpy(),
+        sink=None if sink is None else float(sink[head]),
+    )

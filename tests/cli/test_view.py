@@ -1,0 +1,119 @@
+"""`clearhead view`: a page or a picture of what a model attends to, and one sentence where that is impossible."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from clearhead.cli.main import main
+
+TEXT = "a m u"
+
+
+def data_of(page: Path) -> dict[str, object]:
+    text = page.read_text("utf-8")
+    start = text.index('id="data">') + len('id="data">')
+    found: dict[str, object] = json.loads(text[start : text.index("</script>", start)])
+    return found
+
+
+def test_a_page_of_what_the_model_writes(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "new" / "heads.html"
+    assert main(["view", str(trained / "run"), TEXT, "-o", str(page), "--json"]) == 0
+    record = json.loads(capfd.readouterr().out.splitlines()[-1])
+    maps = ch.load(str(trained / "run")).attention(TEXT)
+    assert record == {"path": str(page), "tokens": maps.tokens, "target_tokens": maps.target_tokens}
+    assert main(["view", str(trained / "run"), TEXT, "-o", str(page)]) == 2
+    assert "exists already: name another file, or replace it with --force" in capfd.readouterr().err
+    assert main(["view", str(trained / "run"), TEXT, "-o", str(page), "--force", "--effects"]) == 0
+    assert "effects of" in capfd.readouterr().err
+
+
+def test_checkpoints_are_played_on_the_same_tokens(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "heads.html"
+    assert main(["view", str(trained / "run"), TEXT, "--checkpoints", "-o", str(page)]) == 0
+    data = data_of(page)
+    samples = data["samples"]
+    assert isinstance(samples, list) and data["timeline"] is True
+    assert [sample["label"] for sample in samples] == ["step 0", "step 3", "step 6"]
+    assert samples[0]["rows"]["decoder"]["tokens"] == samples[1]["rows"]["decoder"]["tokens"]
+
+
+def test_two_texts_and_two_models_stand_side_by_side(trained: Path, tmp_path: Path) -> None:
+    ref, page = str(trained / "run"), str(tmp_path / "heads.html")
+    assert main(["view", ref, TEXT, "--target", "u a", "--compare", "b n v", "-o", page]) == 0
+    samples = data_of(Path(page))["samples"]
+    assert isinstance(samples, list) and [sample["label"] for sample in samples] == [TEXT, "b n v"]
+    assert main(["view", ref, TEXT, "--compare-with", f"{ref}@step-3", "-o", page, "--force"]) == 0
+    samples = data_of(Path(page))["samples"]
+    assert isinstance(samples, list) and [sample["label"] for sample in samples] == [ref, f"{ref}@step-3"]
+
+
+def test_pictures_and_arrays(trained: Path, tmp_path: Path) -> None:
+    ref = str(trained / "run")
+    one = ["--stack", "decoder.memory", "--layers", "0", "--heads", "1"]
+    assert main(["view", ref, TEXT, *one, "-o", str(tmp_path / "head.svg")]) == 0
+    assert main(["view", ref, TEXT, "--view", "overview", "-o", str(tmp_path / "heads.png")]) == 0
+    assert main(["view", ref, TEXT, "--heads", "1", "-o", str(tmp_path / "heads.npz")]) == 0
+    assert "<svg" in (tmp_path / "head.svg").read_text("utf-8")
+    assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")
+    with np.load(tmp_path / "heads.npz") as found:
+        weights = ch.load(ref).attention(TEXT).weights("decoder.memory", 0, 1)
+        assert np.allclose(found["decoder.memory"][0, 0], weights, atol=1e-6)
+
+
+def test_without_a_name_the_page_is_named_after_the_model(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", f"{trained}/run@step-3", TEXT]) == 0
+    assert capfd.readouterr().out.strip() == "run-step-3.html" and (tmp_path / "run-step-3.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([""], "the text is empty"),
+        ([TEXT, "--layers", "7"], "this model has no layer 7; it has 0"),
+        ([TEXT, "--heads", "0-5"], "this model has no head 2; it has 0, 1"),
+        ([TEXT, "--layers", "one"], "--layers one is no list of numbers; expected numbers and ranges, such as 0,3-5"),
+        ([TEXT, "--heads", "3-1"], "--heads 3-1 is no list of numbers"),
+        ([TEXT, "-o", "x.pdf"], "expected a page .html, a picture .svg or .png, or arrays .npz"),
+        ([TEXT, "-o", "x.svg", "--effects"], "has no effect on x.svg"),
+        ([TEXT, "-o", "x.svg", "--layers", "0-1"], "a picture shows one head"),
+        ([TEXT, "-o", "x.svg", "--layers", "0", "--heads", "0"], "give stack="),
+        ([TEXT, "--stack", "decoder.self"], "--view and --stack choose a picture"),
+        ([TEXT, "--compare", "a", "--checkpoints"], "put different things side by side: give one of them"),
+        ([TEXT, "--of", "99"], "of= names position 99"),
+        ([TEXT, "-o", "file/x.html"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str],
+    words: str,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert main(["view", str(trained / "run"), *arguments]) == 2
+    message = capfd.readouterr().err
+    assert words in message and message.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_a_target_for_an_encoder_is_refused(
+    runs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", str(runs("classify")), TEXT, "--target", "a"]) == 2
+    assert "this model has only an encoder: leave the target out" in capfd.readouterr().err
