@@ -80,9 +80,8 @@ def test_joined_subwords_take_the_mean_of_queries_and_the_sum_of_keys(decoder: T
     word = [index for index, number in enumerate(row.words) if number == row.words[16]]
     assert [row.texts[index] for index in word] == [" un", "believ", "ably"]
     weights = DECODER_LAYERS[1].weights()[2]
-    tab = decoder.go(f"view=matrix&layer=1&head=2&query=29&key={word[1]}&join=1")
-    own = np.nonzero(row.words == row.words[29])[0]
-    expected = weights[np.ix_(own, word)].sum(axis=1).mean()
+    tab = decoder.go(f"view=matrix&layer=1&head=2&query={word[2]}&key={word[1]}&join=1")
+    expected = weights[np.ix_(word, word)].sum(axis=1).mean()
     assert float(tab.locator(".cell").get_attribute("data-value")) == pytest.approx(expected, abs=1e-6)
     assert "unbelievably" in tab.locator(".cell").inner_text()
 
@@ -205,8 +204,10 @@ def test_views_without_data_are_not_offered(decoder: Tab, translator: Tab) -> No
 
 
 def test_two_checkpoints_stand_side_by_side_with_their_difference(timeline: Tab) -> None:
-    tab = timeline.go("view=matrix&layer=0&head=0&query=9&key=4&sample=0&other=2&difference=1")
-    one, two = (sample.attentions[0].layers[0].weights()[0, 9, 4] for sample in examples.timeline_page().samples[::2])
+    first, last = (sample.attentions[0].layers[0].weights()[0] for sample in examples.timeline_page().samples[::2])
+    query, key = np.unravel_index(np.abs(last - first).argmax(), first.shape)
+    one, two = first[query, key], last[query, key]
+    tab = timeline.go(f"view=matrix&layer=0&head=0&query={query}&key={key}&sample=0&other=2&difference=1")
     values = tab.locator(".cell").evaluate_all("all => all.map(one => Number(one.dataset.value))")
     assert values == pytest.approx([one, two, two - one], abs=1e-3)
 

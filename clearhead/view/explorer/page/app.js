@@ -269,16 +269,23 @@ class Explorer {
   legend(state) {
     const isRoot = state.scale === "root";
     const marks = isRoot ? [0, 0.1, 0.5, 1] : [0, 0.5, 1];
-    const ticks = marks.map((mark) => {
-      const tick = el("span", {}, String(mark));
-      tick.style.left = `${100 * (isRoot ? Math.sqrt(mark) : mark)}%`;
+    const share = (/** @type {number} */ mark) => (isRoot ? Math.sqrt(mark) : mark);
+    /**
+     * @param {string} kind
+     * @param {[string, number][]} named text and place of each mark
+     */
+    const ramp = (kind, named) => el("span", { class: `ramp ${kind}`, "aria-hidden": "true" }, ...named.map(([text, place]) => {
+      const tick = el("span", {}, text);
+      tick.style.left = `${100 * place}%`;
       return tick;
-    });
+    }));
+    const isDifferent = this.panes().some((pane) => pane.minus !== null);
     return el("button", {
       type: "button", class: "legend", title: "colours: square root or linear",
       "aria-label": `colours from 0 to 1 by ${isRoot ? "square root" : "linear"} scale; change`,
       onclick: () => this.store.set({ scale: isRoot ? "linear" : "root" }),
-    }, el("span", { class: "ramp", "aria-hidden": "true" }), el("span", { class: "ticks", "aria-hidden": "true" }, ...ticks));
+    }, isDifferent ? ramp("both", [["−1", 0], ["less", 0.25], ["0", 0.5], ["more", 0.75], ["1", 1]]) : null,
+    ramp("one", marks.map((mark) => [String(mark), share(mark)])));
   }
 
   /**
