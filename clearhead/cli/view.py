@@ -15,7 +15,7 @@ from clearhead.cli.options import Device, FromLanguage, Json, Precision, Ref, Th
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
-    from clearhead import AttentionMaps
+    from clearhead import AttentionMaps, Model
 
 PAGE, PICTURES, ARRAYS, MATRIX = ".html", (".svg", ".png"), ".npz", "matrix"
 
@@ -90,9 +90,10 @@ def view(
 
     Without -o the page is named after the model, in the current folder. It has views of all heads, of one head as a
     matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as the model has
-    them. Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights. The
-    output followed by contributions and --effects is by default the last token, the first blank or the predicted label.
-    The model runs in fp32 unless --precision says otherwise. --json ends with {"path", "tokens", "target_tokens"}.
+    them. Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and
+    --effects measures each token that they look at, too. The output followed by contributions and --effects is by
+    default the last token, the first blank or the predicted label. The model runs in fp32 unless --precision says
+    otherwise. --json ends with {"path", "tokens", "target_tokens"}.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
@@ -125,15 +126,30 @@ class _Attend:
     from_language: str | None
     to_language: str | None
 
-    def __call__(self, ref: str, text: str, target: str | None, *, is_given: bool = False) -> AttentionMaps:
+    def load(self, ref: str) -> Model:
         import clearhead
 
-        return clearhead.load(ref, device=self.device, precision=self.precision).attention(
+        return clearhead.load(ref, device=self.device, precision=self.precision)
+
+    def __call__(self, ref: str, text: str, target: str | None) -> AttentionMaps:
+        return self._read(self.load(ref), text, target)
+
+    def with_other(self, ref: str, maps: AttentionMaps, text: str, target: str | None) -> AttentionMaps:
+        """Let another model read the same tokens, or the same text where its vocabulary or its stacks are others."""
+        model = self.load(ref)
+        is_same = model.tokenizers.fingerprint == maps.tokenizers.fingerprint and all(
+            (getattr(model.module, stack) is None) == (getattr(maps.module, stack) is None)
+            for stack in ("encoder", "decoder")
+        )
+        return maps.with_module(model.module) if is_same else self._read(model, text, target)
+
+    def _read(self, model: Model, text: str, target: str | None) -> AttentionMaps:
+        return model.attention(
             text,
             target,
-            0 if is_given else self.generate,
+            self.generate,
             precision="auto",
-            beam_size=self.beam_size if self.beam_size > 1 and not is_given else None,
+            beam_size=self.beam_size if self.beam_size > 1 else None,
             from_language=self.from_language,
             to_language=self.to_language,
         )
@@ -152,15 +168,10 @@ def _runs(
     if compare is not None:
         return [(text, maps), (compare, attend(ref, compare, None))]
     if compare_with is not None:
-        return [(ref, maps), (compare_with, attend(compare_with, text, target))]
+        return [(ref, maps), (compare_with, attend.with_other(compare_with, maps, text, target))]
     if not checkpoints:
         return [("", maps)]
-    # Every checkpoint reads what the chosen one wrote, so that the tokens stay the same.
-    if maps.target_tokens is None:
-        text += maps.generated
-    else:
-        target = target or maps.generated
-    return [(label, attend(one, text, target, is_given=True)) for label, one in _checkpoints(ref)]
+    return [(label, maps.with_module(attend.load(one).module)) for label, one in _checkpoints(ref)]
 
 
 def _write_page(
@@ -236,4 +247,4 @@ def _checkpoints(ref: str) -> Iterator[tuple[str, str]]:
 
 
 def _notify(done: int, total: int) -> None:
-    print_message(f"effects of {done} of {total} heads")
+    print_message(f"effects: {done} of {total}")

@@ -16,6 +16,7 @@ import torch
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.files import replacing
+from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.effects import Notify
 from clearhead.maps.page import SampleOptions, sample_page
@@ -33,6 +34,19 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 class AttentionMaps(AttentionRun):
     """What one run of a model attended to, at every layer and head of every stack; a notebook shows it as a page."""
+
+    def with_module(self, module: Transformer) -> AttentionMaps:
+        """Return the attention of another model over the same tokens.
+
+        Args:
+            module: a model of the same vocabulary, such as another checkpoint of a run.
+
+        Raises:
+            InputError: the tokens are more than its positions.
+        """
+        for read in filter(None, (self.reading.source, self.reading.target)):
+            check_lengths(read.ids.tolist(), module.max_positions, what="text")
+        return attend(module, self.tokenizers, self.task, self.reading)
 
     def save(
         self, path: str | Path, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None

@@ -8,24 +8,29 @@ from clearhead.generate.search.recorder import Considered
 from clearhead.view.explorer.data import BeamNode
 
 
-def beam_tree(considered: Sequence[Considered], texts: Sequence[str]) -> tuple[BeamNode, ...]:
+def beam_tree(considered: Sequence[Considered], texts: Sequence[str], start: int) -> tuple[BeamNode, ...]:
     """Return what a search considered as a tree, parents before children.
 
     Args:
         considered: step by step.
         texts: the readable text of each id.
+        start: the id that the search started from, the root of the tree.
     """
-    numbers = {one.ids: number for number, one in enumerate(considered)}
-    return tuple(
-        BeamNode(
-            parent=numbers.get(one.ids[:-1], -1),
-            token=texts[one.ids[-1]],
-            log_probability=one.log_probability,
-            score=one.score,
-            step=len(one.ids) - 1,
-            state=one.state,
-            reason=one.reason,
-            rank=one.rank,
-        )
-        for one in considered
+    root = BeamNode(-1, texts[start], log_probability=0.0, score=0.0, step=0, state="kept")
+    numbers = {one.ids: number for number, one in enumerate(considered, start=1)}
+    return (
+        root,
+        *(
+            BeamNode(
+                parent=numbers.get(one.ids[:-1], 0),
+                token=texts[one.ids[-1]],
+                log_probability=one.log_probability,
+                score=one.score,
+                step=len(one.ids),
+                state=one.state,
+                reason=one.reason,
+                rank=one.rank,
+            )
+            for one in considered
+        ),
     )

@@ -62,7 +62,8 @@ class SampleOptions:
 
     Args:
         layers, heads: those that are shown, with the exact numbers behind their weights; None: all.
-        effects: whether the effect of every head on the outcome is measured, a run of the model for each.
+        effects: whether the effect of every head on the outcome is measured, a run of the model for each; and that of
+            each key of the heads that `layers` and `heads` choose.
         of: the outcome, as for `AttentionRun.outcome`.
         top_k: predictions at each position and depth of the logit lens.
     """
@@ -164,6 +165,7 @@ class _SampleBuilder:
         self.values: dict[tuple[str, int, int], dict[str, float]] = {}
         self.patterns: dict[tuple[str, int, int], str] = {}
         self.feed_forward: dict[int, dict[str, float]] = {}
+        self.key_effects: dict[tuple[str, int, int], Float32[np.ndarray, " keys"]] = {}
         self.columns = list(STATISTIC_COLUMNS)
         self.facts: list[tuple[str, str]] = []
         for row in run.heads():
@@ -213,8 +215,17 @@ class _SampleBuilder:
         if self.options.effects:
             description = f"The change of the log-probability of '{outcome.token}' when the head is switched off."
             self.columns.append(Column(EFFECT, "effect", description, EFFECT))
-            for row in run.effects(of, notify=notify):
-                self.values[row.stack, row.layer, row.head][EFFECT] = row.change
+            self._measure_effects(notify or (lambda done, total: None))
+
+    def _measure_effects(self, notify: Notify) -> None:
+        run, of = self.run, self.options.of
+        places = [(record.stack, record.layer, head) for record, heads in self.chosen for head in heads]
+        chosen = places if self.options.are_chosen else []
+        for row in run.effects(of, notify=lambda done, total: notify(done, total + len(chosen))):
+            self.values[row.stack, row.layer, row.head][EFFECT] = row.change
+        for number, place in enumerate(chosen, start=1):
+            self.key_effects[place] = run.key_effects(*place, of).numpy()
+            notify(len(self.values) + number, len(self.values) + len(chosen))
 
     def _stack(self, stack: StackName) -> StackAttention:
         count = sum(
@@ -249,6 +260,7 @@ class _SampleBuilder:
 
     def _rollout(self, stack: StackName) -> StackAttention:
         shares = dict(zip(self.run.layers(stack), self.run.rollout(stack).numpy(), strict=True))
+        mask = _reach([self.run.record(stack, layer) for layer in shares])
         return _stack_attention(
             stack,
             [
@@ -258,8 +270,8 @@ class _SampleBuilder:
                     num_heads=1,
                     num_kv_heads=1,
                     weights=partial(np.expand_dims, shares[record.layer], 0),
-                    mask=_mask(record),
-                    mask_name=_mask_name(record),
+                    mask=mask,
+                    mask_name="none" if mask is None else "causal",
                 )
                 for record, _ in self.chosen
                 if record.stack == stack
@@ -289,6 +301,7 @@ class _SampleBuilder:
                 for column in self.columns
             },
             patterns=tuple(self.patterns[place] for place in places),
+            key_effects=np.stack([self.key_effects[place] for place in places]) if self.key_effects else None,
             feed_forward=self.feed_forward.get(record.layer, {}) if is_top else {},
         )
 
@@ -299,10 +312,10 @@ class _SampleBuilder:
 
     def _lens(self) -> Lens | None:
         head = self.run.module.head
-        if head is None or head.is_pooled:
+        if head is None:
             return None
         try:
-            lens = self.run.lens(self.options.top_k)
+            lens = self.run.lens(min(self.options.top_k, len(head.projection().weight_VD)))
         except InputError:
             return None
         tokenizer = self.run.tokenizers.source if self.run.module.decoder is None else self.run.tokenizers.target
@@ -348,6 +361,13 @@ def _num_weights(record: AttentionRecord) -> int:
 def _mask(record: AttentionRecord) -> np.ndarray | None:
     mask = record.mask()
     return None if mask is None else mask[0, 0].expand(_size(record)).cpu().numpy()
+
+
+def _reach(records: Sequence[AttentionRecord]) -> np.ndarray | None:
+    """Return what a query sees through several layers: every token, or those up to itself."""
+    masks = [_mask(record) for record in records]
+    causal = np.tri(*_size(records[0]), dtype=np.bool_)
+    return causal if all(mask is not None and not mask[~causal].any() for mask in masks) else None
 
 
 def _mask_name(record: AttentionRecord) -> str:

@@ -31,7 +31,7 @@ def test_a_page_of_what_the_model_writes(trained: Path, tmp_path: Path, capfd: p
     assert main(["view", str(trained / "run"), TEXT, "-o", str(page)]) == 2
     assert "exists already: name another file, or replace it with --force" in capfd.readouterr().err
     assert main(["view", str(trained / "run"), TEXT, "-o", str(page), "--force", "--effects"]) == 0
-    assert "effects of" in capfd.readouterr().err
+    assert "effects: " in capfd.readouterr().err
 
 
 def test_checkpoints_are_played_on_the_same_tokens(
@@ -43,7 +43,7 @@ def test_checkpoints_are_played_on_the_same_tokens(
     samples = data["samples"]
     assert isinstance(samples, list) and data["timeline"] is True
     assert [sample["label"] for sample in samples] == ["step 0", "step 3", "step 6"]
-    assert samples[0]["rows"]["decoder"]["tokens"] == samples[1]["rows"]["decoder"]["tokens"]
+    assert samples[0]["rows"] == samples[1]["rows"] == samples[2]["rows"]
 
 
 def test_two_texts_and_two_models_stand_side_by_side(trained: Path, tmp_path: Path) -> None:
@@ -54,6 +54,28 @@ def test_two_texts_and_two_models_stand_side_by_side(trained: Path, tmp_path: Pa
     assert main(["view", ref, TEXT, "--compare-with", f"{ref}@step-3", "-o", page, "--force"]) == 0
     samples = data_of(Path(page))["samples"]
     assert isinstance(samples, list) and [sample["label"] for sample in samples] == [ref, f"{ref}@step-3"]
+    assert samples[0]["rows"] == samples[1]["rows"], "one vocabulary: both read what the first one wrote"
+
+
+def test_a_model_of_another_vocabulary_reads_the_same_text(
+    runs: Callable[[str], Path], trained: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "heads.html"
+    assert main(["view", str(trained / "run"), TEXT, "--compare-with", str(runs("fill")), "-o", str(page)]) == 0
+    samples = data_of(page)["samples"]
+    assert isinstance(samples, list) and [list(sample["rows"]) for sample in samples] == [
+        ["encoder", "decoder"], ["encoder"],
+    ]  # fmt: skip
+
+
+def test_the_search_tree_is_on_the_page(trained: Path, tmp_path: Path) -> None:
+    page = tmp_path / "heads.html"
+    assert main(["view", str(trained / "run"), TEXT, "--beam-size", "3", "-o", str(page)]) == 0
+    samples = data_of(page)["samples"]
+    assert isinstance(samples, list)
+    nodes = samples[0]["beams"]
+    assert nodes[0]["parent"] == -1 and sum(node["rank"] == 0 for node in nodes) == 1
+    assert {node["state"] for node in nodes} == {"kept", "pruned", "finished"}
 
 
 def test_pictures_and_arrays(trained: Path, tmp_path: Path) -> None:

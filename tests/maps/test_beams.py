@@ -22,10 +22,12 @@ def model_of(family: str, kind: str) -> ch.Model:
 
 
 def best_path(nodes: tuple[BeamNode, ...]) -> list[BeamNode]:
-    """Return the nodes from the start to the result."""
+    """Return the nodes behind the start, up to the result."""
+    assert (nodes[0].parent, nodes[0].step, nodes[0].score) == (-1, 0, 0.0)
+    assert all(node.parent >= 0 and node.step == nodes[node.parent].step + 1 for node in nodes[1:])
     (place,) = [number for number, node in enumerate(nodes) if node.rank == 0]
     path = []
-    while place >= 0:
+    while place > 0:
         path.append(nodes[place])
         assert nodes[place].parent < place
         place = nodes[place].parent
@@ -37,7 +39,7 @@ def test_the_best_path_is_the_translation() -> None:
     (best,) = model.translate_n_best("abc de", n=1, beam_size=3, max_length=7)
     maps = model.attention("abc de", generate=7, beam_size=3)
     path = best_path(maps.beams())
-    assert [node.step for node in path] == list(range(len(path)))
+    assert [node.step for node in path] == list(range(1, len(path) + 1)) and maps.beams()[0].token == "<s>"
     assert "".join(node.token for node in path if node.token != "</s>").strip() == best.text.strip()
     assert path[-1].score == pytest.approx(best.score, abs=1e-5) and path[-1].state == "finished"
     assert sum(node.log_probability for node in path) == pytest.approx(best.log_probability, abs=1e-5)
@@ -48,7 +50,9 @@ def test_the_best_path_is_the_translation() -> None:
 def test_the_best_path_is_the_continuation() -> None:
     model = model_of("decoder", "generate")
     (best,) = model.generate("abc", max_new_tokens=5, beam_size=3)
-    path = best_path(model.attention("abc", generate=5, beam_size=3).beams())
+    nodes = model.attention("abc", generate=5, beam_size=3).beams()
+    assert nodes[0].token == "c", "the search starts behind the prompt"
+    path = best_path(nodes)
     assert "".join(node.token for node in path if node.token != "</s>") == best.text
     assert path[-1].score == pytest.approx(best.score, abs=1e-5)
 
