@@ -1,4 +1,4 @@
-"""The fused kernel of attention, and when the eager one is faster.
+"""The fused kernel of attention, and when the eager one is chosen instead.
 
 Legend: B batch, T queries, S keys, H heads, K key/value heads, E head size.
 """
@@ -15,8 +15,8 @@ from clearhead import spec
 
 Queries = Float[Tensor, "batch heads queries head_size"]
 Keys = Float[Tensor, "batch kv_heads keys head_size"]
-Kernel = tuple[Literal["eager", "fused"], str]
 Bias = Float[Tensor, "#batch heads queries keys"]
+Kernel = tuple[Literal["eager", "fused"], str]  # and the reason
 
 # Up to here a batch of small matrix products beats the fused kernel of a CPU, forward and backward.
 SHORT_ON_CPU = 64
