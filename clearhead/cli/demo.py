@@ -13,7 +13,7 @@ import typer
 from clearhead.cli.console import print_json, print_message
 from clearhead.cli.options import ComputeOptions, Json, set_threads_and_seed, takes_compute_options
 from clearhead.demo.classify import run_classify
-from clearhead.demo.common import DemoOutcome, DemoPlan, free_folder
+from clearhead.demo.common import HEADS_PAGE, DemoOutcome, DemoPlan, free_folder
 from clearhead.demo.fill import run_fill
 from clearhead.demo.generate import run_generate
 from clearhead.demo.translate import run_translate
@@ -87,7 +87,11 @@ def _close(plan: DemoPlan, outcome: DemoOutcome, seconds: float) -> None:
     again = shlex.quote(f"train.run={plan.run}-again")
     commands = {
         **outcome.commands,
+        "See what its heads do with a text of your own": f"clearhead view {shlex.quote(str(plan.run))} TEXT",
         "Its run file, to read and change": f"clearhead train {shlex.quote(f'{plan.run}/run.toml')} {again}",
     }
     for purpose, command in commands.items():
         console.print(f"{purpose}: {command}", markup=False)
+    page = plan.run / HEADS_PAGE
+    if page.exists():
+        console.print(f"What every head does, to open in a browser: {page.resolve().as_uri()}", markup=False)

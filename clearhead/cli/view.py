@@ -240,7 +240,8 @@ def _checkpoints(ref: str) -> Iterator[tuple[str, str]]:
     steps = checkpoint_steps(run)
     if len(steps) < 2:
         raise InputError(
-            f"--checkpoints plays a run's checkpoints, but {run} has {len(steps)} of them: train with keep"
+            f"--checkpoints plays the checkpoints of a run, but {run} kept {len(steps)}: train it with a larger keep "
+            "under [train] of its run file"
         )
     for step in steps:
         yield f"step {step:,}", f"{run}@step-{step}"

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, train_recipe
+from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, train_recipe, write_heads_page
 from clearhead.demo.data.names import LANGUAGES, Name, NameSets, make_name_sets
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
     _show_some(console, sets, answers, plan.seed)
     _show_scores(console, sets, scores, labels)
     draw(sets, labels, plan)
+    write_heads_page(model, SAMPLE, plan)
     ref = shlex.quote(str(plan.run))
     return DemoOutcome(
         record=asdict(scores),

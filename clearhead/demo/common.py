@@ -14,7 +14,12 @@ from clearhead.demo.data.library_sources import LibrarySources, write_sources
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
+    from clearhead import Model
     from clearhead.training.settings import TrainResult
+
+
+HEADS_PAGE = "plots/heads.html"
+"""The page of every head, in the run directory."""
 
 
 def results_console() -> Console:
@@ -87,6 +92,21 @@ def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> Trai
     text = recipe.format_map(quoted)
     run_file = parse_run_file(text, "the demo's run file", [f"train.seed={plan.seed}", *plan.overrides])
     return train_run(run_file, resume=False, progress=progress_for())
+
+
+def write_heads_page(model: Model, text: str, plan: DemoPlan, *, generate: int = 0) -> None:
+    """Write a page that shows what every head does while the model reads a text.
+
+    Args:
+        model: the trained model.
+        text: what it reads.
+        plan: the run directory.
+        generate: most tokens that a decoder-only model writes behind the text.
+    """
+    from clearhead.maps.page import SampleOptions
+
+    maps = model.attention(text, generate=generate)
+    maps.save_html(plan.run / HEADS_PAGE, title=plan.run.name, options=SampleOptions(effects=True))
 
 
 def write_source_parts(sources: LibrarySources, plan: DemoPlan) -> dict[str, Path]:

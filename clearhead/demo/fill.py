@@ -20,6 +20,7 @@ from clearhead.demo.common import (
     DemoPlan,
     introduce_sources,
     train_recipe,
+    write_heads_page,
     write_source_parts,
 )
 from clearhead.demo.data.library_sources import library_sources
@@ -138,6 +139,7 @@ def run_fill(plan: DemoPlan, sizes: FillSizes = FULL) -> DemoOutcome:
         f"[bold]{100 * shares[0]:.0f} %[/bold] of them come first, {100 * sum(shares):.0f} % are among the first "
         f"{len(PLACES)}. Always '{word}' would be right for {100 * share:.0f} %."
     )
+    write_heads_page(model, LINES[0], plan)
     lines = {
         line: [{"text": candidate.text, "probability": candidate.probability} for candidate in candidates]
         for line, candidates in zip(LINES, answers, strict=True)

@@ -15,6 +15,7 @@ from clearhead.demo.common import (
     DemoPlan,
     introduce_sources,
     train_recipe,
+    write_heads_page,
     write_source_parts,
 )
 from clearhead.demo.data.library_sources import library_sources
@@ -119,6 +120,7 @@ def run_generate(plan: DemoPlan, sizes: GenerateSizes = FULL) -> DemoOutcome:
         f"[bold]{after:.2f}[/bold] after it; 8 without a model."
     )
     functions = [write_function(console, model, plan, sizes, number) for number in range(sizes.num_functions)]
+    write_heads_page(model, PROMPT, plan, generate=24)
     ref = shlex.quote(str(plan.run))
     return DemoOutcome(
         record={"bits_per_byte": {"before": before, "after": after}, "prompt": PROMPT, "functions": functions},

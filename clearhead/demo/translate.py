@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, train_recipe
+from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, train_recipe, write_heads_page
 from clearhead.demo.data.cldr import language_name
 from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, make_date_sets
 
@@ -53,7 +53,7 @@ warmup = 100
 clip = 1.0
 validate_every = 200
 bleu_sentences = 0
-keep = 1
+keep = 6                        # for clearhead view --checkpoints: how its heads formed
 """
 
 
@@ -112,6 +112,7 @@ def run_translate(plan: DemoPlan, sizes: TranslateSizes = FULL) -> DemoOutcome:
     exact = exact_match(sets.test, written)
     console.print(score_table(exact, len(sets.test)))
     draw_attention(model, sets.test[0], plan, sizes.locales)
+    write_heads_page(model, SAMPLE, plan)
     return DemoOutcome(
         record={"exact_match": sum(exact.values()) / len(exact), "per_locale": exact},
         pictures={"Attention": "plots/alignment.png"},

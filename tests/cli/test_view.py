@@ -133,6 +133,15 @@ def test_bad_input_is_one_sentence(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
+def test_a_run_with_one_checkpoint_has_nothing_to_play(
+    runs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("clearhead.runs.checkpoint.checkpoint_steps", lambda run: [4])
+    assert main(["view", str(runs("fill")), "a ___ m", "--checkpoints"]) == 2
+    assert "kept 1: train it with a larger keep under [train]" in capfd.readouterr().err and not [*tmp_path.iterdir()]
+
+
 def test_a_target_for_an_encoder_is_refused(
     runs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

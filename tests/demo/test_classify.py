@@ -61,7 +61,15 @@ def test_a_tiny_demo_makes_an_ordinary_run(tmp_path: Path, capsys: pytest.Captur
     latin = [record["per_language"][name] for name in ("German", "Finnish")]
     assert record["latin_accuracy"] == pytest.approx(sum(latin) / 2)
     json.dumps(record)
-    for name in ("run.toml", "spec.json", "task.json", "metrics.jsonl", "plots/loss.png", "plots/confusion.png"):
+    for name in (
+        "run.toml",
+        "spec.json",
+        "task.json",
+        "metrics.jsonl",
+        "plots/loss.png",
+        "plots/confusion.png",
+        "plots/heads.html",
+    ):
         assert (run / name).stat().st_size > 0, name
     shown = capsys.readouterr().out
     assert "guessing would give 20.0 %" in shown and "in 5 languages" in shown

@@ -64,6 +64,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, DemoPlan]]:
             asked.append((kind, plan))
             plan.run.mkdir(parents=True)
             (plan.run / "there.png").touch()
+            (plan.run / "plots").mkdir()
+            (plan.run / "plots" / "heads.html").touch()
             return DemoOutcome(
                 record={"kind": kind},
                 pictures={"Seen": "there.png", "Unseen": "gone.png"},
@@ -104,6 +106,9 @@ def test_only_pictures_that_were_drawn_are_named(
     assert main(["demo", "--out", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
     assert f"Seen: {tmp_path}/run/there.png" in shown and "Unseen" not in shown and "Loss" not in shown
+    page = (tmp_path / "run" / "plots" / "heads.html").as_uri()
+    assert shown.endswith(f"What every head does, to open in a browser: {page}\n")
+    assert f"clearhead view {tmp_path}/run TEXT" in shown
 
 
 def test_code_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

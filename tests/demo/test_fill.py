@@ -133,7 +133,7 @@ def test_a_tiny_demo_makes_an_ordinary_run(tmp_path: Path) -> None:
     sizes = FillSizes(max_bytes=20_011, max_valid_bytes=4_003, num_questions=13, folder=library)
     plan = DemoPlan(run=tmp_path / "run", seed=3, batch_size=5, overrides=TINY)
     record = run_fill(plan, sizes).record
-    for name in ("run.toml", "spec.json", "metrics.jsonl", "plots/loss.png"):
+    for name in ("run.toml", "spec.json", "metrics.jsonl", "plots/loss.png", "plots/heads.html"):
         assert (plan.run / name).stat().st_size > 0, name
     assert 0 <= record["first"] <= record["among_three"] <= 1 and 0 < record["always_one_word"] <= 1
     assert set(record["lines"]) == set(LINES)

@@ -41,7 +41,7 @@ def test_the_run_file_trains_a_decoder_with_rotary_positions_and_muon() -> None:
 
 def test_it_makes_an_ordinary_run(finished: tuple[Path, dict[str, object]]) -> None:
     run, record = finished
-    for name in ("run.toml", "spec.json", "metrics.jsonl", "plots/loss.png"):
+    for name in ("run.toml", "spec.json", "metrics.jsonl", "plots/loss.png", "plots/heads.html"):
         assert (run / name).stat().st_size > 0, name
     assert main(["inspect", str(run)]) == 0
     json.dumps(record)

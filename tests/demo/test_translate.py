@@ -43,8 +43,10 @@ def test_a_tiny_demo_makes_an_ordinary_run(tmp_path: Path, monkeypatch: pytest.M
     exact = outcome.record["per_locale"]
     assert set(exact) == set(SIZES.locales)
     assert outcome.record["exact_match"] == pytest.approx(sum(exact.values()) / 3)
-    for name in ("run.toml", "spec.json", "metrics.jsonl", "plots/loss.png", "plots/alignment.png", "data/test.tsv"):
+    for name in ("run.toml", "spec.json", "metrics.jsonl", "plots/loss.png", "plots/alignment.png", "plots/heads.html"):
         assert (run / name).stat().st_size > 0, name
+    page = (run / "plots" / "heads.html").read_text("utf-8")
+    assert '"name":"effect"' in page and "decoder.memory" in page
     dates = {
         part: {line.split("\t")[1] for line in (run / "data" / f"{part}.tsv").read_text(encoding="utf-8").splitlines()}
         for part in ("train", "valid", "test")
