@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -286,6 +287,7 @@ def _start_peak(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
+    gc.collect()  # garbage that is freed during the step would hide as much of its memory
     with contextlib.suppress(OSError):
         # Linux: resets the peak of this process
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 from pathlib import Path
@@ -167,6 +168,19 @@ def test_a_dry_step_measures_memory() -> None:
 
     dry = dry_step(NextToken(), hungry, next(ShuffledTokens()))
     assert 40e6 < dry.peak_bytes < 400e6
+
+
+def test_garbage_of_before_hides_no_memory_of_a_dry_step() -> None:
+    ring: list[object] = [torch.ones(75_000_000)]
+    ring.append(ring)
+    del ring
+
+    def hungry(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+        gc.collect()
+        loss, labels = summed_loss(module, batch)
+        return loss + 0 * torch.ones(16_000_000).mul(loss.detach()).sum(), labels
+
+    assert 40e6 < dry_step(NextToken(), hungry, next(ShuffledTokens())).peak_bytes < 400e6
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_said() -> None:
