@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 PAGE, PICTURES, ARRAYS, MATRIX = ".html", (".svg", ".png"), ".npz", "matrix"
 
-
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads; ___ or the mask token is a blank.")]
 Target = Annotated[
     str | None, typer.Option("--target", metavar="TEXT", help="What the decoder reads; by default what it writes.")
@@ -182,10 +181,10 @@ def _write_page(
     *,
     is_timeline: bool,
 ) -> None:
-    from clearhead.maps.page import SampleOptions, sample_page
+    from clearhead.maps.page import SampleOptions, explorer_page
     from clearhead.view.explorer.write import write_page
 
-    page = sample_page(title, runs, SampleOptions(*options), is_timeline=is_timeline, notify=_notify)
+    page = explorer_page(title, runs, SampleOptions(*options), is_timeline=is_timeline, notify=_notify)
     write_page(page, path)
 
 

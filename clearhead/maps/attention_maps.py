@@ -19,7 +19,7 @@ from clearhead.files import replacing
 from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.effects import Notify
-from clearhead.maps.page import SampleOptions, sample_page
+from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.maps.pictures import draw_record_overview
 from clearhead.maps.reading import Reading
 from clearhead.maps.recording import record_run
@@ -145,10 +145,10 @@ class AttentionMaps(AttentionRun):
             InputError: a layer or head that no stack has, an output that the model has not, too many weights for a
                 page, or a file that cannot be written.
         """
-        write_page(sample_page(title, [("", self)], options, notify=notify), Path(path))
+        write_page(explorer_page(title, [("", self)], options, notify=notify), Path(path))
 
     def _repr_html_(self) -> str:
-        return frame_html(sample_page("attention", [("", self)]), height=NOTEBOOK_HEIGHT)
+        return frame_html(explorer_page("attention", [("", self)]), height=NOTEBOOK_HEIGHT)
 
     def to_json(self, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
         """Return tokens and weights as JSON values.

@@ -76,12 +76,6 @@ class AttentionRun:
         """The stacks with what they attend to: encoder.self, decoder.self, decoder.memory, as far as they exist."""
         return tuple(dict.fromkeys(stack for stack, _ in self.records))
 
-    @property
-    def generated(self) -> str:
-        """The text that the model generated; empty where the decoder was given all that it reads."""
-        read, num_given = self.reading.target or self.reading.source, self.reading.num_given
-        return "" if num_given is None else self.tokenizers.target.decode(read.ids[0, num_given:].tolist())
-
     def layers(self, stack: str) -> tuple[int, ...]:
         """Return the numbers of the layers of a stack that attend, from 0; shared layers count at every depth.
 

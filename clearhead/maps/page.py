@@ -80,7 +80,7 @@ class SampleOptions:
         return self.layers is not None or self.heads is not None
 
 
-def page_sample(run: AttentionRun, label: str, options: SampleOptions, notify: Notify | None = None) -> Sample:
+def run_sample(run: AttentionRun, label: str, options: SampleOptions, notify: Notify | None = None) -> Sample:
     """Return one run as a sample of a page.
 
     Args:
@@ -95,7 +95,7 @@ def page_sample(run: AttentionRun, label: str, options: SampleOptions, notify: N
     return _SampleBuilder(run, options, notify).build(label)
 
 
-def sample_page(
+def explorer_page(
     title: str,
     runs: Sequence[tuple[str, AttentionRun]],
     options: SampleOptions | None = None,
@@ -113,9 +113,9 @@ def sample_page(
         notify: told of the progress of the effects.
 
     Raises:
-        InputError: as for `page_sample`.
+        InputError: as for `run_sample`.
     """
-    samples = tuple(page_sample(run, label, options or SampleOptions(), notify) for label, run in runs)
+    samples = tuple(run_sample(run, label, options or SampleOptions(), notify) for label, run in runs)
     count = sum(parameter.numel() for parameter in runs[0][1].module.parameters())
     return Page(title, samples, is_timeline, (("parameters", f"{count:,}"),))
 
@@ -318,7 +318,7 @@ class _SampleBuilder:
             lens = self.run.lens(min(self.options.top_k, len(head.projection().weight_VD)))
         except InputError:
             return None
-        tokenizer = self.run.tokenizers.source if self.run.module.decoder is None else self.run.tokenizers.target
+        tokenizer = self.run.tokenizers.source if self.top == "encoder" else self.run.tokenizers.target
         places = {index: place for place, index in enumerate(lens.names)}
         is_label = bool(self.run.task.labels)
         vocabulary = tuple(

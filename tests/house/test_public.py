@@ -40,7 +40,7 @@ NAMES = {
 # What a user calls on the objects above.
 METHODS = {
     "AttentionMaps": """
-        beams choose contributions effects generated heads key_effects key_tokens layers lens norm_weighted num_heads
+        beams choose contributions effects heads key_effects key_tokens layers lens norm_weighted num_heads
         outcome query_tokens record rollout save save_html save_picture stacks target_tokens to_json tokens weights
         with_module
     """,

@@ -11,7 +11,7 @@ import torch
 
 from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
-from clearhead.maps.page import SampleOptions, page_sample, sample_page, token_row
+from clearhead.maps.page import SampleOptions, explorer_page, run_sample, token_row
 from clearhead.model.facade import Model
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -33,7 +33,7 @@ def maps(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> AttentionMaps:
 
 @pytest.fixture(scope="module")
 def sample(maps: AttentionMaps) -> Sample:
-    return page_sample(maps, "first", SampleOptions(effects=True))
+    return run_sample(maps, "first", SampleOptions(effects=True))
 
 
 def shown(sample: Sample, measure: str) -> dict[tuple[str, int], LayerAttention]:
@@ -107,11 +107,11 @@ def test_the_lens_names_what_the_maps_predict(maps: AttentionMaps, sample: Sampl
 
 
 def test_chosen_heads_are_alone_and_exact(maps: AttentionMaps) -> None:
-    sample = page_sample(maps, "", SampleOptions(layers=[1], heads=[1]))
+    sample = run_sample(maps, "", SampleOptions(layers=[1], heads=[1]))
     for (_, number), layer in shown(sample, "attention weight").items():
         assert number == 1 and layer.heads == (1,) and set(layer.exact) == {1}
     with pytest.raises(InputError, match="no head 7"):
-        page_sample(maps, "", SampleOptions(heads=[7]))
+        run_sample(maps, "", SampleOptions(heads=[7]))
 
 
 def test_a_page_that_would_be_too_large_is_refused_before_anything_is_measured(
@@ -120,7 +120,7 @@ def test_a_page_that_would_be_too_large_is_refused_before_anything_is_measured(
     monkeypatch.setattr("clearhead.view.explorer.encode.LARGEST", 3)
     monkeypatch.setattr(maps, "heads", lambda: pytest.fail("measured"))
     with pytest.raises(InputError, match="choose some with --layers and --heads"):
-        page_sample(maps, "", SampleOptions())
+        run_sample(maps, "", SampleOptions())
 
 
 def test_words_are_joined_at_spaces_and_scripts_without_spaces_are_not() -> None:
@@ -142,4 +142,4 @@ def test_a_page_is_one_file_and_a_notebook_shows_it(maps: AttentionMaps, tmp_pat
     text = (tmp_path / "heads.html").read_text("utf-8")
     assert "A \\u003cmodel\\u003e" in text and "http://" not in text and "https://" not in text
     assert maps._repr_html_().startswith("<iframe")
-    assert sample_page("t", [("a", maps), ("b", maps)], is_timeline=True).is_timeline
+    assert explorer_page("t", [("a", maps), ("b", maps)], is_timeline=True).is_timeline

@@ -12,7 +12,7 @@ from clearhead import core, spec
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps, attend
-from clearhead.maps.page import SampleOptions, page_sample
+from clearhead.maps.page import SampleOptions, run_sample
 from clearhead.maps.reading import Reading
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -81,7 +81,7 @@ def check(layer: LayerAttention) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_masks_and_exact_numbers(name: str) -> None:
     maps = maps_of(module_of(name))
-    sample = page_sample(maps, "", SampleOptions())
+    sample = run_sample(maps, "", SampleOptions())
     assert {attention.stack for attention in sample.attentions} == set(maps.stacks)
     for attention in sample.attentions:
         for layer in attention.layers:
@@ -92,7 +92,7 @@ def test_masks_and_exact_numbers(name: str) -> None:
 
 def test_rollout_reaches_beyond_a_window() -> None:
     """Two layers see twice as far as one; the page shows it."""
-    sample = page_sample(maps_of(module_of("window")), "", SampleOptions())
+    sample = run_sample(maps_of(module_of("window")), "", SampleOptions())
     one, two = (
         [layer.weights()[0] for layer in attention.layers]
         for attention in sample.attentions
@@ -104,7 +104,7 @@ def test_rollout_reaches_beyond_a_window() -> None:
 def test_effects_of_keys_are_measured_for_chosen_heads() -> None:
     maps, told = maps_of(module_of("encoder-decoder/pre-grouped/buckets")), list[tuple[int, int]]()
     options = SampleOptions(layers=[1], heads=[0, 3], effects=True)
-    sample = page_sample(maps, "", options, notify=lambda done, total: told.append((done, total)))
+    sample = run_sample(maps, "", options, notify=lambda done, total: told.append((done, total)))
     for attention in sample.attentions[: len(maps.stacks)]:
         (layer,) = attention.layers
         assert layer.key_effects is not None
@@ -113,7 +113,7 @@ def test_effects_of_keys_are_measured_for_chosen_heads() -> None:
             assert np.allclose(layer.key_effects[row], expected, atol=1e-6)
     done, totals = zip(*told, strict=True)
     assert list(done) == sorted(set(done)) and set(totals) == {done[-1]}
-    whole = page_sample(maps, "", SampleOptions(effects=True))
+    whole = run_sample(maps, "", SampleOptions(effects=True))
     assert whole.attentions[0].layers[0].key_effects is None, "a run for each key of each head is too much"
 
 
@@ -123,7 +123,7 @@ def test_the_lens_of_a_classifier_has_one_position() -> None:
     module = build(tiny("encoder/post/learned", tie="none").spec.model_copy(update={"head": head})).eval()
     maps = maps_of(module)
     maps.task = TaskRecord(kind="classify", labels=names, label_kind="single_label")
-    lens = page_sample(maps, "", SampleOptions()).lens
+    lens = run_sample(maps, "", SampleOptions()).lens
     assert lens is not None and set(lens.vocabulary) == set(names)
     assert lens.entries.shape == (len(lens.layers), 1, len(names)) and lens.targets is not None
     assert np.allclose(lens.probabilities.sum(-1), 1.0, atol=1e-5)

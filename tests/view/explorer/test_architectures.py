@@ -18,7 +18,7 @@ from clearhead.core import Transformer, build
 from clearhead.hf import registry
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.hook_points import capture
-from clearhead.maps.page import sample_page
+from clearhead.maps.page import explorer_page
 from clearhead.model.facade import Model
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -172,7 +172,7 @@ def architectures() -> dict[str, Architecture]:
 
 @pytest.fixture(scope="module")
 def page(architectures: dict[str, Architecture]) -> Page:
-    return sample_page("all", [(name, one.maps) for name, one in architectures.items()])
+    return explorer_page("all", [(name, one.maps) for name, one in architectures.items()])
 
 
 def rounded(page: Page) -> Page:
