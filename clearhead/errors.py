@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
 
 # Control characters, lone surrogates, and what reverses or breaks a line.
+_OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("options", default=MappingProxyType({}))
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -56,6 +61,33 @@ class InputError(ValueError):
 
 class RunFailure(RuntimeError):
     """A failure while running; the command line exits with code 1."""
+
+
+@contextlib.contextmanager
+def keys_as_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Let messages name options of a command in place of keys of a run file.
+
+    Args:
+        options: the option of each key, such as "--pattern" for "pattern".
+    """
+    token = _OPTIONS.set(options)
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(token)
+
+
+def key(name: str, value: object = None) -> str:
+    """Return a key of a run file for a message, or the option of the running command that stands for it.
+
+    Args:
+        name: of the key.
+        value: what to set it to; None: the message names the key alone.
+    """
+    option = _OPTIONS.get().get(name)
+    if value is None:
+        return option or f"'{name}'"
+    return f"{option} {json.dumps(value)}" if option else f"{name} = {json.dumps(value)}"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

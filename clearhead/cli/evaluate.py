@@ -12,16 +12,18 @@ import typer
 from clearhead.cli.console import print_json, print_message, print_result, write_lines
 from clearhead.cli.lines import read_numbers
 from clearhead.cli.options import (
+    DATA_OPTIONS,
     BeamSize,
     ComputeOptions,
     FromLanguage,
     Json,
     LengthPenalty,
+    Pattern,
     Ref,
     ToLanguage,
     takes_compute_options,
 )
-from clearhead.errors import InputError
+from clearhead.errors import InputError, keys_as_options
 
 Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
 Target = Annotated[Path | None, typer.Option("--target", help="Its translation or partner, line by line.")]
@@ -55,14 +57,14 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the t
 
 
 # Parameters that name the data.
-DATA = ("source", "target", "text", "labels", "text_column", "pair", "document")
+DATA = ("source", "target", "text", "labels", "text_column", "pair", "document", "pattern")
 _SEARCH = ("--tokenize", "--lowercase", "--beam-size", "--length-penalty", "--from", "--to", "--output", "--batch-size")
 # For each task the options that name its data, and the others that it takes.
 OPTIONS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "translate": (("--source", "--target"), _SEARCH),
-    "generate": (("--text",), ("--text-column", "--document", "--window", "--stride")),
-    "fill": (("--text",), ("--text-column", "--document")),
-    "denoise": (("--text",), ("--text-column", "--document")),
+    "generate": (("--text",), ("--text-column", "--document", "--pattern", "--window", "--stride")),
+    "fill": (("--text",), ("--text-column", "--document", "--pattern")),
+    "denoise": (("--text",), ("--text-column", "--document", "--pattern")),
     "classify": (("--text", "--labels"), ("--text-column", "--pair", "--plot")),
     "tag": (("--text",), ()),
     "embed": (("--source", "--target"), ("--labels", "--batch-size")),
@@ -79,6 +81,7 @@ def evaluate(
     text_column: TextColumn = None,
     pair: PairColumn = None,
     document: Document = None,
+    pattern: Pattern = None,
     plot: Plot = None,
     window: Window = None,
     stride: Stride = None,
@@ -130,7 +133,8 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if compute.batch_size is not None:
         options["batch_size"] = compute.batch_size
     data = _data(kind, {name: value for name, value in given.items() if name in DATA})
-    record = model.evaluate(data, notify=print_message, **options)
+    with keys_as_options(DATA_OPTIONS):
+        record = model.evaluate(data, notify=print_message, **options)
     translations = record.pop("translations", None)
     if "output" in given:
         write_lines(given["output"], translations)

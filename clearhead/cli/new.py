@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.console import print_either, print_message, write_lines
-from clearhead.cli.options import Json
-from clearhead.errors import InputError, nearest
+from clearhead.cli.options import DATA_OPTIONS, Json, Pattern
+from clearhead.errors import InputError, keys_as_options, nearest
 from clearhead.recipes.draft import Draft, NewOptions, draft
 
 Source = Annotated[
@@ -25,7 +25,7 @@ Labels = Annotated[
     str | None, typer.Option("--labels", metavar="COLUMN|F", help="classify: the column of labels, or a file of them.")
 ]
 TextColumn = Annotated[
-    str | None, typer.Option("--text-column", metavar="COLUMN", help="classify: the column of the text.")
+    str | None, typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the text.")
 ]
 Pair = Annotated[
     str | None, typer.Option("--pair", metavar="COLUMN|F", help="classify: the column, or the file, of second texts.")
@@ -53,6 +53,7 @@ def new(
     text_column: TextColumn = None,
     pair: Pair = None,
     document: Document = None,
+    pattern: Pattern = None,
     valid_source: ValidSource = None,
     valid_target: ValidTarget = None,
     valid_text: ValidText = None,
@@ -77,13 +78,14 @@ def new(
     in a row have not improved. --json ends with {"file", "run", "held_out"} and how much data there is.
     """
     wanted = NewOptions(
-        task, source, target, text, labels, text_column, pair, document, valid_source, valid_target, valid_text,
-        valid_labels, run, output.with_name(f"{output.stem}-data"),
+        task, source, target, text, labels, text_column, pair, document, pattern, valid_source, valid_target,
+        valid_text, valid_labels, run, output.with_name(f"{output.stem}-data"),
     )  # fmt: skip
     _check_task(task)
     wanted.check_options()
     _refuse_existing(output, wanted)
-    found = draft(wanted)
+    with keys_as_options(DATA_OPTIONS):
+        found = draft(wanted)
     _check(found.text, output)
     _write_all(output, found, wanted.folder)
     for message in found.messages:

@@ -27,6 +27,9 @@ Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of every r
 Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")]
 BeamSize = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy; by default 5.")]
+Pattern = Annotated[
+    str | None, typer.Option("--pattern", metavar="P", help='Which files of a folder to read, such as "*.txt".')
+]
 FromLanguage = Annotated[
     str | None, typer.Option("--from", metavar="L", help="The language of the text, for a multilingual model.")
 ]
@@ -36,6 +39,12 @@ ToLanguage = Annotated[
 LengthPenalty = Annotated[
     float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
 ]
+
+# The options that stand for keys of a table under [data].
+DATA_OPTIONS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in ("source", "target", "text", "labels", "text_column", "pair", "document", "pattern")
+} | {"field": "--text-column"}
 
 
 @dataclass(frozen=True)

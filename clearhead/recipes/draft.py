@@ -31,7 +31,7 @@ class NewOptions:
 
     Attributes:
         task: the kind of task.
-        source, target, text, labels, text_column, pair, document: the training data.
+        source, target, text, labels, text_column, pair, document, pattern: the training data.
         valid_source, valid_target, valid_text, valid_labels: the validation data.
         run: the run directory; None: it is named after the data.
         folder: where held-out data goes.
@@ -45,6 +45,7 @@ class NewOptions:
     text_column: str | None
     pair: str | None
     document: str | None
+    pattern: str | None
     valid_source: Path | None
     valid_target: Path | None
     valid_text: Path | None
@@ -62,7 +63,7 @@ class NewOptions:
             "classify": (("text", "labels"), ("text_column", "pair", "valid_text", "valid_labels")),
             "tag": (("text",), ("valid_text",)),
             **dict.fromkeys(PAIRED, (("source", "target"), ("valid_source", "valid_target"))),
-            **dict.fromkeys(RUNNING, (("text",), ("document", "valid_text"))),
+            **dict.fromkeys(RUNNING, (("text",), ("text_column", "document", "pattern", "valid_text"))),
         }[self.task]
         given = [name for name, value in vars(self).items() if value is not None and name not in _OF_EVERY_TASK]
         unused = [name for name in given if name not in (*needed, *optional)]
@@ -231,7 +232,9 @@ def _text_draft(options: NewOptions) -> Draft:
 
     task, text = options.task, options.text
     assert text is not None, "the options were checked"
-    found = survey_text(chunk.text for chunk in parse_text_source({"text": str(text)}).chunks())
+    form = {} if options.text_column is None else {"field": options.text_column}
+    train = form | ({} if options.pattern is None else {"pattern": options.pattern})
+    found = survey_text(chunk.text for chunk in parse_text_source({"text": str(text), **train}).chunks())
     if found.num_characters < LEAST_CHARACTERS:
         raise InputError(f"{text} has {found.num_characters} characters; training needs at least {LEAST_CHARACTERS}")
     sizes = fitting_text_sizes(
@@ -240,16 +243,17 @@ def _text_draft(options: NewOptions) -> Draft:
         # The mask, or a sentinel for each span.
         num_special=lambda length: {"fill": 1, "denoise": num_sentinels(length)}.get(task, 0),
     )
-    form = {"document": options.document or found.document}
+    document = {"document": options.document or found.document}
+    train, form = train | document, form | document
     valid: dict[str, Value] | float = held_out_share(found)
     note = "the share of the text, from its end, that is held out of training"
     if options.valid_text is not None:
-        valid, note = {"text": str(options.valid_text), **form}, ""
+        valid, note = {"text": str(options.valid_text), **(train if options.valid_text.is_dir() else form)}, ""
         measure(parse_text_source(valid))
     run = options.run or _run_name(text, task)
-    plan = DataPlan({"text": str(text), **form}, valid, note, f"{found.num_characters} characters", run)
-    document = f"every {form['document']} is a document"
-    messages = [f"{found.num_characters} characters, {found.num_distinct} distinct ones; {document}"]
+    plan = DataPlan({"text": str(text), **train}, valid, note, f"{found.num_characters} characters", run)
+    split = f"every {document['document']} is a document"
+    messages = [f"{found.num_characters} characters, {found.num_distinct} distinct ones; {split}"]
     if isinstance(valid, float):
         messages.append(f"the last {valid:.1%} are for validation")
     counts = {"characters": found.num_characters, "held_out": valid if isinstance(valid, float) else 0}

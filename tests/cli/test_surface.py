@@ -10,7 +10,7 @@ import typer
 from clearhead.cli.main import main, make_app
 
 MACHINE = {"--device", "--precision", "--threads", "--batch-size", "--seed"}
-DATA = {"--source", "--target", "--text", "--labels", "--text-column", "--pair", "--document"}
+DATA = {"--source", "--target", "--text", "--labels", "--text-column", "--pair", "--document", "--pattern"}
 SURFACE = {
     "new": {"--valid-source", "--valid-target", "--valid-text", "--valid-labels", "--output", "-o", "--run", "--json"}
     | DATA,

@@ -121,6 +121,8 @@ def _decoded(path: Path) -> Iterator[str]:
         try:
             text, used = codecs.utf_8_decode(content, "strict", not block)
         except UnicodeDecodeError as error:
+            if b"\0" in content and not guess:
+                raise InputError(f"{path}: expected text, but this looks like a binary file") from None
             line += content.count(b"\n", 0, error.start)
             line_start = content.rfind(b"\n", 0, error.start) + 1
             column = error.start - line_start + 1 + (0 if line_start else column)

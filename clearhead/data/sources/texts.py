@@ -7,6 +7,7 @@ document starts.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from clearhead.data.sources.lines import content_key, empty_file, split_lines, stream_text
 from clearhead.data.sources.run_file_tables import Form, has_ending, parse_form, user_path
 from clearhead.data.sources.tables import Dataset, Examples, JsonLinesFile, Share
-from clearhead.errors import InputError
+from clearhead.errors import InputError, key
 
 DocumentKind = Literal["file", "line", "paragraph"]
 
@@ -88,7 +89,10 @@ class TextFiles:
         try:
             yield from stream_text(path)
         except InputError as error:
-            raise InputError(f'{error}; or leave it out with pattern, as in pattern = "*.txt"') from None
+            others = Counter(file.suffix for file in self.files() if file.suffix not in ("", path.suffix))
+            ending = next((name for name, _ in others.most_common(1)), "")
+            way = key("pattern", f"*{ending}") if ending else "only the texts in the folder"
+            raise InputError(f"{error}; or leave it out: {way}") from None
 
     def place(self, index: int) -> str:
         """Return where document number `index`, counted from 0, starts."""
@@ -264,11 +268,15 @@ def _visible_files(folder: Path) -> Iterator[PurePath]:
 def _text_source(table: Mapping[str, Any]) -> TextSource:
     path, document = user_path(table["text"]), table.get("document", "file")
     if "pattern" in table and (path.is_file() or has_ending(path, ".jsonl")):
-        raise InputError(f"'pattern' chooses files of a folder, but {path} is a file; leave 'pattern' out")
+        raise InputError(
+            f"{key('pattern')} chooses files of a folder, but {path} is a file; leave {key('pattern')} out"
+        )
     if has_ending(path, ".jsonl"):
         return TextRows(JsonLinesFile(path, {"text": table.get("field", "text")}), document)
     if "field" in table:
-        raise InputError(f"'field' belongs to JSON lines, but {path} does not end in .jsonl; leave 'field' out")
+        raise InputError(
+            f"{key('field')} belongs to JSON lines, but {path} does not end in .jsonl; leave {key('field')} out"
+        )
     return TextFiles(path, document, table.get("pattern", _EVERY_FILE))
 
 

@@ -195,13 +195,19 @@ def test_mistakes_have_a_place(tmp_path: Path) -> None:
             r"blank\.txt: expected text, found nothing but white space",
         ),
         (TextFiles(write(tmp_path / "latin.txt", b"a\ncaf\xe9")), r"latin\.txt:2: invalid UTF-8.*the file to UTF-8$"),
-        (TextFiles(tmp_path / "latin"), r"latin.b\.txt:1: invalid UTF-8.*leave it out with pattern"),
+        (TextFiles(tmp_path / "latin"), r"latin.b\.txt:1: invalid UTF-8.*leave it out: only the texts in the folder"),
+        (
+            TextFiles(tmp_path / "picture"),
+            r"a\.png: expected text, .* binary file; or leave it out: pattern = \"\*\.md\"",
+        ),
         (json_lines(write(tmp_path / "e.jsonl", "")), r"e\.jsonl: the file is empty"),
         (json_lines(write(tmp_path / "a.jsonl", '{"text": "a"}\n{"txt": "a"}')), r"a\.jsonl:2: there is no field"),
         (json_lines(write(tmp_path / "b.jsonl", '{"text": "a"}\nx')), r"b\.jsonl:2: expected one JSON object"),
         (json_lines(write(tmp_path / "c.jsonl", '{"text": 3}')), r"c\.jsonl:1: field 'text' is 3; expected a text"),
     ]
     write(tmp_path / "latin" / "b.txt", b"\xe9")
+    for name, content in {"a.png": b"\x89PNG\0\0", "b.md": b"b", "c.md": b"c", "d.py": b"d", "e.png": b"e"}.items():
+        write(tmp_path / "picture" / name, content)
     for source, message in cases:
         with pytest.raises(InputError, match=message):
             documents(source)
