@@ -20,7 +20,7 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run, take_weights
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, build_schedule
+from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP, build_schedule
 from clearhead.training.optim.weight_averages import average_checkpoints
 from clearhead.training.preflight import TokenSide, preflight
 from clearhead.training.progress.reports import Progress
@@ -28,7 +28,7 @@ from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
 from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import TrainResult, TrainSettings, planned_steps
+from clearhead.training.settings import TrainResult, TrainSettings, in_steps, planned_steps
 from clearhead.training.tasks.base import DataSide, TaskParts, TaskSetup, one_sided
 from clearhead.training.tasks.registry import parts_of
 from clearhead.training.token_counts import count_tokens
@@ -198,6 +198,7 @@ def _trainer(
     train = setup.run_file.train
     assert train.learning_rate is not None and train.warmup is not None, "the run file fills its defaults"
     steps = planned_steps(train, parts.batches.batches_per_epoch)
+    warmup = in_steps(train.warmup, steps, least=int(train.schedule in SCHEDULES_WITH_WARMUP))
     choices = {
         "tokenizer": parts.tokenizers.fingerprint,
         "score_name": parts.score_name,
@@ -207,7 +208,7 @@ def _trainer(
     }
     if setup.run_file.lora is not None:
         choices[NEW_TENSORS] = " ".join(new)
-    table = train.model_dump() | {"precision": precision}
+    table = train.model_dump() | {"precision": precision, "validate_every": in_steps(train.validate_every, steps)}
     top = module.spec.decoder or module.spec.encoder
     return Trainer(
         module=module,
@@ -222,7 +223,7 @@ def _trainer(
         schedule=build_schedule(
             train.schedule,
             learning_rate=train.learning_rate,
-            warmup=train.warmup,
+            warmup=warmup,
             steps=steps,
             width=top.width if top is not None else None,
         ),
@@ -238,12 +239,14 @@ def _trainer(
 def _warn_of_new_schedule(
     run_file: RunFile, choices: Mapping[str, object], settings: TrainSettings, progress: Progress
 ) -> None:
-    """Warn that a schedule with an end changes when a resumed run has another number of steps."""
+    """Warn that a schedule changes when a resumed run has another number of steps, and the schedule depends on it."""
     before, now = choices.get(PLANNED_STEPS), settings.choices[PLANNED_STEPS]
-    if run_file.train.schedule in SCHEDULES_WITH_AN_END and before is not None and before != now:
+    train = run_file.train
+    depends = train.schedule in SCHEDULES_WITH_AN_END or isinstance(train.warmup, float)
+    if depends and before is not None and before != now:
         progress.message(
-            f"the {run_file.train.schedule} schedule now ends at step {now:,} instead of {before:,}, so the "
-            "learning rates from here on differ from those planned before"
+            f"the {train.schedule} schedule is now that of {now:,} steps instead of {before:,}, so the learning rates "
+            "from here on differ from those planned before"
         )
 
 

@@ -21,6 +21,7 @@ class TrainSettings(Train):
 
     Args:
         precision: of the computation; "auto" has been resolved.
+        validate_every: steps between two validations; a share has been resolved.
         log_every: steps between two lines of metrics.
         best_by: the metric that decides which checkpoint is best, unless `early_stop` names one.
         score_name: name of the validation score.
@@ -29,6 +30,7 @@ class TrainSettings(Train):
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
+    validate_every: Count = 500
     log_every: Count = 10
     best_by: Metric = "loss"
     score_name: str = "score"
@@ -76,3 +78,18 @@ def planned_steps(settings: Train, batches_per_epoch: int) -> int | None:
     if settings.epochs is not None:
         ends.append(max(1, math.ceil(settings.epochs * batches_per_epoch / settings.accumulate)))
     return min(ends) if ends else None
+
+
+def in_steps(count: int | float, steps: int | None, *, least: int = 1) -> int:
+    """Return a number of steps that is given as such, or as a share of all steps.
+
+    Args:
+        count: steps, or a share below 1.
+        steps: the last step of the run; None if it is not known, where a share has no meaning.
+        least: the fewest steps that a share means.
+    """
+    if isinstance(count, int):
+        return count
+    assert steps is not None, "the rules of the run file refuse a share of unknown steps"
+    # Not one step less for a share such as 0.57 that a float holds a little too low.
+    return max(least, math.floor(count * steps + 1e-9))

@@ -115,3 +115,13 @@ def test_faults_of_the_tables_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(InputError, match="exists: name a new run directory"):
         ch.train(tables("translate", tmp_path / "run"), data={"train": PAIRS})
+
+
+def test_warmup_and_validation_are_given_in_steps_or_as_shares(tmp_path: Path) -> None:
+    """Half of 6 steps is 3 steps: the same learning rates and the same validations."""
+    rows = []
+    for name, count in (("share", 0.5), ("steps", 3)):
+        run_file = tables("fill", tmp_path / name, steps=6, schedule="cosine", warmup=count, validate_every=count)
+        run = ch.train(run_file, data={"train": TEXTS}).run
+        rows.append([(row.step, row.learning_rate, row.valid_loss) for row in read_metrics(run / "metrics.jsonl")])
+    assert rows[0] == rows[1] and [step for step, _, loss in rows[0] if loss is not None] == [3, 6]

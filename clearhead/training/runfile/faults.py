@@ -91,8 +91,13 @@ def name_of(address: Address) -> str:
     return " ".join([f"[{address[0]}]", ".".join(address[1:])]).strip()
 
 
-# Descriptions of lists other than a pair of numbers.
-_LISTS: Mapping[Address, str] = {("lora", "targets"): 'a list of addresses, such as ["*.query", "*.value"]'}
+# Descriptions of keys with values of more than one kind.
+_WANTED: Mapping[Address, str] = {
+    ("lora", "targets"): 'a list of addresses, such as ["*.query", "*.value"]',
+    ("train", "betas"): "a list of 2 numbers, each at least 0 and below 1",
+    ("train", "warmup"): "a number of steps from 0 on, or a share of all steps such as 0.1",
+    ("train", "validate_every"): "a number of steps from 1 on, or a share of all steps such as 0.1",
+}
 
 
 @dataclass(frozen=True)
@@ -132,9 +137,9 @@ def _address(location: tuple[int | str, ...], raw: Mapping[str, Any], kind: str)
 def _sentence(address: Address, items: Sequence[Any], raw: Mapping[str, Any], places: Places) -> str:
     first = items[0]
     kind = str(first["type"])
-    if any(isinstance(part, int) for item in items for part in item["loc"]) or kind.startswith("tuple"):
-        wanted = _LISTS.get(address, "a list of 2 numbers, each at least 0 and below 1")
-        return f"{places.of(address)}{name_of(address)} must be {wanted}"
+    if address in _WANTED:
+        received = describe_value(raw[address[0]][address[1]])
+        return f"{places.of(address)}{name_of(address)} must be {_WANTED[address]}, received {received}"
     if kind == "extra_forbidden":
         return places.of(address) + _unknown_key(address, raw)
     if kind == "missing":

@@ -202,6 +202,12 @@ def _schedule(run: RunFile) -> Iterator[Fault]:
         yield _fault("train.warmup", f"must be at least 1 for the schedule '{train.schedule}', received the number 0")
     if train.schedule in SCHEDULES_WITH_AN_END and train.steps is not None and (train.warmup or 0) >= train.steps:
         yield _fault("train.warmup", f"= {train.warmup} must be less than the {train.steps} steps of the run")
+    for key in ("warmup", "validate_every"):
+        if train.seconds is not None and isinstance(share := getattr(train, key), float):
+            yield _fault(
+                f"train.{key}",
+                f"= {share} is a share of all steps, which 'seconds' leaves open: give a number of steps",
+            )
 
 
 def _validation(run: RunFile) -> Iterator[Fault]:
@@ -292,7 +298,9 @@ def _learning_rate(train: Train) -> float:
     return 1.0 if train.schedule == "paper" else 1e-3
 
 
-def _warmup(train: Train) -> int:
+def _warmup(train: Train) -> int | float:
     if train.schedule in ("constant", "plateau"):
         return 0
+    if train.schedule in SCHEDULES_WITH_AN_END:
+        return 0.1
     return max(1, min(2000, train.steps // 5)) if train.steps is not None else 1000

@@ -194,7 +194,7 @@ class EarlyStop(Section):
 
 
 class Train(Section):
-    """Length, optimizer, validation and checkpoints of the training."""
+    """Length, optimizer, validation and checkpoints; `warmup` and `validate_every` in steps or as a share of all."""
 
     run: Annotated[str, Field(min_length=1)]
     steps: Count | None = None
@@ -208,14 +208,14 @@ class Train(Section):
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.98)
     eps: Positive = 1e-9
     schedule: Literal["paper", "inverse-sqrt", "cosine", "linear", "wsd", "plateau", "constant"] = "inverse-sqrt"
-    warmup: CountOrZero | None = None
+    warmup: CountOrZero | Share | None = None
     label_smoothing: Fraction = 0.0
     clip: Positive | None = None
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: str = "auto"
     threads: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    validate_every: Count = 500
+    validate_every: Count | Share = 500
     bleu_sentences: CountOrZero | None = None
     save_every: Count | None = None
     keep: Count = 3
