@@ -29,6 +29,13 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def has_fast_bf16(device: torch.device) -> bool:
+    """Return whether matrix products in bfloat16 are faster than in float32 on a device."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and any((torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()))
+
+
 def choose_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"]:
     """Return the precision of a name; "auto" is bf16 on CUDA devices that support it.
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.machine import has_fast_bf16
 
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ_STEPS = 5
@@ -92,8 +93,8 @@ class Muon(torch.optim.Optimizer):
     """Muon, which makes the updates of matrices orthogonal, with AdamW for all other parameters.
 
     An update of an R x C matrix is multiplied by 0.2 * sqrt(max(R, C)), which gives it the root mean square of a usual
-    AdamW update: the learning rates and weight decays of AdamW apply. The orthogonalization runs in float32, for all
-    matrices of one shape at once.
+    AdamW update: the learning rates and weight decays of AdamW apply. The orthogonalization runs for all matrices of
+    one shape at once; in bfloat16 where products in it are faster, which is precise enough for a direction.
 
     Args:
         groups: parameter groups with "lr", "weight_decay" and "matrices" (True: every parameter has two dimensions).
@@ -132,9 +133,10 @@ class Muon(torch.optim.Optimizer):
             if parameter.grad is not None:
                 update = self._nesterov(parameter)
                 by_shape.setdefault((parameter.shape, parameter.device), []).append((parameter, update))
-        for (shape, _), pairs in by_shape.items():
+        for (shape, device), pairs in by_shape.items():
             rate = group["lr"] * _UPDATE_SIZE * max(shape) ** 0.5
-            orthogonal = orthogonalize(torch.stack([update.float() for _, update in pairs]))
+            dtype = torch.bfloat16 if has_fast_bf16(device) else torch.float32
+            orthogonal = orthogonalize(torch.stack([update.to(dtype) for _, update in pairs]))
             for (parameter, _), update in zip(pairs, orthogonal.unbind(0), strict=True):
                 parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
                 parameter.add_(update.to(parameter.dtype), alpha=-rate)
