@@ -24,6 +24,10 @@ Text = Annotated[
 Labels = Annotated[
     str | None, typer.Option("--labels", metavar="COLUMN|F", help="classify: the column of labels, or a file of them.")
 ]
+LabelKindOption = Annotated[
+    str | None,
+    typer.Option("--label-kind", help="classify: single_label, multi_label or regression; by default what fits."),
+]
 TextColumn = Annotated[
     str | None, typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the text.")
 ]
@@ -50,6 +54,7 @@ def new(
     target: Target = None,
     text: Text = None,
     labels: Labels = None,
+    label_kind: LabelKindOption = None,
     text_column: TextColumn = None,
     pair: Pair = None,
     document: Document = None,
@@ -79,7 +84,7 @@ def new(
     """
     wanted = NewOptions(
         task, source, target, text, labels, text_column, pair, document, pattern, valid_source, valid_target,
-        valid_text, valid_labels, run, output.with_name(f"{output.stem}-data"),
+        valid_text, valid_labels, label_kind, run, output.with_name(f"{output.stem}-data"),
     )  # fmt: skip
     _check_task(task)
     wanted.check_options()

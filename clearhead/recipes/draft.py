@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nearest
 from clearhead.recipes.run_file import DataPlan, Value, run_file_text
 from clearhead.recipes.survey import Survey, fitting_sizes, fitting_text_sizes, held_out_share, survey, survey_text
 
@@ -33,6 +33,7 @@ class NewOptions:
         task: the kind of task.
         source, target, text, labels, text_column, pair, document, pattern: the training data.
         valid_source, valid_target, valid_text, valid_labels: the validation data.
+        label_kind: what a label is; None: it follows from the labels.
         run: the run directory; None: it is named after the data.
         folder: where held-out data goes.
     """
@@ -50,6 +51,7 @@ class NewOptions:
     valid_target: Path | None
     valid_text: Path | None
     valid_labels: str | None
+    label_kind: str | None
     run: str | None
     folder: Path
 
@@ -60,7 +62,7 @@ class NewOptions:
             InputError: one sentence that names them.
         """
         needed, optional = {
-            "classify": (("text", "labels"), ("text_column", "pair", "valid_text", "valid_labels")),
+            "classify": (("text", "labels"), ("text_column", "pair", "label_kind", "valid_text", "valid_labels")),
             "tag": (("text",), ("valid_text",)),
             **dict.fromkeys(PAIRED, (("source", "target"), ("valid_source", "valid_target"))),
             **dict.fromkeys(RUNNING, (("text",), ("text_column", "document", "pattern", "valid_text"))),
@@ -277,7 +279,7 @@ def _label_draft(options: NewOptions) -> Draft:
     data = read_labelled(parse_labelled_source(train))
     found = survey([(" ".join(texts),) for texts in zip(*text_columns(data), strict=True)])
     _refuse_few(found.num_pairs, "texts", f"{options.text} has")
-    kind = _label_kind(data)
+    kind = _label_kind(data, options.label_kind)
     labels = learn_labels(data, kind)
     held = _HeldOut.of(len(data), options.holds_out)
     files: dict[Path, Sequence[str]] = {}
@@ -295,8 +297,16 @@ def _label_draft(options: NewOptions) -> Draft:
     return examples.draft(options, _run_name(options.text, options.task), labels=kind)
 
 
-def _label_kind(data: Table) -> LabelKind:
-    """Tell lists of labels, and numbers that are not classes, from names."""
+def _label_kind(data: Table, wanted: str | None) -> LabelKind:
+    """Return the kind that is wanted; else tell lists of labels, and numbers that are not classes, from names."""
+    from clearhead.task import LabelKind
+
+    kinds: tuple[LabelKind, ...] = get_args(LabelKind)
+    for kind in kinds:
+        if kind == wanted:
+            return kind
+    if wanted is not None:
+        raise InputError(f"--label-kind is '{wanted}'; expected one of {', '.join(kinds)}{nearest(wanted, kinds)}")
     labels = data["labels"]
     if any(isinstance(label, list | tuple) for label in labels):
         return "multi_label"

@@ -11,7 +11,7 @@ import pytest
 from clearhead.cli.main import main
 from clearhead.training.runfile.read import load_run_file
 from tests.cli.test_bad_input import refused
-from tests.cli.tiny_tasks import LINES, write_lines
+from tests.cli.tiny_tasks import LINES, SENTENCES, label_of, write_lines
 
 Runs = Callable[[str], Path]
 PICTURE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
@@ -36,6 +36,50 @@ def test_a_picture_in_a_folder_of_texts_is_left_out_with_the_option_of_the_messa
 def test_the_field_of_json_lines_has_an_option(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_lines(tmp_path / "a.jsonl", [f'{{"body": "{line}"}}' for line in LINES])
     words = ["new", "generate", "--text", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "run.toml")]
-    assert "there is no field 'text'; the fields are 'body'" in refused(capfd, *words)
+    assert "there is no field 'text'; the fields are 'body'; choose one with --text-column" in refused(capfd, *words)
     assert main([*words, "--text-column", "body"]) == 0
     assert load_run_file(tmp_path / "run.toml").data.train.field == "body"
+
+
+@pytest.mark.parametrize(
+    ("ending", "separator", "options", "advice", "mended"),
+    [
+        (".tsv", "\t", ["--text-column", "1", "--labels", "3"], "choose one with --labels", ["--labels", "2"]),
+        (".tsv", "\t", ["--text-column", "0", "--labels", "2"], "counted from 1", ["--text-column", "1"]),
+        (".tsv", "\t", ["--labels", "label"], "choose one with --labels", ["--labels", "2"]),
+        (".tsv", "\t", ["--labels", "1", "--text-column", "1"], "--labels and --text-column name", ["--labels", "2"]),
+        (".tsv", "\t", ["--labels", "1"], "check --labels", ["--labels", "2"]),
+        (".tsv", "\t", ["--labels", "2", "--label-kind", "x"], "expected one of single_label", ["--labels", "2"]),
+        (".tsv", ",", ["--labels", "2"], "give the file a name that ends in .csv", ["--text", "a.csv"]),
+        (".csv", "\t", ["--labels", "2"], "give the file a name that ends in .tsv", ["--text", "a.tsv"]),
+    ],
+)
+def test_columns_are_counted_from_1_and_named_by_the_options_of_the_command(
+    ending: str,
+    separator: str,
+    options: list[str],
+    advice: str,
+    mended: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_lines(tmp_path / f"a{ending}", [f"{one}{separator}{label_of(one)}" for one in SENTENCES])
+    message = refused(capfd, "new", "classify", "--text", file.name, *options)
+    assert advice in message and "_column" not in message
+    if "--text" in mended:
+        file.rename(mended[1])
+    given = dict(zip(options[::2], options[1::2], strict=True)) | dict(zip(mended[::2], mended[1::2], strict=True))
+    given.pop("--label-kind", None)
+    words = [word for option in ({"--text": file.name} | given).items() for word in option]
+    assert main(["new", "classify", *words]) == 0
+
+
+def test_numbers_that_are_all_different_have_an_option(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_lines(tmp_path / "a.tsv", [f"{one}\t{number}" for number, one in enumerate(SENTENCES)])
+    words = ["new", "classify", "--text", str(file), "--labels", "2", "--output", str(tmp_path / "run.toml")]
+    message = refused(capfd, *words)
+    assert "check --labels, or for numbers set --label-kind" in message
+    assert main([*words, *shlex.split(message.rpartition("for numbers set ")[2])]) == 0
+    assert load_run_file(tmp_path / "run.toml").task.labels == "regression"

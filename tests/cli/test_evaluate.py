@@ -141,7 +141,7 @@ def test_columns_by_number_and_labels_in_a_file(runs: Runs, tmp_path: Path, capf
     (tmp_path / "plain.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
     for name, column in (("texts", 0), ("labels", 1)):
         (tmp_path / name).write_text("".join(f"{row[column]}\n" for row in rows), encoding="utf-8")
-    for text, labels in (("plain.tsv", "1"), ("texts", f"{tmp_path}/labels")):
+    for text, labels in (("plain.tsv", "2"), ("texts", f"{tmp_path}/labels")):
         options = ["--text", f"{tmp_path}/{text}", "--labels", labels, "--json"]
         assert last_json(run(capfd, "evaluate", f"{found}@last", *options)) == by_name
 
@@ -202,7 +202,7 @@ def test_a_wrong_combination_is_one_sentence(
         ("prefix", ["--window", "3"], "window has no effect here"),
         ("several", ["--plot", "a.png"], "this model gives no single class"),
         ("generate", ["--stride", "17"], "stride must be from 1 to the window of 16"),
-        ("generate", ["--text-column", "a"], "'field' belongs to JSON lines"),
+        ("generate", ["--text-column", "a"], "--text-column belongs to JSON lines"),
         ("classify", ["--text-column", "labl"], "there is no column 'labl'"),
         ("pair", ["--labels", "lable"], "did you mean 'label'?"),
     ],

@@ -12,7 +12,17 @@ from clearhead.cli.main import main, make_app
 MACHINE = {"--device", "--precision", "--threads", "--batch-size", "--seed"}
 DATA = {"--source", "--target", "--text", "--labels", "--text-column", "--pair", "--document", "--pattern"}
 SURFACE = {
-    "new": {"--valid-source", "--valid-target", "--valid-text", "--valid-labels", "--output", "-o", "--run", "--json"}
+    "new": {
+        "--valid-source",
+        "--valid-target",
+        "--valid-text",
+        "--valid-labels",
+        "--label-kind",
+        "--output",
+        "-o",
+        "--run",
+        "--json",
+    }
     | DATA,
     "train": {"--resume", "--json"} | MACHINE,
     "translate": {"--beam-size", "--n-best", "--length-penalty", "--from", "--to", "--json"} | MACHINE,

@@ -19,9 +19,10 @@ from clearhead.data.sources.tables import (
     TableSource,
     read_table,
 )
-from clearhead.errors import InputError
+from clearhead.errors import InputError, key
 
 _RAW = ("labels",)
+_KEYS = {"text": "text_column", "labels": "labels", "pair": "pair"}
 
 
 def is_delimited(path: Path | str) -> bool:
@@ -68,7 +69,7 @@ def labelled_table(text: Path, labels: str, *, text_column: str | None, pair: st
     """
     values = {"labels": labels, "text_column": text_column, "pair": pair}
     given = {key: value for key, value in values.items() if value is not None}
-    # As in a run file, a column of a table is a name or a number counted from 0.
+    # As in a run file, a column of a table is a name or a number counted from 1.
     columns = {key: int(value) if is_delimited(text) and value.isdecimal() else value for key, value in given.items()}
     return {"text": str(text), **columns}
 
@@ -86,7 +87,8 @@ def parse_labelled_source(table: Mapping[str, Any]) -> TableSource:
     name = str(table.get("text", ""))
     if "text" in table and "text_column" in table and not has_ending(name, ".tsv", ".csv", ".jsonl"):
         raise InputError(
-            f"'text_column' is for a table, but the text is '{name}'; expected a name that ends in .tsv, .csv or .jsonl"
+            f"{key('text_column')} is for a table, but the text is '{name}'; "
+            "expected a name that ends in .tsv, .csv or .jsonl"
         )
     columns = ("labels", "text_column", "pair") if is_delimited(name) else ()
     return parse_form(table, _FORMS, expected="text and labels; or dataset and labels", columns=columns)
@@ -98,11 +100,11 @@ def _text_source(table: Mapping[str, Any]) -> TableSource:
     if is_delimited(path):
         default = "text" if isinstance(labels, str) else None
         columns: dict[str, Column | None] = {"labels": labels, **pair, "text": table.get("text_column", default)}
-        hint = "" if "text_column" in table else ": say with text_column which of them holds the text"
         separator = "\t" if has_ending(path, ".tsv") else ","
-        return DelimitedFile(path, columns, separator, hints={"text": hint}, is_distinct=True)
+        return DelimitedFile(path, columns, separator, _KEYS, is_distinct=True)
     if has_ending(path, ".jsonl"):
-        return JsonLinesFile(path, {"text": table.get("text_column", "text"), "labels": labels, **pair}, raw=_RAW)
+        fields = {"text": table.get("text_column", "text"), "labels": labels, **pair}
+        return JsonLinesFile(path, fields, _RAW, _KEYS)
     paths = {role: user_path(name) for role, name in {"labels": labels, **pair}.items()}
     return AlignedFiles({"text": path, **paths}, located_by="labels")
 
@@ -110,7 +112,9 @@ def _text_source(table: Mapping[str, Any]) -> TableSource:
 def _dataset(table: Mapping[str, Any]) -> TableSource:
     pair = {"pair": table["pair"]} if "pair" in table else {}
     fields = {"text": table.get("field", "text"), "labels": table["labels"], **pair}
-    return Dataset(table["dataset"], table.get("split", "train"), fields, table.get("config"), raw=_RAW)
+    return Dataset(
+        table["dataset"], table.get("split", "train"), fields, table.get("config"), _RAW, _KEYS | {"text": "field"}
+    )
 
 
 _FORMS: tuple[Form[TableSource], ...] = (

@@ -9,6 +9,7 @@ from typing import Any
 from clearhead.data.sources.run_file_tables import Form, parse_form, user_path
 from clearhead.data.sources.tables import (
     AlignedFiles,
+    Column,
     Dataset,
     DelimitedFile,
     JsonLinesFile,
@@ -17,8 +18,8 @@ from clearhead.data.sources.tables import (
     read_table,
 )
 
-_COLUMNS = ("source_column", "target_column")
-_FIELDS = ("source_field", "target_field")
+_COLUMNS = {"source": "source_column", "target": "target_column"}
+_FIELDS = {"source": "source_field", "target": "target_field"}
 
 
 def parallel_files(source: Path, target: Path) -> AlignedFiles:
@@ -36,25 +37,27 @@ def read_pairs(source: TableSource) -> Table:
 
 
 def _fields(table: Mapping[str, Any]) -> dict[str, str]:
-    return {role: table.get(key, role) for role, key in zip(("source", "target"), _FIELDS, strict=True)}
+    return {role: table.get(key, role) for role, key in _FIELDS.items()}
+
+
+def _columns(table: Mapping[str, Any]) -> dict[str, Column | None]:
+    return {role: table.get(key, number) for number, (role, key) in enumerate(_COLUMNS.items(), start=1)}
 
 
 _FORMS: tuple[Form[TableSource], ...] = (
     Form("source", ("target",), (), lambda t: parallel_files(user_path(t["source"]), user_path(t["target"]))),
+    Form("tsv", (), (*_COLUMNS.values(),), lambda t: DelimitedFile(user_path(t["tsv"]), _columns(t), keys=_COLUMNS)),
     Form(
-        "tsv",
+        "jsonl",
         (),
-        _COLUMNS,
-        lambda t: DelimitedFile(
-            user_path(t["tsv"]), {"source": t.get("source_column", 0), "target": t.get("target_column", 1)}
-        ),
+        (*_FIELDS.values(),),
+        lambda t: JsonLinesFile(user_path(t["jsonl"]), _fields(t), keys=_FIELDS),
     ),
-    Form("jsonl", _FIELDS, (), lambda t: JsonLinesFile(user_path(t["jsonl"]), _fields(t))),
     Form(
         "dataset",
         ("split",),
-        (*_FIELDS, "config"),
-        lambda t: Dataset(t["dataset"], t["split"], _fields(t), t.get("config")),
+        (*_FIELDS.values(), "config"),
+        lambda t: Dataset(t["dataset"], t["split"], _fields(t), t.get("config"), keys=_FIELDS),
     ),
 )
 
@@ -68,4 +71,4 @@ def parse_pair_source(table: Mapping[str, Any]) -> TableSource:
     Raises:
         InputError: every unknown or missing key and every wrong type, in one report.
     """
-    return parse_form(table, _FORMS, expected="source and target; tsv; jsonl; or dataset", columns=_COLUMNS)
+    return parse_form(table, _FORMS, expected="source and target; tsv; jsonl; or dataset", columns=_COLUMNS.values())

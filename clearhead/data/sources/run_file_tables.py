@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, key, nearest
 
 SourceT = TypeVar("SourceT")
 
@@ -67,29 +67,29 @@ def parse_form(
         )
     form = matching[0]
     faults = [
-        f"'{key}' does not belong to data given by '{form.marker}'{nearest(key, form.keys)}"
-        for key in table
-        if key not in form.keys
+        f"{key(name)} does not belong to data given by {key(form.marker)}{nearest(name, form.keys)}"
+        for name in table
+        if name not in form.keys
     ]
-    for key in form.keys:
-        if key in table:
-            faults += _value_faults(key, table[key], key in columns, choices.get(key))
-        elif key not in form.optional:
-            faults.append(f"'{key}' is missing; data given by '{form.marker}' needs it")
+    for name in form.keys:
+        if name in table:
+            faults += _value_faults(name, table[name], name in columns, choices.get(name))
+        elif name not in form.optional:
+            faults.append(f"{key(name)} is missing; data given by {key(form.marker)} needs it")
     if faults:
         raise InputError.from_faults(faults, subject="the data table")
     return form.make(table)
 
 
-def _value_faults(key: str, value: object, is_column: bool, choices: Sequence[str] | None) -> list[str]:
+def _value_faults(name: str, value: object, is_column: bool, choices: Sequence[str] | None) -> list[str]:
     if isinstance(value, str) and value and choices and value not in choices:
-        return [f"'{key}' is {value!r}; expected one of {', '.join(choices)}{nearest(value, choices)}"]
+        return [f"{key(name)} is {value!r}; expected one of {', '.join(choices)}{nearest(value, choices)}"]
     if isinstance(value, str) and value:
         return []
-    if is_column and isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if is_column and isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return []
-    expected = "a column number from 0 or a column name" if is_column else "a text that is not empty"
-    return [f"'{key}' is {value!r}; expected {expected}"]
+    expected = "a column by its number, counted from 1, or by its name" if is_column else "a text that is not empty"
+    return [f"{key(name)} is {value!r}; expected {expected}"]
 
 
 def user_path(text: str) -> Path:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, key, nearest
 
 Column = int | str
 Row = tuple[int, tuple[Any, ...]]
@@ -23,6 +25,13 @@ Share = tuple[float, float]
 WHOLE: Share = (0.0, 1.0)
 
 _SEPARATORS = {"\t": "tabs", ",": "commas"}
+_OTHER_SEPARATORS = {
+    "\t": "tabs, give the file a name that ends in .tsv",
+    ";": "semicolons, write tabs or commas in their place",
+    "|": "bars, write tabs or commas in their place",
+    ",": "commas, give the file a name that ends in .csv",
+}
+_MOST_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -95,17 +104,17 @@ class DelimitedFile:
 
     Args:
         path: the file, plain or .gz.
-        columns: for each role a column counted from 0, or its name in the first line; None: the first column that no
+        columns: for each role a column counted from 1, or its name in the first line; None: the first column that no
             other role has. If a column is named, the first line is not a row.
         separator: a tab or a comma.
-        hints: what a message adds if the column of a role is missing.
+        keys: for each role the key of a run file that chooses its column, for messages.
         is_distinct: whether two roles may not have the same column.
     """
 
     path: Path
     columns: Mapping[str, Column | None]
     separator: str = "\t"
-    hints: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict, compare=False)
     is_distinct: bool = False
 
     def rows(self) -> Iterator[Row]:
@@ -116,16 +125,13 @@ class DelimitedFile:
         except StopIteration:
             raise empty_file(self.path) from None
         positions = self._positions(number, names)
-        needed = max(positions) + 1
+        needed = max(positions)
         if not any(isinstance(column, str) for column in self.columns.values()):
             lines = (line for part in ([(number, names)], lines) for line in part)
         for number, cells in lines:
             if len(cells) < needed:
-                raise InputError(
-                    f"{self.place(number)}: expected at least {needed} columns separated by "
-                    f"{_SEPARATORS[self.separator]}, received {len(cells)}"
-                )
-            yield number, tuple(cells[position] for position in positions)
+                raise self._missing(number, cells, f"there is no column {needed} in this line")
+            yield number, tuple(cells[position - 1] for position in positions)
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         if self.separator == "\t":
@@ -149,23 +155,40 @@ class DelimitedFile:
 
     def _positions(self, number: int, names: Sequence[str]) -> list[int]:
         found = {role: self._position(role, column, names, number) for role, column in self.columns.items()}
-        free = (position for position in range(len(found) + 1) if position not in found.values())
+        free = (position for position in range(1, len(found) + 2) if position not in found.values())
         positions = [next(free) if position is None else position for position in found.values()]
+        for role, position in zip(found, positions, strict=True):
+            if position > len(names):
+                raise self._missing(number, names, f"there is no column {position}", role)
         if self.is_distinct and len(set(positions)) < len(positions):
+            [(twice, _)] = Counter(positions).most_common(1)
+            roles = [role for role, position in zip(found, positions, strict=True) if position == twice]
             raise InputError(
-                f"{self.place(number)}: {', '.join(self.columns)} must be different columns, but two are the same"
+                f"{self.place(number)}: {' and '.join(map(self._key, roles))} name the same column, {twice}; "
+                f"the columns here are {_shown(names)}"
             )
         return positions
 
     def _position(self, role: str, column: Column | None, names: Sequence[str], number: int) -> int | None:
-        if not isinstance(column, str):
-            return column
-        if column not in names:
-            raise InputError(
-                f"{self.place(number)}: there is no column '{column}'; the first line names "
-                f"{', '.join(map(repr, names))}{self.hints.get(role, '') or nearest(column, names)}"
-            )
-        return names.index(column)
+        if isinstance(column, str):
+            if column not in names:
+                raise self._missing(number, names, f"there is no column '{column}'{nearest(column, names)}", role)
+            return names.index(column) + 1
+        return column
+
+    def _missing(self, number: int, cells: Sequence[str], fault: str, role: str | None = None) -> InputError:
+        """Return the error of a line without a column, with what can be chosen in it."""
+        parts = [f"{self.place(number)}: {fault}", f"its columns, separated by {_SEPARATORS[self.separator]}, are"]
+        parts[1] += f" {_shown(cells)}"
+        others = (way for sign, way in _OTHER_SEPARATORS.items() if sign in cells[0]) if len(cells) == 1 else ()
+        if way := next(iter(others), ""):
+            parts.append(f"if they are separated by {way}")
+        elif role is not None:
+            parts.append(f"choose one with {self._key(role)}, by its name in the first line or its number from 1")
+        return InputError("; ".join(parts))
+
+    def _key(self, role: str) -> str:
+        return key(self.keys.get(role, role))
 
     def place(self, number: int) -> str:
         """Return the place of the row that begins in a line, counted from 1."""
@@ -184,11 +207,13 @@ class JsonLinesFile:
         path: the file, plain or .gz.
         columns: the field of each role; "a.b" is field "b" of field "a".
         raw: the roles whose values are not texts.
+        keys: for each role the key of a run file that chooses its field, for messages.
     """
 
     path: Path
     columns: Mapping[str, str]
     raw: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def rows(self) -> Iterator[Row]:
         """Go through the rows in file order."""
@@ -202,7 +227,7 @@ class JsonLinesFile:
                     f"{place}: expected one JSON object in the line, but at character {error.colno}: "
                     f"{error.msg.lower()}"
                 ) from None
-            yield number, _values(record, self.columns, self.raw, place)
+            yield number, _values(record, self, place)
         if not number:
             raise empty_file(self.path)
 
@@ -225,6 +250,7 @@ class Dataset:
         columns: the field of each role; "a.b" is field "b" of field "a".
         config: which configuration of the dataset, if it has several.
         raw: the roles whose values are not texts.
+        keys: as in `JsonLinesFile`.
     """
 
     name: str
@@ -232,6 +258,7 @@ class Dataset:
     columns: Mapping[str, str]
     config: str | None = None
     raw: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def rows(self) -> Iterator[Row]:
         """Go through the rows in the order of the dataset."""
@@ -240,7 +267,7 @@ class Dataset:
         classes = [_class_names(features, name) if role in self.raw else None for role, name in self.columns.items()]
         for number, record in enumerate(rows):
             place = self.place(number)
-            values = _values(record, self.columns, self.raw, place)
+            values = _values(record, self, place)
             yield (
                 number,
                 tuple(
@@ -287,11 +314,12 @@ class Examples:
     columns: Mapping[str, str]
     raw: tuple[str, ...]
     name: str
+    keys: ClassVar[Mapping[str, str]] = MappingProxyType({})  # the fields follow from the task
 
     def rows(self) -> Iterator[Row]:
         """Go through the examples in order."""
         for number, record in enumerate(self.records, start=1):
-            yield number, _values(record, self.columns, self.raw, self.place(number))
+            yield number, _values(record, self, self.place(number))
 
     def place(self, number: int) -> str:
         """Return the place of an example, counted from 1."""
@@ -335,14 +363,24 @@ def json_text(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _values(record: object, fields: Mapping[str, str], raw: Sequence[str], place: str) -> tuple[object, ...]:
-    return tuple(
-        _field(record, name, place) if role in raw else _text(_field(record, name, place), name, place)
-        for role, name in fields.items()
-    )
+def _shown(cells: Sequence[str]) -> str:
+    """Return the columns of a line with their numbers."""
+    shown = [f"{number} {json_text(cell)}" for number, cell in enumerate(cells[:_MOST_SHOWN], start=1)]
+    return ", ".join(shown) + (f" and {len(cells) - _MOST_SHOWN} more" if len(cells) > _MOST_SHOWN else "")
 
 
-def _field(record: object, field: str, place: str) -> object:
+def _values(record: object, source: JsonLinesFile | Dataset | Examples, place: str) -> tuple[object, ...]:
+    return tuple(_value(record, source, role, place) for role in source.columns)
+
+
+def _value(record: object, source: JsonLinesFile | Dataset | Examples, role: str, place: str) -> object:
+    name, chosen_by = source.columns[role], source.keys.get(role)
+    advice = "" if chosen_by is None else f"; choose one with {key(chosen_by)}"
+    value = _field(record, name, place, advice)
+    return value if role in source.raw else _text(value, name, place)
+
+
+def _field(record: object, field: str, place: str, advice: str) -> object:
     """Return a value of a record by its field, or by a path of fields joined with dots."""
     names = [field] if isinstance(record, Mapping) and field in record else field.split(".")
     value = record
@@ -352,7 +390,7 @@ def _field(record: object, field: str, place: str) -> object:
         if name not in value:
             raise InputError(
                 f"{place}: there is no field '{name}'; the fields are "
-                f"{', '.join(map(repr, value)) or 'none'}{nearest(name, map(str, value))}"
+                f"{', '.join(map(repr, value)) or 'none'}{nearest(name, map(str, value))}{advice}"
             )
         value = value[name]
     return value

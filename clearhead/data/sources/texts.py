@@ -21,6 +21,7 @@ from clearhead.errors import InputError, key
 DocumentKind = Literal["file", "line", "paragraph"]
 
 _EVERY_FILE = "*"
+_KEYS = {"text": "field"}
 
 
 class TextChunk(NamedTuple):
@@ -272,7 +273,7 @@ def _text_source(table: Mapping[str, Any]) -> TextSource:
             f"{key('pattern')} chooses files of a folder, but {path} is a file; leave {key('pattern')} out"
         )
     if has_ending(path, ".jsonl"):
-        return TextRows(JsonLinesFile(path, {"text": table.get("field", "text")}), document)
+        return TextRows(JsonLinesFile(path, {"text": table.get("field", "text")}, keys=_KEYS), document)
     if "field" in table:
         raise InputError(
             f"{key('field')} belongs to JSON lines, but {path} does not end in .jsonl; leave {key('field')} out"
@@ -283,7 +284,8 @@ def _text_source(table: Mapping[str, Any]) -> TextSource:
 def _dataset(table: Mapping[str, Any]) -> TextSource:
     fields = {"text": table.get("field", "text")}
     return TextRows(
-        Dataset(table["dataset"], table["split"], fields, table.get("config")), table.get("document", "file")
+        Dataset(table["dataset"], table["split"], fields, table.get("config"), keys=_KEYS),
+        table.get("document", "file"),
     )
 
 

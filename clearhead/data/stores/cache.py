@@ -19,7 +19,7 @@ from clearhead.files import sync
 EntryT = TypeVar("EntryT")
 
 # Raised whenever what is written, or how it is made, changes: older entries are then no longer found.
-_FORMAT = 2
+_FORMAT = 3
 _STALE_SECONDS = 24 * 3600
 
 

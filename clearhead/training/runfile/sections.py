@@ -54,11 +54,11 @@ class FilePair(Section):
 
 
 class TsvTable(Section):
-    """One file of tab-separated columns; a column is a position from 0 or a name in the first line."""
+    """One file of tab-separated columns; a column is a number from 1 or a name in the first line."""
 
     tsv: str
-    source_column: int | str = 0
-    target_column: int | str = 1
+    source_column: int | str = 1
+    target_column: int | str = 2
 
 
 class JsonLines(Section):

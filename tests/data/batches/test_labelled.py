@@ -61,9 +61,9 @@ def every_form(folder: Path, ending: str) -> list[dict[str, Any]]:
     tabs = [f"{label}\t{a}\t{b}" for a, b, label in EXAMPLES]
     commas = [(b, label, a) for a, b, label in EXAMPLES]
     return [
-        {"text": write(folder / f"a.tsv{ending}", lines(tabs)), "labels": 0, "pair": 2},
-        {"text": write(folder / f"b.tsv{ending}", lines(["class\ttext\tother", *tabs])), "labels": "class", "pair": 2},
-        {"text": write(folder / f"a.csv{ending}", comma_rows(commas)), "labels": 1, "text_column": 2, "pair": 0},
+        {"text": write(folder / f"a.tsv{ending}", lines(tabs)), "labels": 1, "pair": 3},
+        {"text": write(folder / f"b.tsv{ending}", lines(["class\ttext\tother", *tabs])), "labels": "class", "pair": 3},
+        {"text": write(folder / f"a.csv{ending}", comma_rows(commas)), "labels": 2, "text_column": 3, "pair": 1},
         {
             "text": write(folder / f"b.csv{ending}", comma_rows([("b", "label", "text"), *commas])),
             "labels": "label",
@@ -109,7 +109,7 @@ def test_a_text_with_line_ends_keeps_the_places_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
 def test_a_share_and_the_rest_are_the_whole(tmp_path: Path, share: float) -> None:
     path = write(tmp_path / "a.tsv", lines([f"{number}\t{number % 2}" for number in range(97)]))
-    source = parse_labelled_source({"text": path, "labels": 1})
+    source = parse_labelled_source({"text": path, "labels": 2})
     front, back = read_labelled(source, (0.0, 1 - share)), read_labelled(source, (1 - share, 1.0))
     assert [*front["text"], *back["text"]] == [str(number) for number in range(97)]
     assert len(back) == pytest.approx(97 * share, abs=0.5)
@@ -156,7 +156,7 @@ def store_of(
 ) -> LabelStore:
     """Rows are text, label, and perhaps a second text."""
     path = write(folder / f"{name}.tsv", lines(["\t".join(row) for row in rows]))
-    table: dict[str, Any] = {"text": path, "labels": 1} | ({"pair": 2} if len(rows[0]) == 3 else {})
+    table: dict[str, Any] = {"text": path, "labels": 2} | ({"pair": 3} if len(rows[0]) == 3 else {})
     tokenizer = tokenizer_of([row[index] for row in rows for index in (0, 2) if index < len(row)])
     return prepare_labelled(parse_labelled_source(table), tokenizer, max_length=max_length, kind=kind, labels=labels)
 
@@ -324,14 +324,14 @@ ONE = [("a", "x"), ("b", "y")]
         ([("a", "1"), ("b", "inf")], "regression", r"t.tsv:2: the label is \"inf\"; expected a finite number"),
         ([("a", "3"), ("b", "3.0")], "regression", "t.tsv:1: all 2 labels from here on are the number 3"),
         ([("", "x"), (" ", "y")], "single_label", "t.tsv:1: all 2 texts from here on are empty"),
-        ([("a", "x"), ("b",)], "single_label", "t.tsv:2: expected at least 2 columns separated by tabs, received 1"),
+        ([("a", "x"), ("b",)], "single_label", "t.tsv:2: there is no column 2 in this line"),
     ],
 )
 def test_labels_that_cannot_be_learned(tmp_path: Path, rows: list[Any], kind: str, message: str) -> None:
     path = write(tmp_path / "t.tsv", lines(["\t".join(row) for row in rows]))
     with pytest.raises(InputError, match=message) as caught:
         prepare_labelled(
-            parse_labelled_source({"text": path, "labels": 1}), tokenizer_of(["a"]), max_length=9, kind=kind
+            parse_labelled_source({"text": path, "labels": 2}), tokenizer_of(["a"]), max_length=9, kind=kind
         )
     assert "\n" not in str(caught.value)
 
@@ -384,14 +384,17 @@ def test_json_labels_of_other_types(tmp_path: Path) -> None:
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "sentence\tlabel\na\tx\n")
     for table, message in [
-        ({"labels": "lable"}, r"a.tsv:1: there is no column 'lable'; .* \(did you mean 'label'\?\)"),
+        (
+            {"labels": "lable"},
+            r"a.tsv:1: there is no column 'lable' \(did you mean 'label'\?\); .* choose one with 'labels'",
+        ),
         (
             {"labels": "label"},
-            r"a.tsv:1: there is no column 'text'; the first line names 'sentence', 'label': say with text",
+            r'a.tsv:1: there is no column .text.; its columns, .* 1 "sentence", 2 "label"; choose one with .text_col',
         ),
-        ({"labels": "label", "text_column": "sentense"}, r"no column 'sentense'; .* \(did you mean 'sentence'\?\)"),
-        ({"labels": "label", "text_column": "label"}, "a.tsv:1: labels, text must be different columns"),
-        ({"labels": 4}, "a.tsv:1: expected at least 5 columns separated by tabs, received 2"),
+        ({"labels": "label", "text_column": "sentense"}, r"no column 'sentense' \(did you mean 'sentence'\?\)"),
+        ({"labels": "label", "text_column": "label"}, "a.tsv:1: 'labels' and 'text_column' name the same column, 2"),
+        ({"labels": 4}, "a.tsv:1: there is no column 4; .* 1 .sentence., 2 .label.; choose one with 'labels'.* from 1"),
     ]:
         with pytest.raises(InputError, match=message):
             read_labelled(parse_labelled_source({"text": path, **table}))
@@ -412,14 +415,14 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
 def test_quotes_that_do_not_close(tmp_path: Path, text: str) -> None:
     path = write(tmp_path / "a.csv", "x,y\n" + text)
     with pytest.raises(InputError, match=rf"^{re.escape(path)}:2: expected columns separated by commas"):
-        read_labelled(parse_labelled_source({"text": path, "labels": 1}))
+        read_labelled(parse_labelled_source({"text": path, "labels": 2}))
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
         ({"text": "a.tsv"}, "'labels' is missing"),
-        ({"text": "a.tsv", "labels": -1}, "'labels' is -1; expected a column number from 0 or a column name"),
+        ({"text": "a.tsv", "labels": 0}, "'labels' is 0; expected a column by its number, counted from 1"),
         ({"text": "a.jsonl", "labels": 1}, "'labels' is 1; expected a text that is not empty"),
         ({"text": "a.tsv", "labels": "l", "pare": "p"}, r"'pare' does not belong .* \(did you mean 'pair'\?\)"),
         ({"text": "a.txt", "labels": "l", "text_column": "t"}, "'text_column' is for a table, but the text is 'a.txt'"),

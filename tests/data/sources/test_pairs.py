@@ -26,7 +26,7 @@ def read_pairs(source: TableSource) -> list[tuple[str, str]]:
     return list(zip(table["source"], table["target"], strict=True))
 
 
-def tsv(path: Path, source: int | str = 0, target: int | str = 1) -> DelimitedFile:
+def tsv(path: Path, source: int | str = 1, target: int | str = 2) -> DelimitedFile:
     return DelimitedFile(path, {"source": source, "target": target})
 
 
@@ -56,7 +56,7 @@ def every_form(folder: Path, ending: str) -> list[TableSource]:
             write(folder / f"a.de{ending}", lines([pair[0] for pair in PAIRS])),
             write(folder / f"a.en{ending}", lines([pair[1] for pair in PAIRS])),
         ),
-        tsv(write(folder / f"a.tsv{ending}", lines(rows)), 2, 0),
+        tsv(write(folder / f"a.tsv{ending}", lines(rows)), 3, 1),
         tsv(write(folder / f"b.tsv{ending}", lines(["en\tnote\tde", *rows])), "de", "en"),
         jsonl(
             write(folder / f"a.jsonl{ending}", lines([json.dumps(record) for record in records])),
@@ -131,7 +131,9 @@ def test_unequal_real_translations(data_dir: Path, tmp_path: Path) -> None:
 
 def test_tsv_mistakes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "german\tenglish\na\tb\nonly\n")
-    with pytest.raises(InputError, match=r"a\.tsv:3: expected at least 2 columns separated by tabs, received 1"):
+    with pytest.raises(
+        InputError, match=r"a\.tsv:3: there is no column 2 in this line; its columns, separated by tabs, are 1 "
+    ):
         read_pairs(tsv(path))
     with pytest.raises(InputError, match=r"a\.tsv:1: there is no column 'germn'.*\(did you mean 'german'\?\)"):
         read_pairs(tsv(path, "germn", "english"))
@@ -197,9 +199,9 @@ def test_tables_of_a_run_file() -> None:
     de, en = {"source_field": "de"}, {"target_field": "en"}
     expected: list[tuple[dict[str, Any], TableSource]] = [
         ({"source": "a", "target": "b"}, parallel_files(Path("a"), Path("b"))),
-        ({"tsv": "a"}, tsv(Path("a"), 0, 1)),
+        ({"tsv": "a"}, tsv(Path("a"))),
         ({"tsv": "a", "source_column": "x", "target_column": "y"}, tsv(Path("a"), "x", "y")),
-        ({"tsv": "a", "target_column": 4}, tsv(Path("a"), 0, 4)),
+        ({"tsv": "a", "target_column": 4}, tsv(Path("a"), 1, 4)),
         ({"jsonl": "a", **de, **en}, jsonl(Path("a"), "de", "en")),
         ({"dataset": "a", "split": "s", **de, **en}, dataset("a", "s", "de", "en")),
         ({"dataset": "a", "split": "s", **de, **en, "config": "c"}, dataset("a", "s", "de", "en", "c")),
@@ -217,10 +219,10 @@ def test_tables_of_a_run_file() -> None:
         ({"source": "a"}, ["'target' is missing"]),
         ({"target": "a"}, ["'source' is missing"]),
         ({"source": 3, "target": ""}, ["2 faults", "'source' is 3", "'target' is ''"]),
-        ({"jsonl": "a", "source_feld": "x"}, ["3 faults", "did you mean 'source_field'", "'target_field' is missing"]),
+        ({"jsonl": "a", "source_feld": "x"}, ["'source_feld' does not belong", "did you mean 'source_field'"]),
         (
-            {"tsv": "a", "source_column": -1, "target_column": True},
-            ["'source_column' is -1", "'target_column' is True"],
+            {"tsv": "a", "source_column": 0, "target_column": True},
+            ["'source_column' is 0", "'target_column' is True"],
         ),
         ({"source": "a", "target": "b", "source_column": 1}, ["'source_column' does not belong to data given by"]),
     ],
