@@ -38,8 +38,8 @@ def answer(
 
     \b
     Example:
-      clearhead answer deepset/tiny-roberta --question "Who built it?" --context "Ada built the engine."
-      clearhead answer ./model --question "When was it built?" --context-file report.txt --top-k 3 --json
+      clearhead answer ./model --question "Who slept?" --context "Ada slept."
+      clearhead answer ./model --question "Who?" --context-file a.txt --top-k 3
 
     A line of output is an answer and, after a tab, its probability, best first. A long text is read in windows that
     overlap. --json writes {"question", "answers"}; an answer is {"text", "score", "start", "end"}, and start and end

@@ -100,11 +100,17 @@ def evaluate(
 
     \b
     Example:
-      clearhead evaluate runs/de-en --source test.de --target test.en          BLEU, chrF, loss, perplexity
-      clearhead evaluate runs/stories --text test.txt --stride 64              loss, perplexity, bits per byte
-      clearhead evaluate runs/reviews --text test.tsv --labels label           accuracy, macro F1, or Spearman
-      clearhead evaluate runs/names --text test.conll                          entity-level F1
-      clearhead evaluate runs/captions --source test.de --target test.en       recall@1, Spearman with --labels F
+      clearhead evaluate runs/de-en --source test.de --target test.en
+      clearhead evaluate runs/stories --text test.txt --stride 64
+      clearhead evaluate runs/reviews --text test.tsv --labels label
+
+    \b
+    What is measured:
+      translate  BLEU, chrF, loss, perplexity
+      generate   loss, perplexity, bits per byte; fill, denoise: loss, accuracy
+      classify   accuracy and macro F1, or Spearman
+      tag        entity-level F1
+      embed      recall@1; with --labels F: Spearman
 
     Losses are mean cross-entropies in nats, end tokens counted. Translation is beam search; the score is the sum of
     log-probabilities / length ** A, where A is the length penalty, by default 1.0, and a sentence is finished early

@@ -97,8 +97,8 @@ def generate(
 
     \b
     Example:
-      clearhead generate runs/stories --prompt "Once upon a time" --max-new-tokens 200
-      clearhead generate runs/stories --prompt "Once" --temperature 0.8 --top-p 0.95 --seed 7
+      clearhead generate runs/stories --prompt "Once upon a time"
+      clearhead generate runs/stories --prompt "Once" --temperature 0.7 --seed 7
       clearhead generate runs/code --prompt-file begin.py --beam-size 4 --json
 
     Generation is greedy unless --temperature, --top-k, --top-p, --min-p, --seed or several sequences ask for sampling.

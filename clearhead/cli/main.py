@@ -7,9 +7,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from inspect import cleandoc
 from types import FrameType
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from clearhead.cli.fill import fill
 from clearhead.cli.generate import generate
 from clearhead.cli.heads import heads
 from clearhead.cli.inspect import inspect
-from clearhead.cli.new import new
+from clearhead.cli.new import new, new_group
 from clearhead.cli.tag import tag
 from clearhead.cli.train import train
 from clearhead.cli.translate import translate
@@ -80,20 +81,36 @@ def _start(
     """
 
 
+class _InOrder(typer.core.TyperGroup):
+    """Commands listed in the order in which a newcomer meets them; typer puts groups behind all of them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        first = ["demo", "new"]
+        return first + [name for name in super().list_commands(ctx) if name not in first]
+
+
 def make_app() -> typer.Typer:
     """Return the program with all its commands."""
     app = typer.Typer(
         name="clearhead",
+        cls=_InOrder,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
     )
     app.callback()(_start)
+    app.add_typer(new_group(), name="new", short_help=_summary(new))
     uses = (translate, generate, fill, classify, tag, embed, answer)
-    for command in (demo, new, train, *uses, view, evaluate, compare, average, convert, check, inspect, heads):
-        app.command()(command)
+    for command in (demo, train, *uses, view, evaluate, compare, average, convert, check, inspect, heads):
+        # Given in full: what typer takes from the docstring is cut off at the width of the terminal.
+        app.command(short_help=_summary(command))(command)
     return app
+
+
+def _summary(command: Callable[..., None]) -> str:
+    return cleandoc(command.__doc__ or "").partition("\n\n")[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,16 +164,19 @@ def _failed(sentence: str, code: int, debug: bool) -> int:
 def _usage_sentence(error: Any, words: Sequence[str]) -> str:
     """Return the message for a wrong command line, with the nearest valid option."""
     name = error.ctx.command_path if error.ctx is not None else "clearhead"
+    parameters = error.ctx.command.params if error.ctx is not None else []
+    needed = [one.opts[0] for one in parameters if one.required and one.param_type_name == "option"]
     wanted = getattr(error, "option_name", None)
     if getattr(error, "param", None) is not None and error.message:
-        message = _bad_value(error, words)
-    elif wanted and error.ctx is not None and error.message.startswith("No such option"):
-        known = [option for parameter in error.ctx.command.params for option in parameter.opts if option[:1] == "-"]
+        message, needed = _bad_value(error, words), []
+    elif wanted and error.message.startswith("No such option"):
+        known = [option for parameter in parameters for option in parameter.opts if option[:1] == "-"]
         message = f"no such option: {wanted}{nearest(wanted, known)}"
     else:
         message = error.format_message().replace("\n", " ").replace(". Did you mean", " (did you mean").rstrip(".")
         message = message.removesuffix("?") + "?)" if "(did you mean" in message else message
-    return f"{name}: {message[:1].lower()}{message[1:]}; see {name} --help"
+    takes = f"; it needs {' and '.join(needed)}" if needed else ""
+    return f"{name}: {message[:1].lower()}{message[1:]}{takes}; see {name} --help"
 
 
 def _bad_value(error: Any, words: Sequence[str]) -> str:

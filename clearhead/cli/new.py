@@ -1,92 +1,196 @@
-"""`clearhead new`: write a run file with sizes that fit the data."""
+"""`clearhead new`: write a run file with sizes that fit the data; each task is a subcommand with its own options."""
 
 from __future__ import annotations
 
+import inspect
 import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from clearhead.cli.console import print_either, print_message, write_lines
 from clearhead.cli.options import DATA_OPTIONS, Json, Pattern
-from clearhead.errors import InputError, keys_as_options, nearest
+from clearhead.errors import InputError, keys_as_options
 from clearhead.recipes.draft import Draft, NewOptions, draft
 
-Source = Annotated[
-    Path | None, typer.Option("--source", help="translate, embed: training text, one sentence in a line.")
-]
-Target = Annotated[Path | None, typer.Option("--target", help="What belongs to it, line by line.")]
-Text = Annotated[
-    Path | None,
-    typer.Option("--text", metavar="F", help="The other tasks: a file, a folder, a table, JSON lines."),
-]
-Labels = Annotated[
-    str | None, typer.Option("--labels", metavar="COLUMN|F", help="classify: the column of labels, or a file of them.")
-]
-LabelKindOption = Annotated[
-    str | None,
-    typer.Option("--label-kind", help="classify: single_label, multi_label or regression; by default what fits."),
-]
-TextColumn = Annotated[
-    str | None, typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the text.")
-]
-Pair = Annotated[
-    str | None, typer.Option("--pair", metavar="COLUMN|F", help="classify: the column, or the file, of second texts.")
-]
-Document = Annotated[
-    str | None, typer.Option("--document", help="generate, fill, denoise: what a document is: file, line, paragraph.")
-]
-ValidSource = Annotated[Path | None, typer.Option("--valid-source", help="Validation text, source side.")]
-ValidTarget = Annotated[Path | None, typer.Option("--valid-target", help="Validation text, target side.")]
-ValidText = Annotated[Path | None, typer.Option("--valid-text", metavar="F", help="Validation text, as --text.")]
-ValidLabels = Annotated[
-    str | None, typer.Option("--valid-labels", metavar="F", help="Its labels, where --labels is a file.")
-]
-
-
-def new(
-    task: Annotated[
-        str,
-        typer.Argument(metavar="TASK", help="translate, generate, fill, denoise, classify, tag or embed."),
+# What names data, under the name of its parameter; each task takes some of them.
+DATA_PARAMETERS: Mapping[str, Any] = {
+    "source": Annotated[Path, typer.Option("--source", metavar="F", help="Training text: one text in a line.")],
+    "target": Annotated[Path, typer.Option("--target", metavar="F", help="What belongs to it, line by line.")],
+    "text": Annotated[Path, typer.Option("--text", metavar="F", help="Training data, in one of the forms above.")],
+    "labels": Annotated[
+        str, typer.Option("--labels", metavar="COLUMN|F", help="The column of the labels, or a file of them.")
     ],
-    source: Source = None,
-    target: Target = None,
-    text: Text = None,
-    labels: Labels = None,
-    label_kind: LabelKindOption = None,
-    text_column: TextColumn = None,
-    pair: Pair = None,
-    document: Document = None,
-    pattern: Pattern = None,
-    valid_source: ValidSource = None,
-    valid_target: ValidTarget = None,
-    valid_text: ValidText = None,
-    valid_labels: ValidLabels = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The run file to write.")] = Path("run.toml"),
-    run: Annotated[str | None, typer.Option("--run", help="The run directory it will name.")] = None,
-    as_json: Json = False,
-) -> None:
+    "label_kind": Annotated[
+        str,
+        typer.Option("--label-kind", help="single_label, multi_label or regression; by default what fits the labels."),
+    ],
+    "text_column": Annotated[
+        str,
+        typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the texts; by default text."),
+    ],
+    "pair": Annotated[
+        str, typer.Option("--pair", metavar="COLUMN|F", help="The column of second texts, or a file of them.")
+    ],
+    "document": Annotated[
+        str, typer.Option("--document", help="One document: file, line or paragraph; by default what fits the text.")
+    ],
+    "pattern": Pattern,
+    "valid_source": Annotated[Path, typer.Option("--valid-source", metavar="F", help="Validation data, as --source.")],
+    "valid_target": Annotated[Path, typer.Option("--valid-target", metavar="F", help="Validation data, as --target.")],
+    "valid_text": Annotated[Path, typer.Option("--valid-text", metavar="F", help="Validation data, as --text.")],
+    "valid_labels": Annotated[
+        str, typer.Option("--valid-labels", metavar="F", help="Labels of --valid-text, where --labels is a file.")
+    ],
+}
+RunFile = Annotated[Path, typer.Option("--output", "-o", metavar="F", help="The run file to write.")]
+RunDirectory = Annotated[str | None, typer.Option("--run", metavar="DIR", help="The run directory it will name.")]
+
+
+@dataclass(frozen=True)
+class NewTask:
+    """One subcommand of `clearhead new`.
+
+    Attributes:
+        does: its help in one sentence.
+        examples: what follows `clearhead new TASK`.
+        data: the forms of data, line by line, and what is done with it.
+        needed, optional: the names of its data options.
+    """
+
+    does: str
+    examples: tuple[str, ...]
+    data: str
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+
+    def help(self, kind: str) -> str:
+        """Return the text of --help; a paragraph behind a backspace keeps its lines."""
+        examples = "\n".join(f"  clearhead new {kind} {options}" for options in self.examples)
+        return f"{self.does}\n\n\b\nExample:\n{examples}\n\n\b\nData, plain or .gz:\n{self.data}\n\n{_ALWAYS}"
+
+
+_ALWAYS = """Every choice in the run file has a comment. Nothing that exists is overwritten, and your data stays as it
+is. Without validation data, a part of the training data is held out. --json ends with {"file", "run", "held_out"} and
+how much data there is."""
+
+_TWO_FILES = """  Two text files: line 7 of one belongs to line 7 of the other."""
+_TEXTS = """  corpus.txt          a text file
+  corpus/             a folder: the files in it and in its folders
+  corpus.jsonl        {"text": "..."} in each line, which is a document"""
+_LABELLED = """  reviews.tsv, .csv   a table; its columns are given by the names in its first
+                      line, or by number, the first one being 1
+  reviews.jsonl       {"text": "A fine film.", "label": "good"} in each line
+  reviews.txt         a text in each line, with --labels F line by line
+  Labels are names; numbers with decimals are predicted as numbers, and lists,
+  in JSON lines, are several labels of one text."""
+_TAGGED = """  train.conll         a word and its tag in each line, the tag in the last
+                      column; an empty line ends a sentence
+  train.jsonl         {"tokens": ["Ada", "sleeps"], "tags": ["B-PER", "O"]}
+                      in each line"""
+
+_OF_PAIRS = ("source", "target"), ("valid_source", "valid_target")
+_OF_TEXTS = ("text",), ("text_column", "document", "pattern", "valid_text")
+TASKS: Mapping[str, NewTask] = {
+    "translate": NewTask(
+        "Write a run file that trains a translator.",
+        ("--source train.de --target train.en",),
+        _TWO_FILES,
+        *_OF_PAIRS,
+    ),
+    "generate": NewTask(
+        "Write a run file that trains a decoder, which continues text.",
+        ("--text corpus/", "--text stories.txt --document paragraph"),
+        _TEXTS,
+        *_OF_TEXTS,
+    ),
+    "fill": NewTask(
+        "Write a run file that trains an encoder to fill blanks.",
+        ("--text captions.txt",),
+        _TEXTS,
+        *_OF_TEXTS,
+    ),
+    "denoise": NewTask(
+        "Write a run file that trains an encoder-decoder to restore text, before it is trained for another task.",
+        ("--text corpus/",),
+        _TEXTS,
+        *_OF_TEXTS,
+    ),
+    "classify": NewTask(
+        "Write a run file that trains a classifier of texts or of pairs of texts.",
+        ("--text reviews.tsv --labels label", "--text reviews.txt --labels labels.txt"),
+        _LABELLED,
+        ("text", "labels"),
+        ("label_kind", "text_column", "pair", "valid_text", "valid_labels"),
+    ),
+    "tag": NewTask(
+        "Write a run file that trains a tagger of words, such as of names.",
+        ("--text train.conll --valid-text valid.conll",),
+        _TAGGED,
+        ("text",),
+        ("valid_text",),
+    ),
+    "embed": NewTask(
+        "Write a run file that trains an encoder to give two texts of one meaning nearby vectors.",
+        ("--source train.de --target train.en",),
+        _TWO_FILES,
+        *_OF_PAIRS,
+    ),
+}
+
+
+def new() -> None:
     """Write a run file with sizes that fit your text.
 
     \b
     Example:
       clearhead new translate --source train.de --target train.en
-      clearhead new generate --text corpus/
-      clearhead new classify --text reviews.tsv --labels label --valid-text valid.tsv
-      clearhead new tag --text train.conll
+      clearhead new classify --help
       clearhead train run.toml
 
-    It looks at the data and comments every choice. Without validation data, running text is validated on its end; of
-    pairs and labelled texts every k-th is held out of training: both parts are written into a folder beside the run
-    file, and your files stay as they are. Nothing that exists is overwritten. Training stops early once 10 validations
-    in a row have not improved. --json ends with {"file", "run", "held_out"} and how much data there is.
+    The help of each task shows its data and its options.
     """
-    wanted = NewOptions(
-        task, source, target, text, labels, text_column, pair, document, pattern, valid_source, valid_target,
-        valid_text, valid_labels, label_kind, run, output.with_name(f"{output.stem}-data"),
-    )  # fmt: skip
-    _check_task(task)
+
+
+def new_group() -> typer.Typer:
+    """Return the command `new` with a subcommand for each task."""
+    group = typer.Typer(rich_markup_mode=None)
+    group.callback()(new)
+    for kind, task in TASKS.items():
+        group.command(kind, help=task.help(kind), short_help=task.does)(_command(kind, task))
+    return group
+
+
+def _command(kind: str, task: NewTask) -> Callable[..., None]:
+    """Give a task its data options in front of the options of every task, which are those of `_write_run_file`."""
+    _, _, *shared = inspect.signature(_write_run_file, eval_str=True).parameters.values()
+    data = [_parameter(name, is_needed=name in task.needed) for name in (*task.needed, *task.optional)]
+
+    def run(**values: Any) -> None:
+        given = {option.name: values[option.name] for option in data}
+        _write_run_file(kind, given, **{option.name: values[option.name] for option in shared})
+
+    run.__signature__ = inspect.Signature([*data, *shared])  # type: ignore[attr-defined]
+    return run
+
+
+def _parameter(name: str, *, is_needed: bool) -> inspect.Parameter:
+    default = inspect.Parameter.empty if is_needed else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=DATA_PARAMETERS[name])
+
+
+def _write_run_file(
+    kind: str,
+    data: Mapping[str, Any],
+    *,
+    output: RunFile = Path("run.toml"),
+    run: RunDirectory = None,
+    as_json: Json = False,
+) -> None:
+    wanted = NewOptions(kind, output.with_name(f"{output.stem}-data"), run, **data)
     wanted.check_options()
     _refuse_existing(output, wanted)
     with keys_as_options(DATA_OPTIONS):
@@ -98,13 +202,6 @@ def new(
     print_either(as_json, {"file": str(output), "run": found.run, **found.counts}, str(output))
     if not as_json:
         print_message(f"next: clearhead train {output}")
-
-
-def _check_task(task: str) -> None:
-    from clearhead.training.runfile.sections import TASK_KINDS
-
-    if task not in TASK_KINDS:
-        raise InputError(f"there is no task '{task}'{nearest(task, TASK_KINDS)}; the tasks are {', '.join(TASK_KINDS)}")
 
 
 def _refuse_existing(output: Path, wanted: NewOptions) -> None:

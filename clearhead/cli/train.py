@@ -33,7 +33,7 @@ def train(
     \b
     Example:
       clearhead train run.toml
-      clearhead train run.toml train.steps=20000 model.dropout=0.2 train.run=runs/second
+      clearhead train run.toml train.steps=20000 train.run=runs/second
       clearhead train run.toml --resume
 
     Relative paths in the run file are relative to the current directory. Ctrl-C and SIGTERM finish the step, save, and

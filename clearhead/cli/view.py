@@ -84,8 +84,9 @@ def view(
     Example:
       clearhead view runs/de-en "Zwei Hunde spielen im Schnee." -o heads.html
       clearhead view runs/shakespeare "My lord," --generate 30 --effects
-      clearhead view runs/de-en "Zwei Hunde." --view matrix --stack decoder.memory --layers 2 --heads 1 -o head.svg
       clearhead view runs/de-en "Zwei Hunde." --checkpoints
+      clearhead view runs/de-en "Zwei Hunde." --view matrix \\
+        --stack decoder.memory --layers 2 --heads 1 -o head.svg
 
     Without -o the page is named after the model, in the current folder. It has views of all heads, of one head as a
     matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as the model has

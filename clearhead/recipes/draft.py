@@ -31,50 +31,36 @@ class NewOptions:
 
     Attributes:
         task: the kind of task.
+        folder: where held-out data goes.
+        run: the run directory; None: it is named after the data.
         source, target, text, labels, text_column, pair, document, pattern: the training data.
         valid_source, valid_target, valid_text, valid_labels: the validation data.
         label_kind: what a label is; None: it follows from the labels.
-        run: the run directory; None: it is named after the data.
-        folder: where held-out data goes.
     """
 
     task: str
-    source: Path | None
-    target: Path | None
-    text: Path | None
-    labels: str | None
-    text_column: str | None
-    pair: str | None
-    document: str | None
-    pattern: str | None
-    valid_source: Path | None
-    valid_target: Path | None
-    valid_text: Path | None
-    valid_labels: str | None
-    label_kind: str | None
-    run: str | None
     folder: Path
+    run: str | None = None
+    source: Path | None = None
+    target: Path | None = None
+    text: Path | None = None
+    labels: str | None = None
+    text_column: str | None = None
+    pair: str | None = None
+    document: str | None = None
+    pattern: str | None = None
+    valid_source: Path | None = None
+    valid_target: Path | None = None
+    valid_text: Path | None = None
+    valid_labels: str | None = None
+    label_kind: str | None = None
 
     def check_options(self) -> None:
-        """Refuse options that the task does not take, and require those that it needs.
+        """Refuse options that have no effect alone.
 
         Raises:
             InputError: one sentence that names them.
         """
-        needed, optional = {
-            "classify": (("text", "labels"), ("text_column", "pair", "label_kind", "valid_text", "valid_labels")),
-            "tag": (("text",), ("valid_text",)),
-            **dict.fromkeys(PAIRED, (("source", "target"), ("valid_source", "valid_target"))),
-            **dict.fromkeys(RUNNING, (("text",), ("text_column", "document", "pattern", "valid_text"))),
-        }[self.task]
-        given = [name for name, value in vars(self).items() if value is not None and name not in _OF_EVERY_TASK]
-        unused = [name for name in given if name not in (*needed, *optional)]
-        way = f"new {self.task} takes {' '.join(f'{_flag(name)} F' for name in needed)}"
-        if unused:
-            raise InputError(f"{', '.join(map(_flag, unused))} cannot be used here: {way}")
-        missing = [_flag(name) for name in needed if name not in given]
-        if missing:
-            raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {way}")
         if (self.valid_source is None) != (self.valid_target is None):
             raise InputError("--valid-source and --valid-target belong together: give both, or neither")
         if self.valid_labels is not None and self.valid_text is None:
@@ -84,13 +70,6 @@ class NewOptions:
     def holds_out(self) -> bool:
         """Whether a part of the training data is copied into a folder for validation."""
         return self.task not in RUNNING and self.valid_source is None and self.valid_text is None
-
-
-_OF_EVERY_TASK = ("task", "run", "folder")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
