@@ -95,8 +95,13 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
     A prefix of exactly one valid name is close to it: "de" to "de_DE".
     """
+    found = nearest_name(name, valid)
+    return "" if found is None else f" (did you mean '{found}'?)"
+
+
+def nearest_name(name: str, valid: Iterable[str]) -> str | None:
+    """Return the closest valid name, as `nearest` finds it, or None if none is close."""
     names = list(valid)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     longer = [valid_name for valid_name in names if name and valid_name.startswith(name)]
-    found = matches or (longer if len(longer) == 1 else [])
-    return f" (did you mean '{found[0]}'?)" if found else ""
+    return next(iter(matches or (longer if len(longer) == 1 else [])), None)

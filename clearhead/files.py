@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nearest_name
 
 LARGEST_FILE = 2**28
+RUNS = Path("runs")
 
 
 @contextlib.contextmanager
@@ -85,10 +86,45 @@ def write_output(path: Path, text: str, *, force: bool) -> None:
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def neighbours(path: Path) -> list[str]:
-    """Return the names in the folder of a path, for the hint where the path itself is not there."""
+def absent(path: Path, what: str = "file", others: Iterable[str] = ()) -> str:
+    """Say that a path leads nowhere: where it ends, which for a relative one says where it was looked up.
+
+    Args:
+        path: to nothing.
+        what: was expected there.
+        others: paths and names elsewhere that may be meant.
+    """
+    whole = Path(os.path.abspath(path))
+    folder = next(one for one in whole.parents if os.path.exists(one))
+    name = whole.relative_to(folder).parts[0]
+    if os.path.lexists(folder / name):
+        place = f"'{folder / name}' is a link that leads nowhere"
+    elif not folder.is_dir():
+        place = f"{folder} is a file, not a folder"
+    else:
+        place = f"{folder} has no '{name}'{_meant(whole.name, folder / name, others)}"
+    return f"there is no such {what}: {place}"
+
+
+def _meant(name: str, path: Path, others: Iterable[str]) -> str:
+    """Return a hint at a similar name in the folder of a path, or elsewhere."""
+    elsewhere = {Path(one).name: one for one in others}
+    siblings = names_in(path.parent)
+    found = (
+        elsewhere.get(name) or nearest_name(path.name, siblings) or elsewhere.get(nearest_name(name, elsewhere) or "")
+    )
+    return f" (did you mean '{found}'?)" if found else ""
+
+
+def runs_nearby() -> list[str]:
+    """Return the paths of the folders in which runs are usually written, for hints."""
+    return [f"{RUNS}/{name}" for name in names_in(RUNS) if (RUNS / name).is_dir()]
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder; none where it cannot be read."""
     try:
-        return [one.name for one in path.parent.iterdir()]
+        return sorted(one.name for one in folder.iterdir())
     except OSError:
         return []
 
@@ -180,7 +216,7 @@ def read_model_file(path: Path, *, what: str) -> bytes:
                 raise InputError(f"{path}: expected {what}, but {status.st_size} bytes are too many for one")
             return file.read()
     except FileNotFoundError:
-        raise InputError(f"{path}: expected {what}, but there is no such file") from None
+        raise InputError(f"{path}: expected {what}, but {absent(path)}") from None
     except OSError as error:
         raise InputError(f"{path}: expected {what}, but it cannot be read ({error.strerror})") from None
 
@@ -225,7 +261,7 @@ def read_text_file(path: Path, what: str) -> str:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"{path}: there is no such {what}") from None
+        raise InputError(f"{path}: {absent(path, what)}") from None
     except IsADirectoryError:
         raise InputError(f"{path} is a folder; expected a {what}") from None
     except OSError as error:

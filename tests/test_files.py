@@ -9,7 +9,7 @@ import pytest
 
 from clearhead import files
 from clearhead.errors import InputError
-from clearhead.files import read_json, read_model_file
+from clearhead.files import absent, read_json, read_model_file, runs_nearby
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
@@ -67,3 +67,25 @@ def test_json_of_a_stranger_is_refused_in_one_sentence(text: str | bytes, words:
     with pytest.raises(InputError, match=words) as found:
         read_json(tmp_path / "config.json", what="a config.json")
     assert "\n" not in str(found.value)
+
+
+def test_a_path_to_nothing_is_named_with_the_folder_where_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/de-en", "runs/words", "data", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "data" / "train.de").touch()
+    (tmp_path / "lost").symlink_to("nowhere")
+    for path, end in {
+        "zebra.txt": f"{tmp_path} has no 'zebra.txt'",
+        "data/train.dee": f"{tmp_path}/data has no 'train.dee' (did you mean 'train.de'?)",
+        "dat/train.de": f"{tmp_path} has no 'dat' (did you mean 'data'?)",
+        "data/../dat/train.de": f"{tmp_path} has no 'dat' (did you mean 'data'?)",
+        f"{tmp_path}/data/x/y/z": f"{tmp_path}/data has no 'x'",
+        "data/train.de/x": f"{tmp_path}/data/train.de is a file, not a folder",
+        "lost": f"'{tmp_path}/lost' is a link that leads nowhere",
+        "de-en": f"{tmp_path} has no 'de-en' (did you mean 'runs/de-en'?)",
+        "wrods": f"{tmp_path} has no 'wrods' (did you mean 'runs/words'?)",
+    }.items():
+        assert absent(Path(path), "folder", runs_nearby()) == f"there is no such folder: {end}"

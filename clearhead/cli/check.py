@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.console import print_either, print_message
-from clearhead.cli.options import Json
+from clearhead.cli.options import Json, located
 from clearhead.errors import InputError
 
 Against = Annotated[
@@ -63,15 +63,15 @@ def check(
 @contextmanager
 def _folder(ref: str) -> Iterator[Path]:
     """Yield the folder of a Hugging Face checkpoint; another model is saved as one first."""
+    import clearhead
     from clearhead.hf.files.hub import find_checkpoint
 
-    found = find_checkpoint(ref)
+    place = located(ref)
+    found = find_checkpoint(place)
     if found is not None:
         yield found
         return
-    import clearhead
-
-    model = clearhead.load(ref, device="cpu", precision="fp32")
+    model = clearhead.load(place, device="cpu", precision="fp32")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "saved"
         model.save(folder, format="hf")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.console import print_either, print_message
-from clearhead.cli.options import Json
+from clearhead.cli.options import Json, located
 from clearhead.errors import InputError
 
 Format = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="The layout to write: hf.")]
@@ -64,13 +64,14 @@ def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
     from clearhead.files import read_json_object
     from clearhead.model.loading import load_as_stored
 
-    load_as_stored(ref).save(out, format="hf", **options)
+    load_as_stored(located(ref)).save(out, format="hf", **options)
     family = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
     print_message(f"written as {family}")
     return family
 
 
 def _convert_bin(ref: str, out: Path) -> None:
+    from clearhead.files import absent
     from clearhead.hf.files.from_bin import convert_bin
     from clearhead.hf.files.hub import fetch, looks_like_hub_name
     from clearhead.runs.checkpoint import writing_folder
@@ -78,7 +79,8 @@ def _convert_bin(ref: str, out: Path) -> None:
     folder = Path(ref)
     if not folder.is_dir():
         if folder.exists() or not looks_like_hub_name(ref):
-            raise InputError(f"{ref} is not a folder; expected one that holds pytorch_model.bin")
+            fault = f"{ref} is a file" if folder.exists() else f"{ref}: {absent(folder, 'folder')}"
+            raise InputError(f"{fault}; expected a folder that holds pytorch_model.bin")
         folder = fetch(ref, with_bin=True)
     with writing_folder(out) as temporary:
         names = convert_bin(folder, temporary)

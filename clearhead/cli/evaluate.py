@@ -21,6 +21,7 @@ from clearhead.cli.options import (
     Pattern,
     Ref,
     ToLanguage,
+    located,
     takes_compute_options,
 )
 from clearhead.errors import InputError, keys_as_options
@@ -124,13 +125,14 @@ def evaluate(
 def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     """Evaluate with the options that were given, and print the result."""
     flags = [_flag(name) for name in given if name not in ("ref", "as_json", "compute")]
-    kind = _check_options(given["ref"], [*flags, *(["--batch-size"] if compute.batch_size is not None else [])])
+    ref = located(given["ref"])
+    kind = _check_options(ref, [*flags, *(["--batch-size"] if compute.batch_size is not None else [])])
     plot = given.get("plot")
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
     from clearhead.evaluate.tasks import EvaluateKwargs
 
-    model = compute.load_model(given["ref"])
+    model = compute.load_model(ref)
     if plot is not None and model.task.label_kind != "single_label":
         raise InputError("--plot draws which class is taken for which, and this model gives no single class")
     options = {name: value for name, value in given.items() if name in EvaluateKwargs.__annotations__}

@@ -12,7 +12,16 @@ import typer
 
 from clearhead.cli.console import print_json, print_result, print_text
 from clearhead.cli.lines import read_lines
-from clearhead.cli.options import BatchSize, Device, LengthPenalty, Precision, Ref, Threads, set_threads_and_seed
+from clearhead.cli.options import (
+    BatchSize,
+    Device,
+    LengthPenalty,
+    Precision,
+    Ref,
+    Threads,
+    located,
+    set_threads_and_seed,
+)
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -119,7 +128,7 @@ def generate(
     import clearhead
 
     set_threads_and_seed(threads, seed)
-    model = clearhead.load(ref, device=device, precision=precision)
+    model = clearhead.load(located(ref), device=device, precision=precision)
     model, prompts = _for_task(model, task, prompts)
     if streams and _is_single_sequence(model, options):
         streamed = {name: value for name, value in options.items() if name in StreamKwargs.__annotations__}

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import human_bytes, human_count, print_either
-from clearhead.cli.options import Json
+from clearhead.cli.console import human_bytes, human_count, print_either, print_message
+from clearhead.cli.options import Json, located
 from clearhead.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -185,21 +185,22 @@ def read_reference(ref: str) -> _Found:
     Raises:
         InputError: the reference leads nowhere, or a file is faulty.
     """
-    from clearhead.files import neighbours
     from clearhead.hf.files.hub import find_checkpoint
     from clearhead.presets.named import NAMED, PRESETS
     from clearhead.runs.directory import TASK_FILE, read_task, resolve_reference, split_reference
     from clearhead.spec import Model
 
+    if ref in NAMED and not Path(ref).exists():
+        print_message(f"{ref}: the preset of that name, a spec without weights")
+        return _Found(NAMED[ref](), None, [])
+    try:
+        ref = located(ref)
+    except InputError as error:
+        raise InputError(f"{error}; or a preset{nearest(ref, NAMED) or ': ' + ', '.join(PRESETS)}") from None
     checkpoint = find_checkpoint(ref)
     if checkpoint is not None:
         return _read_checkpoint(checkpoint)
     path, label = split_reference(ref)
-    if not path.exists():
-        if ref in NAMED:
-            return _Found(NAMED[ref](), None, [])
-        hint = nearest(path.name, [*NAMED, *neighbours(path)]) or f"; presets are {', '.join(PRESETS)}"
-        raise InputError(f"{path}: there is no such run directory, spec file or preset{hint}")
     if label is not None:
         resolve_reference(ref)
     folder, file = (path, path / "spec.json") if path.is_dir() else (path.parent, path)

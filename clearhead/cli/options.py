@@ -62,7 +62,23 @@ class ComputeOptions:
         import clearhead
 
         set_threads_and_seed(self.threads, self.seed)
-        return clearhead.load(ref, device=self.device, precision=self.precision)
+        return clearhead.load(located(ref), device=self.device, precision=self.precision)
+
+
+def located(ref: str) -> str:
+    """Return a reference with the folder in place of a name on the hub, and say that the hub was asked.
+
+    Raises:
+        InputError: the name of a model that is neither here nor on the hub.
+    """
+    from clearhead.cli.console import print_message
+    from clearhead.hf.files.hub import find_checkpoint
+
+    folder = find_checkpoint(ref)
+    if folder is None or Path(ref).exists():
+        return ref
+    print_message(f"{ref}: the checkpoint of that name on the Hugging Face hub, commit {folder.name[:12]}")
+    return str(folder)
 
 
 def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.cli.console import print_either, print_message
-from clearhead.cli.options import Device, FromLanguage, Json, Precision, Ref, Threads, ToLanguage, set_threads_and_seed
+from clearhead.cli.options import (
+    Device,
+    FromLanguage,
+    Json,
+    Precision,
+    Ref,
+    Threads,
+    ToLanguage,
+    located,
+    set_threads_and_seed,
+)
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -129,7 +139,7 @@ class _Attend:
     def load(self, ref: str) -> Model:
         import clearhead
 
-        return clearhead.load(ref, device=self.device, precision=self.precision)
+        return clearhead.load(located(ref), device=self.device, precision=self.precision)
 
     def __call__(self, ref: str, text: str, target: str | None) -> AttentionMaps:
         return self._read(self.load(ref), text, target)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.files import read_json_object
+from clearhead.files import absent, read_json_object, runs_nearby
 from clearhead.runs.checkpoint import STATE, newest_sound
 from clearhead.runs.directory import RUN_FILE, SPEC_FILE, dotted, read_configuration, split_reference
 from clearhead.runs.metrics import FILE_NAME, Metrics, read_metrics
@@ -157,7 +157,7 @@ def read_run(path: Path) -> Run:
     if label is not None and folder.is_dir():
         raise InputError(f"{path} names one checkpoint, but whole runs are compared: name {folder}")
     if not path.exists():
-        raise InputError(f"{path}: there is no such run directory")
+        raise InputError(f"{path}: {absent(path, 'run directory', runs_nearby())}")
     missing = [name for name in (RUN_FILE, SPEC_FILE) if not (path / name).is_file()]
     if missing:
         raise InputError(

@@ -19,7 +19,8 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
 
     Args:
         ref: a run directory, optionally with @best, @last, @averaged or @step-N; a folder that `save` wrote, or one in
-            the layout of the Hugging Face hub; or a name on the hub, optionally with @revision.
+            the layout of the Hugging Face hub; or, where there is no such folder, a name on the hub, optionally with
+            @revision.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto, fp32 or bf16.
 

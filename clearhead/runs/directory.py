@@ -16,7 +16,7 @@ from typing import Any, Final
 from filelock import BaseFileLock, FileLock, Timeout
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import read_model_text
+from clearhead.files import absent, read_model_text, runs_nearby
 from clearhead.runs.checkpoint import (
     AVERAGED_WEIGHTS,
     WEIGHTS,
@@ -153,6 +153,8 @@ def resolve_reference(reference: str) -> Path:
         InputError: there is no such folder, label or checkpoint, or the checkpoint is damaged.
     """
     run, label = split_reference(reference)
+    if not run.exists():
+        raise InputError(f"{run}: {absent(run, 'run directory', runs_nearby())}")
     if not (run / "checkpoints").is_dir():
         raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
     best = read_best(run)
@@ -186,7 +188,8 @@ def model_files(reference: str) -> tuple[Path, Path]:
     """
     folder, label = split_reference(reference)
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; expected a run directory or a saved model")
+        fault = f"{folder} is a file" if folder.exists() else f"{folder}: {absent(folder, 'folder', runs_nearby())}"
+        raise InputError(f"{fault}; expected a run directory, a saved model or a checkpoint's folder")
     if is_run_directory(folder):
         weights = resolve_reference(reference)
     elif label is not None:

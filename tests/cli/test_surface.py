@@ -166,9 +166,13 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["average", "r"], "missing option '--last'"),
         (["average", "r", "--last", "2", "extra"], "unexpected extra argument"),
         (["train"], "missing argument"),
-        (["translate", "no-such-run", __file__], "no-such-run is not a folder; expected a run directory"),
-        (["inspect", "no-such-run"], "no-such-run: there is no such run directory, spec file or preset"),
-        (["inspect", "gtp2"], "gtp2: there is no such run directory, spec file or preset (did you mean 'gpt2'?)"),
+        (["translate", "no-such-run", __file__], "no-such-run: there is no such folder: "),
+        (["inspect", "no-such-run"], "or a preset: transformer, "),
+        (
+            ["inspect", "gtp2"],
+            "and its cache lacks it: unset that, or name a run directory, a saved model or a checkpoint",
+        ),
+        (["inspect", "gtp2"], "or a preset (did you mean 'gpt2'?)"),
         (["inspect", "gpt2", "--addresses", "--length", "7"], "--length has no effect with --addresses"),
         (["new", "translat", "--source", "a", "--target", "b"], "did you mean 'translate'?"),
         (["new", "classify", "--source", "a"], "no such option: --source; it needs --text and --labels"),
@@ -176,8 +180,8 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["new"], "missing command"),
         (["generate", "r", "--top", "3"], "no such option: --top"),
         (["classify"], "missing argument 'REF'"),
-        (["embed", "no-such-run", __file__], "no-such-run is not a folder; expected a run directory"),
-        (["evaluate", "no-such-run", "--text", "t"], "no-such-run is not a folder; expected a run directory"),
+        (["embed", "no-such-run", __file__], "no-such-run: there is no such folder: "),
+        (["evaluate", "no-such-run", "--text", "t"], "no-such-run: there is no such folder: "),
     ],
 )
 def test_a_mistake_ends_in_one_sentence_and_exit_code_2(

@@ -158,7 +158,10 @@ def test_a_folder_of_something_else_is_refused(saved: Path, missing: str) -> Non
 
 
 def test_nowhere_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a folder; expected a run directory or a saved model"):
+    with pytest.raises(
+        InputError,
+        match=r"nowhere: there is no such folder: .* has no 'nowhere'; expected a run directory, a saved model or",
+    ):
         ch.load(tmp_path / "nowhere")
     with pytest.raises(InputError, match="there is no device 'cuda:9'"):
         ch.load(tmp_path, device="cuda:9")

@@ -186,7 +186,7 @@ def test_a_model_trained_here_is_read_by_others_as_it_is_here(tmp_path: Path) ->
 
 
 def test_a_cache_of_the_hub_answers_without_a_network(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -204,8 +204,26 @@ def test_a_cache_of_the_hub_answers_without_a_network(
     for reference in ("someone/stories", "someone/stories@v2"):
         assert ch.load(reference, device="cpu").hf_checkpoint.folder == snapshot
     for reference in ("someone/other", "someone/stories@v3"):
-        with pytest.raises(InputError, match=rf"^{reference} is not a folder; .*, but the hub cannot be reached"):
+        message = (
+            rf"^{reference}: there is no such folder: .*; and the Hugging Face hub is switched off by HF_HUB_OFFLINE"
+        )
+        with pytest.raises(InputError, match=message):
             ch.load(reference)
+    shutil.copytree(home, tmp_path / "models--stories", symlinks=True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    asked = ["generate", "stories", "--prompt", "the cat", "--max-new-tokens", "3", "--temperature", "0"]
+    assert main(asked) == 0
+    of_hub = capfd.readouterr()
+    line = "stories: the checkpoint of that name on the Hugging Face hub, commit 0123456789ab"
+    assert of_hub.err.splitlines().count(line) == 1, "one line says that a name without an owner was taken from the hub"
+    with pytest.raises(InputError, match=r"storeis: .* \(did you mean '(someone/)?stories'\?\)"):
+        ch.load("storeis")
+    shutil.copytree(folder, "stories")
+    assert ch.load("stories", device="cpu").hf_checkpoint.folder == Path("stories"), "a folder comes first"
+    assert main(asked) == 0
+    here = capfd.readouterr()
+    assert here.out == of_hub.out and "hub" not in here.err
 
 
 def test_it_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from clearhead.data.sources.tables import (
     read_table,
 )
 from clearhead.errors import InputError, key
+from clearhead.files import absent
 
 _RAW = ("labels",)
 _KEYS = {"text": "text_column", "labels": "labels", "pair": "pair"}
@@ -40,10 +41,10 @@ def read_labelled(source: TableSource, share: Share = WHOLE) -> Table:
     Raises:
         InputError: a file, column or field is missing or unusable, or files have unequal line counts.
     """
-    if isinstance(source, AlignedFiles) and not source.columns["labels"].exists():
+    if isinstance(source, AlignedFiles) and not (labels := source.columns["labels"]).exists():
         raise InputError(
-            f"{source.columns['labels']}: there is no such file with a label for each line of "
-            f"{source.columns['text']}; a column can be named if the text's file ends in .tsv, .csv or .jsonl"
+            f"{labels}: {absent(labels)}; expected a file with a label for each line of {source.columns['text']}, or a "
+            "column where the name of that file ends in .tsv, .csv or .jsonl"
         )
     return read_table(source, share, what="labelled text")
 

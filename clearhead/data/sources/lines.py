@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from clearhead.errors import InputError
+from clearhead.files import absent
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -176,7 +177,7 @@ def _decompressed(path: Path, begin: bytes) -> Iterator[bytes]:
 
 def _unreadable(path: Path, error: OSError) -> InputError:
     if isinstance(error, FileNotFoundError):
-        return InputError(f"{path}: there is no such file")
+        return InputError(f"{path}: {absent(path)}")
     if isinstance(error, IsADirectoryError):
         return InputError(f"{path}: expected a file, but this is a folder")
     return InputError(f"{path}: the file cannot be read ({error.strerror or error})")

@@ -5,30 +5,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from clearhead.errors import InputError, nearest
-from clearhead.files import neighbours
+from clearhead.errors import InputError
+from clearhead.files import absent, names_in, runs_nearby
 from clearhead.hf.files.tensor_files import check_links, is_checkpoint
 
 _OWN_SPEC = "spec.json"
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
+_FILES = (".json", ".toml", ".safetensors", ".bin")
 _WANTED = ("*.json", "*.txt", "*.model", "*.spm", "*.jinja", "*.safetensors")
 # Folders with the same weights for other libraries.
 _UNWANTED = ("onnx/*", "openvino/*", "original/*", "coreml/*", "flax/*", "tf/*")
 
 
 def looks_like_hub_name(reference: str) -> bool:
-    """Return whether a reference can be the name of a repository, org/name, with or without @revision.
-
-    The few old names without an owner are not accepted, so that a mistyped folder is not looked up on the hub.
-    """
-    return _NAME.fullmatch(reference.partition("@")[0]) is not None and ".." not in reference
+    """Return whether a reference can be a repository: owner/name, or an old one without an owner; with or without @."""
+    name = reference.partition("@")[0]
+    return _NAME.fullmatch(name) is not None and ".." not in name and not name.endswith(_FILES)
 
 
 def find_checkpoint(reference: str) -> Path | None:
     """Return the folder of a Hugging Face checkpoint, downloaded where needed; None: the reference is something else.
 
     Args:
-        reference: a folder, or a name on the hub.
+        reference: a folder; where there is none, a name on the hub.
 
     Raises:
         InputError: the download fails, or the folder has links out of it.
@@ -63,32 +62,44 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
 
     name, _, revision = reference.partition("@")
     wanted = [*_WANTED, "*.bin"] if with_bin else list(_WANTED)
-    hint = nearest(Path(name).name, neighbours(Path(name)))
-    place = (
-        f"{reference} is not a folder{hint}; expected a run directory, a saved model or a name on the hub, but the hub"
+    neither = (
+        f"{reference}: {absent(Path(name), 'folder', [*runs_nearby(), *_cached_names()])}; and the Hugging Face hub"
     )
     try:
         found = huggingface_hub.snapshot_download(
             name, revision=revision or None, allow_patterns=wanted, ignore_patterns=list(_UNWANTED)
         )
     except errors.GatedRepoError:
-        raise InputError(f"{place} restricts access to it: accept its terms there and set HF_TOKEN") from None
+        raise InputError(
+            f"{reference}: the Hugging Face hub restricts access to it: accept its terms there and set HF_TOKEN"
+        ) from None
     except errors.RevisionNotFoundError:
-        raise InputError(f"{place} has no revision '{revision}' of it") from None
+        raise InputError(f"{neither} has no revision '{revision}' of {name}") from None
     except errors.RepositoryNotFoundError:
-        raise InputError(f"{place} has no repository of that name; set HF_TOKEN for a private one") from None
+        raise InputError(f"{neither} has no repository of that name; a private one needs HF_TOKEN") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             status = error.__cause__.response.status_code
-            raise InputError(
-                f"{place} answers with the error {status}, and it is not in the cache; try later"
-            ) from None
-        raise InputError(f"{place} cannot be reached, and it is not in the cache: connect, or name a folder") from None
+            raise InputError(f"{neither} answers with the error {status}, and its cache lacks it; try later") from None
+        is_off = huggingface_hub.constants.HF_HUB_OFFLINE
+        way = "is switched off by HF_HUB_OFFLINE" if is_off else "cannot be reached"
+        raise InputError(
+            f"{neither} {way}, and its cache lacks it: {'unset that' if is_off else 'connect'}, or name a run "
+            "directory, a saved model or a checkpoint's folder"
+        ) from None
     except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
-        raise InputError(f"{place} cannot deliver it: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{neither} cannot deliver it: {str(error).splitlines()[0]}") from None
     if not with_bin and not any(Path(found).glob("*.safetensors")):
         _refuse_bin(name, revision or None, reference)
     return Path(found)
+
+
+def _cached_names() -> list[str]:
+    """Return the names of the repositories in the hub's cache."""
+    from huggingface_hub import constants
+
+    folders = [name.split("--") for name in names_in(Path(constants.HF_HUB_CACHE))]
+    return ["/".join(parts[1:]) for parts in folders if parts[0] == "models" and len(parts) in (2, 3)]
 
 
 def _refuse_bin(name: str, revision: str | None, reference: str) -> None:

@@ -407,7 +407,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
         InputError, match=r"a.txt has 3 lines, but .*a.labels has 2; expected one for each line of text"
     ):
         read_labelled(parse_labelled_source({"text": texts, "labels": short}))
-    with pytest.raises(InputError, match=r"^label: there is no such file .* can be named if the text's file ends in"):
+    with pytest.raises(InputError, match=r"^label: there is no such file: .* has no 'label'; .* or a column where"):
         read_labelled(parse_labelled_source({"text": texts, "labels": "label"}))
 
 

@@ -36,23 +36,27 @@ class Hub:
 
     def reply(self, path: str) -> tuple[int, dict[str, str], bytes]:
         parts = path.partition("?")[0].strip("/").split("/")
-        repository = "/".join(parts[2:4] if parts[0] == "api" else parts[:2])
+        is_api = parts[0] == "api"
+        parts = parts[2:] if is_api else parts
+        # An old name has no owner.
+        length = next((at for at, part in enumerate(parts) if part in ("resolve", "revision", "tree")), len(parts))
+        repository, (action, *parts) = "/".join(parts[:length]), parts[length:] or [""]
         if repository in self.refused:
             status, code = self.refused[repository]
             return status, {"X-Error-Code": code} if code else {}, b"{}"
-        revision = parts[5] if parts[0] == "api" and len(parts) > 5 else parts[3] if parts[0] != "api" else "main"
+        revision = parts[0] if parts else "main"
         commit = COMMITS.get(revision, revision)
         files = self.files.get((repository, commit))
         if files is None:
             known = any(name == repository for name, _ in self.files)
             return 404, {"X-Error-Code": "RevisionNotFound" if known else "RepoNotFound"}, b"{}"
-        if parts[0] == "api":
+        if is_api:
             siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
             found = {"id": repository, "sha": commit, "siblings": siblings, "private": False, "tags": []}
             listing = [{"type": "file", "path": one["rfilename"], "size": one["size"], "oid": "0"} for one in siblings]
-            content = json.dumps(listing if parts[4:5] == ["tree"] else found).encode()
+            content = json.dumps(listing if action == "tree" else found).encode()
             return 200, {"Content-Type": "application/json"}, content
-        content = files.get("/".join(parts[4:]))
+        content = files.get("/".join(parts[1:]))
         if content is None:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         etag = hashlib.sha1(content, usedforsecurity=False).hexdigest()
@@ -99,6 +103,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, str]]:
         ("someone/model", COMMITS["main"]): {**first, "README.md": b"not fetched", "model.onnx": b"not fetched"},
         ("someone/model", COMMITS["v2"]): second,
         ("someone/pickled", COMMITS["main"]): pickled,
+        ("old", COMMITS["main"]): second,
     }
     refused = {
         "someone/gated": (403, "GatedRepo"),
@@ -133,13 +138,14 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
     found = run(
         endpoint, tmp_path, "someone/model", "someone/model@v2", "someone/model@v9", "someone/nothing",
         "someone/gated", "someone/gated-too", "someone/private", "someone/broken", "someone/pickled",
-        "+someone/pickled",
+        "+someone/pickled", "old",
     )  # fmt: skip
     assert found["someone/model"]["names"] == ["config.json", "model.safetensors"], "what is not wanted is not fetched"
     assert (found["someone/model"]["rows"], found["someone/model@v2"]["rows"]) == (23, 29)
+    assert found["old"]["rows"] == 29, "a name without an owner"
     words = {
-        "someone/model@v9": "the hub has no revision 'v9' of it",
-        "someone/nothing": "the hub has no repository of that name; set HF_TOKEN",
+        "someone/model@v9": "the Hugging Face hub has no revision 'v9' of someone/model",
+        "someone/nothing": "the Hugging Face hub has no repository of that name; a private one needs HF_TOKEN",
         "someone/gated": "restricts access to it: accept its terms there and set HF_TOKEN",
         "someone/gated-too": "restricts access to it",
         "someone/private": "has no repository of that name",
@@ -152,11 +158,15 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
     assert "Bearer hf_of_a_test" in server.tokens
 
     asked = len(server.asked)
-    cached = run(endpoint, tmp_path, "someone/model", "someone/model@v2", "someone/nothing", offline=True)
+    cached = run(
+        endpoint, tmp_path, "someone/model", "someone/model@v2", "someone/nothing", "modle", "old", offline=True
+    )
     assert (cached["someone/model"]["rows"], cached["someone/model@v2"]["rows"]) == (23, 29)
-    assert "cannot be reached, and it is not in the cache" in cached["someone/nothing"]["error"]
+    assert cached["old"]["rows"] == 29
+    assert "is switched off by HF_HUB_OFFLINE, and its cache lacks it: unset that" in cached["someone/nothing"]["error"]
+    assert f"{ROOT} has no 'modle' (did you mean 'someone/model'?)" in cached["modle"]["error"]
     assert len(server.asked) == asked, "offline nothing is asked"
 
     nowhere = run("http://127.0.0.1:9", tmp_path, "someone/model", "someone/nothing")
     assert nowhere["someone/model"]["rows"] == 23, "without a network the cache answers"
-    assert "cannot be reached, and it is not in the cache" in nowhere["someone/nothing"]["error"]
+    assert "cannot be reached, and its cache lacks it: connect, or name a run" in nowhere["someone/nothing"]["error"]
