@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from clearhead.cli.console import print_either, print_message, write_lines
 from clearhead.cli.options import DATA_OPTIONS, Json, Pattern
 from clearhead.errors import InputError, keys_as_options
 from clearhead.recipes.draft import Draft, NewOptions, draft
+
+if TYPE_CHECKING:
+    from clearhead.recipes.fit import Fitted
 
 # What names data, under the name of its parameter; each task takes some of them.
 DATA_PARAMETERS: Mapping[str, Any] = {
@@ -46,6 +49,9 @@ DATA_PARAMETERS: Mapping[str, Any] = {
         str, typer.Option("--valid-labels", metavar="F", help="Labels of --valid-text, where --labels is a file.")
     ],
 }
+Minutes = Annotated[
+    float, typer.Option("--minutes", min=0.01, metavar="M", help="How long training may take on this machine.")
+]
 RunFile = Annotated[Path, typer.Option("--output", "-o", metavar="F", help="The run file to write.")]
 RunDirectory = Annotated[str | None, typer.Option("--run", metavar="DIR", help="The run directory it will name.")]
 
@@ -73,9 +79,11 @@ class NewTask:
         return f"{self.does}\n\n\b\nExample:\n{examples}\n\n\b\nData, plain or .gz:\n{self.data}\n\n{_ALWAYS}"
 
 
-_ALWAYS = """Every choice in the run file has a comment. Nothing that exists is overwritten, and your data stays as it
-is. Without validation data, a part of the training data is held out. --json ends with {"file", "run", "held_out"} and
-how much data there is."""
+_ALWAYS = """Training steps are measured on this machine, so that model and steps fit --minutes. Every choice in the run
+file has a comment. Nothing that exists is overwritten, and your data stays as it is. Without validation data, a part of
+the training data is held out: a tenth of lines, pairs and labelled texts, drawn at random and copied into a folder
+beside the run file; of other text the end. --json ends with {"file", "run", "steps", "held_out"} and how much data
+there is."""
 
 _TWO_FILES = """  Two text files: line 7 of one belongs to line 7 of the other."""
 _TEXTS = """  corpus.txt          a text file
@@ -186,49 +194,50 @@ def _write_run_file(
     kind: str,
     data: Mapping[str, Any],
     *,
+    minutes: Minutes = 5.0,
     output: RunFile = Path("run.toml"),
     run: RunDirectory = None,
     as_json: Json = False,
 ) -> None:
     wanted = NewOptions(kind, output.with_name(f"{output.stem}-data"), run, **data)
     wanted.check_options()
-    _refuse_existing(output, wanted)
+    _refuse_existing(output)
     with keys_as_options(DATA_OPTIONS):
         found = draft(wanted)
-    _check(found.text, output)
-    _write_all(output, found, wanted.folder)
+    if found.files:
+        _refuse_existing(wanted.folder)
     for message in found.messages:
         print_message(message)
-    print_either(as_json, {"file": str(output), "run": found.run, **found.counts}, str(output))
+    written = _write_all(output, found, wanted.folder, minutes)
+    record = {"file": str(output), "run": found.plan.run, "steps": written.steps, **found.counts}
+    print_either(as_json, record, str(output))
     if not as_json:
         print_message(f"next: clearhead train {output}")
 
 
-def _refuse_existing(output: Path, wanted: NewOptions) -> None:
-    for path in (output, wanted.folder) if wanted.holds_out else (output,):
-        if path.exists():
-            raise InputError(f"{path} exists already and is not overwritten: move it, or name another with --output")
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise InputError(f"{path} exists already and is not overwritten: move it, or name another with --output")
 
 
-def _write_all(output: Path, found: Draft, folder: Path) -> None:
-    """Write the run file last; if anything fails, nothing is left."""
+def _write_all(output: Path, found: Draft, folder: Path, minutes: float) -> Fitted:
+    """Write held-out data, fit the recipe to data and machine, write the run file last; a failure leaves nothing."""
+    # Only now: the libraries for training take seconds to load, and a fault in the data should not wait for them.
+    from clearhead.recipes.fit import fitted
+
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         if found.files:
             folder.mkdir()
         for path, lines in found.files.items():
             write_lines(path, lines)
+        written = fitted(found.plan, minutes, print_message)
         with output.open("x", encoding="utf-8") as file:
-            file.write(found.text)
-    except (OSError, InputError) as error:
+            file.write(written.text)
+    except BaseException as error:
         if found.files:
             shutil.rmtree(folder, ignore_errors=True)
-        reason = f"{output} cannot be written: {error.strerror or error}" if isinstance(error, OSError) else str(error)
-        raise InputError(reason) from None
-
-
-def _check(text: str, output: Path) -> None:
-    """Refuse to write a run file that `clearhead train` would refuse."""
-    from clearhead.training.runfile.read import parse_run_file
-
-    parse_run_file(text, str(output))
+        if isinstance(error, OSError):
+            raise InputError(f"{output} cannot be written: {error.strerror or error}") from None
+        raise
+    return written

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from clearhead.errors import InputError, nearest
-from clearhead.recipes.run_file import DataPlan, Value, run_file_text
-from clearhead.recipes.survey import Survey, fitting_sizes, fitting_text_sizes, held_out_share, survey, survey_text
+from clearhead.recipes.held_out import HeldOut, draw, num_overlapping
+from clearhead.recipes.run_file import DataPlan
+from clearhead.recipes.survey import MOST_COUNTED, Survey, held_out_share, survey, survey_text
+from clearhead.recipes.table import Value
 
 if TYPE_CHECKING:
     from clearhead.data.sources.tables import Table
     from clearhead.task import LabelKind
 
-MOST_HELD_OUT = 1_000
 LEAST_EXAMPLES = 20
 LEAST_CHARACTERS = 1_000
 PARTS = ("train", "valid")
+# Names of files that say nothing of the data in them.
+_GENERAL = ("train", "training", "data", "text", "texts", "corpus", "input", "all")
+_RUN = re.compile(r'^run = "([^"]*)"', re.MULTILINE)
 PAIRED, RUNNING = ("translate", "embed"), ("generate", "fill", "denoise")
-# For up to 3,000 labelled texts or pairs, up to 50,000, up to 500,000, and more.
-LABELLED_EPOCHS = (40, 20, 8, 4)
 
 
 @dataclass(frozen=True)
@@ -68,31 +72,29 @@ class NewOptions:
 
     @property
     def holds_out(self) -> bool:
-        """Whether a part of the training data is copied into a folder for validation."""
-        return self.task not in RUNNING and self.valid_source is None and self.valid_text is None
+        """Whether there is no validation data, so that a part of the training data is held out."""
+        return self.valid_source is None and self.valid_text is None
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A run file that is not written yet.
+    """What a run file will be about.
 
     Attributes:
-        text: of the run file.
-        run: the run directory it names.
+        plan: the data.
         counts: how much data there is, and how much of it is held out.
         messages: what was found.
         files: data to be written beside it.
     """
 
-    text: str
-    run: str
+    plan: DataPlan
     counts: Mapping[str, int | float]
     messages: Sequence[str]
     files: Mapping[Path, Sequence[str]] = field(default_factory=dict)
 
 
 def draft(options: NewOptions) -> Draft:
-    """Survey the data and write a run file that fits it.
+    """Survey the data and decide which part of it is held out.
 
     Raises:
         InputError: the data is unusable, or there is too little of it.
@@ -102,36 +104,6 @@ def draft(options: NewOptions) -> Draft:
     if options.task in RUNNING:
         return _text_draft(options)
     return _label_draft(options) if options.task == "classify" else _tag_draft(options)
-
-
-@dataclass(frozen=True)
-class _HeldOut:
-    """Which examples go where; every k-th is held out, and no more than a score that can be trusted needs."""
-
-    every: int
-    rows: Mapping[str, list[int]]
-
-    @classmethod
-    def of(cls, count: int, holds_out: bool) -> _HeldOut:
-        every = max(10, -(-count // MOST_HELD_OUT)) if holds_out else 0
-        held = [bool(every) and row % every == every - 1 for row in range(count)]
-        rows = {part: [row for row in range(count) if held[row] is (part == "valid")] for part in PARTS}
-        return cls(every, rows)
-
-    @property
-    def count(self) -> int:
-        return len(self.rows["valid"])
-
-    def note(self, what: str) -> str:
-        return f"{self.count} {what} held out of yours: every {self.every}th" if self.every else ""
-
-    def messages(self, what: str, folder: Path) -> list[str]:
-        if not self.every:
-            return []
-        return [
-            f"held out {self.count} {what} for validation, every {self.every}th one; "
-            f"training reads the copies in {folder}"
-        ]
 
 
 @dataclass(frozen=True)
@@ -146,28 +118,57 @@ class _Examples:
         train, valid: the tables of the run file.
         facts: what was found, for the first message.
         files: the copies of both parts; empty if nothing is held out.
+        num_overlapping: given validation examples that have a text of the training data.
     """
 
     what: str
     count: int
     found: Survey
-    held: _HeldOut
+    held: HeldOut
     train: Mapping[str, Value]
     valid: Mapping[str, Value]
     facts: str
     files: Mapping[Path, Sequence[str]]
+    num_overlapping: int = 0
 
     def draft(self, options: NewOptions, run: str, *, labels: str | None = None) -> Draft:
         what, found, held = self.what, self.found, self.held
         summary = f"{self.count} {what} ({found.num_units} {found.unit})"
-        sizes = fitting_sizes(found) if options.task == "translate" else fitting_sizes(found, epochs=LABELLED_EPOCHS)
-        plan = DataPlan(self.train, self.valid, held.note(what), summary, options.run or run)
-        text = run_file_text(plan, options.task, found, sizes, labels=labels)
+        plan = DataPlan(
+            task=options.task,
+            train=self.train,
+            valid=self.valid,
+            note=_overlap_note(self.num_overlapping, what) or held.note(what),
+            summary=summary,
+            run=options.run or unused_run(run, options.folder.parent),
+            amount=len(held.train),
+            survey=found,
+            labels=labels,
+        )
         empty = "have an empty side" if what == "pairs" else "are empty"
         messages = [f"{self.count} {what}, {found.num_units} {found.unit}{self.facts}"]
         messages += [f"{found.num_empty} {what} {empty}; training leaves them out"] if found.num_empty else []
-        messages += held.messages(what, options.folder)
-        return Draft(text, plan.run, {what: self.count, "held_out": held.count}, messages, self.files)
+        if held.valid:
+            messages.append(
+                f"held out {len(held.valid)} {what} for validation, drawn at random; training reads the copies in "
+                f"{options.folder}"
+            )
+        if held.num_shared:
+            messages.append(f"{held.num_shared} {what} have a text of another one; such are never in both parts")
+        if self.num_overlapping:
+            messages.append(_overlap(self.num_overlapping, what))
+        return Draft(plan, {what: self.count, "held_out": len(held.valid)}, messages, self.files)
+
+
+def _overlap_note(count: int, what: str) -> str:
+    return f"{count} {what} have a text that training reads too" if count else ""
+
+
+def _overlap(count: int, what: str) -> str:
+    return (
+        f"{count} of your validation {what} have a text that training reads too, which makes scores too good: leave "
+        "them out, or let `new` hold out a part"
+    )
 
 
 def _refuse_few(count: int, what: str, where: str) -> None:
@@ -180,12 +181,14 @@ def _pair_draft(options: NewOptions) -> Draft:
 
     source, target = options.source, options.target
     assert source is not None and target is not None, "the options were checked"
-    if options.valid_source is not None and options.valid_target is not None:
-        read_pairs(parallel_files(options.valid_source, options.valid_target))
     data = read_pairs(parallel_files(source, target))
     found = survey(list(zip(data["source"], data["target"], strict=True)))
     _refuse_few(found.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
-    held = _HeldOut.of(len(data), options.holds_out)
+    keys, overlapping = _pair_keys(data), 0
+    if options.valid_source is not None and options.valid_target is not None:
+        valid_data = read_pairs(parallel_files(options.valid_source, options.valid_target))
+        overlapping = num_overlapping(keys, _pair_keys(valid_data))
+    held = draw(keys) if options.holds_out else HeldOut(range(len(data)))
     ends = _endings(source, target)
     names = [(source, target), (options.valid_source, options.valid_target)]
     files: dict[Path, Sequence[str]] = {}
@@ -193,12 +196,20 @@ def _pair_draft(options: NewOptions) -> Draft:
         names = [(options.folder / f"{part}.{ends[0]}", options.folder / f"{part}.{ends[1]}") for part in PARTS]
         for part, paths in zip(PARTS, names, strict=True):
             for path, side in zip(paths, ("source", "target"), strict=True):
-                files |= {path: [data[side][row] for row in held.rows[part]]} if path else {}
+                files |= {path: [data[side][row] for row in getattr(held, part)]} if path else {}
     train, valid = ({"source": str(paths[0]), "target": str(paths[1])} for paths in names)
     facts = f", {found.num_words} distinct words; the longest side has {found.longest} {found.unit}"
-    return _Examples("pairs", found.num_pairs, found, held, train, valid, facts, files).draft(
-        options, "runs/" + "-".join(ends)
-    )
+    examples = _Examples("pairs", found.num_pairs, found, held, train, valid, facts, files, overlapping)
+    return examples.draft(options, "-".join(ends))
+
+
+def _pair_keys(data: Table) -> list[list[tuple[str, str]]]:
+    """Return both sides of each pair, so that pairs with one side in common belong together; none of an empty pair."""
+    pairs = zip(data["source"], data["target"], strict=True)
+    return [
+        [("source", source.strip()), ("target", target.strip())] if source.strip() and target.strip() else []
+        for source, target in pairs
+    ]
 
 
 def _endings(source: Path, target: Path) -> tuple[str, str]:
@@ -208,7 +219,6 @@ def _endings(source: Path, target: Path) -> tuple[str, str]:
 
 
 def _text_draft(options: NewOptions) -> Draft:
-    from clearhead.data.objectives.spans import num_sentinels
     from clearhead.data.sources.texts import measure, parse_text_source
 
     task, text = options.task, options.text
@@ -218,31 +228,70 @@ def _text_draft(options: NewOptions) -> Draft:
     found = survey_text(chunk.text for chunk in parse_text_source({"text": str(text), **train}).chunks())
     if found.num_characters < LEAST_CHARACTERS:
         raise InputError(f"{text} has {found.num_characters} characters; training needs at least {LEAST_CHARACTERS}")
-    sizes = fitting_text_sizes(
-        found,
-        continues=task == "generate",
-        # The mask, or a sentinel for each span.
-        num_special=lambda length: {"fill": 1, "denoise": num_sentinels(length)}.get(task, 0),
-    )
     document = {"document": options.document or found.document}
     train, form = train | document, form | document
+    table: dict[str, Value] = {"text": str(text), **train}
     valid: dict[str, Value] | float = held_out_share(found)
     note = "the share of the text, from its end, that is held out of training"
+    split = f"every {document['document']} is a document"
+    messages = [f"{found.num_characters} characters, {found.num_distinct} distinct ones; {split}"]
+    files: dict[Path, Sequence[str]] = {}
     if options.valid_text is not None:
         valid, note = {"text": str(options.valid_text), **(train if options.valid_text.is_dir() else form)}, ""
         measure(parse_text_source(valid))
-    run = options.run or _run_name(text, task)
-    plan = DataPlan({"text": str(text), **train}, valid, note, f"{found.num_characters} characters", run)
-    split = f"every {document['document']} is a document"
-    messages = [f"{found.num_characters} characters, {found.num_distinct} distinct ones; {split}"]
-    if isinstance(valid, float):
+    elif document["document"] == "line" and found.num_characters <= MOST_COUNTED:
+        lines = [chunk.text for chunk in parse_text_source(table).chunks()]
+        held = draw([[line.strip()] for line in lines])
+        paths = {part: options.folder / f"{part}.txt" for part in PARTS}
+        files = {path: [lines[row] for row in getattr(held, part)] for part, path in paths.items()}
+        table, valid = {"text": str(paths["train"]), **document}, {"text": str(paths["valid"]), **document}
+        note = held.note("lines")
+        messages.append(
+            f"held out {len(held.valid)} lines, drawn at random; training reads the copies in {options.folder}"
+        )
+    else:
         messages.append(f"the last {valid:.1%} are for validation")
-    counts = {"characters": found.num_characters, "held_out": valid if isinstance(valid, float) else 0}
-    return Draft(run_file_text(plan, task, found, sizes), run, counts, messages)
+    plan = DataPlan(
+        task=task,
+        train=table,
+        valid=valid,
+        note=note,
+        summary=f"{found.num_characters} characters",
+        run=options.run or unused_run(_data_name(options), options.folder.parent),
+        amount=found.num_characters,
+        survey=found,
+    )
+    num_held = len(files[paths["valid"]]) if files else valid if isinstance(valid, float) else 0
+    return Draft(plan, {"characters": found.num_characters, "held_out": num_held}, messages, files)
 
 
-def _run_name(text: Path, task: str) -> str:
-    return f"runs/{text.resolve().name.partition('.')[0] or 'text'}-{task}"
+def _data_name(options: NewOptions) -> str:
+    """Return a name for a run, after the text; a file with a general name has that of its folder in front."""
+    assert options.text is not None, "the options were checked"
+    path = options.text.resolve()
+    name = path.name.partition(".")[0]
+    if not name or name in _GENERAL:
+        name = "-".join(part for part in (path.parent.name, name) if part)
+    return f"{name or 'text'}-{options.task}"
+
+
+def unused_run(name: str, folder: Path) -> str:
+    """Return the run directory of a name, with a number behind it if it exists or another run file names it.
+
+    Args:
+        name: of the data.
+        folder: of the run file.
+    """
+    taken = {match for file in folder.glob("*.toml") for match in _RUN.findall(_text_of(file))}
+    names = (f"runs/{name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
+    return next(run for run in names if run not in taken and not Path(run).exists())
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _label_draft(options: NewOptions) -> Draft:
@@ -256,24 +305,36 @@ def _label_draft(options: NewOptions) -> Draft:
 
     train = table(options.text, options.labels)
     data = read_labelled(parse_labelled_source(train))
+    keys, overlapping = _label_keys(data), 0
     found = survey([(" ".join(texts),) for texts in zip(*text_columns(data), strict=True)])
     _refuse_few(found.num_pairs, "texts", f"{options.text} has")
     kind = _label_kind(data, options.label_kind)
     labels = learn_labels(data, kind)
-    held = _HeldOut.of(len(data), options.holds_out)
-    files: dict[Path, Sequence[str]] = {}
+    held, files = HeldOut(range(len(data))), dict[Path, Sequence[str]]()
     if options.valid_text is not None:
         valid = table(options.valid_text, options.valid_labels or options.labels)
-        labels.encode(read_labelled(parse_labelled_source(valid)))
+        valid_data = read_labelled(parse_labelled_source(valid))
+        labels.encode(valid_data)
+        overlapping = num_overlapping(keys, _label_keys(valid_data))
     else:
+        held = draw(keys, data["labels"] if kind == "single_label" else None)
         names = {role: "label" if role == "labels" else role for role in ("text", "pair", "labels") if role in data}
         train, valid = _copies(
             options.folder, held, lambda row: {name: data[role][row] for role, name in names.items()}, files
         )
         columns = {role: names[role] for role in ("labels", "pair") if role in names}
         train, valid = train | columns, valid | columns
-    examples = _Examples("texts", found.num_pairs, found, held, train, valid, f"; {labels.describe(data)}", files)
-    return examples.draft(options, _run_name(options.text, options.task), labels=kind)
+    facts = f"; {labels.describe(data)}"
+    examples = _Examples("texts", found.num_pairs, found, held, train, valid, facts, files, overlapping)
+    return examples.draft(options, _data_name(options), labels=kind)
+
+
+def _label_keys(data: Table) -> list[list[str]]:
+    """Return the text of each example, or its two texts as one; none of an empty one."""
+    from clearhead.data.sources.labelled import text_columns
+
+    texts = ["\n".join(one).strip() for one in zip(*text_columns(data), strict=True)]
+    return [[text] if text else [] for text in texts]
 
 
 def _label_kind(data: Table, wanted: str | None) -> LabelKind:
@@ -306,27 +367,29 @@ def _tag_draft(options: NewOptions) -> Draft:
     _refuse_few(len(data), "tagged sentences", f"{options.text} has")
     scheme = find_scheme(data)
     found = survey([(" ".join(words),) for words in data.words])
-    held = _HeldOut.of(len(data), options.holds_out)
-    files: dict[Path, Sequence[str]] = {}
+    keys, overlapping = [[tuple(words)] for words in data.words], 0
+    held, files = HeldOut(range(len(data))), dict[Path, Sequence[str]]()
     if options.valid_text is not None:
         valid: dict[str, Value] = {"text": str(options.valid_text)}
-        read_tagged(parse_tagged_source(valid))
+        valid_data = read_tagged(parse_tagged_source(valid))
+        overlapping = num_overlapping(keys, [[tuple(words)] for words in valid_data.words])
     else:
+        held = draw(keys)
         train, valid = _copies(
             options.folder, held, lambda row: {"tokens": list(data.words[row]), "tags": list(data.tags[row])}, files
         )
     facts = f"; {len(TagSet.of(data.tags, scheme).names)} tags, scheme {scheme}"
-    examples = _Examples("sentences", len(data), found, held, train, valid, facts, files)
-    return examples.draft(options, _run_name(options.text, options.task))
+    examples = _Examples("sentences", len(data), found, held, train, valid, facts, files, overlapping)
+    return examples.draft(options, _data_name(options))
 
 
 def _copies(
-    folder: Path, held: _HeldOut, record: Callable[[int], dict[str, object]], files: dict[Path, Sequence[str]]
+    folder: Path, held: HeldOut, record: Callable[[int], dict[str, object]], files: dict[Path, Sequence[str]]
 ) -> list[dict[str, Value]]:
     """Put both parts into `files` as JSON lines, and return the tables that name them."""
     tables: list[dict[str, Value]] = []
     for part in PARTS:
         path = folder / f"{part}.jsonl"
-        files[path] = [json.dumps(record(row), ensure_ascii=False) for row in held.rows[part]]
+        files[path] = [json.dumps(record(row), ensure_ascii=False) for row in getattr(held, part)]
         tables.append({"text": str(path)})
     return tables

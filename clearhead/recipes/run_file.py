@@ -6,32 +6,60 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clearhead.recipes.survey import BATCH_TOKENS, Sizes, Survey, TextSurvey
+from clearhead.data.objectives.spans import num_sentinels
+from clearhead.recipes.survey import Survey, TextSurvey, tokenizer_kind, vocab_size
+from clearhead.recipes.table import PATIENCE, VALIDATIONS, Recipe, Size, Value
 
-Value = str | int | float | bool
-
-_SCHEDULES = "paper | inverse-sqrt | cosine | linear | wsd | plateau | constant"
 _LONGER_TEXT = "longer documents are cut into windows"
-_POOL = ("pool", "mean", "which states represent the text: first | mean | last")
+_PADDED = "padded tokens in one batch: less if memory is short"
 
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Where the data of a run file is.
+    """The data of a run, and what is known of it.
 
     Attributes:
+        task: kind of task.
         train: the table of the training data, as in [data].
         valid: the table of the validation data, or the share of the training data from its end.
         note: how the validation data was chosen; empty if it was given.
         summary: what there is to train on, such as "120 pairs (900 words)".
         run: the run directory.
+        amount: texts, pairs or sentences, or characters of running text.
+        survey: what was counted in it.
+        labels: what a label is, for classify.
     """
 
+    task: str
     train: Mapping[str, Value]
     valid: Mapping[str, Value] | float
     note: str
     summary: str
     run: str
+    amount: int
+    survey: Survey | TextSurvey
+    labels: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What fits the data and this machine.
+
+    Attributes:
+        size: of the model.
+        max_length: tokens of a text or a block.
+        length_note: how it was found.
+        steps: of the training.
+        steps_note: how they were found.
+        validations: how many of them happen in that time.
+    """
+
+    size: Size
+    max_length: int
+    length_note: str = ""
+    steps: int = 1_000
+    steps_note: str = ""
+    validations: int = VALIDATIONS
 
 
 @dataclass(frozen=True)
@@ -54,175 +82,173 @@ def _toml(value: Value | Mapping[str, Value]) -> str:
 
 
 @dataclass(frozen=True)
-class TaskDefaults:
-    """The defaults of one task.
+class TaskWords:
+    """What the comments of one task say.
 
     Attributes:
         family: of the model.
-        families: the values it may have, for the comment.
+        families: the values that it may have.
         longer: what happens to sequences that are too long.
-        task: further settings of [task].
-        score: the metric of early stopping.
-        batch: the comment on the size of a batch.
+        batch: what a batch counts.
     """
 
     family: str
     families: str
     longer: str
-    task: tuple[Setting, ...] = ()
-    score: str = "score"
-    batch: str = "padded tokens in one batch: less if memory is short"
+    batch: str = _PADDED
 
 
-DEFAULTS: Mapping[str, TaskDefaults] = {
-    "translate": TaskDefaults("encoder-decoder", "", "longer pairs are left out", score="bleu"),
-    "generate": TaskDefaults(
-        "decoder", "decoder | encoder-decoder", "a block; longer documents are cut into blocks", score="loss"
-    ),
-    "fill": TaskDefaults(
-        "encoder",
-        "",
-        _LONGER_TEXT,
-        (
-            Setting("mask_share", 0.15, "of the tokens"),
-            Setting("whole_words", False, "true: all tokens of a word are masked"),
-        ),
-        score="loss",
-    ),
-    "denoise": TaskDefaults(
-        "encoder-decoder",
-        "",
-        _LONGER_TEXT,
-        (
-            Setting("noise", "spans", "spans | infill"),
-            Setting("noise_share", 0.15, "of the tokens"),
-            Setting("mean_span", 3.0, "tokens in a span, on average"),
-        ),
-        score="loss",
-    ),
-    "classify": TaskDefaults(
-        "encoder",
-        "encoder | decoder | encoder-decoder",
-        "longer texts are truncated",
-        (Setting("labels", "single_label", "single_label | multi_label | regression"), Setting(*_POOL)),
-    ),
-    "tag": TaskDefaults("encoder", "encoder | decoder", "longer sentences are read in several chunks"),
-    "embed": TaskDefaults(
+_TASKS: Mapping[str, TaskWords] = {
+    "translate": TaskWords("encoder-decoder", "", "longer pairs are left out of training"),
+    "generate": TaskWords("decoder", "decoder | encoder-decoder", "a block; longer documents are cut into blocks"),
+    "fill": TaskWords("encoder", "", _LONGER_TEXT),
+    "denoise": TaskWords("encoder-decoder", "", _LONGER_TEXT),
+    "classify": TaskWords("encoder", "encoder | decoder | encoder-decoder", "longer texts are truncated"),
+    "tag": TaskWords("encoder", "encoder | decoder", "longer sentences are read in several chunks"),
+    "embed": TaskWords(
         "encoder",
         "encoder | decoder",
-        "longer pairs are left out",
-        (
-            Setting(*_POOL),
-            Setting("temperature", 0.05, "what cosines are divided by: lower weighs hard negatives more"),
-        ),
-        batch="rows times the longest text: a pair is compared with all others of its batch, so more is harder",
+        "longer pairs are left out of training",
+        "rows times the longest text: a pair is compared with all others of its batch, so more is harder",
     ),
 }
 
+_COMMENTS: Mapping[str, str] = {
+    "task.mask_share": "of the tokens",
+    "task.whole_words": "true: all tokens of a word are masked",
+    "task.noise": "spans | infill",
+    "task.noise_share": "of the tokens",
+    "task.mean_span": "tokens in a span, on average",
+    "task.labels": "single_label | multi_label | regression",
+    "task.pool": "which states represent the text: first | mean | last",
+    "task.temperature": "what cosines are divided by: lower weighs hard negatives more",
+    "model.norm": "layer | rms",
+    "model.norm_place": "before or behind the branches: pre | post",
+    "model.positions": "sinusoidal | learned | rotary | alibi | buckets",
+    "model.activation": "relu | gelu | gelu_tanh | silu",
+    "model.gated": "true: the feed-forward network has a gate, a third matrix",
+    "model.qk_norm": "true: queries and keys are normed",
+    "model.bias": "true: linear maps have a bias",
+    "model.tie": "one table for all embeddings and the output: all | decoder | none",
+    "train.optimizer": "adam | adamw | muon",
+    "train.learning_rate": "of the highest step; lower if the loss jumps",
+    "train.weight_decay": "of matrices",
+    "train.schedule": "paper | inverse-sqrt | cosine | linear | wsd | plateau | constant",
+    "train.warmup": "a share of the steps, or a number of them",
+    "train.label_smoothing": "the share of each label that goes to all others",
+    "train.clip": "the largest norm of a gradient",
+    "train.ema": "an average of the weights is validated and saved; closer to 1 is slower",
+    "train.average": "the last validated weights are averaged at the end, as RUN@averaged",
+    "train.bleu_sentences": "validation pairs that are translated for BLEU",
+}
 
-def run_file_text(
-    plan: DataPlan, kind: str, data: Survey | TextSurvey, sizes: Sizes, *, labels: str | None = None
-) -> str:
+
+def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
     """Return a commented run file.
 
     Args:
-        plan: where the data is.
-        kind: the task.
-        data: what was counted in the data.
-        sizes: what fits it.
-        labels: what a label is, for classify.
+        plan: the data.
+        recipe: the values for this task and amount of data.
+        choice: what fits data and machine.
     """
-    own = DEFAULTS[kind]
-    length = f"in tokens; {own.longer}"
-    if isinstance(data, Survey):
-        what = "pairs have" if kind == "translate" else "have"
-        length += f". 999 of 1000 {what} at most {data.longest} {data.unit}"
+    words = _TASKS[plan.task]
     tables = {
-        "task": [
-            Setting("kind", kind),
-            *(Setting("labels", labels, key.comment) if labels and key.name == "labels" else key for key in own.task),
-        ],
-        "data": [
-            Setting("train", plan.train, "document: file | line | paragraph" if "document" in plan.train else ""),
-            Setting("valid", plan.valid, plan.note),
-            Setting("max_length", sizes.max_length, length),
-        ],
-        "tokenizer": _tokenizer(sizes, data.num_words),
-        "model": _model(kind, own, sizes),
-        "train": _train(kind, plan, own, sizes),
+        "task": [Setting("kind", plan.task), *_commented("task", _task_keys(plan, recipe))],
+        "data": _data(plan, words, choice),
+        "tokenizer": _tokenizer(plan, recipe, choice),
+        "model": _model(recipe, words, choice.size),
+        "train": _train(plan, recipe, words, choice),
     }
-    if kind == "generate":
-        tables["data"].append(Setting("pack", True, "short documents share a block, and do not see each other"))
-    if kind == "translate":
-        joint = "one vocabulary for both languages, so that they can share one table"
-        tables["tokenizer"].append(Setting("joint", True, joint))
     lines = [
         f"# Written by `clearhead new` for {plan.summary}. Train with: clearhead train THIS_FILE",
         "# Relative paths are relative to the folder in which you start the program.",
+        f"# {_export_note(recipe)}",
     ]
     for name, settings in tables.items():
         lines += ["", f"[{name}]", *map(str, settings)]
     return "\n".join(lines) + "\n"
 
 
-def _tokenizer(sizes: Sizes, num_words: int) -> list[Setting]:
-    if sizes.tokenizer == "split":
-        return [Setting("kind", "split", 'the text is segmented already: its "@@ " marks are joined in the output')]
-    if sizes.tokenizer == "character":
-        return [Setting("kind", "character", "the text has few characters, or its lines are single words")]
-    others = "bpe | byte-bpe | unigram | wordpiece | word | character | byte | split"
-    assert sizes.vocab_size is not None, "a vocabulary that is learned has a size"
+def _export_note(recipe: Recipe) -> str:
+    if recipe.model.saved_as:
+        return f"`clearhead convert --to hf` saves the trained model as {recipe.model.saved_as}."
+    return "No Hugging Face architecture can express this model: `clearhead convert --to hf` refuses it."
+
+
+def _commented(table: str, values: Mapping[str, Value]) -> list[Setting]:
+    """Return the keys in the order of their comments."""
+    order = list(_COMMENTS)
+    keys = sorted(values, key=lambda key: order.index(f"{table}.{key}"))
+    return [Setting(key, values[key], _COMMENTS[f"{table}.{key}"]) for key in keys]
+
+
+def _task_keys(plan: DataPlan, recipe: Recipe) -> Mapping[str, Value]:
+    return recipe.task if plan.labels is None else {"labels": plan.labels, **recipe.task}
+
+
+def _data(plan: DataPlan, words: TaskWords, choice: Choice) -> list[Setting]:
+    length = f"in tokens; {words.longer}" + (f". {choice.length_note}" if choice.length_note else "")
+    settings = [
+        Setting("train", plan.train, "document: file | line | paragraph" if "document" in plan.train else ""),
+        Setting("valid", plan.valid, plan.note),
+        Setting("max_length", choice.max_length, length),
+    ]
+    if plan.task == "generate":
+        settings.append(Setting("pack", True, "short documents share a block, and do not see each other"))
+    return settings
+
+
+def _tokenizer(plan: DataPlan, recipe: Recipe, choice: Choice) -> list[Setting]:
+    kind = tokenizer_kind(recipe, plan.survey)
+    # The mask, or a sentinel for each span.
+    special = {"fill": 1, "denoise": num_sentinels(choice.max_length)}.get(plan.task, 0)
+    size = vocab_size(recipe, plan.survey, num_special=special)
+    if kind == "split":
+        comment = 'the text is segmented already: its "@@ " marks are joined in the output'
+    elif kind == "character":
+        comment = "every character is a token, because there are few of them"
+    else:
+        comment = "bpe | byte-bpe | unigram | wordpiece | word | character | byte | split"
+    settings = [Setting("kind", kind, comment)]
+    if size is not None:
+        settings.append(Setting("vocab_size", size, f"there are {plan.survey.num_words} distinct words"))
+    if plan.task == "translate":
+        settings.append(Setting("joint", True, "one vocabulary for both languages, so that they can share one table"))
+    return settings
+
+
+def _model(recipe: Recipe, words: TaskWords, size: Size) -> list[Setting]:
+    hidden = (
+        "each of the three matrices of a gated network"
+        if recipe.model.keys.get("gated")
+        else "width of the inner layer"
+    )
     return [
-        Setting("kind", sizes.tokenizer, others),
-        Setting("vocab_size", sizes.vocab_size, f"there are {num_words} distinct words"),
+        Setting("family", words.family, words.families),
+        Setting("layers", size.layers, "in each stack" if words.family == "encoder-decoder" else ""),
+        Setting("width", size.width),
+        Setting("heads", size.heads, "must divide the width"),
+        Setting("feedforward", size.feedforward, hidden),
+        *_commented("model", recipe.model.keys),
+        Setting("dropout", size.dropout, "more where there is little data"),
     ]
 
 
-def _model(kind: str, own: TaskDefaults, sizes: Sizes) -> list[Setting]:
-    """The original Transformer for translation; for other tasks pre-norm, rotary positions and gates."""
-    each = "in each stack" if own.family == "encoder-decoder" else ""
-    if kind == "translate":
-        each = "in the encoder, and as many in the decoder"
-    common = [
-        Setting("layers", sizes.layers, each),
-        Setting("width", sizes.width),
-        Setting("heads", sizes.heads, "must divide the width"),
-    ]
-    dropout = Setting("dropout", sizes.dropout, "more where there is little data")
-    family = Setting("family", own.family, own.families)
-    if kind == "translate":
-        preset = Setting("preset", "transformer", "the original Transformer; the lines below override it")
-        return [family, preset, *common, Setting("feedforward", 4 * sizes.width), dropout]
+def _train(plan: DataPlan, recipe: Recipe, words: TaskWords, choice: Choice) -> list[Setting]:
+    values = dict(recipe.train)
+    metric, batch_tokens = values.pop("metric"), values.pop("batch_tokens")
+    every = max(1, -(-choice.steps // choice.validations))
+    best: dict[str, Value] = {"metric": metric, "patience": PATIENCE}
+    stop = f"the best {metric} is kept; training ends after {PATIENCE} validations in a row without a better one"
     return [
-        family,
-        *common,
-        Setting("norm", "rms", "layer | rms"),
-        Setting("norm_place", "pre", "post | pre"),
-        Setting("positions", "rotary", "sinusoidal | learned | rotary | alibi | buckets"),
-        Setting("activation", "silu", "relu | gelu | gelu_tanh | silu"),
-        Setting("gated", True),
-        Setting("feedforward", 2 * sizes.width, "each of the three maps of a gated network"),
-        dropout,
-    ]
-
-
-def _train(kind: str, plan: DataPlan, own: TaskDefaults, sizes: Sizes) -> list[Setting]:
-    is_translation = kind == "translate"
-    patience: dict[str, Value] = {"metric": own.score, "patience": 10}
-    regularization = Setting("label_smoothing", 0.1) if is_translation else Setting("weight_decay", 0.1)
-    score = "score" if is_translation else own.score
-    return [
-        Setting("run", plan.run),
-        Setting("epochs", sizes.epochs, "or steps, or seconds"),
-        Setting("batch_tokens", BATCH_TOKENS, own.batch),
-        Setting("optimizer", "adamw", "adam | adamw | muon"),
-        Setting("learning_rate", 2e-3 if is_translation else 1e-3),
-        Setting("schedule", "inverse-sqrt" if is_translation else "cosine", _SCHEDULES),
-        Setting("warmup", sizes.warmup, "steps"),
-        regularization,
-        Setting("clip", 1.0),
-        Setting("seed", 1),
-        Setting("validate_every", sizes.validate_every, "steps"),
+        Setting("run", plan.run, "the run directory"),
+        Setting("steps", choice.steps, choice.steps_note),
+        Setting("batch_tokens", batch_tokens, words.batch),
+        *_commented("train", values),
+        Setting("precision", "auto", "auto | fp32 | bf16"),
+        Setting("device", "auto", "auto | cpu | cuda | mps"),
+        Setting("seed", 1, "of weights, order and dropout"),
+        Setting("validate_every", every, "steps; a validation also saves a checkpoint"),
         Setting("keep", 3, "checkpoints, besides the best one"),
-        Setting("early_stop", patience, f"validations in a row without a better {score}"),
+        Setting("early_stop", best, stop),
     ]

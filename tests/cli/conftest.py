@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.main import main
+from clearhead.recipes.fit import Fitted
+from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
+from clearhead.recipes.table import recipe_for
 from tests.cli.tiny_run import write_run_file
 from tests.cli.tiny_tasks import train_task
 
@@ -30,3 +33,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return train_task(tmp_path_factory.mktemp(kind), kind)
 
     return trained_for
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`clearhead new` takes the smallest model of a recipe, and trains and measures nothing."""
+
+    def fitted(plan: DataPlan, minutes: float, say: Callable[[str], None]) -> Fitted:
+        recipe = recipe_for(plan.task, plan.amount)
+        return Fitted(run_file_text(plan, recipe, Choice(recipe.sizes[0], 32, steps=30)), 30, 1.0)
+
+    monkeypatch.setattr("clearhead.recipes.fit.fitted", fitted)

@@ -16,6 +16,8 @@ from tests.cli.tiny_tasks import LINES, SENTENCES, label_of, write_lines
 Runs = Callable[[str], Path]
 PICTURE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 
 @pytest.mark.parametrize("command", ["new", "evaluate"])
 def test_a_picture_in_a_folder_of_texts_is_left_out_with_the_option_of_the_message(

@@ -11,6 +11,8 @@ from clearhead.cli.main import main
 from clearhead.training.runfile.read import load_run_file
 from tests.cli.tiny_run import PAIRS, write_pairs
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -25,21 +27,38 @@ def test_validation_is_held_out_where_there_is_none(
 ) -> None:
     assert main([*data, "--json"]) == 0
     captured = capfd.readouterr()
-    record = json.loads(captured.out)
-    assert record == {"file": "run.toml", "run": "runs/source-target", "pairs": len(PAIRS), "held_out": 12}
-    assert "held out 12 pairs" in captured.err and "every 10th" in captured.err
 
     def lines(name: str) -> list[str]:
         return (tmp_path / "run-data" / name).read_text(encoding="utf-8").splitlines()
 
     train = list(zip(lines("train.source"), lines("train.target"), strict=True))
     valid = list(zip(lines("valid.source"), lines("valid.target"), strict=True))
-    assert sorted(train + valid) == sorted(PAIRS) and valid == PAIRS[9::10]
+    assert sorted(train + valid) == sorted(PAIRS) and 2 <= len(valid) <= 12
+    # Each target belongs to five sources.
+    assert {target for _, target in train}.isdisjoint(target for _, target in valid)
+    assert f"held out {len(valid)} pairs" in captured.err and "125 pairs have a text of another one" in captured.err
+    record = json.loads(captured.out)
+    expected = {"file": "run.toml", "run": "runs/source-target", "steps": 30, "pairs": len(PAIRS)}
+    assert record == {**expected, "held_out": len(valid)}
     written = load_run_file(tmp_path / "run.toml")
     assert written.data.train.model_dump() == {"source": "run-data/train.source", "target": "run-data/train.target"}
 
 
-def test_given_validation_is_used_and_nothing_is_held_out(data: list[str], tmp_path: Path) -> None:
+def test_runs_of_one_name_do_not_collide(data: list[str], tmp_path: Path) -> None:
+    names = []
+    for name in ("a.toml", "b.toml"):
+        assert main([*data, "-o", name]) == 0
+        names.append(load_run_file(tmp_path / name).train.run)
+    (tmp_path / "runs" / "source-target-3").mkdir(parents=True)
+    assert main([*data, "-o", "c.toml"]) == 0
+    assert [*names, load_run_file(tmp_path / "c.toml").train.run] == [
+        "runs/source-target", "runs/source-target-2", "runs/source-target-4",
+    ]  # fmt: skip
+
+
+def test_given_validation_is_used_and_nothing_is_held_out(
+    data: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_pairs(tmp_path, "val", PAIRS[:7])
     assert (
         main([*data, "--valid-source", "val.source", "--valid-target", "val.target", "-o", "a.toml", "--run", "runs/x"])
@@ -48,6 +67,7 @@ def test_given_validation_is_used_and_nothing_is_held_out(data: list[str], tmp_p
     written = load_run_file(tmp_path / "a.toml")
     assert written.data.valid.model_dump() == {"source": "val.source", "target": "val.target"}
     assert written.train.run == "runs/x"
+    assert "7 of your validation pairs have a text that training reads too" in capfd.readouterr().err
     assert not list(tmp_path.glob("*-data"))
 
 
@@ -59,7 +79,7 @@ def test_every_key_is_explained(data: list[str], tmp_path: Path) -> None:
 
 def test_what_it_writes_trains(data: list[str], tmp_path: Path) -> None:
     assert main(data) == 0
-    overrides = ["train.steps=2", "train.warmup=1", "model.width=16", "model.feedforward=8", "model.layers=1"]
+    overrides = ["train.steps=2", "model.width=16", "model.feedforward=8", "model.layers=1"]
     assert main(["train", "run.toml", *overrides]) == 0
     assert (tmp_path / "runs" / "source-target" / "checkpoints").is_dir()
 

@@ -1,4 +1,4 @@
-"""Sizes that fit the data: more text carries a larger model, and every size is one that training accepts."""
+"""What is counted in text, and the vocabulary that follows from it."""
 
 from __future__ import annotations
 
@@ -9,32 +9,41 @@ import pytest
 from clearhead.recipes.survey import (
     Survey,
     TextSurvey,
-    fitting_sizes,
-    fitting_text_sizes,
     held_out_share,
     survey,
     survey_text,
+    tokenizer_kind,
+    vocab_size,
 )
+from clearhead.recipes.table import RECIPES, Architecture, Recipe, Size
 
 
-def counted(num_pairs: int, **changes: object) -> Survey:
+def recipe(tokenizer: str = "bpe", size: int = 8_000, least_count: int = 2) -> Recipe:
+    return Recipe(
+        None, tokenizer, size, 128, (Size(1, 16, 2, 32, 0.1),), Architecture({}), {}, 10, least_count=least_count
+    )
+
+
+def counted(word_counts: list[int], **changes: object) -> Survey:
     values = {
-        "num_empty": 0,
-        "kind": "bpe",
-        "num_units": 23 * num_pairs,
-        "longest": 41,
-        "num_words": 20_011,
-        "num_repeated": 9_001,
+        "num_pairs": 29_000, "num_empty": 0, "kind": "bpe", "num_units": 667_000, "longest": 41, "num_words": 20_011,
         "num_characters": 97,
-    }
-    return Survey(num_pairs=num_pairs, **{**values, **changes})  # type: ignore[arg-type]
+    }  # fmt: skip
+    return Survey(word_counts=word_counts, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def text_counted(num_characters: int, **changes: object) -> TextSurvey:
+    values = {
+        "num_distinct": 83, "num_words": 20_011, "word_counts": [3] * 9_001, "longest_lines": [], "document": "file",
+    }  # fmt: skip
+    return TextSurvey(num_characters=num_characters, **{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_counts() -> None:
     found = survey([("ein Hund läuft", "a dog runs"), ("", "nothing"), ("ein Hund", "a dog  ")])
     assert (found.num_pairs, found.num_empty, found.num_units, found.longest) == (2, 1, 10, 3)
     assert found.num_words == len({"ein", "Hund", "läuft", "a", "dog", "runs"})
-    assert found.num_repeated == len({"ein", "Hund", "a", "dog"})
+    assert sorted(found.word_counts) == [1, 1, 2, 2, 2, 2]
     assert found.num_characters == len(set("einHundläuftadogruns"))
 
 
@@ -48,31 +57,16 @@ def test_counts() -> None:
     ],
 )
 def test_kind_follows_from_the_text(pairs: list[tuple[str, str]], kind: str) -> None:
-    assert survey(pairs).kind == kind
+    found = survey(pairs)
+    assert found.kind == kind and tokenizer_kind(recipe("word"), found) == ("word" if kind == "bpe" else kind)
 
 
-def test_more_text_carries_a_larger_model_and_fewer_epochs() -> None:
-    sizes = [fitting_sizes(counted(count)) for count in (200, 30_000, 300_000, 3_000_000)]
-    for small, large in pairwise(sizes):
-        assert small.width <= large.width and small.layers <= large.layers
-        assert small.epochs > large.epochs and small.dropout >= large.dropout
-        assert small.warmup <= large.warmup
-    assert sizes[0].width < sizes[-1].width
-
-
-@pytest.mark.parametrize("num_pairs", [20, 29_000, 10**6])
-@pytest.mark.parametrize("longest", [1, 47, 10_007])
-@pytest.mark.parametrize("kind", ["bpe", "split", "character"])
-def test_every_size_is_possible(num_pairs: int, longest: int, kind: str) -> None:
-    sizes = fitting_sizes(counted(num_pairs, longest=longest, kind=kind))
-    assert sizes.width % sizes.heads == 0
-    assert 32 <= sizes.max_length <= 512
-    assert (sizes.vocab_size is None) == (kind != "bpe")
-
-
-def test_vocabulary_stays_below_what_the_words_support() -> None:
-    sizes = fitting_sizes(counted(29_000, num_repeated=301))
-    assert sizes.vocab_size is not None and sizes.vocab_size <= 97 + 301
+def test_vocabulary_stays_below_what_frequent_words_support() -> None:
+    found = counted([5] * 301 + [2] * 1_009 + [1] * 10_007)
+    assert vocab_size(recipe(least_count=5), found, num_special=0) == 97 + 301 * 4 // 5
+    assert vocab_size(recipe(least_count=2), found, num_special=0) == 97 + (301 + 1_009) * 4 // 5
+    assert vocab_size(recipe(size=200), counted([5] * 10_007), num_special=0) == 97 + 1_000
+    assert vocab_size(recipe(), counted([5] * 301, kind="character"), num_special=0) is None
 
 
 def test_single_texts_are_counted_as_pairs_are() -> None:
@@ -88,11 +82,11 @@ def test_text_is_counted_whatever_its_chunks() -> None:
     text = "".join(f"{line}\n" for line in lines)
     whole = survey_text([text])
     assert whole.num_characters == len(text) and whole.num_distinct == len(set(text))
-    assert whole.num_words == len(set(text.split())) and whole.num_repeated == len(
-        set("Dogs a ab abc runs fast".split())
-    )
-    assert whole.longest == 4
-    assert survey_text([f"{line}\n" for line in lines]).num_repeated == whole.num_repeated
+    assert whole.num_words == len(set(text.split()))
+    assert sorted(whole.word_counts) == [11, 11, 11, 33, 33, 33]
+    assert whole.longest_lines[0] == "Dogs abc runs fast."
+    parts = survey_text([f"{line}\n" for line in lines])
+    assert parts.word_counts == whole.word_counts and parts.longest_lines[0] == whole.longest_lines[0]
 
 
 @pytest.mark.parametrize(
@@ -111,43 +105,36 @@ def test_sentences_are_documents(line: str, document: str) -> None:
     assert survey_text([line * 7]).document == "file"
 
 
-def text_counted(num_characters: int, **changes: object) -> TextSurvey:
-    values = {"num_distinct": 83, "num_words": 20_011, "num_repeated": 9_001, "longest": 11, "document": "file"}
-    return TextSurvey(num_characters=num_characters, **{**values, **changes})  # type: ignore[arg-type]
+def test_more_text_needs_a_smaller_share_of_validation() -> None:
+    shares = [held_out_share(text_counted(10**power)) for power in (5, 6, 8, 9)]
+    assert shares == sorted(shares, reverse=True) and shares[-1] > 0
 
 
-def test_more_text_carries_a_larger_model_and_a_smaller_share_of_validation() -> None:
-    surveys = [text_counted(10**power) for power in (5, 6, 8, 9)]
-    sizes, shares = [fitting_text_sizes(found, continues=True) for found in surveys], [*map(held_out_share, surveys)]
-    for small, large in pairwise(sizes):
-        assert small.width <= large.width and small.layers <= large.layers and small.max_length <= large.max_length
-        assert small.epochs > large.epochs and small.dropout >= large.dropout
-        assert small.warmup <= large.warmup
-    assert sizes[0].width < sizes[-1].width and shares == sorted(shares, reverse=True) and shares[-1] > 0
+def test_characters_are_tokens_where_there_are_few() -> None:
+    own = recipe("character")
+    assert tokenizer_kind(own, text_counted(10**6)) == "character"
+    assert tokenizer_kind(own, text_counted(10**6, num_distinct=3_001)) == "byte-bpe"
+    assert tokenizer_kind(own, text_counted(10**8)) == "byte-bpe"
 
 
-def test_next_tokens_are_learned_from_what_brings_every_character_back() -> None:
-    assert fitting_text_sizes(text_counted(10**6), continues=True).tokenizer == "character"
-    assert fitting_text_sizes(text_counted(10**6, num_distinct=3_001), continues=True).tokenizer == "byte-bpe"
-    assert fitting_text_sizes(text_counted(10**8), continues=True).tokenizer == "byte-bpe"
-    assert fitting_text_sizes(text_counted(10**6), continues=False).tokenizer == "bpe"
+def test_signs_of_masked_text_have_room_where_there_is_little() -> None:
+    for counts, more in (([3] * 301, 17), ([3] * 100_000, 0)):
+        sizes = [vocab_size(recipe(), text_counted(10**6, word_counts=counts), num_special=signs) for signs in (0, 17)]
+        assert sizes[0] is not None and sizes[1] == sizes[0] + more
 
 
-@pytest.mark.parametrize("continues", [True, False])
-def test_the_vocabulary_of_text_stays_below_what_it_supports(continues: bool) -> None:
-    sizes = fitting_text_sizes(text_counted(10**8, num_repeated=301), continues=continues)
-    assert sizes.vocab_size is not None and sizes.vocab_size <= (256 if continues else 83) + 301
+# --- the table ---
 
 
-def test_signs_of_hidden_text_have_room_where_there_is_little() -> None:
-    for num_repeated, more in ((301, 17), (10**5, 0)):
-        plain, with_signs = (
-            fitting_text_sizes(text_counted(10**8, num_repeated=num_repeated), continues=False, num_special=signs)
-            for signs in (lambda length: 0, lambda length: 17)
-        )
-        assert plain.vocab_size is not None and with_signs.vocab_size == plain.vocab_size + more
-
-
-def test_a_block_holds_a_sentence() -> None:
-    sizes = fitting_text_sizes(text_counted(10**6, document="line", longest=41), continues=False)
-    assert 41 < sizes.max_length <= 512
+@pytest.mark.parametrize("task", RECIPES)
+def test_rows_and_sizes_of_a_task_rise(task: str) -> None:
+    rows = RECIPES[task]
+    assert rows[-1].up_to is None
+    for small, large in pairwise(rows):
+        assert small.up_to is not None and (large.up_to is None or small.up_to < large.up_to)
+    for row in rows:
+        assert row.sizes[0].least_tokens == 0
+        for one, other in pairwise(row.sizes):
+            assert one.least_tokens < other.least_tokens
+            assert one.layers * one.width**2 <= other.layers * other.width**2
+        assert all(size.width % size.heads == 0 for size in row.sizes)

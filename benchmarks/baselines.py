@@ -1,0 +1,165 @@
+"""Plain baselines without a network, which a trained model should beat."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+Pairs = Sequence[tuple[str, str]]
+
+
+def words(text: str) -> list[str]:
+    """Cut a text at white space, and full stops and commas from words."""
+    return text.replace(".", " . ").replace(",", " , ").split()
+
+
+def word_table(pairs: Pairs) -> dict[str, str]:
+    """Return for each source word the target word with which it co-occurs most, by Dice's coefficient."""
+    together: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    sources: Counter[str] = Counter()
+    targets: Counter[str] = Counter()
+    for source, target in pairs:
+        ours, theirs = set(words(source)), set(words(target))
+        sources.update(ours)
+        targets.update(theirs)
+        for word in ours:
+            together[word].update(theirs)
+    return {
+        word: max(found, key=lambda other: (found[other] / (sources[word] + targets[other]), other))
+        for word, found in together.items()
+    }
+
+
+def joined(tokens: Iterable[str]) -> str:
+    """Undo the cuts of `words`."""
+    return " ".join(tokens).replace(" .", ".").replace(" ,", ",")
+
+
+def word_by_word(pairs: Pairs, sources: Sequence[str]) -> list[str]:
+    """Translate each word by itself, and leave unknown ones as they are."""
+    table = word_table(pairs)
+    return [joined(table.get(word, word) for word in words(source)) for source in sources]
+
+
+class TfIdf:
+    """Texts to be found by their words: log counts, weighted by rarity, as vectors of length 1.
+
+    Args:
+        texts: those to be found; rarity is counted in them.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        bags = [Counter(words(text.lower())) for text in texts]
+        counts = Counter(word for bag in bags for word in bag)
+        self._size = len(texts)
+        self._rarity = {word: math.log(len(texts) / count) + 1 for word, count in counts.items()}
+        rows: defaultdict[str, list[int]] = defaultdict(list)
+        weights: defaultdict[str, list[float]] = defaultdict(list)
+        for row, bag in enumerate(bags):
+            vector = self._vector(bag)
+            length = math.sqrt(sum(value * value for value in vector.values())) or 1.0
+            for word, value in vector.items():
+                rows[word].append(row)
+                weights[word].append(value / length)
+        self._rows = {word: np.array(found) for word, found in rows.items()}
+        self._weights = {word: np.array(found) for word, found in weights.items()}
+
+    def _vector(self, bag: Counter[str]) -> dict[str, float]:
+        return {word: (1 + math.log(count)) * self._rarity.get(word, 0.0) for word, count in bag.items()}
+
+    def nearest(self, text: str) -> int:
+        """Return the row of the text with the largest cosine."""
+        scores = np.zeros(self._size)
+        for word, value in self._vector(Counter(words(text.lower()))).items():
+            if word in self._rows:
+                scores[self._rows[word]] += value * self._weights[word]
+        return int(scores.argmax())
+
+
+def nearest_sentence(pairs: Pairs, sources: Sequence[str]) -> list[str]:
+    """Return the translation of the training sentence that has the most words in common."""
+    known = TfIdf([source for source, _ in pairs])
+    return [pairs[known.nearest(source)][1] for source in sources]
+
+
+def translated_retrieval(pairs: Pairs, sources: Sequence[str], targets: Sequence[str]) -> float:
+    """Return recall@1 in percent, the mean of both directions, by TF-IDF of texts translated word by word."""
+    shares = []
+    for train, queries, choices in (
+        (pairs, sources, targets),
+        ([(target, source) for source, target in pairs], targets, sources),
+    ):
+        known = TfIdf(choices)
+        found = [known.nearest(query) == row for row, query in enumerate(word_by_word(train, queries))]
+        shares.append(sum(found) / len(found))
+    return 100 * sum(shares) / 2
+
+
+def ngram_bits(train: str, test: str, *, order: int = 5) -> float:
+    """Return the bits of a character, by n-grams of characters interpolated with shorter ones (Witten-Bell).
+
+    Source: Chen and Goodman 1998, "An Empirical Study of Smoothing Techniques for Language Modeling", section 2.3.
+    """
+    counts: list[defaultdict[str, Counter[str]]] = [defaultdict(Counter) for _ in range(order)]
+    for place, letter in enumerate(train):
+        for length in range(min(order - 1, place) + 1):
+            counts[length][train[place - length : place]][letter] += 1
+    alphabet = len(set(train)) + 1
+    bits = 0.0
+    for place, letter in enumerate(test):
+        probability = 1 / alphabet
+        for length in range(min(order - 1, place) + 1):
+            seen = counts[length].get(test[place - length : place])
+            if seen is None:
+                break
+            total, kinds = seen.total(), len(seen)
+            probability = (seen[letter] + kinds * probability) / (total + kinds)
+        bits -= math.log2(probability)
+    return bits / len(test)
+
+
+def naive_bayes(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> float:
+    """Return the accuracy in percent of naive Bayes over words and pairs of words, for (text, label)."""
+
+    def features(text: str) -> list[str]:
+        found = text.lower().split()
+        return [*found, *map(" ".join, zip(found, found[1:], strict=False))]
+
+    by_label: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    sizes: Counter[str] = Counter()
+    for text, label in train:
+        by_label[label].update(features(text))
+        sizes[label] += 1
+    num_known = len({feature for counts in by_label.values() for feature in counts})
+    totals = {label: counts.total() for label, counts in by_label.items()}
+
+    def score(label: str, text: str) -> float:
+        counts, below = by_label[label], totals[label] + num_known
+        return math.log(sizes[label]) + sum(math.log((counts[one] + 1) / below) for one in features(text))
+
+    right = sum(max(by_label, key=lambda label: score(label, text)) == answer for text, answer in test)
+    return 100 * right / len(test)
+
+
+def commonest_tags(train: Sequence[Sequence[tuple[str, str]]], test: Sequence[Sequence[tuple[str, str]]]) -> float:
+    """Return the share in percent of words whose tag is the commonest of that word, or of all for an unknown one."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    whole: Counter[str] = Counter()
+    for sentence in train:
+        for word, tag in sentence:
+            counts[word][tag] += 1
+            whole[tag] += 1
+    usual = whole.most_common(1)[0][0]
+    best = {word: found.most_common(1)[0][0] for word, found in counts.items()}
+    answers = [best.get(word, usual) == tag for sentence in test for word, tag in sentence]
+    return 100 * sum(answers) / len(answers)
+
+
+def commonest_token(train: Sequence[Sequence[int]], test: Sequence[Sequence[int]]) -> float:
+    """Return the share in percent of tokens that are the commonest one of training."""
+    usual = Counter(token for text in train for token in text).most_common(1)[0][0]
+    tokens = [token for text in test for token in text]
+    return 100 * sum(token == usual for token in tokens) / len(tokens)

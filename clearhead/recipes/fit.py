@@ -1,0 +1,267 @@
+"""The recipe fitted to data and machine: lengths from the trained tokenizer, size and steps from measured steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+
+from clearhead.core import Transformer, build
+from clearhead.data.batches.base import Batch
+from clearhead.errors import InputError
+from clearhead.machine import choose_device, choose_precision
+from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
+from clearhead.recipes.survey import TextSurvey
+from clearhead.recipes.table import VALIDATIONS, Recipe, Size, recipe_for
+from clearhead.text.pair import TokenizerPair
+from clearhead.training.optim.gradients import scale_gradients
+from clearhead.training.optim.optimizers import build_optimizer
+from clearhead.training.preflight import is_out_of_memory
+from clearhead.training.progress.reports import Progress, duration
+from clearhead.training.random_state import deterministic_algorithms, preserved_random_state, seed_everything
+from clearhead.training.runfile.read import parse_run_file
+from clearhead.training.runfile.sections import RunFile
+from clearhead.training.tasks.base import TaskParts, TaskSetup
+from clearhead.training.tasks.registry import parts_of
+
+# What training takes before its first step: libraries, data, the forecast.
+STARTUP_SECONDS = 10.0
+# Texts that come later may be longer than those of the training data.
+_SPARE = 1.25
+# Of the time: slow validations are fewer.
+_VALIDATION_SHARE = 0.15
+_MEASURED_SECONDS, _MEASURED_STEPS = 2.0, 12
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A run file that fits data and machine.
+
+    Attributes:
+        text: of the run file.
+        steps: that it trains.
+        seconds: that it takes on this machine, by measurement.
+    """
+
+    text: str
+    steps: int
+    seconds: float
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """The seconds of a whole step with an average batch, and the tokens of one."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+
+    @property
+    def step_tokens(self) -> float:
+        """Tokens of an average batch."""
+
+
+MeasuredT = TypeVar("MeasuredT", bound=Measured)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A model of one size, the data of its run, and its measurement."""
+
+    size: Size
+    parts: TaskParts[Batch]
+    module: Transformer
+    step_seconds: float
+    step_tokens: float
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run is.
+
+    Attributes:
+        steps: of the training.
+        validations: how many of them happen.
+        seconds: of all of it.
+    """
+
+    steps: int
+    validations: int
+    seconds: float
+
+    @classmethod
+    def fitting(cls, minutes: float, *, step: float, validation: float, most: int) -> Length:
+        """Return the length that fits into a time, or the most useful one where that is shorter.
+
+        Args:
+            minutes: that training may take.
+            step, validation: seconds of one.
+            most: the steps after which more of them do not help.
+        """
+        left = 60 * minutes - STARTUP_SECONDS
+        validations = max(2, min(VALIDATIONS, math.floor(_VALIDATION_SHARE * left / validation)))
+        steps = max(1, min(most, math.floor((left - validations * validation) / step)))
+        return cls(steps, validations, STARTUP_SECONDS + validations * validation + steps * step)
+
+
+def fitted(plan: DataPlan, minutes: float, say: Callable[[str], None]) -> Fitted:
+    """Return the run file of a recipe with the size and the steps that fit the data and this machine.
+
+    Args:
+        plan: the data.
+        minutes: that training may take.
+        say: receives what is being done.
+
+    Raises:
+        InputError: the data cannot be used, or no model of the recipe fits into memory.
+    """
+    recipe = recipe_for(plan.task, plan.amount)
+    fitting = _Fitting(plan, recipe)
+    kind = "characters" if recipe.tokenizer == "character" else "a vocabulary"
+    say(f"preparing the text with {kind} of its own")
+    choice = fitting.with_length()
+    with preserved_random_state(), deterministic_algorithms():
+        best = choose_size(recipe, lambda size: fitting.candidate(replace(choice, size=size)), minutes, say)
+        validation = _validation_seconds(best)
+    per_epoch = best.parts.batches.batches_per_epoch
+    most = math.ceil(recipe.most_epochs * per_epoch)
+    length = Length.fitting(minutes, step=best.step_seconds, validation=validation, most=most)
+    note = f"{length.steps / per_epoch:.3g} passes over the data, "
+    if length.steps == most:
+        note += f"about {duration(length.seconds)}: more passes would not help, more data would"
+    else:
+        pace = f"{duration(best.step_seconds)} a step and {duration(validation)} a validation on this machine"
+        note += f"{minutes:g} min: {pace}"
+    say(f"{length.steps:,} steps: {note}")
+    choice = replace(choice, size=best.size, steps=length.steps, steps_note=note, validations=length.validations)
+    return Fitted(run_file_text(plan, recipe, choice), length.steps, length.seconds)
+
+
+class _Fitting:
+    """Builds the data and the model of a choice.
+
+    Args:
+        plan: the data.
+        recipe: the values for it.
+    """
+
+    def __init__(self, plan: DataPlan, recipe: Recipe) -> None:
+        self.plan, self.recipe = plan, recipe
+        self._tokenizers: dict[str, TokenizerPair] = {}
+
+    def run_file(self, choice: Choice) -> RunFile:
+        return parse_run_file(run_file_text(self.plan, self.recipe, choice), "the run file")
+
+    def parts(self, choice: Choice) -> TaskParts[Batch]:
+        run_file = self.run_file(choice)
+
+        def find(train: Callable[[], TokenizerPair]) -> TokenizerPair:
+            key = run_file.tokenizer.model_dump_json()
+            if key not in self._tokenizers:
+                self._tokenizers[key] = train()
+            return self._tokenizers[key]
+
+        device = choose_device(run_file.train.device)
+        setup = TaskSetup(run_file=run_file, find_tokenizers=find, initial=None, progress=Progress(), device=device)
+        return parts_of(setup)
+
+    def with_length(self) -> Choice:
+        """Return the choice of the smallest model, with the length that the texts need."""
+        recipe, survey = self.recipe, self.plan.survey
+        choice = Choice(recipe.sizes[0], recipe.max_length)
+        if isinstance(survey, TextSurvey):
+            if dict(self.plan.train).get("document") != "line":
+                return choice
+            tokenizer = self.parts(choice).tokenizers.source
+            longest = max(map(len, tokenizer.encode_batch(list(survey.longest_lines)))) + 2
+        else:
+            longest = max(side.longest for side in self.parts(choice).sides)
+        length = min(recipe.max_length, max(16, math.ceil(longest * _SPARE / 8) * 8))
+        if longest < recipe.max_length:
+            return replace(choice, max_length=length, length_note=f"The longest text has {longest}")
+        return replace(choice, length_note=f"The longest text has {longest} or more")
+
+    def candidate(self, choice: Choice) -> _Candidate:
+        """Build a model and measure its steps."""
+        run_file, parts = self.run_file(choice), self.parts(choice)
+        device = choose_device(run_file.train.device)
+        seed_everything(run_file.train.seed)
+        module = build(parts.spec, device=device)
+        seconds = _step_seconds(run_file, parts, module)
+        return _Candidate(choice.size, parts, module, seconds, parts.mean_tokens)
+
+
+def choose_size(
+    recipe: Recipe, candidate: Callable[[Size], MeasuredT], minutes: float, say: Callable[[str], None]
+) -> MeasuredT:
+    """Return the last size of a recipe that fits into memory and reads enough tokens in the time.
+
+    Args:
+        recipe: with the sizes.
+        candidate: builds a model and measures its steps.
+        minutes: that training may take.
+        say: receives the measurements.
+
+    Raises:
+        InputError: not even the smallest model fits into memory.
+    """
+    best: MeasuredT | None = None
+    for size in recipe.sizes:
+        try:
+            found = candidate(size)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if best is None:
+                raise InputError("the smallest model of the recipe does not fit into memory") from error
+            say(f"{_name(size)}: does not fit into memory")
+            break
+        steps = max(0, int((60 * minutes - STARTUP_SECONDS) / found.step_seconds))
+        say(f"{_name(size)}: {duration(found.step_seconds)} a step, {steps:,} steps in {minutes:g} min")
+        if best is not None and steps * found.step_tokens < size.least_tokens:
+            break
+        best = found
+    assert best is not None, "a recipe has a size"
+    return best
+
+
+def _name(size: Size) -> str:
+    return f"{size.layers} layer{'s' * (size.layers > 1)} of width {size.width}"
+
+
+def _step_seconds(run_file: RunFile, parts: TaskParts[Batch], module: Transformer) -> float:
+    """Measure the seconds of a whole step with an average batch."""
+    train = run_file.train
+    assert train.learning_rate is not None, "the run file fills its defaults"
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = build_optimizer(module, kind=train.optimizer, learning_rate=train.learning_rate * 1e-3)
+    precision = choose_precision(train.precision, parameters[0].device)
+    seconds: list[float] = []
+    tokens: list[int] = []
+    began = time.perf_counter()
+    module.train()
+    while len(seconds) < 3 or (time.perf_counter() - began < _MEASURED_SECONDS and len(seconds) < _MEASURED_STEPS):
+        start, batch = time.perf_counter(), next(parts.batches)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(parameters[0].device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss, labels = parts.loss(module, batch)
+        float(loss.detach())
+        loss.backward()
+        scale_gradients(parameters, 1.0 / max(1, labels), max_norm=train.clip)
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+        tokens.append(batch.num_tokens)
+    # The first step includes allocation and the choice of kernels.
+    return sum(seconds[1:]) / sum(tokens[1:]) * parts.mean_tokens
+
+
+def _validation_seconds(found: _Candidate) -> float:
+    began = time.perf_counter()
+    found.module.eval()
+    with torch.no_grad():
+        found.parts.validate(found.module)
+    return time.perf_counter() - began

@@ -1,0 +1,100 @@
+"""Held-out examples: drawn at random and by label, so that no text of them is also read in training."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from clearhead.errors import InputError
+
+MOST_HELD_OUT = 1_000
+HELD_OUT_SEED = 1
+_SHARE = 0.1
+
+Keys = Sequence[Sequence[Hashable]]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Which examples go where.
+
+    Attributes:
+        train, valid: their rows, in order; nothing is held out where `valid` is empty.
+        num_shared: examples that have a text of another one, so that both are in the same part.
+    """
+
+    train: Sequence[int]
+    valid: Sequence[int] = ()
+    num_shared: int = 0
+
+    def note(self, what: str) -> str:
+        """Return the comment on the validation data."""
+        if not self.valid:
+            return ""
+        return (
+            f"{len(self.valid)} of your {what}, drawn at random (seed {HELD_OUT_SEED}); training reads no text of them"
+        )
+
+
+def draw(keys: Keys, labels: Sequence[Hashable] | None = None) -> HeldOut:
+    """Draw a tenth of the examples, and no more than a score that can be trusted needs.
+
+    Args:
+        keys: of each example; two with a key in common are never in different parts, one without a key is in training.
+        labels: of which each gets its share; None: there are none.
+
+    Raises:
+        InputError: the examples have so much in common that none can be held out.
+    """
+    groups = _groups(keys)
+    wanted = min(MOST_HELD_OUT, max(1, round(_SHARE * len(keys))))
+    strata: defaultdict[Hashable, list[list[int]]] = defaultdict(list)
+    for group in groups:
+        if not keys[group[0]]:
+            continue
+        strata[labels[group[0]] if labels is not None else None].append(group)
+    generator, held = random.Random(HELD_OUT_SEED), set[int]()
+    for stratum in strata.values():
+        room = round(wanted * sum(map(len, stratum)) / len(keys))
+        generator.shuffle(stratum)
+        for group in stratum:
+            if len(group) <= room:
+                held.update(group)
+                room -= len(group)
+    if not held:
+        raise InputError(
+            "nothing can be held out for validation: every example has a text in common with many others; give "
+            "validation data"
+        )
+    rows = range(len(keys))
+    shared = sum(len(group) for group in groups if len(group) > 1)
+    return HeldOut([row for row in rows if row not in held], sorted(held), shared)
+
+
+def num_overlapping(train: Keys, valid: Keys) -> int:
+    """Return how many validation examples have a key of a training example."""
+    known = {key for one in train for key in one}
+    return sum(1 for one in valid if not known.isdisjoint(one))
+
+
+def _groups(keys: Keys) -> list[list[int]]:
+    """Return the rows of examples that are linked by common keys, in the order of their first rows."""
+    parents = list(range(len(keys)))
+
+    def root(row: int) -> int:
+        while parents[row] != row:
+            parents[row] = parents[parents[row]]
+            row = parents[row]
+        return row
+
+    first: dict[Hashable, int] = {}
+    for row, own in enumerate(keys):
+        for key in own:
+            one, other = sorted((root(row), root(first.setdefault(key, row))))
+            parents[other] = one
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for row in range(len(keys)):
+        groups[root(row)].append(row)
+    return list(groups.values())

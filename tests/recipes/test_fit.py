@@ -1,0 +1,105 @@
+"""A recipe fitted to data and machine: the model and the steps that a given time allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from clearhead.core import build
+from clearhead.errors import InputError
+from clearhead.hf.saving import save_module
+from clearhead.presets.task_heads import label_head, token_head, vector_head
+from clearhead.recipes import fit
+from clearhead.recipes.run_file import DataPlan
+from clearhead.recipes.survey import survey
+from clearhead.recipes.table import RECIPES, Architecture, Recipe, Size, recipe_for
+from clearhead.task import TaskRecord
+from clearhead.training.runfile.model_table import resolve_spec
+from clearhead.training.runfile.read import parse_run_file
+from clearhead.training.runfile.sections import ModelSection
+from tests.cli.tiny_run import PAIRS, write_pairs
+
+SIZES = tuple(Size(1, 16 * width, 2, 32, 0.1, least_tokens=1_000 * width - 1_000) for width in (1, 2, 3))
+
+
+def chosen(tokens_in_a_minute: list[int]) -> int:
+    """Return the width of the model that is chosen where each size reads so many tokens; 0: it needs more memory."""
+
+    def candidate(size: Size) -> Any:
+        count = tokens_in_a_minute[SIZES.index(size)]
+        if not count:
+            raise torch.OutOfMemoryError("too large")
+        step_seconds = 10 * 60.0 / count
+        return SimpleNamespace(size=size, step_seconds=step_seconds, step_tokens=10.0)
+
+    minutes = 1 + fit.STARTUP_SECONDS / 60
+    recipe = Recipe(None, "bpe", 100, 32, SIZES, RECIPES["tag"][0].model, {}, 3)
+    found = fit.choose_size(recipe, candidate, minutes, lambda message: None)
+    return found.size.width
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width"),
+    [
+        ([100, 90, 80], 16),
+        ([9_000, 1_100, 1_050], 32),
+        ([9_000, 5_000, 2_100], 48),
+        ([9_000, 0, 2_100], 16),
+    ],
+)
+def test_the_largest_model_that_reads_enough(tokens: list[int], width: int) -> None:
+    assert chosen(tokens) == width
+
+
+def test_no_model_fits_into_memory() -> None:
+    with pytest.raises(InputError, match="memory"):
+        chosen([0, 0, 0])
+
+
+@pytest.mark.parametrize("minutes", [1.0, 5.0, 61.0])
+@pytest.mark.parametrize("validation", [0.1, 7.0])
+def test_steps_and_validations_fill_the_time(minutes: float, validation: float) -> None:
+    length = fit.Length.fitting(minutes, step=0.3, validation=validation, most=10**9)
+    assert 60 * minutes - 0.3 < length.seconds <= 60 * minutes
+    assert 2 <= length.validations <= 10
+    assert fit.Length.fitting(minutes, step=0.3, validation=validation, most=17).steps == 17
+
+
+def test_a_recipe_is_measured_on_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, pairs in (("train", PAIRS[7:]), ("valid", PAIRS[:7])):
+        write_pairs(tmp_path, name, pairs)
+    tables = [{"source": f"{name}.source", "target": f"{name}.target"} for name in ("train", "valid")]
+    plan = DataPlan("embed", tables[0], tables[1], "", "pairs", "runs/x", len(PAIRS), survey(PAIRS))
+    recipe, state, said = recipe_for("embed", len(PAIRS)), torch.get_rng_state(), []
+    found = fit.fitted(plan, 60.0, said.append)
+    assert torch.equal(torch.get_rng_state(), state)
+    written = parse_run_file(found.text, "run.toml")
+    # A batch holds all pairs, and an hour is more than their data is worth.
+    assert written.train.steps == found.steps == recipe.most_epochs and "more data would" in found.text
+    assert written.model.width == recipe.sizes[0].width and any("a step" in line for line in said)
+    # Three words of one letter and an end token.
+    assert "The longest text has 4" in found.text and written.data.max_length == 16
+
+
+def saved_models() -> list[tuple[str, Architecture]]:
+    found: list[tuple[str, Architecture]] = []
+    for task, rows in RECIPES.items():
+        found += [(task, row.model) for row in rows if row.model.saved_as and (task, row.model) not in found]
+    return found
+
+
+@pytest.mark.parametrize(("task", "model"), saved_models())
+def test_a_model_is_saved_as_the_run_file_says(task: str, model: Architecture, tmp_path: Path) -> None:
+    family = "decoder" if task == "generate" else "encoder"
+    section = ModelSection(family=family, layers=1, width=16, heads=2, feedforward=22, dropout=0.1, **model.keys)  # type: ignore[arg-type]
+    head = {"classify": label_head(16, 3, pool="mean"), "tag": token_head(3), "embed": vector_head(pool="mean")}.get(
+        task
+    )
+    spec = resolve_spec(section, kind=task, source_vocab=53, target_vocab=53, joint=True, head=head)
+    record = TaskRecord(kind=task, labels=("a", "b", "c") if task in ("classify", "tag") else ())  # type: ignore[arg-type]
+    assert save_module(build(spec), tmp_path, task=record).model_type == model.saved_as
