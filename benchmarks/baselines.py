@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -126,7 +127,7 @@ def naive_bayes(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]
 
     def features(text: str) -> list[str]:
         found = text.lower().split()
-        return [*found, *map(" ".join, zip(found, found[1:], strict=False))]
+        return [*found, *map(" ".join, itertools.pairwise(found))]
 
     by_label: defaultdict[str, Counter[str]] = defaultdict(Counter)
     sizes: Counter[str] = Counter()

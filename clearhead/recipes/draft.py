@@ -24,7 +24,7 @@ LEAST_EXAMPLES = 20
 LEAST_CHARACTERS = 1_000
 PARTS = ("train", "valid")
 # Names of files that say nothing of the data in them.
-_GENERAL = ("train", "training", "data", "text", "texts", "corpus", "input", "all")
+_GENERAL = ("train", "training", "data", "text", "texts", "input", "all")
 _RUN = re.compile(r'^run = "([^"]*)"', re.MULTILINE)
 PAIRED, RUNNING = ("translate", "embed"), ("generate", "fill", "denoise")
 
@@ -270,7 +270,7 @@ def _data_name(options: NewOptions) -> str:
     assert options.text is not None, "the options were checked"
     path = options.text.resolve()
     name = path.name.partition(".")[0]
-    if not name or name in _GENERAL:
+    if not name or (name in _GENERAL and path.is_file()):
         name = "-".join(part for part in (path.parent.name, name) if part)
     return f"{name or 'text'}-{options.task}"
 

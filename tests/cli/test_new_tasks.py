@@ -115,7 +115,7 @@ def test_columns_by_number_and_labels_in_a_file(folder: Path) -> None:
     write_lines(folder / "labels", [sentence[0] for sentence in SENTENCES])
     assert main(["new", "classify", "--text", "texts", "--labels", "labels"]) == 0
     write_lines(folder / "plain.tsv", [f"{sentence[0]}\t{sentence}" for sentence in SENTENCES])
-    assert main(["new", "classify", "--text", "plain.tsv", "--labels", "0", "-o", "plain.toml"]) == 0
+    assert main(["new", "classify", "--text", "plain.tsv", "--labels", "1", "-o", "plain.toml"]) == 0
     copies = [(folder / name / "train.jsonl").read_bytes() for name in ("run-data", "plain-data")]
     assert copies[0] == copies[1]
 

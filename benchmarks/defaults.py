@@ -1,0 +1,400 @@
+"""What a newcomer gets: `new`, `train` and `evaluate` for every task, beside a plain baseline, cell by cell.
+
+    python benchmarks/defaults.py --data ../shared/data [--task T] [--size 5000|all|demo] [--seed S] [--minutes 5]
+
+Each cell is a JSON file in benchmarks/results/defaults, and a cell that has one is skipped without --again, so that the
+table fills in several sittings; it is printed at the end. On a busy machine, --steps N trains that many steps, and
+--steps-of FOLDER the steps and the model of the same cells in FOLDER, which an idle machine wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from baselines import (
+    commonest_tags,
+    commonest_token,
+    naive_bayes,
+    nearest_sentence,
+    ngram_bits,
+    translated_retrieval,
+    word_by_word,
+)
+from sacrebleu import corpus_bleu
+
+from clearhead.text.tokenizer import Tokenizer
+
+RESULTS = Path(__file__).parent / "results" / "defaults"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+MODEL_KEYS = ("layers", "width", "heads", "feedforward", "dropout")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table.
+
+    Attributes:
+        task: kind of task.
+        size: how much data: "5000", "all", or "demo" for the data of the demos.
+        data: what it is.
+        score: the score of `evaluate --json`, and its name.
+        aim: on test data; None: twice the baseline.
+    """
+
+    task: str
+    size: str
+    data: str
+    score: tuple[str, str]
+    aim: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.size}"
+
+
+BLEU, RECALL, BITS = ("bleu", "BLEU"), ("recall_at_1", "recall@1"), ("bits_per_byte", "bits per character")
+ACCURACY, TAGS = ("accuracy", "accuracy"), ("tag_accuracy", "accuracy of tags")
+CELLS = (
+    Cell("translate", "5000", "Multi30k De-En", BLEU, 31.0),
+    Cell("translate", "all", "Multi30k De-En", BLEU),
+    Cell("embed", "5000", "Multi30k De-En", RECALL, 74.0),
+    Cell("embed", "all", "Multi30k De-En", RECALL),
+    Cell("generate", "all", "Shakespeare", BITS, 2.13),
+    Cell("classify", "5000", "SST-2", ACCURACY, 80.0),
+    Cell("classify", "all", "SST-2", ACCURACY),
+    Cell("tag", "5000", "Python's library, 99k tokens", TAGS, 88.0),
+    Cell("fill", "5000", "Multi30k English", ACCURACY),
+    Cell("fill", "all", "Multi30k English", ACCURACY),
+    Cell("denoise", "5000", "Multi30k English", ACCURACY),
+    Cell("denoise", "all", "Multi30k English", ACCURACY),
+    Cell("translate", "demo", "dates", BLEU),
+    Cell("classify", "demo", "names", ACCURACY),
+    Cell("generate", "demo", "Python's library", BITS),
+    Cell("fill", "demo", "Python's library", ACCURACY),
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The data of a cell.
+
+    Attributes:
+        new: options of `clearhead new`.
+        evaluate: options of `clearhead evaluate`.
+        baselines: plain scores on the test data, by name; each gets the run directory.
+    """
+
+    new: list[str]
+    evaluate: list[str]
+    baselines: dict[str, Callable[[Path], float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--task")
+    parser.add_argument("--size", choices=("5000", "all", "demo"))
+    parser.add_argument("--seed", type=int, help="default: 1, then 2")
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps-of", type=Path, metavar="FOLDER")
+    parser.add_argument("--work", type=Path, default=Path("runs/defaults"), help="for data and runs")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--again", action="store_true")
+    options = parser.parse_args()
+    for seed in (1, 2) if options.seed is None else (options.seed,):
+        for cell in CELLS:
+            if options.task in (None, cell.task) and options.size in (None, cell.size):
+                file = RESULTS / f"{cell.name}-{seed}.json"
+                if options.again or not file.exists():
+                    record = run(cell, seed, options)
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(table())
+
+
+def run(cell: Cell, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one cell, and return its record."""
+    folder = options.work / f"{cell.name}-{seed}"
+    if folder.exists():
+        sys.exit(f"{folder} is in the way: remove it")
+    folder.mkdir(parents=True)
+    parts = PARTS[cell.task if cell.size != "demo" else f"{cell.task}-demo"](cell, options.data, folder)
+    run_file, run_folder = folder / "run.toml", folder / "run"
+    threads, minutes = ["--threads", str(options.threads)], ["--minutes", str(options.minutes)]
+    shown = ["-o", str(run_file), "--run", str(run_folder), "--json"]
+    new, new_seconds = command("new", cell.task, *parts.new, *minutes, *shown)
+    changes = [f"train.seed={seed}", *steps_to_take(cell, seed, options)]
+    trained, train_seconds = command("train", str(run_file), *changes, *threads, "--json")
+    scores, evaluate_seconds = command("evaluate", str(run_folder), *parts.evaluate, *threads, "--json")
+    baselines = {name: round(baseline(run_folder), 3) for name, baseline in parts.baselines.items()}
+    factor = 1 if cell.score in (BLEU, BITS) else 100
+    return {
+        "task": cell.task,
+        "size": cell.size,
+        "data": cell.data,
+        "seed": seed,
+        "score": cell.score[1],
+        "test": round(factor * scores[cell.score[0]], 3),
+        "validation": validation(run_folder),
+        "baselines": baselines,
+        "aim": cell.aim,
+        "minutes": options.minutes,
+        "steps": trained["step"],
+        "best": trained["best"],
+        "model": model_of(run_folder),
+        "new": {key: value for key, value in new.items() if key not in ("file", "run")},
+        "seconds": {"new": new_seconds, "train": train_seconds, "evaluate": evaluate_seconds},
+        "changes": changes,
+        "machine": f"{processor()}, {options.threads} threads",
+        "torch": torch.__version__,
+    }
+
+
+def command(*words: str) -> tuple[dict[str, Any], float]:
+    """Run a command of clearhead, and return its JSON and the seconds that it took."""
+    print("clearhead", *words, file=sys.stderr, flush=True)
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "clearhead", *words], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1]), round(time.perf_counter() - began, 1)
+
+
+def steps_to_take(cell: Cell, seed: int, options: argparse.Namespace) -> list[str]:
+    """Return the changes of the run file that --steps and --steps-of ask for."""
+    if options.steps_of is not None:
+        found = sorted(options.steps_of.glob(f"{cell.name}-*.json"), key=lambda file: not file.match(f"*-{seed}.json"))
+        if not found:
+            sys.exit(f"{options.steps_of} has no result of {cell.name}")
+        record = json.loads(found[0].read_text(encoding="utf-8"))
+        model = [f"model.{key}={value}" for key, value in record["model"].items()]
+        return [f"train.steps={record['steps']}", "train.validate_every=0.1", *model]
+    return [f"train.steps={options.steps}", "train.validate_every=0.1"] if options.steps is not None else []
+
+
+def model_of(run_folder: Path) -> dict[str, Any]:
+    table = tomllib.loads((run_folder / "run.toml").read_text(encoding="utf-8"))["model"]
+    return {key: table[key] for key in MODEL_KEYS}
+
+
+def validation(run_folder: Path) -> dict[str, float]:
+    """Return the best loss and score of the validations."""
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    losses = [row["valid_loss"] for row in rows if row.get("valid_loss") is not None]
+    scores = [row["valid_score"] for row in rows if row.get("valid_score") is not None]
+    return {"loss": round(min(losses), 4), **({"score": round(max(scores), 3)} if scores else {})}
+
+
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def table() -> str:
+    """Return every cell that has a result, seeds beside each other."""
+    lines = ["| task, data | size | score | test, by seed | aim | baselines | steps | minutes of training |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for cell in CELLS:
+        found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob(f"{cell.name}-?.json"))]
+        if found:
+            plain = ", ".join(f"{name} {value:g}" for name, value in found[0]["baselines"].items())
+            lines.append(
+                f"| {cell.task}, {cell.data} | {cell.size} | {cell.score[1]} | "
+                f"{', '.join(format(one['test'], 'g') for one in found)} | {'-' if cell.aim is None else cell.aim} | "
+                f"{plain} | {', '.join(str(one['steps']) for one in found)} | "
+                f"{', '.join(format(one['seconds']['train'] / 60, '.1f') for one in found)} |"
+            )
+    return "\n".join(lines)
+
+
+# --- data ---
+
+
+def read(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def write(path: Path, lines: Sequence[str]) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def most(cell: Cell) -> int | None:
+    return 5_000 if cell.size == "5000" else None
+
+
+def multi30k(cell: Cell, data: Path, folder: Path) -> tuple[Parts, list[tuple[str, str]], list[tuple[str, str]]]:
+    """Write pairs, and return their options, and the pairs of training and test."""
+    source = data / "multi30k"
+    names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+    sides = {part: [read(source / f"{name}.{side}") for side in ("de", "en")] for part, name in names.items()}
+    sides["train"] = [lines[: most(cell)] for lines in sides["train"]]
+    return pair_parts(sides, folder)
+
+
+def pair_parts(
+    sides: dict[str, list[list[str]]], folder: Path
+) -> tuple[Parts, list[tuple[str, str]], list[tuple[str, str]]]:
+    files = {
+        part: [write(folder / f"{part}.{end}", lines) for end, lines in zip(("de", "en"), both, strict=True)]
+        for part, both in sides.items()
+    }
+    new = ["--source", files["train"][0], "--target", files["train"][1]]
+    new += ["--valid-source", files["valid"][0], "--valid-target", files["valid"][1]]
+    pairs = [list(zip(*sides[part], strict=True)) for part in ("train", "test")]
+    return Parts(new, ["--source", files["test"][0], "--target", files["test"][1]], {}), pairs[0], pairs[1]
+
+
+def translation_baselines(
+    train: list[tuple[str, str]], test: list[tuple[str, str]]
+) -> dict[str, Callable[[Path], float]]:
+    sources, targets = ([pair[side] for pair in test] for side in (0, 1))
+    return {
+        "word by word": lambda run_folder: corpus_bleu(word_by_word(train, sources), [targets]).score,
+        "nearest sentence": lambda run_folder: corpus_bleu(nearest_sentence(train, sources), [targets]).score,
+    }
+
+
+def translate(cell: Cell, data: Path, folder: Path) -> Parts:
+    parts, train, test = multi30k(cell, data, folder)
+    return Parts(parts.new, parts.evaluate, translation_baselines(train, test))
+
+
+def embed(cell: Cell, data: Path, folder: Path) -> Parts:
+    parts, train, test = multi30k(cell, data, folder)
+    sources, targets = ([pair[side] for pair in test] for side in (0, 1))
+    return Parts(
+        parts.new,
+        parts.evaluate,
+        {"translated TF-IDF": lambda run_folder: translated_retrieval(train, sources, targets)},
+    )
+
+
+def generate(cell: Cell, data: Path, folder: Path) -> Parts:
+    """The last tenth is the test; the part before it the validation, which the n-grams may read too."""
+    text = (data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
+    assert text.isascii(), "a byte is a character"
+    begin, end = len(text) * 85 // 100, len(text) * 9 // 10
+    cuts = {"train": text[:begin], "valid": text[begin:end], "test": text[end:]}
+    return running(cuts, folder, {"5-gram": lambda run_folder: ngram_bits(text[:end], cuts["test"])})
+
+
+def running(cuts: dict[str, str], folder: Path, baselines: dict[str, Callable[[Path], float]]) -> Parts:
+    files = {part: folder / f"{part}.txt" for part in cuts}
+    for part, cut in cuts.items():
+        files[part].write_text(cut, encoding="utf-8")
+    new = ["--text", str(files["train"]), "--valid-text", str(files["valid"])]
+    return Parts(new, ["--text", str(files["test"])], baselines)
+
+
+def captions(cell: Cell, data: Path, folder: Path) -> Parts:
+    source = data / "multi30k"
+    sides = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+    lines = {part: read(source / f"{name}.en") for part, name in sides.items()}
+    lines["train"] = lines["train"][: most(cell)]
+    cuts = {part: "".join(f"{line}\n" for line in found) for part, found in lines.items()}
+    parts = running(cuts, folder, {"commonest token": lambda run_folder: guess(run_folder, lines)})
+    line = ["--document", "line"]
+    return Parts([*parts.new, *line], [*parts.evaluate, *line], parts.baselines)
+
+
+def guess(run_folder: Path, lines: dict[str, list[str]]) -> float:
+    tokenizer = Tokenizer.load(run_folder / "tokenizer.json")
+    return commonest_token(tokenizer.encode_batch(lines["train"]), tokenizer.encode_batch(lines["test"]))
+
+
+def classify(cell: Cell, data: Path, folder: Path) -> Parts:
+    names = {"train": "train", "valid": "dev", "test": "test"}
+    rows = {part: [(line[2:], line[0]) for line in read(data / "sst2" / f"{name}.txt")] for part, name in names.items()}
+    rows["train"] = rows["train"][: most(cell)]
+    return labelled(rows, folder)
+
+
+def labelled(rows: dict[str, list[tuple[str, str]]], folder: Path) -> Parts:
+    files = {
+        part: write(folder / f"{part}.tsv", ["text\tlabel", *(f"{text}\t{label}" for text, label in found)])
+        for part, found in rows.items()
+    }
+    new = ["--text", files["train"], "--labels", "label", "--valid-text", files["valid"]]
+    score = {"naive Bayes": lambda run_folder: naive_bayes(rows["train"], rows["test"])}
+    return Parts(new, ["--text", files["test"], "--labels", "label"], score)
+
+
+def tag(cell: Cell, data: Path, folder: Path) -> Parts:
+    subprocess.run([sys.executable, str(EXAMPLES / "make_tags.py"), str(folder), "0.83"], check=True, stdout=sys.stderr)
+
+    def sentences(part: str) -> list[list[tuple[str, str]]]:
+        text = (folder / f"{part}.conll").read_text(encoding="utf-8")
+        rows = ([line.split("\t") for line in one.split("\n")] for one in text.split("\n\n") if one)
+        return [[(row[0], row[1]) for row in one] for one in rows]
+
+    files = {part: str(folder / f"{part}.conll") for part in ("train", "valid", "test")}
+    return Parts(
+        ["--text", files["train"], "--valid-text", files["valid"]],
+        ["--text", files["test"]],
+        {"commonest tag": lambda run_folder: commonest_tags(sentences("train"), sentences("test"))},
+    )
+
+
+# --- the data of the demos ---
+
+
+def dates(cell: Cell, data: Path, folder: Path) -> Parts:
+    from clearhead.demo.data.dates import make_date_sets
+
+    sets = make_date_sets(seed=1, train_size=100_000, valid_per_locale=20, test_per_locale=20)
+    sides = {
+        part: [[pair[side] for pair in getattr(sets, part)] for side in (0, 1)] for part in ("train", "valid", "test")
+    }
+    parts, train, test = pair_parts(sides, folder)
+    return Parts(parts.new, parts.evaluate, translation_baselines(train, test))
+
+
+def names(cell: Cell, data: Path, folder: Path) -> Parts:
+    from clearhead.demo.data.names import make_name_sets
+
+    sets = make_name_sets(seed=1, valid_per_language=24, test_per_language=24)
+    parts = ("train", "valid", "test")
+    return labelled({part: [(one.text, one.language) for one in getattr(sets, part)] for part in parts}, folder)
+
+
+def sources(cell: Cell, data: Path, folder: Path) -> Parts:
+    from clearhead.demo.data.library_sources import library_sources
+
+    found = library_sources(max_bytes=3_000_000, max_valid_bytes=200_000)
+    files = {"train": found.train, "valid": found.valid[::2], "test": found.valid[1::2]}
+    cuts = {part: "".join(file.text for file in own) for part, own in files.items()}
+    if cell.task == "generate":
+        return running(cuts, folder, {"5-gram": lambda run_folder: ngram_bits(cuts["train"], cuts["test"])})
+    lines = {part: cut.splitlines() for part, cut in cuts.items()}
+    return running(cuts, folder, {"commonest token": lambda run_folder: guess(run_folder, lines)})
+
+
+PARTS: dict[str, Callable[[Cell, Path, Path], Parts]] = {
+    "translate": translate,
+    "embed": embed,
+    "generate": generate,
+    "fill": captions,
+    "denoise": captions,
+    "classify": classify,
+    "tag": tag,
+    "translate-demo": dates,
+    "classify-demo": names,
+    "generate-demo": sources,
+    "fill-demo": sources,
+}
+
+if __name__ == "__main__":
+    main()
