@@ -1,121 +1,195 @@
 """Equivalent specs: other specs that compute the same, tried where no config of a family can express a spec.
 
 The residual stream has no order of its own: where all that writes it and all that reads it is permuted alike, nothing
-changes but the order of sums, so interleaved sines and cosines can become halves. An absent bias is a bias of zeros,
-and the embedding scale can be folded into the token embedding. Legend: D width.
+changes but the order of sums, so interleaved sines and cosines can become halves. An absent bias is a bias of zeros;
+the scale of the embedding can be part of its table, and that of the scores part of the queries' projection. Legend:
+D width.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.weights.fill import built
 
-
-def equivalent_modules(module: Transformer) -> Iterator[Transformer]:
-    """Yield a module, and then modules with equivalent specs, which compute the same up to the order of sums.
-
-    Those that change less come first; dropout, which changes training only, is dropped last.
-    """
-    yield module
-    changes = (with_halves, with_output_bias, with_folded_scale, without_dropout)
-    for count in range(1, len(changes) + 1):
-        for chosen in itertools.combinations(changes, count):
-            form: Transformer | None = module
-            for change in chosen:
-                form = None if form is None else change(form)
-            if form is not None:
-                yield form
+Tensors = Mapping[str, Tensor]
+Equivalent = tuple[spec.Model, Callable[[Tensors], dict[str, Tensor]]]
+"""An equivalent spec, and what turns the tensors of the first spec into those of this one."""
+Change = Callable[[spec.Model], Equivalent | None]
+"""From a spec to an equivalent one; None: the change does not apply."""
 
 
-def without_dropout(module: Transformer) -> Transformer | None:
-    """Return the module without dropout; None: it has none."""
+def changed(module: Transformer, changes: Iterable[Change]) -> Transformer:
+    """Return a module after changes that apply to it, one after the other; tensors are copied where they change."""
+    model, tensors = module.spec, dict(module.state_dict())
+    for change in changes:
+        found = change(model)
+        assert found is not None, "a change that was chosen applies"
+        model, convert = found
+        tensors = convert(tensors)
+    return module if model == module.spec else built(model, tensors, training=module.training)
+
+
+def without_dropout(model: spec.Model) -> Equivalent | None:
+    """Dropout, which changes training only, is left out; None: there is none."""
 
     def change(_path: str, node: spec.Node) -> spec.Node:
         return node.model_copy(update={"dropout": 0.0}) if getattr(node, "dropout", 0.0) else node
 
-    model = spec.map_nodes(module.spec, change)
-    return None if model == module.spec else built(model, module.state_dict(), training=module.training)
+    other = spec.map_nodes(model, change)
+    return None if other == model else (other, dict)
 
 
-def with_folded_scale(module: Transformer) -> Transformer | None:
-    """Return the module with its embedding scales folded into the token embeddings.
+def with_scaled_output(model: spec.Model) -> Equivalent | None:
+    """The scale of the embedding becomes part of its table, and an output that is tied to it is scaled down again.
 
-    Returns:
-        The module, with its own weight for an output that was tied to such a table; None: nothing is scaled, or stacks
-        that share a table scale it differently.
+    None: nothing is scaled, or not every use of a table alike, or no output is tied to it.
     """
-    stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(module.spec, name)) is not None}
+    scales = _table_scales(model)
+    head = model.head
+    if not scales or head is None:
+        return None
+    layers = tuple(
+        layer.model_copy(update={"scale": layer.scale / scales[layer.weight.path]})
+        if isinstance(layer, spec.Linear) and layer.weight is not None and layer.weight.path in scales
+        else layer
+        for layer in head.layers
+    )
+    if layers == head.layers:
+        return None
+    other = _without_scale(model).model_copy(update={"head": head.model_copy(update={"layers": layers})})
+    return other, lambda tensors: _scaled_tables(tensors, scales)
+
+
+def with_folded_scale(model: spec.Model) -> Equivalent | None:
+    """The scale of the embedding becomes part of its table, and an output that was tied to it has its own weight.
+
+    None: nothing is scaled, or not every use of a table alike.
+    """
+    scales = _table_scales(model)
+    if not scales:
+        return None
+    other, copies = _without_scale(model), {}
+    if model.head is not None:
+        layers = list(model.head.layers)
+        for index, layer in enumerate(layers):
+            if isinstance(layer, spec.Linear) and layer.weight is not None and layer.weight.path in scales:
+                layers[index] = layer.model_copy(update={"weight": None})
+                copies[f"head.layers.{index}.weight"] = f"{layer.weight.path}.weight"
+        other = other.model_copy(update={"head": model.head.model_copy(update={"layers": tuple(layers)})})
+
+    def convert(tensors: Tensors) -> dict[str, Tensor]:
+        return _scaled_tables(tensors, scales) | {name: tensors[table] for name, table in copies.items()}
+
+    return other, convert
+
+
+def _stacks(model: spec.Model) -> dict[str, spec.Stack]:
+    return {name: stack for name in ("encoder", "decoder") if (stack := getattr(model, name)) is not None}
+
+
+def _table_scales(model: spec.Model) -> dict[str, float]:
+    """The scale of each table that is scaled; none where its uses differ, or where a scale is rounded."""
     scales: dict[str, set[float]] = {}
-    for name, stack in stacks.items():
+    for name, stack in _stacks(model).items():
         table = stack.embedding.table
         owner = table.path if isinstance(table, spec.Reference) else f"{name}.embedding.table"
         scales.setdefault(owner, set()).add(stack.embedding.scale)
         if stack.embedding.scale_rounding != "none":
-            return None
-    scaled = {owner for owner, found in scales.items() if found != {1.0}}
-    if not scaled or any(len(found) > 1 for found in scales.values()):
+            return {}
+    if any(len(found) > 1 for found in scales.values()):
+        return {}
+    return {owner: scale for owner, found in scales.items() for scale in found if scale != 1.0}
+
+
+def _without_scale(model: spec.Model) -> spec.Model:
+    return model.model_copy(
+        update={
+            name: stack.model_copy(update={"embedding": stack.embedding.model_copy(update={"scale": 1.0})})
+            for name, stack in _stacks(model).items()
+        }
+    )
+
+
+def _scaled_tables(tensors: Tensors, scales: Mapping[str, float]) -> dict[str, Tensor]:
+    return dict(tensors) | {f"{table}.weight": tensors[f"{table}.weight"] * scale for table, scale in scales.items()}
+
+
+def with_unscaled_scores(model: spec.Model) -> Equivalent | None:
+    """The scale of the attention scores becomes part of the projection of queries.
+
+    None: no scores are scaled, or what follows that projection is not linear.
+    """
+    scales: dict[str, float] = {}
+
+    def change(path: str, node: spec.Node) -> spec.Node:
+        if not isinstance(node, spec.Attention):
+            return node
+        scales[path] = node.head_size**-0.5 if node.scale is None else node.scale
+        return node.model_copy(update={"scale": 1.0})
+
+    other = spec.map_nodes(model, change)
+    attentions = [node for _, node in spec.walk(model) if isinstance(node, spec.Attention)]
+    is_linear = all(
+        one.query_key_norm is None and one.clip is None and not isinstance(one.score_bias, spec.Disentangled)
+        for one in attentions
+    )
+    if not is_linear or all(scale == 1.0 for scale in scales.values()):
         return None
-    update: dict[str, object] = {
-        name: stack.model_copy(update={"embedding": stack.embedding.model_copy(update={"scale": 1.0})})
-        for name, stack in stacks.items()
-    }
-    tensors = dict(module.state_dict())
-    head = module.spec.head
-    if head is not None:
-        layers = list(head.layers)
-        for index, layer in enumerate(layers):
-            if isinstance(layer, spec.Linear) and layer.weight is not None and layer.weight.path in scaled:
-                layers[index] = layer.model_copy(update={"weight": None})
-                tensors[f"head.layers.{index}.weight"] = tensors[f"{layer.weight.path}.weight"]
-        update["head"] = head.model_copy(update={"layers": tuple(layers)})
-    for owner in scaled:
-        (scale,) = scales[owner]
-        tensors[f"{owner}.weight"] = tensors[f"{owner}.weight"] * scale
-    return built(module.spec.model_copy(update=update), tensors, training=module.training)
+
+    def convert(tensors: Tensors) -> dict[str, Tensor]:
+        own = {f"{path}.query.{leaf}": scale for path, scale in scales.items() for leaf in ("weight", "bias")}
+        return {name: tensor * own[name] if name in own else tensor for name, tensor in tensors.items()}
+
+    return other, convert
 
 
-def with_output_bias(module: Transformer) -> Transformer | None:
-    """Return the module with a bias of zeros in its head's last linear layer; None: there is none without a bias."""
-    head = module.spec.head
+def with_output_bias(model: spec.Model) -> Equivalent | None:
+    """The head's last linear layer has a bias of zeros; None: there is none without a bias."""
+    head = model.head
     last = head.layers[-1] if head is not None else None
     if head is None or not isinstance(last, spec.Linear) or last.bias:
         return None
     layers = (*head.layers[:-1], last.model_copy(update={"bias": True}))
-    model = module.spec.model_copy(update={"head": head.model_copy(update={"layers": layers})})
-    like = next(module.parameters())
-    zeros = {f"head.layers.{len(layers) - 1}.bias": torch.zeros(last.size, dtype=like.dtype, device=like.device)}
-    return built(model, dict(module.state_dict()) | zeros, training=module.training)
+
+    def convert(tensors: Tensors) -> dict[str, Tensor]:
+        like = next(iter(tensors.values()))
+        zeros = torch.zeros(last.size, dtype=like.dtype, device=like.device)
+        return {**tensors, f"head.layers.{len(layers) - 1}.bias": zeros}
+
+    return model.model_copy(update={"head": head.model_copy(update={"layers": layers})}), convert
 
 
-def with_halves(module: Transformer) -> Transformer | None:
-    """Return the module with all sines of its sinusoidal positions before all cosines.
+def with_halves(model: spec.Model) -> Equivalent | None:
+    """All sines of sinusoidal positions come before all cosines.
 
-    Returns:
-        The module; None: a stack has other positions than interleaved ones, or a part that depends on the order of the
-        stream.
+    None: a stack has other positions than interleaved ones, or a part that depends on the order of the stream.
     """
-    stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(module.spec, name)) is not None}
+    stacks = _stacks(model)
     if not all(_is_plain(stack) for stack in stacks.values()) or len({one.width for one in stacks.values()}) > 1:
         return None
     width = next(iter(stacks.values())).width
     order_D = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     update = {}
     for name, stack in stacks.items():
+        assert isinstance(stack.embedding.position, spec.Sinusoidal), "a plain stack has sinusoidal positions"
         position = stack.embedding.position.model_copy(update={"layout": "halves"})
         update[name] = stack.model_copy(update={"embedding": stack.embedding.model_copy(update={"position": position})})
-    axes = _stream_axes(module)
-    tensors = dict(module.state_dict())
-    for name, tensor in tensors.items():
-        for axis in axes.get(name, ()):
-            tensor = tensor.index_select(axis, order_D.to(tensor.device))
-        tensors[name] = tensor
-    return built(module.spec.model_copy(update=update), tensors, training=module.training)
+
+    def convert(tensors: Tensors) -> dict[str, Tensor]:
+        axes, found = _stream_axes(model, tensors), dict(tensors)
+        for name, tensor in tensors.items():
+            for axis in axes.get(name, ()):
+                tensor = tensor.index_select(axis, order_D.to(tensor.device))
+            found[name] = tensor
+        return found
+
+    return model.model_copy(update=update), convert
 
 
 def _is_plain(stack: spec.Stack) -> bool:
@@ -135,10 +209,10 @@ def _is_plain(stack: spec.Stack) -> bool:
     )
 
 
-def _stream_axes(module: Transformer) -> dict[str, tuple[int, ...]]:
+def _stream_axes(model: spec.Model, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """Return, for each tensor that reads or writes the stream, the axes of the stream."""
-    axes = _head_axes(module.spec)
-    for name in module.state_dict():
+    axes = _head_axes(model)
+    for name in names:
         *place, leaf = name.split(".")
         if place[0] == "head" or place[-1] in ("query_norm", "key_norm", "score_table", "score_bias") or leaf == "sink":
             continue
@@ -162,3 +236,14 @@ def _head_axes(model: spec.Model) -> dict[str, tuple[int, ...]]:
             break
         axes |= {f"{address}.weight": (0, 1) if isinstance(layer, spec.Linear) else (0,), f"{address}.bias": (0,)}
     return axes
+
+
+CHANGES: tuple[Change, ...] = (
+    with_halves,
+    with_output_bias,
+    with_scaled_output,
+    with_folded_scale,
+    with_unscaled_scores,
+    without_dropout,
+)
+"""In the order in which they are tried; those that change least come first."""

@@ -119,14 +119,18 @@ def save_checkpoint(
         return _save_again(module, folder, tokenizers, task, hf_checkpoint, max_shard_size)
     if not tokenizers.joint:
         raise InputError("a Hugging Face checkpoint has one tokenizer, and this model two: train with joint = true")
-    family = save_module(module, folder, task=task, max_shard_size=max_shard_size)
     roles = tokenizers.target.roles
+    ids = _token_ids(module, roles)
+    family = save_module(module, folder, task=task, token_ids=ids, max_shard_size=max_shard_size)
     special_tokens = SpecialTokens.from_ids(
         () if module.encoder is not None and module.decoder is not None else (roles.bos,),
         () if module.encoder is None else (roles.eos,),
     )
     _write_tokenizer(tokenizers.source, folder, special_tokens)
-    _write_generation_config(folder / GENERATION_CONFIG, module, roles)
+    if module.decoder is not None:
+        # Our own generation never returns start and padding tokens either.
+        settings = ids | {"suppress_tokens": sorted({roles.bos, roles.pad} - {roles.eos})}
+        write_json(folder / GENERATION_CONFIG, settings, is_indented=True)
     return family.model_type
 
 
@@ -226,12 +230,8 @@ def _template_part(part: int | str, segment: int, entries: Mapping[int, str]) ->
     return {"SpecialToken": {"id": entries[part], "type_id": segment}}
 
 
-def _write_generation_config(path: Path, module: Transformer, roles: TokenRoles) -> None:
-    if module.decoder is None:
-        return
-    settings: dict[str, Any] = {"bos_token_id": roles.bos, "eos_token_id": roles.eos, "pad_token_id": roles.pad}
-    # Our own generation never returns start and padding tokens either.
-    settings["suppress_tokens"] = sorted({roles.bos, roles.pad} - {roles.eos})
-    if module.encoder is not None:
-        settings["decoder_start_token_id"] = roles.bos
-    write_json(path, settings, is_indented=True)
+def _token_ids(module: Transformer, roles: TokenRoles) -> dict[str, int]:
+    """Return the ids that a config names; a class that labels texts finds their ends by that of the padding."""
+    ids = {"bos_token_id": roles.bos, "eos_token_id": roles.eos, "pad_token_id": roles.pad}
+    has_both = module.encoder is not None and module.decoder is not None
+    return ids | ({"decoder_start_token_id": roles.bos} if has_both else {})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.files import write_json
 from clearhead.hf import registry
-from clearhead.hf.equivalent_specs import equivalent_modules
+from clearhead.hf.choice import choose_family
 from clearhead.hf.files.tensor_files import CONFIG, SINGLE
 from clearhead.hf.loading import LoadedModule, bind_rules, hf_tensors
 from clearhead.hf.mapping import config as configs
@@ -34,6 +34,7 @@ def save_module(
     loaded: LoadedModule | None = None,
     task: TaskRecord | None = None,
     model_type: str | None = None,
+    token_ids: Mapping[str, int] = MappingProxyType({}),
     max_shard_size: int = LARGEST_SHARD,
 ) -> Family:
     """Write config.json and model.safetensors, or several files and an index of them.
@@ -44,6 +45,7 @@ def save_module(
         loaded: the module as it was loaded; brings settings that are not in the spec, and unused tensors.
         task: names the labels of a head.
         model_type: the family to save as, for a module that was not loaded; None: the first that can express the spec.
+        token_ids: of padding, start and end by their keys of a config, for a module that was not loaded.
         max_shard_size: bytes of tensors in a file.
 
     Returns:
@@ -54,13 +56,15 @@ def save_module(
     """
     own_task = loaded.task if task is None and loaded is not None else task
     if own_task is not None and own_task.kind == "embed" and makes_vectors(module.spec):
-        return _save_pooled(module, directory, loaded, own_task, model_type, max_shard_size)
+        return _save_pooled(module, directory, loaded, own_task, model_type, token_ids, max_shard_size)
     if loaded is not None:
         family, variant, prefix = loaded.family, loaded.variant, loaded.prefix
         config = _config_as_loaded(module, loaded)
     else:
-        module, family, variant, config = _choose_family(module, model_type, task)
+        module, family, variant, config = choose_family(module, model_type, task)
         prefix = "" if variant.is_bare else family.prefix_of(variant)
+        # Where positions begin after the padding id, the spec decides it.
+        config |= {name: index for name, index in token_ids.items() if name not in {key.name for key in family.keys}}
     if task is not None and task.labels:
         config |= label_names(task.labels)
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
@@ -85,6 +89,7 @@ def _save_pooled(
     loaded: LoadedModule | None,
     task: TaskRecord,
     model_type: str | None,
+    token_ids: Mapping[str, int],
     max_shard_size: int,
 ) -> Family:
     """Write the stacks as a checkpoint without a head, and the head as the modules beside it."""
@@ -93,7 +98,9 @@ def _save_pooled(
         pooling = loaded.pooling
         variant = loaded.variant if pooling is not None else registry.headless(loaded.family)
         loaded = replace(loaded, variant=variant, module=stacks, pooling=None)
-    family = save_module(stacks, directory, loaded=loaded, model_type=model_type, max_shard_size=max_shard_size)
+    family = save_module(
+        stacks, directory, loaded=loaded, model_type=model_type, token_ids=token_ids, max_shard_size=max_shard_size
+    )
     write_pooling(directory, module, pooling, max_length=task.max_length)
     return family
 
@@ -127,41 +134,3 @@ def _config_as_loaded(module: Transformer, loaded: LoadedModule) -> dict[str, An
     inert = (configs.INERT | set(family.inert)) - {"architectures"}
     kept = {key: value for key, value in loaded.config.items() if key in inert}
     return configs.to_config(family, variant, module.spec) | kept
-
-
-def _choose_family(
-    module: Transformer, model_type: str | None, task: TaskRecord | None
-) -> tuple[Transformer, Family, Variant, dict[str, Any]]:
-    """Return the family to save a module as, and an equivalent module that this family can express.
-
-    Raises:
-        InputError: there is none; the report is of the nearest.
-    """
-    families = registry.saved_first() if model_type is None else [registry.all_families()[model_type]]
-    candidates = [(family, variant) for family in families for variant in _fitting_variants(family, task)]
-    failures: list[tuple[float, InputError]] = []
-    for equivalent in equivalent_modules(module):
-        hopeless = []
-        for family, variant in candidates:
-            try:
-                config = configs.to_config(family, variant, equivalent.spec)
-                _, without_rule = bind_rules(family, variant, family.prefix_of(variant), equivalent)
-            except InputError as error:
-                # A family that differs in a few places is nearer than one whose own defaults do not fit.
-                differences = error.num_differences if isinstance(error, configs.NotExpressible) else None
-                failures.append((math.inf if differences is None else differences, error))
-                # Equivalent modules have the same stacks.
-                hopeless += [(family, variant)] if isinstance(error, configs.DifferentStacks) else []
-                continue
-            if not without_rule:
-                return equivalent, family, variant, config
-        candidates = [candidate for candidate in candidates if candidate not in hopeless]
-    raise min(failures, key=lambda failure: failure[0])[1]
-
-
-def _fitting_variants(family: Family, task: TaskRecord | None) -> list[Variant]:
-    """The variants that a module may be, those of its task first; the spans of an answer look like two tags."""
-    if task is None:
-        return list(family.variants)
-    fitting = [one for one in family.variants if "answer" not in (one.task, task.kind) or one.task == task.kind]
-    return sorted(fitting, key=lambda variant: variant.task != task.kind)

@@ -14,12 +14,12 @@ import transformers
 from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
-from clearhead.hf.equivalent_specs import equivalent_modules
+from clearhead.hf.equivalent_specs import CHANGES, changed, with_folded_scale, with_scaled_output
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
-from clearhead.presets.task_heads import label_head, token_head, with_head
+from clearhead.presets.task_heads import label_head, token_head, usual_label_head, with_head
 from clearhead.task import TaskKind, TaskRecord
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import no_complaints, outputs_of
@@ -55,6 +55,10 @@ EXAMPLE = hparams(
     "transformer", family="decoder", positions="rotary", norm="rms", norm_place="pre", qk_norm=True, bias=False,
     activation="silu", gated=True, dropout=0.2,
 )  # fmt: skip
+# What `clearhead new` likes: norms before the branches, by the root mean square, and no biases.
+MODERN = {"norm": "rms", "norm_place": "pre", "gated": True, "activation": "silu", "bias": False, "dropout": 0.1}
+ENCODER = made(hparams("transformer", family="encoder", positions="rotary", **MODERN))
+DECODER = made(hparams("transformer", family="decoder", positions="rotary", **MODERN))
 CASES: dict[str, tuple[spec.Model, TaskKind, str]] = {
     "the original": (made(hparams("transformer")), "translate", "MarianMTModel"),
     "the original, two vocabularies": (made(hparams("transformer", tie="decoder")), "translate", "MarianMTModel"),
@@ -63,6 +67,17 @@ CASES: dict[str, tuple[spec.Model, TaskKind, str]] = {
         made(hparams("transformer", norm_place="pre")), "translate", "PegasusForConditionalGeneration",
     ),
     "buckets": (made(hparams("t5-small")), "translate", "T5ForConditionalGeneration"),
+    "buckets, and scores and words that are scaled": (
+        made(hparams("transformer", positions="buckets", **MODERN)), "denoise", "T5ForConditionalGeneration",
+    ),
+    "a modern encoder": (ENCODER, "fill", "EuroBertForMaskedLM"),
+    "a modern classifier": (
+        with_head(ENCODER, usual_label_head(ENCODER, 5, pool="mean")), "classify", "EuroBertForSequenceClassification",
+    ),
+    "a modern tagger": (with_head(ENCODER, token_head(5)), "tag", "EuroBertForTokenClassification"),
+    "a classifying decoder": (
+        with_head(DECODER, usual_label_head(DECODER, 5, pool="last")), "classify", "LlamaForSequenceClassification",
+    ),
     "a decoder with learned positions": (made(hparams("gpt2")), "generate", "GPT2LMHeadModel"),
     "a decoder with rotation": (made(hparams("llama-tiny")), "generate", "LlamaForCausalLM"),
     "a decoder with scaled words": (
@@ -84,7 +99,10 @@ def test_transformers_computes_the_same(name: str, tmp_path: Path) -> None:
     module = built(model)
     labels = LABELS if kind in ("classify", "tag") else ()
     save_module(
-        module, tmp_path, task=TaskRecord(kind=kind, labels=labels, label_kind="single_label" if labels else None)
+        module,
+        tmp_path,
+        task=TaskRecord(kind=kind, labels=labels, label_kind="single_label" if labels else None),
+        token_ids={"pad_token_id": 0},
     )
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == [cls]
@@ -116,27 +134,55 @@ def test_every_form_computes_the_same(family: str, style: dict[str, object], tra
     before = copy.deepcopy(module.state_dict())
     ids, targets = torch.randint(VOCAB, (3, 11)), torch.randint(VOCAB, (3, 7))
     arguments = (ids, targets if family == "encoder-decoder" else None)
-    forms = list(equivalent_modules(module))
-    assert forms[0] is module and len(forms) == 16
-    assert len({form.spec.to_json() for form in forms}) == len(forms)
+    # One of the two that take the scale of the embedding away leaves nothing for the other.
+    chains = [(), *((change,) for change in CHANGES)]
+    chains += [
+        tuple(change for change in CHANGES if change is not one) for one in (with_folded_scale, with_scaled_output)
+    ]
+    forms = [changed(module, chosen) for chosen in chains]
+    assert forms[0] is module and len({form.spec.to_json() for form in forms}) == len(forms)
     for form in forms:
         assert difference(form(*arguments).logits, module(*arguments).logits) <= 1e-5
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
 @pytest.mark.parametrize(
-    ("chosen", "sentence"),
+    ("chosen", "lines"),
     [
-        (hparams("bert", positions="sinusoidal"), "encoder.embedding.position.kind: this model has sinusoidal"),
-        (hparams("gpt2", norm="rms"), "gated: this model has false, the format can only express true"),
-        (hparams("gpt2", qk_norm=True), "query_key_norm"),
-        (hparams("transformer", activation_dropout=0.1, gated=True), "gated: this model has true"),
+        (
+            hparams("transformer", positions="rotary", **MODERN),
+            [
+                "no Hugging Face architecture can express this model; the nearest is t5 (T5ForConditionalGeneration):",
+                '  - positions = "rotary" here, "buckets" there',
+                'A run file with positions = "buckets" under [model] trains one that it can',
+            ],
+        ),
+        (
+            hparams("transformer", family="encoder", positions="rotary", qk_norm=True, **MODERN),
+            [
+                "no Hugging Face architecture can express this model; the nearest is eurobert (EuroBertForMaskedLM):",
+                "  - qk_norm = true here, false there",
+                "A run file with qk_norm = false under [model] trains one that it can",
+            ],
+        ),
     ],
 )
 def test_what_no_family_can_say_is_named_for_the_nearest(
-    chosen: Hyperparameters, sentence: str, tmp_path: Path
+    chosen: Hyperparameters, lines: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as error:
         save_module(built(made(chosen)), tmp_path / "out")
-    assert sentence in str(error.value)
+    assert str(error.value).split("\n") == lines
     assert not (tmp_path / "out").exists()
+
+
+def test_the_change_that_a_refusal_names_helps(tmp_path: Path) -> None:
+    chosen = hparams("transformer", family="encoder", norm="rms", gated=True)
+    for _ in range(2):
+        try:
+            save_module(built(made(chosen)), tmp_path)
+        except InputError as error:
+            advice = str(error).split("\n")[-1].removeprefix("A run file with ").partition(" under")[0]
+            values = dict(part.split(" = ") for part in advice.split(", "))
+            chosen = replace(chosen, **{key: json.loads(value) for key, value in values.items()})
+    assert (tmp_path / "config.json").is_file()

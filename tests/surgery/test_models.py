@@ -235,7 +235,7 @@ def test_every_family_writes_what_it_can_say(name: str, tmp_path: Path) -> None:
     for operation, change in OPERATIONS.items():
         edited = change(module)
         if operation == "neurons" and name in FOURFOLD:
-            with pytest.raises(InputError, match="size: this model has 131, the format can only express 132"):
+            with pytest.raises(InputError, match="size: 131 here, 132 there"):
                 save_module(edited, tmp_path / operation, model_type=case.model_type)
             continue
         save_module(edited, tmp_path / operation, model_type=case.model_type)
@@ -260,5 +260,5 @@ def test_heads_of_their_own_size_are_written(tmp_path: Path) -> None:
         assert difference(edited(ids, ids).logits, expected) <= 1e-5
     bert = family(FAMILIES["bert"])
     fewer = surgery.remove_heads(bert, {"encoder.layers.*": [1]}).model
-    with pytest.raises(InputError, match="this model has"):
+    with pytest.raises(InputError, match="cannot express this model"):
         save_module(fewer, tmp_path / "bert", model_type="bert")

@@ -47,19 +47,19 @@ class NotExpressible(InputError):
 
     Args:
         message: the report.
-        num_differences: between the spec and the nearest one that the family can express; None: there is none.
+        expressed: the nearest spec that the family can express; None: there is none.
     """
 
-    def __init__(self, message: str, num_differences: int | None) -> None:
+    def __init__(self, message: str, expressed: spec.Model | None = None) -> None:
         super().__init__(message)
-        self.num_differences = num_differences
+        self.expressed = expressed
 
     @classmethod
-    def of(cls, faults: Sequence[str], num_differences: int | None, subject: str) -> NotExpressible:
+    def of(cls, faults: Sequence[str], subject: str, expressed: spec.Model | None = None) -> NotExpressible:
         """Make one report of all faults."""
         more = len(faults) - MAX_SHOWN
-        shown = [*faults[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-        return cls(str(InputError.from_faults(shown, subject=subject)), num_differences)
+        lines = [*faults[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        return cls(str(InputError.from_faults(lines, subject=subject)), expressed)
 
 
 class DifferentStacks(NotExpressible):
@@ -89,8 +89,8 @@ def parse(family: Family, config: Mapping[str, Any]) -> ParsedConfig:
             hint = nearest(name, known | set(fixed))
             faults.append(f"config.json: {family.model_type} has no key '{name}', so it is not supported{hint}")
         elif config[name] not in one.values:
-            shown, expected = _shown(config[name]), " or ".join(map(_shown, one.values))
-            faults.append(f"config.json: {name} = {shown} ({one.reason}); expected {expected}")
+            expected = " or ".join(map(shown, one.values))
+            faults.append(f"config.json: {name} = {shown(config[name])} ({one.reason}); expected {expected}")
     return ParsedConfig(Values(values, num_labels(config)), tuple(faults))
 
 
@@ -109,7 +109,8 @@ def num_labels(config: Mapping[str, Any]) -> int:
     return count if isinstance(count, int) and count > 0 else 2
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value as JSON writes it, shortened."""
     text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
     return text or (str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}...")
 
@@ -120,7 +121,7 @@ def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
         return key.names[key.default] if key.names and key.default is not None else key.default
     value = given[0]
     if any(other != value for other in given[1:]):
-        faults.append(f"config.json: {key.name} is given twice, as {' and '.join(map(_shown, given))}")
+        faults.append(f"config.json: {key.name} is given twice, as {' and '.join(map(shown, given))}")
     kind = type(key.default) if key.kind is None else key.kind
     if value is None and (key.default is None or key.is_nullable):
         return None
@@ -128,7 +129,7 @@ def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         types = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "an object"}
-        faults.append(f"config.json: {key.name} must be {types.get(kind, 'a list')}, got {_shown(value)}")
+        faults.append(f"config.json: {key.name} must be {types.get(kind, 'a list')}, got {shown(value)}")
         return key.default
     if key.names is not None:
         name = str(value)
@@ -187,16 +188,16 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
     parsed = parse(family, config)
     subject = f"saving as {family.model_type}"
     if parsed.faults:
-        raise NotExpressible.of(parsed.faults, None, subject)
+        raise NotExpressible.of(parsed.faults, subject)
     expressed = family.unvalidated_spec(parsed.values, variant)
     for name in ("encoder", "decoder"):
         has, can = (getattr(one, name) is not None for one in (model, expressed))
         if has != can:
             # Other stacks differ everywhere, which need not be listed.
-            raise DifferentStacks.of([f"{name}: this model has {'one' if has else 'none'}"], None, subject)
+            raise DifferentStacks.of([f"{name}: this model has {'one' if has else 'none'}"], subject)
     faults = differences(expressed, model)
     if faults:
-        raise NotExpressible.of(faults, len(faults), subject)
+        raise NotExpressible.of(faults, subject, expressed)
     return config
 
 
@@ -208,12 +209,17 @@ def num_outputs(model: spec.Model) -> int | None:
 
 def differences(expressed: spec.Model, meant: spec.Model) -> list[str]:
     """List where two specs differ in what they compute, in sentences; initialization does not count."""
-    first, second = _flat(expressed), _flat(meant)
     return [
-        f"{path}: this model has {_shown(second.get(path))}, the format can only express {_shown(first.get(path))}"
-        for path in sorted(first.keys() | second.keys())
-        if not _is_same(first.get(path), second.get(path))
+        f"{path}: this model has {shown(ours)}, the format can only express {shown(theirs)}"
+        for path, (theirs, ours) in differing_fields(expressed, meant).items()
     ]
+
+
+def differing_fields(first: spec.Model, second: spec.Model) -> dict[str, tuple[Any, Any]]:
+    """Return the fields in which two specs compute something else, by their paths, with the values of both."""
+    one, other = _flat(first), _flat(second)
+    pairs = {path: (one.get(path), other.get(path)) for path in sorted(one.keys() | other.keys())}
+    return {path: pair for path, pair in pairs.items() if not _is_same(*pair)}
 
 
 def _is_same(first: Any, second: Any) -> bool:

@@ -19,7 +19,7 @@ from clearhead.data.stores.labelled import LabelStore, prepare_labelled
 from clearhead.errors import InputError
 from clearhead.evaluate.labels import evaluate_label_store, main_score
 from clearhead.evaluate.result import Validation
-from clearhead.presets.task_heads import label_head, token_head, with_head
+from clearhead.presets.task_heads import token_head, usual_label_head, with_head
 from clearhead.spec import Model
 from clearhead.task import LabelKind, TaskRecord
 from clearhead.text.tokenizer import Tokenizer
@@ -139,11 +139,9 @@ def _spec(setup: TaskSetup, tokenizer: Tokenizer, record: TaskRecord, labels: La
         return found[0], record.model_copy(update={"repeats": found[1]})
     # The width of the head is that of the spec, so the first spec has any head.
     model = setup.build_spec(source_vocab=tokenizer.vocab_size, head=token_head(1))
-    top = model.decoder or model.encoder
-    assert top is not None, "a validated model has a stack"
     pool = setup.pool(model)
     if pool == "first" and model.encoder is None:
         raise InputError(
             "[task] pool = 'first' is the start token, which in a decoder does not attend to the text; use 'last'"
         )
-    return with_head(model, label_head(top.width, labels.num_outputs, pool=pool)), record
+    return with_head(model, usual_label_head(model, labels.num_outputs, pool=pool)), record
