@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clearhead.errors import InputError, nearest_name
 
-LARGEST_FILE = 2**28
+# Bytes: of any file that is read whole, of a vocabulary, and of any other JSON file.
+LARGEST_FILE, LARGEST_VOCABULARY, LARGEST_JSON = 2**28, 2**26, 2**24
+# A length that stands for "none" has 31 digits in honest files.
+MOST_CONTAINERS, DEEPEST, MOST_DIGITS, MOST_FAULTS = 2**21, 100, 40, 20
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 RUNS = Path("runs")
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -129,34 +138,81 @@ def names_in(folder: Path) -> list[str]:
         return []
 
 
-def read_json_object(path: Path, *, what: str) -> dict[str, Any]:
+def read_typed(path: Path, kind: type[T], *, what: str) -> T:
+    """Read a JSON file of a model or a run into the type that its content must have.
+
+    Args:
+        path: the file to read.
+        kind: a model or dataclass of pydantic; its types are not converted to.
+        what: the expected content, for messages.
+
+    Raises:
+        InputError: as for `read_json`, or values of other types or out of range.
+    """
+    return typed(read_json_object(path, what=what), kind, name=str(path))
+
+
+def typed(content: object, kind: type[T], *, name: str) -> T:
+    """Return parsed JSON as a type, without conversions but from lists to tuples.
+
+    Args:
+        content: what `parse_json` returned.
+        kind: a model or dataclass of pydantic.
+        name: of the file, for messages.
+
+    Raises:
+        InputError: values of other types or out of range; all are named.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        # Only in its JSON mode does pydantic take a list for a tuple, and yet no string for a number.
+        return TypeAdapter(kind).validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        faults = [_sentence(dict(fault)) for fault in error.errors(include_url=False)[:MOST_FAULTS]]
+        raise InputError.from_faults([f"{name}: {fault}" for fault in faults], subject=name) from None
+
+
+def _sentence(fault: dict[str, Any]) -> str:
+    place = ".".join(
+        str(part) for part in fault["loc"] if not isinstance(part, str) or not part.startswith("function-")
+    )
+    received = fault["input"]
+    shown = type(received).__name__ if isinstance(received, list | dict) else repr(received)
+    message = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ").lower()
+    return f"{place or 'the file'}: expected {message}, got {shown[:60]}"
+
+
+def read_json_object(path: Path, *, what: str, largest: int = LARGEST_JSON) -> dict[str, Any]:
     """Read a file of a model or a run that holds one JSON object.
 
     Args:
         path: the file to read.
         what: the expected content, for messages.
+        largest: size that is read, in bytes.
 
     Raises:
         InputError: as for `read_json`, or it is not an object.
     """
-    content = read_json(path, what=what)
+    content = read_json(path, what=what, largest=largest)
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected {what} as one JSON object, received a {type(content).__name__}")
     return content
 
 
-def read_json(path: Path, *, what: str) -> Any:
+def read_json(path: Path, *, what: str, largest: int = LARGEST_JSON) -> Any:
     """Read a JSON file of a model or a run.
 
     Args:
         path: the file to read.
         what: the expected content, for messages.
+        largest: size that is read, in bytes.
 
     Raises:
-        InputError: as for `read_model_file`, or it is not UTF-8 or not JSON, or it holds a key twice.
+        InputError: as for `read_model_file`, or it is not UTF-8, or `parse_json` refuses it.
     """
     try:
-        return parse_json(read_model_file(path, what=what).decode("utf-8-sig"))
+        return parse_json(read_model_file(path, what=what, largest=largest).decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise InputError(f"{path}: expected {what} in UTF-8 JSON, but it is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -167,41 +223,75 @@ def parse_json(text: str) -> Any:
     """Parse JSON of a stranger.
 
     Raises:
-        json.JSONDecodeError: it is not JSON, a key occurs twice in an object, a number has thousands of digits, or
-            values are nested too deeply.
+        json.JSONDecodeError: it is not JSON; or a key occurs twice in an object, a number has too many digits or is not
+            finite, a string is not Unicode text, or values are too many or nested too deeply.
     """
+    containers = text.count("[") + text.count("{")
+    if containers > MOST_CONTAINERS:
+        raise json.JSONDecodeError("it holds too many lists and objects", text, 0)
     try:
-        return json.loads(text, object_pairs_hook=_unique)
-    except json.JSONDecodeError:
-        raise
+        content = json.loads(
+            text, object_pairs_hook=_unique, parse_int=_whole, parse_float=_finite, parse_constant=_finite
+        )
     except RecursionError:
         raise json.JSONDecodeError("its values are nested too deeply", text, 0) from None
-    except ValueError as error:  # from the hook, or from int()
-        reason = str(error) if isinstance(error, _RepeatedKey) else "a number has too many digits"
-        raise json.JSONDecodeError(reason, text, 0) from None
+    except _Refused as error:
+        raise json.JSONDecodeError(str(error), text, 0) from None
+    if containers > DEEPEST and _is_deep(content):
+        raise json.JSONDecodeError("its values are nested too deeply", text, 0)
+    if _SURROGATE.search(text) is not None:
+        try:
+            json.dumps(content, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise json.JSONDecodeError("it holds a lone surrogate, which is not Unicode text", text, 0) from None
+    return content
 
 
-class _RepeatedKey(ValueError):
-    pass
+class _Refused(Exception):
+    """A value that is JSON, but that no honest file holds."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _RepeatedKey(f"the key {next(name for name in content if names.count(name) > 1)!r} occurs twice")
+        raise _Refused(f"the key {next(name for name in content if names.count(name) > 1)!r} occurs twice")
     return content
 
 
-def read_model_file(path: Path, *, what: str) -> bytes:
-    """Read a small file that came with a model or a run, perhaps from a stranger.
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise _Refused("a number has too many digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise _Refused(f"{digits[:MOST_DIGITS]} is not a finite number")
+    return number
+
+
+def _is_deep(content: Any) -> bool:
+    level = [content]
+    for _ in range(DEEPEST):
+        parts = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [part for values in parts for part in values if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def open_model_file(path: Path, *, what: str) -> Iterator[BufferedReader]:
+    """Open a file that came with a model or a run, perhaps from a stranger.
 
     Args:
         path: the file.
         what: the expected content, for messages.
 
     Raises:
-        InputError: it is missing, unreadable or too large, a pipe or a device, or a link out of its folder.
+        InputError: it is missing or unreadable, a pipe or a device, or a link out of its folder.
     """
     refuse_link_out(path, path.parent)
     try:
@@ -209,16 +299,38 @@ def read_model_file(path: Path, *, what: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(descriptor, "rb") as file:
             # Asked of the open file, which nobody can exchange any more.
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InputError(f"{path}: expected {what}, but it is no regular file")
-            if status.st_size > LARGEST_FILE:
-                raise InputError(f"{path}: expected {what}, but {status.st_size} bytes are too many for one")
-            return file.read()
+            yield file
     except FileNotFoundError:
         raise InputError(f"{path}: expected {what}, but {absent(path)}") from None
-    except OSError as error:
-        raise InputError(f"{path}: expected {what}, but it cannot be read ({error.strerror})") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: expected {what}, but it cannot be read ({_reason(error)})") from None
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def read_model_file(path: Path, *, what: str, largest: int = LARGEST_FILE) -> bytes:
+    """Read a small file that came with a model or a run.
+
+    Args:
+        path: the file.
+        what: the expected content, for messages.
+        largest: size that is read, in bytes.
+
+    Raises:
+        InputError: as for `open_model_file`, or it is too large.
+    """
+    with open_model_file(path, what=what) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > largest:
+            raise InputError(f"{path}: expected {what}, but {size} bytes are too many for one (at most {largest})")
+        # Read no more than that, should it grow.
+        return file.read(largest)
 
 
 def read_model_text(path: Path, *, what: str) -> str:
@@ -240,8 +352,10 @@ def refuse_link_out(path: Path, directory: Path) -> None:
     """
     try:
         real, home = path.resolve(), directory.resolve()
-    except (OSError, RuntimeError):
+    except RuntimeError:
         raise InputError(f"{path}: links that lead in a circle; copy the file here") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no file can have this name ({_reason(error)})") from None
     # In the hub's cache, `snapshots/REVISION` and its folders hold links into `blobs` of the same repository.
     store = next((one.parent / "blobs" for one in list(home.parents)[:2] if one.name == "snapshots"), home)
     if not (real.is_relative_to(home) or real.is_relative_to(store)):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from clearhead import files
 from clearhead.errors import InputError
-from clearhead.files import absent, read_json, read_model_file, runs_nearby
+from clearhead.files import absent, parse_json, read_json, read_model_file, read_typed, runs_nearby
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
@@ -25,13 +27,72 @@ def test_a_device_and_a_folder_are_refused(tmp_path: Path) -> None:
         read_model_file(tmp_path, what="a vocabulary")
 
 
-def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LARGEST_FILE", 11)
+def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('"123456789"')
-    assert read_json(tmp_path / "a.json", what="text") == "123456789"
+    assert read_json(tmp_path / "a.json", what="text", largest=11) == "123456789"
     (tmp_path / "a.json").write_text('"1234567890"')
     with pytest.raises(InputError, match="12 bytes are too many"):
-        read_json(tmp_path / "a.json", what="text")
+        read_json(tmp_path / "a.json", what="text", largest=11)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 5000, "nested too deeply"),
+        ("[" * 101 + "]" * 101, "nested too deeply"),
+        ('{"a":' * 101 + "0" + "}" * 101, "nested too deeply"),
+        ("9" * 41, "too many digits"),
+        ("-" + "9" * 5000, "too many digits"),
+        ("[1e999]", "1e999 is not a finite number"),
+        ("[-Infinity]", "-Infinity is not a finite number"),
+        ('{"a": NaN}', "NaN is not a finite number"),
+        (r'["\ud83d"]', "lone surrogate"),
+        (r'{"\ud83d": 1}', "lone surrogate"),
+        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' occurs twice"),
+        ("[" + "[]," * files.MOST_CONTAINERS + "0]", "too many lists"),
+    ],
+)
+def test_json_that_no_honest_file_holds_is_refused(text: str, words: str) -> None:
+    with pytest.raises(json.JSONDecodeError, match=words):
+        parse_json(text)
+
+
+def test_json_of_honest_files_is_read() -> None:
+    text = (
+        "[" * 99
+        + r'{"model_max_length": 1000000000000000019884624838656, "smile": "\ud83d\ude00", "e": 1e-300}'
+        + "]" * 99
+    )
+    content = parse_json(text)
+    for _ in range(99):
+        (content,) = content
+    assert content == {"model_max_length": 1000000000000000019884624838656, "smile": "\U0001f600", "e": 1e-300}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A type of content."""
+
+    width: int
+    heads: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"width": "8"}', "width: expected a valid integer, got '8'"),
+        ('{"width": 8.5}', "width: expected .*got 8.5"),
+        ('{"width": true}', "width: expected a valid integer, got True"),
+        ('{"heads": [1, null]}', r"2 faults(?s:.*)width(?s:.*)heads\.1"),
+        ("[]", "one JSON object"),
+    ],
+)
+def test_a_type_is_not_converted_to(content: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(InputError, match=words):
+        read_typed(tmp_path / "a.json", Sizes, what="sizes")
+    (tmp_path / "a.json").write_text('{"width": 8, "heads": [1, 2], "other": {}}')
+    assert read_typed(tmp_path / "a.json", Sizes, what="sizes") == Sizes(8, (1, 2))
 
 
 def test_links_are_followed_within_the_folder_and_into_the_cache_of_the_hub_only(tmp_path: Path) -> None:

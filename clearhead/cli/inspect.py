@@ -187,7 +187,7 @@ def read_reference(ref: str) -> _Found:
     """
     from clearhead.hf.files.hub import find_checkpoint
     from clearhead.presets.named import NAMED, PRESETS
-    from clearhead.runs.directory import TASK_FILE, read_task, resolve_reference, split_reference
+    from clearhead.runs.directory import TASK_FILE, read_task, refuse_altered, resolve_reference, split_reference
     from clearhead.spec import Model
 
     if ref in NAMED and not Path(ref).exists():
@@ -204,6 +204,8 @@ def read_reference(ref: str) -> _Found:
     if label is not None:
         resolve_reference(ref)
     folder, file = (path, path / "spec.json") if path.is_dir() else (path.parent, path)
+    if path.is_dir():
+        refuse_altered(folder)
     spec = Model.from_file(file, what="run directory or spec file")
     return _Found(spec, read_task(folder) if (folder / TASK_FILE).is_file() else None, [])
 

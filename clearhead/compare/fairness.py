@@ -9,6 +9,7 @@ from typing import Any, Final
 from clearhead.compare.runs import Quality, Run
 from clearhead.compare.table import Row
 from clearhead.runs.directory import differing_keys
+from clearhead.runs.metrics import FILE_NAME, damaged_lines
 
 TOKENS_TOLERANCE: Final = 1.01
 """Ratio up to which token counts are equal: batches of one budget hold a few tokens more or less."""
@@ -288,6 +289,8 @@ def _notes(row: Row) -> Iterator[tuple[str, str]]:
             yield path, f"reached {run.unfinished}: still in training, or interrupted"
         if run.best("loss") is None:
             yield path, "had no validation yet"
+        if damaged := damaged_lines(run.path / FILE_NAME):
+            yield path, f"has damaged lines in {FILE_NAME}, which are left out: {', '.join(map(str, damaged[:9]))}"
     twice = sorted({seed for seed in row.seeds if row.seeds.count(seed) > 1})
     if twice:
         paths = _joined([str(run.path) for run in row.runs if run.seed == twice[0]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +11,17 @@ from typing import Any, Final, Literal
 
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.files import absent, read_json_object, runs_nearby
-from clearhead.runs.checkpoint import STATE, newest_sound
-from clearhead.runs.directory import RUN_FILE, SPEC_FILE, dotted, read_configuration, split_reference
+from clearhead.files import absent, runs_nearby
+from clearhead.runs.checkpoint import newest_sound, read_state
+from clearhead.runs.directory import (
+    RUN_FILE,
+    SPEC_FILE,
+    dotted,
+    read_configuration,
+    refuse_altered,
+    settled,
+    split_reference,
+)
 from clearhead.runs.metrics import FILE_NAME, Metrics, read_metrics
 from clearhead.spec import Model
 from clearhead.spec.token_counts import TokenCounts
@@ -165,11 +172,12 @@ def read_run(path: Path) -> Run:
             "'clearhead train' wrote"
         )
     configuration = _configuration(path / RUN_FILE)
+    refuse_altered(path)
     spec = Model.from_file(path / SPEC_FILE)
     metrics = tuple(read_metrics(path / FILE_NAME))
     if not metrics:
         raise InputError(f"{path} has no metrics yet: let it train for some steps first")
-    return Run(path, configuration, spec, metrics, _newest_state(path))
+    return Run(path, configuration, spec, metrics, settled(str(path), lambda: _newest_state(path)))
 
 
 def _configuration(file: Path) -> dict[str, Any]:
@@ -180,11 +188,5 @@ def _configuration(file: Path) -> dict[str, Any]:
 
 
 def _newest_state(run: Path) -> dict[str, Any] | None:
-    """Read the state of the newest sound checkpoint; a run in training may delete it while it is read."""
-    for _ in range(5):
-        folder, _ = newest_sound(run)
-        if folder is None:
-            return None
-        with contextlib.suppress(InputError):
-            return read_json_object(folder / STATE, what="the state of a run")
-    return None
+    folder, _ = newest_sound(run)
+    return None if folder is None else read_state(folder)

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 from torch import Tensor
 
 from clearhead.errors import InputError, RunFailure
-from clearhead.files import read_json_object, read_model_text, replacing, sync
+from clearhead.files import read_json_object, read_model_text, replacing, sync, typed
+from clearhead.runs.manifest import manifest_damage, seal
 from clearhead.weights.files import load_tensors, save_tensors
 
 FORMAT: Final = 2
@@ -31,7 +32,6 @@ WEIGHTS: Final = "weights.safetensors"
 AVERAGED_WEIGHTS: Final = "ema.safetensors"
 OPTIMIZER: Final = "optimizer.safetensors"
 STATE: Final = "state.json"
-MANIFEST: Final = "manifest.json"
 
 _STEP_NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
 _OS_ERROR_NUMBER: Final = re.compile(r"os error (\d+)")
@@ -104,7 +104,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     damage = checkpoint_damage(folder)
     if damage is not None:
         raise InputError(damage)
-    state = read_json_object(folder / STATE, what="the state of a run")
+    state = read_state(folder)
     if state.pop("format") != FORMAT:
         raise InputError(f"{folder} is from another version of clearhead and cannot be resumed; start the run again.")
     ema = folder / AVERAGED_WEIGHTS
@@ -117,32 +117,59 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
+class _Optimizer(BaseModel):
+    state: dict[str, dict[str, Any]]
+    param_groups: list[dict[str, Any]]
+
+
+class _State(BaseModel):
+    format: int
+    step: Annotated[int, Field(ge=0, lt=2**63)]
+    optimizer: _Optimizer
+    choices: dict[str, str | int | float | bool | None] = {}
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read the state of a checkpoint: JSON values, those of `Checkpoint` with those of the training loop.
+
+    Raises:
+        InputError: the file cannot be read, or what every state has is missing or of another type.
+    """
+    state = read_json_object(folder / STATE, what="the state of a run")
+    typed(state, _State, name=str(folder / STATE))
+    return state
+
+
 def checkpoint_damage(folder: Path) -> str | None:
-    """Return a message about the damage of a folder written by `writing_folder`; None if it is undamaged."""
-    if not (folder / MANIFEST).exists():
-        return f"{folder} is damaged: it has no {MANIFEST}."
-    try:
-        manifest = read_json_object(folder / MANIFEST, what="a manifest")
-        files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-    except (InputError, ValueError, OverflowError, KeyError, TypeError, AttributeError):
-        return f"{folder} is damaged: its {MANIFEST} cannot be read."
-    if manifest.get("name") != folder.name:
-        return f"{folder} is damaged: its {MANIFEST} belongs to {manifest.get('name')}."
-    for name, (size, digest) in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{folder} is damaged: {name} is missing."
-        found = path.stat().st_size
-        if found != size:
-            verb = "cut off" if found < size else "too long"
-            return f"{folder} is damaged: {name} is {verb} ({found} bytes where {size} were written)."
-        if _sha256(path) != digest:
-            return f"{folder} is damaged: {name} was altered after it was written."
-    return None
+    """Return a message about the damage of a checkpoint; None if it can be resumed from."""
+    return _damage(folder, (WEIGHTS, OPTIMIZER, STATE), read=None)
 
 
-def newest_sound(run: Path) -> tuple[Path | None, list[str]]:
+def weights_damage(folder: Path) -> str | None:
+    """Return a message about the damage of the validated weights in a folder of a checkpoint, or of weights alone."""
+    return _damage(folder, (WEIGHTS,), read=(measured_weights(folder).name,))
+
+
+def _damage(folder: Path, needed: Collection[str], *, read: Collection[str] | None) -> str | None:
+    # A checkpoint has an average or has none: a file that nobody wrote would be taken for one.
+    present = [path for path in (folder / AVERAGED_WEIGHTS,) if path.exists()]
+    return manifest_damage(folder, needed=needed, read=read, name=folder.name, present=present)
+
+
+def measured_weights(folder: Path) -> Path:
+    """Return the validated weights of a checkpoint: the exponential average if there is one."""
+    average = folder / AVERAGED_WEIGHTS
+    return average if average.exists() else folder / WEIGHTS
+
+
+def newest_sound(
+    run: Path, damage_of: Callable[[Path], str | None] = checkpoint_damage
+) -> tuple[Path | None, list[str]]:
     """Find the newest undamaged checkpoint.
+
+    Args:
+        run: the run directory.
+        damage_of: what must be undamaged: all of it, or its weights.
 
     Returns:
         Its folder, or None, and one message for each newer damaged checkpoint.
@@ -150,7 +177,7 @@ def newest_sound(run: Path) -> tuple[Path | None, list[str]]:
     skipped: list[str] = []
     for step in reversed(checkpoint_steps(run)):
         folder = checkpoint_folder(run, step)
-        damage = checkpoint_damage(folder)
+        damage = damage_of(folder)
         if damage is None:
             return folder, skipped
         skipped.append(damage)
@@ -165,7 +192,7 @@ def saved_choices(run: Path) -> dict[str, Any] | None:
     folder, _ = newest_sound(run)
     if folder is None:
         return None
-    choices: dict[str, Any] = read_json_object(folder / STATE, what="the state of a run")["choices"]
+    choices: dict[str, Any] = read_state(folder).get("choices", {})
     return choices
 
 
@@ -209,7 +236,10 @@ def writing_folder(folder: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        _seal(temporary, folder.name)
+        for path in temporary.rglob("*"):
+            if path.is_dir():
+                sync(path)
+        seal(temporary, folder.name, (path for path in temporary.rglob("*") if path.is_file()))
         _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise RunFailure(
@@ -278,17 +308,6 @@ def _join_optimizer(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     return {"state": state, "param_groups": groups}
 
 
-def _seal(folder: Path, name: str) -> None:
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path)}
-        sync(path)
-    (folder / MANIFEST).write_text(json.dumps({"name": name, "files": files}, indent=2), encoding="utf-8")
-    sync(folder / MANIFEST)
-    sync(folder)
-
-
 def _put_in_place(temporary: Path, folder: Path) -> None:
     replaced = folder.with_name(f".{folder.name}.replaced")
     if folder.exists():
@@ -297,11 +316,6 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
     temporary.rename(folder)
     sync(folder.parent)
     remove_folder(replaced)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _reason(error: OSError | SafetensorError) -> str:

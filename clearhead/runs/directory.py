@@ -8,25 +8,25 @@ import os
 import shutil
 import socket
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from clearhead.errors import InputError, nearest
 from clearhead.files import absent, read_model_text, runs_nearby
 from clearhead.runs.checkpoint import (
-    AVERAGED_WEIGHTS,
-    WEIGHTS,
-    checkpoint_damage,
     checkpoint_folder,
     checkpoint_steps,
+    measured_weights,
     newest_sound,
     read_best,
+    weights_damage,
     write_text,
 )
+from clearhead.runs.manifest import MANIFEST, manifest_damage, seal
 from clearhead.task import TaskRecord
 
 RUN_FILE: Final = "run.toml"
@@ -35,6 +35,9 @@ TASK_FILE: Final = "task.json"
 WEIGHTS_FILE: Final = "weights.safetensors"
 LOCK: Final = "lock"
 AVERAGED: Final = "averaged"
+_MOST_READS: Final = 20
+
+T = TypeVar("T")
 
 
 class RunDirectory:
@@ -56,6 +59,10 @@ class RunDirectory:
     def write_text(self, name: str, text: str) -> None:
         """Write one small file of the run atomically."""
         write_text(self.path / name, text)
+
+    def seal(self) -> None:
+        """Write the manifest of the files that say what the weights mean, once all are written."""
+        seal(self.path, self.path.name, described_files(self.path))
 
     def close(self) -> None:
         """Release the lock."""
@@ -108,6 +115,8 @@ def open_run(
         if configuration is not None:
             _refuse_other_configuration(path, configuration, may_differ)
         _refuse_wrong_start(path, resume=resume)
+        if resume:
+            refuse_altered(path)
         if configuration is not None:
             write_text(path / RUN_FILE, configuration)
     except BaseException as error:
@@ -199,7 +208,61 @@ def model_files(reference: str) -> tuple[Path, Path]:
     for needed in (folder / SPEC_FILE, weights):
         if not needed.is_file():
             raise InputError(f"{folder} is neither a run directory nor a saved model: {needed.name} is missing")
+    refuse_altered(folder)
     return folder, weights
+
+
+def described_files(folder: Path) -> list[Path]:
+    """Return the files of a run or a saved model that say what its weights mean: all but checkpoints and records."""
+    own = [folder / name for name in (SPEC_FILE, TASK_FILE)]
+    own += [*folder.glob("*tokenizer.json"), *folder.glob("*tokenizer_config.json"), *(folder / "origin").rglob("*")]
+    return [path for path in own if path.is_file()]
+
+
+def refuse_altered(folder: Path) -> None:
+    """Refuse a run or a saved model whose files differ from its manifest.
+
+    Raises:
+        InputError: one was altered, is missing or was added; a folder without a manifest is not checked.
+    """
+    if not (folder / MANIFEST).exists():
+        return
+    damage = manifest_damage(folder, needed=(SPEC_FILE,), present=described_files(folder))
+    if damage is not None:
+        raise InputError(f"{damage} Restore it; where you changed it yourself, delete {folder / MANIFEST}.")
+
+
+def settled(reference: str, read: Callable[[], T]) -> T:
+    """Return what a function reads from a run, once no checkpoint was replaced while it read.
+
+    Args:
+        reference: the run directory, optionally with a label.
+        read: fails where training deletes a checkpoint under its hands, and is then called again.
+    """
+    run, _ = split_reference(reference)
+    for _ in range(_MOST_READS):
+        before = _generation(run)
+        try:
+            return read()
+        except (InputError, OSError):
+            if _generation(run) == before:
+                raise
+    return read()
+
+
+def _generation(run: Path) -> list[tuple[str, int]]:
+    """Return what tells one set of checkpoints from another."""
+    found = []
+    for entry in [run / "best", *_entries(run / "checkpoints")]:
+        with contextlib.suppress(OSError):
+            found.append((entry.name, entry.stat().st_ino))
+    return sorted(found)
+
+
+def _entries(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    return []
 
 
 def read_task(folder: Path) -> TaskRecord:
@@ -213,7 +276,7 @@ def read_task(folder: Path) -> TaskRecord:
 
 
 def _last(run: Path) -> Path:
-    folder, skipped = newest_sound(run)
+    folder, skipped = newest_sound(run, weights_damage)
     if folder is None:
         reason = f" ({' '.join(skipped)})" if skipped else ""
         raise InputError(f"{run} has no undamaged checkpoint{reason}.")
@@ -236,15 +299,9 @@ def _averaged(run: Path) -> Path:
 
 
 def _undamaged(folder: Path) -> Path:
-    if (damage := checkpoint_damage(folder)) is not None:
+    if (damage := weights_damage(folder)) is not None:
         raise InputError(damage)
     return measured_weights(folder)
-
-
-def measured_weights(folder: Path) -> Path:
-    """Return the validated weights of a checkpoint: the exponential average if there is one."""
-    average = folder / AVERAGED_WEIGHTS
-    return average if average.exists() else folder / WEIGHTS
 
 
 def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

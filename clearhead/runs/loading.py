@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from torch import Tensor
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
 from clearhead.files import read_model_text
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
-from clearhead.runs.directory import SPEC_FILE, model_files, read_task
+from clearhead.runs.directory import SPEC_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -32,13 +35,19 @@ def load_saved(
     Raises:
         InputError: nothing usable is there; the sentence says what was expected.
     """
-    folder, weights = model_files(reference)
+    # A run in training deletes old checkpoints, perhaps this one.
+    folder, weights, tensors = settled(reference, lambda: _found(reference))
     task = read_task(folder)
     if task.kind in ("classify", "tag") and weights.parent.name == "step-0":
         raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
     module = build(ModelSpec.from_json(read_model_text(folder / SPEC_FILE, what="a spec")), device="meta")
-    fill(module, load_merged(weights), source=str(weights))
+    fill(module, tensors, source=str(weights))
     module.to(dtype)
     tokenizers = TokenizerPair.load(folder)
     tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return module, tokenizers, task, load_origin(folder, module, task, tokenizers)
+
+
+def _found(reference: str) -> tuple[Path, Path, dict[str, Tensor]]:
+    folder, weights = model_files(reference)
+    return folder, weights, load_merged(weights)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from clearhead.errors import RunFailure
 from clearhead.files import read_model_file, sync
@@ -71,21 +74,34 @@ class MetricsLog:
         rows = [row for row in self.rows() if row.step <= step]
         write_text(self.path, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
+    def damaged_lines(self) -> list[int]:
+        """Return the numbers of complete lines that cannot be read."""
+        return damaged_lines(self.path)
+
     def rows(self) -> list[Metrics]:
         """Return every complete line."""
         return read_metrics(self.path)
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """Read a `metrics.jsonl`; a missing file has no lines, and an incomplete line is skipped."""
+    """Read a `metrics.jsonl`; a missing file has no lines, and incomplete or damaged lines are skipped."""
+    return [row for _, row in _lines(path) if row is not None]
+
+
+def damaged_lines(path: Path) -> list[int]:
+    """Return the numbers, from 1, of the complete lines of a `metrics.jsonl` that hold no metrics."""
+    return [number for number, row in _lines(path) if row is None]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Metrics | None]]:
     if not path.exists():
-        return []
-    names = {field.name for field in fields(Metrics)}
-    rows = []
-    for line in read_model_file(path, what="the metrics of a run").decode("utf-8", errors="replace").splitlines():
+        return
+    kind = TypeAdapter(Metrics)
+    *complete, last = read_model_file(path, what="the metrics of a run").split(b"\n")
+    for number, line in enumerate([*complete, last], start=1):
         try:
-            values = json.loads(line)
-            rows.append(Metrics(**{name: value for name, value in values.items() if name in names}))
-        except (ValueError, TypeError, AttributeError):
-            continue
-    return rows
+            yield number, kind.validate_json(line, strict=True)
+        except ValidationError:
+            # A process that was killed leaves a part of its last line.
+            if number <= len(complete):
+                yield number, None

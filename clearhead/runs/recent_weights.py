@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,11 +10,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import BaseModel
 from torch import Tensor
 
-from clearhead.files import read_json_object
-from clearhead.runs.checkpoint import WEIGHTS, checkpoint_damage, checkpoint_folder, remove_folder, writing_folder
-from clearhead.runs.directory import AVERAGED, measured_weights
+from clearhead.errors import InputError
+from clearhead.files import read_typed
+from clearhead.runs.checkpoint import (
+    WEIGHTS,
+    checkpoint_folder,
+    measured_weights,
+    remove_folder,
+    weights_damage,
+    writing_folder,
+)
+from clearhead.runs.directory import AVERAGED
+from clearhead.runs.manifest import manifest_damage
 from clearhead.weights.files import load_tensors, save_tensors
 
 ABOUT: Final = "average.json"
@@ -56,9 +67,9 @@ def restore_recent(run: Path, steps: Sequence[int]) -> list[str]:
     lost = []
     for step in steps:
         folder = _folder(run, step)
-        if checkpoint_damage(folder) is None:
+        if weights_damage(folder) is None:
             continue
-        if checkpoint_damage(checkpoint_folder(run, step)) is None:
+        if weights_damage(checkpoint_folder(run, step)) is None:
             keep_recent(run, step)
         else:
             lost.append(
@@ -71,7 +82,7 @@ def restore_recent(run: Path, steps: Sequence[int]) -> list[str]:
 def load_recent(run: Path, steps: Sequence[int]) -> list[dict[str, Tensor]]:
     """Load the recent weights that are undamaged, in the order of `steps`."""
     folders = [_folder(run, step) for step in steps]
-    return [load_tensors(folder / WEIGHTS) for folder in folders if checkpoint_damage(folder) is None]
+    return [load_tensors(folder / WEIGHTS) for folder in folders if weights_damage(folder) is None]
 
 
 def save_averaged(run: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
@@ -92,13 +103,22 @@ def save_averaged(run: Path, weights: Mapping[str, Tensor], about: Mapping[str, 
     return folder / WEIGHTS
 
 
-def about_averaged(run: Path) -> dict[str, Any] | None:
-    """Return the JSON values about the averaged weights; None if there are none or they are damaged."""
+class About(BaseModel):
+    """What is kept about averaged weights: the steps that they are the mean of, and their validation."""
+
+    steps: list[int]
+    valid_loss: float | None = None
+    valid_score: float | None = None
+
+
+def about_averaged(run: Path) -> About | None:
+    """Return what is known about the averaged weights; None if there are none or they are damaged."""
     folder = run / "checkpoints" / AVERAGED
-    if checkpoint_damage(folder) is not None or not (folder / ABOUT).exists():
+    if manifest_damage(folder, needed=(WEIGHTS, ABOUT), name=AVERAGED) is not None:
         return None
-    about: dict[str, Any] = read_json_object(folder / ABOUT, what="a record of averaged weights")
-    return about
+    with contextlib.suppress(InputError):
+        return read_typed(folder / ABOUT, About, what="a record of averaged weights")
+    return None
 
 
 def recent_folder(run: Path) -> Path:

@@ -11,8 +11,14 @@ from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
 from clearhead.hf.export import save_origin
 from clearhead.machine import choose_device, choose_precision
-from clearhead.runs.checkpoint import checkpoint_damage, checkpoint_folder, checkpoint_steps, saved_choices
-from clearhead.runs.directory import SPEC_FILE, TASK_FILE, RunDirectory, is_run_directory, measured_weights, open_run
+from clearhead.runs.checkpoint import (
+    checkpoint_folder,
+    checkpoint_steps,
+    measured_weights,
+    saved_choices,
+    weights_damage,
+)
+from clearhead.runs.directory import SPEC_FILE, TASK_FILE, RunDirectory, is_run_directory, open_run
 from clearhead.runs.recent_weights import recent_folder, save_averaged
 from clearhead.spec import Model
 from clearhead.text.pair import TokenizerPair
@@ -88,6 +94,7 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         directory.write_text(TASK_FILE, parts.record.to_json())
         if initial is not None and initial.hf_checkpoint is not None and not resume:
             save_origin(initial.hf_checkpoint, run)
+        directory.seal()
         precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
         seed_everything(run_file.train.seed)
         module = build(parts.spec, device=device)
@@ -139,7 +146,7 @@ def _kept_weights(run: Path) -> dict[int, Path]:
     for folder in [*recent_folder(run).glob("step-*")] + [
         checkpoint_folder(run, step) for step in checkpoint_steps(run)
     ]:
-        if checkpoint_damage(folder) is None:
+        if weights_damage(folder) is None:
             found[int(folder.name.removeprefix("step-"))] = measured_weights(folder)
     return found
 

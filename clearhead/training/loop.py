@@ -152,6 +152,8 @@ class _Training(Generic[BatchT]):
         self.tally = Tally(**saved.state["tally"])
         self.clock = time.monotonic() - self.tally.seconds
         self.saved_step = self.tally.step
+        for number in self.log.damaged_lines():
+            self.parts.progress.message(f"{self.log.path}: line {number} is damaged and is left out.")
         self.log.cut_back(self.tally.logged_step)
         self.rows = self.log.rows()
         for lost in restore_recent(self.run, self.tally.recent):
@@ -181,10 +183,9 @@ class _Training(Generic[BatchT]):
         if best is None:
             (self.run / "best").unlink(missing_ok=True)
             return
-        if not files.checkpoint_folder(self.run, best).is_dir():
-            self.parts.progress.message(
-                f"The best checkpoint, step-{best}, is missing; step-{self.tally.step} takes its place."
-            )
+        damage = files.weights_damage(files.checkpoint_folder(self.run, best))
+        if damage is not None:
+            self.parts.progress.message(f"{damage} It was the best; step-{self.tally.step} takes its place.")
             best = self.tally.step
         if files.read_best(self.run) != best:
             files.write_best(self.run, best)
@@ -456,8 +457,8 @@ class _Training(Generic[BatchT]):
         if len(steps) < 2:
             return None
         about = about_averaged(self.run)
-        if about is not None and about["steps"] == steps and about["valid_loss"] is not None:
-            return Validation(about["valid_loss"], about["valid_score"])
+        if about is not None and about.steps == steps and about.valid_loss is not None:
+            return Validation(about.valid_loss, about.valid_score)
         weights = average_checkpoints(load_recent(self.run, steps))
         self.parts.progress.validating(self.tally.step)
         try:

@@ -167,7 +167,24 @@ def test_nowhere_is_refused(tmp_path: Path) -> None:
         ch.load(tmp_path, device="cuda:9")
 
 
-def test_weights_of_another_shape_are_all_named(saved: Path) -> None:
+@pytest.mark.parametrize("name", ["weights.safetensors", "spec.json", "task.json", "tokenizer.json"])
+def test_a_flipped_byte_of_a_saved_model_is_named(saved: Path, name: str) -> None:
+    content = bytearray((saved / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (saved / name).write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name} was altered after it was written\. Restore it"):
+        ch.load(saved)
+
+
+@pytest.fixture
+def edited(saved: Path) -> Path:
+    """The saved model, whose files may be changed."""
+    (saved / "manifest.json").unlink()
+    return saved
+
+
+def test_weights_of_another_shape_are_all_named(edited: Path) -> None:
+    saved = edited
     written = json.loads((saved / "spec.json").read_text(encoding="utf-8"))
     step = written["encoder"]["layers"]["distinct"][0]["steps"][1]
     step["branches"][0]["function"]["size"] = 23
@@ -178,7 +195,8 @@ def test_weights_of_another_shape_are_all_named(saved: Path) -> None:
     assert "function.up.weight' has the shape [22, 14], the model needs [23, 14]" in str(caught.value)
 
 
-def test_a_larger_tokenizer_than_the_tables_is_refused(saved: Path, tmp_path: Path) -> None:
+def test_a_larger_tokenizer_than_the_tables_is_refused(edited: Path) -> None:
+    saved = edited
     for file in saved.glob("*tokenizer*"):
         file.unlink()
     larger = train_tokenizer("word", [" ".join(f"w{i}" for i in range(200))], vocab_size=150)
@@ -187,7 +205,8 @@ def test_a_larger_tokenizer_than_the_tables_is_refused(saved: Path, tmp_path: Pa
         ch.load(saved)
 
 
-def test_a_damaged_spec_is_refused_in_the_words_of_the_spec(saved: Path) -> None:
+def test_a_damaged_spec_is_refused_in_the_words_of_the_spec(edited: Path) -> None:
+    saved = edited
     text = (saved / "spec.json").read_text(encoding="utf-8")
     (saved / "spec.json").write_text(text[: len(text) // 2], encoding="utf-8")
     with pytest.raises(InputError, match="the spec is not JSON"):

@@ -124,6 +124,46 @@ def test_a_damaged_manifest_makes_the_checkpoint_unsound(tmp_path: Path, damage:
     assert files.newest_sound(tmp_path)[0] is None
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        (
+            "manifest.json",
+            '{"name": "step-7", "files": {"state.json": {"size": 1e999, "sha256": ""}}}',
+            "cannot be read",
+        ),
+        ("manifest.json", '{"a":' * 500 + "1" + "}" * 500, "cannot be read"),
+        ("manifest.json", '{"name": "step-7", "files": {}}', "does not list optimizer.safetensors"),
+        ("ema.safetensors", "a file that nobody saved", "does not list ema.safetensors"),
+    ],
+)
+def test_a_manifest_lists_all_that_must_be_there_or_the_checkpoint_is_passed_over(
+    tmp_path: Path, file: str, text: str, words: str
+) -> None:
+    older = files.save_checkpoint(tmp_path, some_checkpoint(3, ema=False))
+    newer = files.save_checkpoint(tmp_path, some_checkpoint(7, ema=False))
+    (newer / file).write_text(text)
+    found, skipped = files.newest_sound(tmp_path)
+    assert found == older and len(skipped) == 1 and words in skipped[0]
+
+
+def test_a_manifest_names_no_file_outside(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("x")
+    folder = files.save_checkpoint(tmp_path, some_checkpoint(7))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["../../outside"] = {"size": 1, "sha256": "0" * 64}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "which is outside" in str(files.checkpoint_damage(folder))
+
+
+def test_weights_are_loaded_whatever_became_of_the_optimizer(tmp_path: Path) -> None:
+    folder = files.save_checkpoint(tmp_path, some_checkpoint(7))
+    altered(folder / "optimizer.safetensors")
+    assert files.weights_damage(folder) is None and files.checkpoint_damage(folder) is not None
+    altered(folder / "ema.safetensors")
+    assert files.weights_damage(folder) is not None
+
+
 def test_a_checkpoint_under_another_step_is_unsound(tmp_path: Path) -> None:
     folder = files.save_checkpoint(tmp_path, some_checkpoint(7))
     folder.rename(folder.with_name("step-8"))

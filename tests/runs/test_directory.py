@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,17 @@ import torch
 
 from clearhead.errors import InputError
 from clearhead.runs import checkpoint as files
-from clearhead.runs.directory import differing_keys, is_run_directory, open_run, resolve_reference, split_reference
+from clearhead.runs.directory import (
+    differing_keys,
+    is_run_directory,
+    open_run,
+    refuse_altered,
+    resolve_reference,
+    settled,
+    split_reference,
+)
 from clearhead.runs.recent_weights import save_averaged
+from clearhead.weights.files import load_tensors
 from tests.runs.test_checkpoint import altered, listing, some_checkpoint
 
 CONFIGURATION = '[model]\nwidth = 128\nheads = 4\n[train]\nrun = "here"\nsteps = 100\n'
@@ -219,3 +230,61 @@ def test_a_reference_is_split_at_its_last_sign(run: Path) -> None:
     assert split_reference(str(run)) == (run, None)
     assert split_reference(f"{run}@last") == (run, "last")
     assert split_reference("runs/plain") == (Path("runs/plain"), None)
+
+
+@pytest.mark.parametrize("name", ["spec.json", "task.json", "tokenizer.json", "origin/config.json"])
+def test_what_the_weights_mean_is_sealed(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with open_run(path, configuration=CONFIGURATION) as locked:
+        (path / "origin").mkdir()
+        for file in ("spec.json", "task.json", "tokenizer.json", "origin/config.json"):
+            locked.write_text(file, '{"epsilon": 1e-5}')
+        locked.seal()
+        files.save_checkpoint(path, some_checkpoint(5))
+    path = path.rename(tmp_path / "moved")
+    refuse_altered(path)
+    (path / name).write_text('{"epsilon": 1e-1}')
+    with pytest.raises(InputError, match=rf"{name} was altered .* delete .*manifest\.json"):
+        refuse_altered(path)
+    with pytest.raises(InputError, match=rf"{name} was altered"):
+        open_run(path, configuration=CONFIGURATION, resume=True)
+
+
+def test_a_file_that_was_put_into_a_sealed_folder_is_refused(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", configuration=CONFIGURATION) as locked:
+        locked.write_text("spec.json", "{}")
+        locked.seal()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    refuse_altered(tmp_path / "run")
+    (tmp_path / "run" / "source.tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"does not list source\.tokenizer\.json"):
+        refuse_altered(tmp_path / "run")
+
+
+def test_reading_while_checkpoints_rotate_never_fails(tmp_path: Path) -> None:
+    """Whatever is deleted while it is read is read again, and a fault that stays is raised at once."""
+    steps, done = iter(range(1, 400)), threading.Event()
+    files.save_checkpoint(tmp_path, some_checkpoint(0))
+
+    def rotate() -> None:
+        for step in steps:
+            files.save_checkpoint(tmp_path, some_checkpoint(step, ema=False))
+            files.prune_checkpoints(tmp_path, newest=step, keep=1, best=None)
+            if done.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as writer:
+        written = writer.submit(rotate)
+        for _ in range(60):
+            assert settled(str(tmp_path), lambda: load_tensors(resolve_reference(f"{tmp_path}@last")))
+        done.set()
+    written.result()
+    tries: list[int] = []
+
+    def fails() -> None:
+        tries.append(1)
+        raise InputError("still so")
+
+    with pytest.raises(InputError, match="still so"):
+        settled(str(tmp_path), fails)
+    assert len(tries) == 1

@@ -312,6 +312,20 @@ def test_running_out_of_memory_says_what_to_do(tmp_path: Path) -> None:
         small_trainer(tmp_path / "run", loss=greedy).run()
 
 
+def test_a_damaged_best_checkpoint_and_a_damaged_line_are_said_on_resume(tmp_path: Path) -> None:
+    run, values = tmp_path / "run", [1.0, 2.0, 3.0, 4.0]
+    small_trainer(run, validate=scripted(values), keep=1, steps=8).run()
+    best = files.checkpoint_folder(run, 4) / files.WEIGHTS
+    best.write_bytes(best.read_bytes()[:-1] + b"x")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8,\n')
+    again = small_trainer(run, validate=scripted(values[2:]), keep=1)
+    again.run(resume=True)
+    said = " ".join(recorder(again).messages)
+    assert "weights.safetensors was altered" in said and "It was the best; step-8 takes its place" in said
+    assert "metrics.jsonl: line 5 is damaged" in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, number: signal.Signals) -> None:
     calls = []
