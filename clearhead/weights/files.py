@@ -7,9 +7,12 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from clearhead.errors import InputError
+from clearhead.files import open_model_file, parse_json
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -80,9 +83,21 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor], *, name: str, ma
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the named tensors of a safetensors file; names that shared a tensor share it again."""
-    with safe_open(path, framework="pt") as file:
-        # Copied, because a tensor inside the mapped file may be unaligned, and some kernels round by alignment
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+    """Read the named tensors of a safetensors file; names that shared a tensor share it again.
+
+    Raises:
+        InputError: it is missing, no regular file, a link out of its folder, or no safetensors file.
+    """
+    with open_model_file(path, what="weights"):
+        try:
+            with safe_open(path, framework="pt") as file:
+                # Copied, because a tensor inside the mapped file may be unaligned, and some kernels round by alignment
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+                aliases = parse_json((file.metadata() or {}).get("aliases", "{}"))
+        except (SafetensorError, json.JSONDecodeError) as error:
+            raise InputError(f"{path} is damaged or not a safetensors file: {error}") from None
+    if not isinstance(aliases, dict) or not all(
+        isinstance(first, str) and first in tensors for first in aliases.values()
+    ):
+        raise InputError(f"{path}: its aliases must be an object of names of tensors")
     return tensors | {name: tensors[first] for name, first in aliases.items()}

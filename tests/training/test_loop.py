@@ -444,7 +444,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
 def test_nothing_sound_to_resume_from_is_said(tmp_path: Path) -> None:
     run = tmp_path / "run"
     small_trainer(run, keep=1, steps=4).run()
-    (files.checkpoint_folder(run, 4) / files.MANIFEST).unlink()
+    (files.checkpoint_folder(run, 4) / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"no undamaged checkpoint to resume from.*step-4 is damaged"):
         small_trainer(run).run(resume=True)
 
