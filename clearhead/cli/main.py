@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from inspect import cleandoc
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +27,7 @@ from clearhead.cli.generate import generate
 from clearhead.cli.heads import heads
 from clearhead.cli.inspect import inspect
 from clearhead.cli.new import new, new_group
+from clearhead.cli.stopping import Stopped, StopOnSignal
 from clearhead.cli.tag import tag
 from clearhead.cli.train import train
 from clearhead.cli.translate import translate
@@ -38,7 +35,7 @@ from clearhead.cli.view import view
 from clearhead.errors import InputError, RunFailure, nearest
 from clearhead.training.signals import Interrupted
 
-DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 # The class of typer's usage errors is private; it is the base of a public class in every release.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -129,9 +126,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         main(["--help"])
         return WRONG_INPUT
     try:
-        with _sigterm_as_exit():
-            code = typer.main.get_command(make_app()).main(words, prog_name="clearhead", standalone_mode=False)
-            sys.stdout.flush()
+        with StopOnSignal() as signals:
+            return _run(words, debug, signals)
+    except Stopped as stopped:
+        print_message(f"{stopped}")
+        return stopped.exit_code
+
+
+def _run(words: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
+    """Run a command and return its exit code; every error becomes one message."""
+    try:
+        code = typer.main.get_command(make_app()).main(words, prog_name="clearhead", standalone_mode=False)
+        sys.stdout.flush()
     except _UsageError as error:
         print_message(_usage_sentence(error, words))
         code = WRONG_INPUT
@@ -147,6 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else FAILED
     except Exception as error:  # noqa: BLE001 - the last resort: every error becomes one message
+        if signals.received is not None:
+            # A library that is interrupted while it is imported can raise an error of its own.
+            raise Stopped(signals.received) from None
         hint = "" if debug else "; run again with --debug to see where"
         code = _failed(f"unexpected failure: {type(error).__name__}: {error}{hint}", FAILED, debug)
     if code == INTERRUPTED:
@@ -194,24 +203,6 @@ def _bad_value(error: Any, words: Sequence[str]) -> str:
     after = [words[index + 1] for index, word in enumerate(words[:-1]) if word in error.param.opts]
     after += [word.partition("=")[2] for word in words if word.partition("=")[0] in error.param.opts and "=" in word]
     return f"{option} expects {expected}{f', received {after[-1]!r}' if after else ''}"
-
-
-@contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the program as Ctrl-C does, so that open files are closed; training handles both itself."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        print_message("clearhead: terminated")
-        raise SystemExit(TERMINATED)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli import main as program
-from clearhead.cli.translate import CHUNK
 from clearhead.errors import InputError, RunFailure
 from tests.cli.tiny_run import write_run_file
 
@@ -90,7 +89,7 @@ def test_a_signal_while_translating(number: signal.Signals, code: int, trained: 
         stderr=subprocess.PIPE,
     )
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(b"a m u\n" * CHUNK)
+    process.stdin.write(b"a m u\n")
     process.stdin.flush()
     process.stdout.readline()
     process.send_signal(number)
