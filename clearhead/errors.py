@@ -1,4 +1,4 @@
-"""The two kinds of error for users: wrong input, and a failure while running."""
+"""What users are told: wrong input, a failure while running, and texts that are not read to their ends."""
 
 from __future__ import annotations
 
@@ -88,6 +88,28 @@ def key(name: str, value: object = None) -> str:
     if value is None:
         return option or f"'{name}'"
     return f"{option} {json.dumps(value)}" if option else f"{name} = {json.dumps(value)}"
+
+
+class LongTexts(UserWarning):
+    """Texts that a model does not read to their ends.
+
+    Args:
+        count: how many.
+        limit: how much of each is read.
+        unit: what the limit counts.
+    """
+
+    def __init__(self, count: int, limit: int, unit: str = "tokens") -> None:
+        self.count, self.limit, self.unit = count, limit, unit
+        texts, each = ("1 text is", "it") if count == 1 else (f"{count:,} texts are", "each")
+        super().__init__(
+            f"{texts} longer than the {limit:,} {unit} that the model reads; the rest of {each} is left out"
+        )
+
+    @classmethod
+    def joined(cls, found: Sequence[LongTexts]) -> LongTexts:
+        """Return one warning for several; at least one is given."""
+        return cls(sum(each.count for each in found), found[0].limit, found[0].unit)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

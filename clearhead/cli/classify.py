@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clearhead.cli.console import print_either
-from clearhead.cli.lines import STANDARD_INPUT, answered_lines, one_line
+from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines, one_line
 from clearhead.cli.options import ComputeOptions, JsonLines, LineFile, Paired, Ref, takes_compute_options
 from clearhead.errors import InputError
 
@@ -35,14 +35,19 @@ def classify(
     that number. An empty line is answered by an empty line. --json writes {"index", "text", "label", "labels",
     "probability", "probabilities", "is_cut"}, or "value" instead of labels; is_cut: the text was truncated.
     """
+    lines = Input.of(file)
     model = compute.load_model(ref)
     if model.task.is_paired and not pair:
         raise InputError("this model was trained on pairs: add --pair, and put a tab between the two texts of a line")
-    for line, answer in answered_lines(file, model.classify, paired=pair, batch_size=compute.batch_size):
+
+    def show(line: Line, answer: Classification | None) -> None:
         text = "" if answer is None else answer.label
         if answer is not None and answer.probability is not None:
             text = f"{one_line(text)}\t{answer.probability:.4f}"
         print_either(as_json, {**line.record(), **_record(answer)}, text)
+
+    size = compute.batch_size
+    answer_lines(lines, lambda texts: model.classify(texts, batch_size=size), show, paired=pair, batch_size=size)
 
 
 def _record(answer: Classification | None) -> dict[str, object]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import InputError, visible
+from clearhead.errors import InputError, LongTexts, visible
 
 
 def print_message(message: str) -> None:
@@ -38,6 +40,28 @@ def print_either(as_json: bool, record: Mapping[str, Any], *lines: str) -> None:
     else:
         for line in lines:
             print_result(line)
+
+
+@contextmanager
+def long_texts_said_once() -> Iterator[None]:
+    """Say at the end of a with block how many texts were too long, in one sentence."""
+    found: list[LongTexts] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LongTexts)
+        show = warnings.showwarning
+
+        def note(message: Warning | str, *place: Any, **file: Any) -> None:
+            if isinstance(message, LongTexts):
+                found.append(message)
+            else:
+                show(message, *place, **file)
+
+        warnings.showwarning = note
+        try:
+            yield
+        finally:
+            if found:
+                print_message(f"clearhead: {LongTexts.joined(found)}")
 
 
 def human_count(value: float | int) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clearhead.cli.console import print_either, print_message
-from clearhead.cli.lines import STANDARD_INPUT, Line, answered_lines, name_of
+from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines
 from clearhead.cli.options import ComputeOptions, LineFile, Paired, Ref, takes_compute_options
 from clearhead.errors import InputError
 
@@ -51,22 +51,33 @@ def embed(
     Vectors are pooled and normalized as the model says. Without -o a line of output is the vector as a JSON list. With
     --pair the two texts of a line are read together and have one vector; with --similarity each has its own, and the
     output is their cosine, from -1 to 1. An empty line has no vector: its line of output is empty, or null in JSON, and
-    -o refuses it. --json writes {"index", "text", "vector"}, for two texts "pair" too, or "similarity"; with -o it ends
-    with {"file", "texts", "width"}.
+    -o refuses it, and writes its file when all is done. --json writes {"index", "text", "vector"}, for two texts "pair"
+    too, or "similarity"; with -o it ends with {"file", "texts", "width"}.
     """
     _check_output(output, pair, similarity)
+    lines, size = Input.of(file), compute.batch_size
     model = compute.load_model(ref)
     if similarity:
-        _show_similarities(model, file, compute.batch_size, as_json)
+        _show_similarities(model, lines, size, as_json)
         return
-    answered = answered_lines(file, lambda texts: list(model.embed(texts)), paired=pair, batch_size=compute.batch_size)
-    if output is not None:
-        _save(output, file, answered, as_json)
-        return
-    for line, vector in answered:
+    rows: list[ndarray] = []
+
+    def keep(line: Line, vector: ndarray | None) -> None:
+        if vector is None:
+            raise InputError(f"{lines.name}:{line.number}: the line is empty, and every row of {output} is a vector")
+        rows.append(vector)
+
+    def show(line: Line, vector: ndarray | None) -> None:
         numbers = None if vector is None else [float(number) for number in vector]
         text = "" if numbers is None else json.dumps(numbers)
         print_either(as_json, {**line.record(), "vector": numbers}, text)
+
+    receive = show if output is None else keep
+    answer_lines(
+        lines, lambda texts: model.embed(texts, batch_size=size), receive, batch_size=size, paired=pair, output=output
+    )
+    if output is not None:
+        _save(output, rows, lines.name, as_json)
 
 
 def _check_output(output: Path | None, pair: bool, similarity: bool) -> None:
@@ -77,33 +88,35 @@ def _check_output(output: Path | None, pair: bool, similarity: bool) -> None:
         raise InputError(f"-o writes a {ARRAY} file, but names {output}: give a name that ends in {ARRAY}")
 
 
-def _save(output: Path, file: Path, answered: Iterator[tuple[Line, ndarray | None]], as_json: bool) -> None:
-    """Write the vectors of all lines; a file is left only when every line has one."""
+def _save(output: Path, rows: Sequence[ndarray], name: str | None, as_json: bool) -> None:
+    """Write the vectors of all lines; the file appears when it is complete."""
     import numpy as np
 
-    rows = []
-    for line, vector in answered:
-        if vector is None:
-            raise InputError(f"{name_of(file)}:{line.number}: the line is empty, and every row of {output} is a vector")
-        rows.append(vector)
+    from clearhead.files import replacing
+
     if not rows:
-        raise InputError(f"{name_of(file)}: there is no text to embed; expected at least one line")
+        raise InputError(f"{name}: there is no text to embed; expected at least one line")
     vectors = np.stack(rows)
     try:
-        np.save(output, vectors, allow_pickle=False)
+        with replacing(output) as temporary, temporary.open("wb") as file:
+            np.save(file, vectors, allow_pickle=False)
     except OSError as error:
         raise InputError(f"{output} cannot be written: {error.strerror or error}") from None
     print_message(f"{len(vectors)} vectors of width {vectors.shape[1]}")
     print_either(as_json, {"file": str(output), "texts": len(vectors), "width": vectors.shape[1]}, str(output))
 
 
-def _show_similarities(model: Model, file: Path, batch_size: int | None, as_json: bool) -> None:
+def _show_similarities(model: Model, lines: Input, batch_size: int | None, as_json: bool) -> None:
     from clearhead.predict.embed import similarity
 
     def cosines(pairs: list[tuple[str, str]]) -> list[float]:
         firsts, seconds = (list(texts) for texts in zip(*pairs, strict=True))
-        return [float(cosine) for cosine in similarity(model.module, model.tokenizer, firsts, seconds)]
+        given = model.module, model.tokenizer, firsts, seconds
+        found = similarity(*given, max_length=model.task.max_length, batch_size=batch_size)
+        return [float(cosine) for cosine in found]
 
-    for line, cosine in answered_lines(file, cosines, paired=True, batch_size=batch_size):
+    def show(line: Line, cosine: float | None) -> None:
         text = "" if cosine is None else f"{cosine:.6f}"
         print_either(as_json, {**line.record(), "similarity": cosine}, text)
+
+    answer_lines(lines, cosines, show, paired=True, batch_size=batch_size)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clearhead.cli.console import print_either
-from clearhead.cli.lines import STANDARD_INPUT, answered_lines, one_line
+from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines, one_line
 from clearhead.cli.options import ComputeOptions, JsonLines, Ref, takes_compute_options
 from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead.predict.fill import Filled
 
 
 @takes_compute_options
@@ -42,20 +45,19 @@ def fill(
     "end", "filled"}, best first, and start and end count the characters of the given text.
     """
     _check_source(text, file, compute.batch_size)
+    lines = Input.of(file or STANDARD_INPUT) if text == "-" else Input(None, [[text]], 1)
     model = compute.load_model(ref)
-    answered = answered_lines(
-        file or STANDARD_INPUT,
-        lambda texts: model.fill(texts, top_k=top_k),
-        batch_size=compute.batch_size,
-        given=None if text == "-" else text,
-    )
-    for line, answer in answered:
+
+    def show(line: Line, answer: list[list[Filled]] | None) -> None:
         blanks = answer or []
         filled = blanks[0][0].filled if blanks else ""
         candidates = [[asdict(candidate) for candidate in blank] for blank in blanks]
         columns = ["  ".join(f"{one_line(word.text)} {word.probability:.4f}" for word in blank) for blank in blanks]
         record = {**line.record(), "filled": filled, "blanks": candidates}
         print_either(as_json, record, "\t".join([one_line(filled), *columns]))
+
+    size = compute.batch_size
+    answer_lines(lines, lambda texts: model.fill(texts, top_k=top_k, batch_size=size), show, batch_size=size)
 
 
 def _check_source(text: str, file: Path | None, batch_size: int | None) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,10 +21,10 @@ from clearhead.cli.options import (
     ToLanguage,
     takes_compute_options,
 )
+from clearhead.cli.progress import Progress
 from clearhead.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from clearhead.maps.effects import Notify
     from clearhead.maps.head_statistics import HeadStatistics
 
 WIDTH = 160  # of a table that is written to a file
@@ -71,14 +69,14 @@ def heads(
     # The same numbers on every machine: fp32, unless something else is asked for.
     exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
     model = exact.load_model(ref)
-    with _progress() as notify:
+    with Progress("texts") as progress:
         try:
             rows = model.heads(
                 texts,
                 targets,
                 precision="auto",
                 seed=compute.seed or 0,
-                notify=notify,
+                notify=progress.update,
                 from_language=from_language,
                 to_language=to_language,
             )
@@ -120,19 +118,6 @@ def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[int], list
             )
         targets = [written[line.number - 1] for line in kept]
     return [line.number for line in kept], [line.text for line in kept], targets
-
-
-@contextmanager
-def _progress() -> Iterator[Notify]:
-    """Show how many texts are done, on a terminal."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("texts"), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("texts", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print_table(rows: list[HeadStatistics]) -> None:

@@ -1,20 +1,22 @@
-"""Input of commands: one line in, one line out. Texts are read, answered in chunks and returned with their lines."""
+"""Input of commands: one line in, one line out. Lines are answered in windows, in order."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clearhead.cli.progress import Progress
 from clearhead.errors import InputError
+from clearhead.model.texts import window_sizes
 
-CHUNK = 1024
 STANDARD_INPUT = Path("-")
-Item = TypeVar("Item")
+# Of standard input, at a time.
+BLOCK_BYTES = 1 << 16
 AnswerT = TypeVar("AnswerT")
 
 _NUMBERED = re.compile(r"\btext (\d+)\b(:?)")
@@ -44,41 +46,85 @@ class Line:
         return {"index": self.number - 1, "text": self.text[0], "pair": self.text[1]}
 
 
-def answered_lines(
-    file: Path,
-    answer: Callable[[list[Any]], Sequence[AnswerT]],
+@dataclass(frozen=True)
+class Input:
+    """The texts of a command: the lines of a file or of standard input, or one text of the command line.
+
+    Attributes:
+        name: for messages; None: there is one text, without a file.
+        blocks: the lines, in the parts in which they arrive.
+        total: the number of lines; None: not known.
+    """
+
+    name: str | None
+    blocks: Iterable[Sequence[str]]
+    total: int | None
+
+    @classmethod
+    def of(cls, file: Path) -> Input:
+        """Return the lines of a file, which is read whole, or those of standard input, as they arrive.
+
+        Raises:
+            InputError: the file is missing, empty or unreadable, or a line is not valid UTF-8.
+        """
+        from clearhead.data.sources.lines import read_lines as read_file
+
+        if is_standard_input(file):
+            return cls(name_of(file), _arriving(sys.stdin.buffer.read1), None)  # type: ignore[union-attr]
+        lines = read_file(file)
+        return cls(name_of(file), [lines], len(lines))
+
+    def windows(self, batch_size: int | None) -> Iterator[list[tuple[int, str]]]:
+        """Yield numbered lines that are answered together; those that have arrived do not wait for others."""
+        sizes, number = window_sizes(batch_size), 1
+        for block in self.blocks:
+            lines = iter(block)
+            while window := list(enumerate(islice(lines, next(sizes)), start=number)):
+                yield window
+                number += len(window)
+
+
+def answer_lines(
+    lines: Input,
+    answer: Callable[[list[Any]], Iterable[AnswerT]],
+    show: Callable[[Line, AnswerT | None], None],
     *,
     batch_size: int | None,
     paired: bool = False,
-    given: str | None = None,
-) -> Iterator[tuple[Line, AnswerT | None]]:
-    """Yield every line of a file with its answer; an empty line has None.
+    output: Path | None = None,
+) -> None:
+    """Answer every line, and show each answer as soon as it and those before it are there.
 
     Args:
-        file: the file, or "-" for standard input.
+        lines: the texts.
         answer: answers several texts, or pairs of texts; its errors name a text by its number.
-        batch_size: most lines answered together; None: as many as are read at once.
+        show: called with every line and its answer, in order; an empty line has None.
+        batch_size: most texts of a batch; None: a token budget decides.
         paired: whether a line holds two texts with a tab between them.
-        given: the only text, instead of those of the file.
+        output: the file that is written when all is done; None: `show` writes to standard output.
 
     Raises:
-        InputError: the file is unusable, or a text cannot be answered.
+        InputError: the input is unusable, or a text cannot be answered.
     """
-    name, size = name_of(file), 1 if is_interactive(file) else batch_size or CHUNK
-    numbered = enumerate(read_lines(file) if given is None else [given], start=1)
-    lines = (Line(number, split_pair(number, text, name) if paired else text) for number, text in numbered)
-    for chunk in chunks(lines, size):
-        filled = [line for line in chunk if not line.is_empty]
-        try:
-            answers = iter(answer([line.text for line in filled]) if filled else ())
-        except InputError as error:
-            numbers = [line.number for line in filled]
-            raise InputError(*named_by_line(str(error), numbers, name if given is None else None).split("\n")) from None
-        for line in chunk:
-            yield line, None if line.is_empty else next(answers)
+    # Lines that scroll by are progress enough.
+    is_shown = output is not None or not sys.stdout.isatty()
+    kept = "" if output is None else f"; {output} is not written"
+    with Progress("lines", lines.total, is_shown=is_shown, kept=kept) as progress:
+        for window in lines.windows(batch_size):
+            parts = [Line(number, split_pair(number, text, lines.name) if paired else text) for number, text in window]
+            filled = [line for line in parts if not line.is_empty]
+            try:
+                answers = iter(answer([line.text for line in filled]) if filled else ())
+            except InputError as error:
+                message = named_by_line(str(error), [line.number for line in filled], lines.name)
+                raise InputError(*message.split("\n")) from None
+            for line in parts:
+                show(line, None if line.is_empty else next(answers))
+                progress.done += 1
+            progress.update(progress.done, lines.total)
 
 
-def split_pair(number: int, text: str, name: str) -> tuple[str, str]:
+def split_pair(number: int, text: str, name: str | None) -> tuple[str, str]:
     """Return the two texts of a line.
 
     Args:
@@ -103,11 +149,9 @@ def read_lines(source: Path) -> Iterator[str]:
     before anything is answered.
 
     Raises:
-        InputError: the file is missing, empty or unreadable, or a line is not valid UTF-8.
+        InputError: as for `Input.of`.
     """
-    from clearhead.data.sources.lines import read_lines as read_file
-
-    return _decoded(sys.stdin.buffer, "standard input") if is_standard_input(source) else iter(read_file(source))
+    return chain.from_iterable(Input.of(source).blocks)
 
 
 def read_numbers(source: Path) -> list[float]:
@@ -125,31 +169,37 @@ def read_numbers(source: Path) -> list[float]:
     return numbers
 
 
-def _decoded(lines: Iterator[bytes], name: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{name}:{number}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); "
-                "convert the file to UTF-8"
-            ) from None
+def _arriving(read: Callable[[int], bytes]) -> Iterator[list[str]]:
+    """Yield lines in the blocks in which they arrive, so that none waits for the next.
+
+    Args:
+        read: returns what is there, at most so many bytes, and waits only where there is nothing.
+    """
+    number, begun = 1, list[bytes]()
+    while block := read(BLOCK_BYTES):
+        first, *more = block.split(b"\n")
+        begun.append(first)
+        if more:
+            lines = [b"".join(begun), *more[:-1]]
+            yield [_decoded(line, place) for place, line in enumerate(lines, start=number)]
+            number, begun = number + len(lines), [more[-1]]
+    if rest := b"".join(begun):
+        yield [_decoded(rest, number)]
 
 
-def chunks(lines: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Group lines into lists of at most `size`."""
-    while chunk := list(islice(lines, size)):
-        yield chunk
+def _decoded(line: bytes, number: int) -> str:
+    try:
+        return line.decode("utf-8").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"standard input:{number}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); "
+            "convert the file to UTF-8"
+        ) from None
 
 
 def is_standard_input(source: Path) -> bool:
     """Return whether a file name on the command line means standard input."""
     return source == STANDARD_INPUT
-
-
-def is_interactive(source: Path) -> bool:
-    """Return whether a person types the lines and expects each answer at once."""
-    return is_standard_input(source) and sys.stdin.isatty()
 
 
 def name_of(file: Path) -> str:

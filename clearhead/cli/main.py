@@ -17,7 +17,7 @@ from clearhead.cli.average import average
 from clearhead.cli.check import check
 from clearhead.cli.classify import classify
 from clearhead.cli.compare import compare
-from clearhead.cli.console import print_message, print_result
+from clearhead.cli.console import long_texts_said_once, print_message, print_result
 from clearhead.cli.convert import convert
 from clearhead.cli.demo import demo
 from clearhead.cli.embed import embed
@@ -27,7 +27,7 @@ from clearhead.cli.generate import generate
 from clearhead.cli.heads import heads
 from clearhead.cli.inspect import inspect
 from clearhead.cli.new import new, new_group
-from clearhead.cli.stopping import Stopped, StopOnSignal
+from clearhead.cli.stopping import StopOnSignal, Stopped
 from clearhead.cli.tag import tag
 from clearhead.cli.train import train
 from clearhead.cli.translate import translate
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         main(["--help"])
         return WRONG_INPUT
     try:
-        with StopOnSignal() as signals:
+        with StopOnSignal() as signals, long_texts_said_once():
             return _run(words, debug, signals)
     except Stopped as stopped:
         print_message(f"{stopped}")

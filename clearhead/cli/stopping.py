@@ -85,7 +85,7 @@ class StopOnSignal:
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number
-        # What is raised inside a destructor is only reported, and the block goes on until it ends or the thread ends it.
+        # What is raised inside a destructor is only reported, and the block goes on until the thread ends it.
         sys.unraisablehook = lambda unraisable: None
         raise Stopped(self.received)
 

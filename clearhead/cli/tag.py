@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from clearhead.cli.console import print_either
-from clearhead.cli.lines import STANDARD_INPUT, answered_lines, one_line
+from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines, one_line
 from clearhead.cli.options import ComputeOptions, JsonLines, LineFile, Ref, takes_compute_options
+
+if TYPE_CHECKING:
+    from clearhead.predict.tag import Entity
 
 
 @takes_compute_options
@@ -29,8 +33,12 @@ def tag(
     answered by an empty line. --json writes {"index", "text", "entities"}; an entity is {"label", "text", "start",
     "end", "probability"}.
     """
+    lines, size = Input.of(file), compute.batch_size
     model = compute.load_model(ref)
-    for line, entities in answered_lines(file, model.tag, batch_size=compute.batch_size):
+
+    def show(line: Line, entities: list[Entity] | None) -> None:
         found = entities or []
         texts = (f"{entity.label} {entity.start}-{entity.end} {one_line(entity.text)}" for entity in found)
         print_either(as_json, {**line.record(), "entities": [asdict(entity) for entity in found]}, "\t".join(texts))
+
+    answer_lines(lines, lambda texts: model.tag(texts, batch_size=size), show, batch_size=size)

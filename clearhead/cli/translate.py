@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import tee
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clearhead.cli.console import print_json, print_result
-from clearhead.cli.lines import chunks, is_interactive, is_standard_input, read_lines
+from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines
 from clearhead.cli.options import (
     BeamSize,
     ComputeOptions,
     FromLanguage,
     JsonLines,
     LengthPenalty,
+    LineFile,
     Ref,
     ToLanguage,
     takes_compute_options,
@@ -24,17 +23,13 @@ from clearhead.cli.options import (
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
-    from clearhead import Hypothesis, Model
-
-CHUNK = 1024
+    from clearhead import Hypothesis
 
 
 @takes_compute_options
 def translate(
     ref: Ref,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")
-    ] = Path("-"),
+    file: LineFile = STANDARD_INPUT,
     beam_size: BeamSize = None,
     n_best: Annotated[
         int, typer.Option("--n-best", min=1, help="Translations for each line, at most the beam size.")
@@ -63,35 +58,24 @@ def translate(
     Search is deterministic: --seed changes nothing unless the computation itself is random.
     """
     _check_options(beam_size, n_best, length_penalty, as_json)
-    lines = read_lines(file)
+    lines, size = Input.of(file), compute.batch_size
     model = compute.load_model(ref)
-    number = 1
-    for chunk in _checked_chunks(model, file, lines):
-        found = model.translate_n_best(
-            chunk,
+
+    def search(texts: list[str]) -> list[list[Hypothesis]]:
+        return model.translate_n_best(
+            texts,
             n=n_best,
             beam_size=beam_size,
             length_penalty=length_penalty,
-            batch_size=compute.batch_size,
+            batch_size=size,
             from_language=from_language,
             to_language=to_language,
         )
-        for index, (source, hypotheses) in enumerate(zip(chunk, found, strict=True), start=number - 1):
-            _show(index, source, hypotheses if source.strip() else [], n_best, as_json)
-        number += len(chunk)
 
+    def show(line: Line, hypotheses: list[Hypothesis] | None) -> None:
+        _show(line, hypotheses or [], n_best, as_json)
 
-def _checked_chunks(model: Model, file: Path, lines: Iterator[str]) -> Iterator[list[str]]:
-    """Yield the lines of each call; a file is checked whole before its first line is translated."""
-    if not is_standard_input(file):
-        lines, whole = tee(lines)
-        _check_lengths(model, list(whole), 1, str(file))
-    number = 1
-    for chunk in chunks(lines, 1 if is_interactive(file) else CHUNK):
-        if is_standard_input(file):
-            _check_lengths(model, chunk, number, "standard input")
-        yield chunk
-        number += len(chunk)
+    answer_lines(lines, search, show, batch_size=size)
 
 
 def _check_options(beam_size: int | None, n_best: int, length_penalty: float | None, as_json: bool) -> None:
@@ -106,21 +90,8 @@ def _check_options(beam_size: int | None, n_best: int, length_penalty: float | N
         )
 
 
-def _check_lengths(model: Model, lines: Sequence[str], first: int, name: str) -> None:
-    """Refuse lines that are longer than the model's positions before any of them is translated."""
-    limit = model.module.max_positions
-    if limit is None:
-        return
-    for number, ids in enumerate(model.tokenizers.source.encode_batch(lines), start=first):
-        # The encoder reads an end token after the text.
-        if len(ids) + 1 > limit:
-            raise InputError(
-                f"{name}:{number}: the line has {len(ids) + 1} tokens with its end token, but the model has {limit} "
-                "positions; split or shorten it"
-            )
-
-
-def _show(index: int, source: str, hypotheses: Sequence[Hypothesis], n_best: int, as_json: bool) -> None:
+def _show(line: Line, hypotheses: Sequence[Hypothesis], n_best: int, as_json: bool) -> None:
+    index = line.number - 1
     if as_json:
         records = [
             {"text": hypothesis.text, "score": hypothesis.score, "log_probability": hypothesis.log_probability}
@@ -128,7 +99,7 @@ def _show(index: int, source: str, hypotheses: Sequence[Hypothesis], n_best: int
         ]
         best = records[0] if records else {"text": "", "score": None, "log_probability": None}
         extra = {"hypotheses": records} if n_best > 1 else {}
-        print_json({"index": index, "source": source, **best, **extra})
+        print_json({"index": index, "source": line.text, **best, **extra})
     elif n_best == 1:
         print_result(_one_line(hypotheses[0].text) if hypotheses else "")
     else:

@@ -105,7 +105,7 @@ def evaluate_labels(
         InputError: the model is not a classifier, or the source is unusable or has other labels.
     """
     labels = check_classifier(module, record)
-    max_length = max_input_length(module, record) or int(np.iinfo(np.int32).max)
+    max_length = max_input_length(module, record.max_length)
     store = prepare_labelled(source, tokenizer, max_length=max_length, kind=labels.kind, labels=labels)
     check_paired(record, is_paired=store.is_paired)
     return evaluate_label_store(module, tokenizer, store, batch_tokens=batch_tokens, repeats=record.repeats)

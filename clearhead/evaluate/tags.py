@@ -18,7 +18,7 @@ from clearhead.data.sources.tagged import TaggedSource
 from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.evaluate.metrics import EntityScores, entity_f1
 from clearhead.predict.outputs import max_input_length
-from clearhead.predict.tag import LONGEST_CHUNK, check_tagger, word_logits
+from clearhead.predict.tag import check_tagger, word_logits
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 
@@ -60,7 +60,7 @@ def evaluate_tags(
         RunFailure: the model's outputs are not finite.
     """
     tags = check_tagger(module, record)
-    max_length = max_input_length(module, record) or LONGEST_CHUNK
+    max_length = max_input_length(module, record.max_length)
     store = prepare_tagged(source, tokenizer, max_length=max_length, tags=tags)
     return evaluate_tag_store(module, tokenizer, store, batch_tokens=batch_tokens)
 

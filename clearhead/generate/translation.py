@@ -15,8 +15,12 @@ from clearhead.generate.results import Candidate, Hypothesis
 from clearhead.generate.scoring.targets import PairScore, score_targets
 from clearhead.generate.search.beam import beam_search
 from clearhead.generate.search.recorder import BeamRecorder
+from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
+
+# In tokens: what is read of a text by a model without a table of positions.
+LONGEST_SOURCE = 1024
 
 
 def translate_texts(
@@ -26,6 +30,8 @@ def translate_texts(
     options: SearchOptions,
     special_tokens: SpecialTokens,
     config: GenerationConfig | None,
+    *,
+    max_length: int | None = None,
 ) -> list[list[Hypothesis]]:
     """Translate texts by beam search; an empty text gives one empty hypothesis.
 
@@ -36,13 +42,16 @@ def translate_texts(
         options: of the search.
         special_tokens: of sources and of targets.
         config: of a Hugging Face checkpoint; None: the model was trained here.
+        max_length: of the training texts, special tokens included; None: not known. A longer text is truncated, where
+            the model has no table of positions to `LONGEST_SOURCE` tokens, if those of its training were no longer.
 
     Raises:
-        InputError: a single stack, a text longer than the model's positions, or generation settings that are not
-            supported.
+        InputError: a single stack, or generation settings that are not supported.
     """
     target, filled = tokenizers.target, [text for text in texts if text.strip()]
-    found = iter(search_translations(module, tokenizers, filled, options, special_tokens, config))
+    found = iter(
+        search_translations(module, tokenizers, filled, options, special_tokens, config, max_length=max_length)
+    )
     nothing = Hypothesis("", [], 0.0, 0.0)
     return [
         [
@@ -63,12 +72,13 @@ def search_translations(
     special_tokens: SpecialTokens,
     config: GenerationConfig | None,
     *,
+    max_length: int | None = None,
     recorder: BeamRecorder | None = None,
 ) -> list[list[Candidate]]:
     """Return the best translations of each text as ids, best first.
 
     Args:
-        module, tokenizers, options, special_tokens, config: as for `translate_texts`.
+        module, tokenizers, options, special_tokens, config, max_length: as for `translate_texts`.
         texts: one sentence each, none empty.
         recorder: notes what the search considers for a single text; None: nothing is noted.
 
@@ -83,7 +93,7 @@ def search_translations(
         config = replace(config, banned_ids=(*config.banned_ids, *unused))
     return translate_ids(
         module,
-        [special_tokens.for_source(ids) for ids in tokenizers.source.encode_batch(list(texts))],
+        encode_sources(module, tokenizers, texts, special_tokens, max_length=max_length),
         bos_id=affixes.prefix[0],
         eos_id=affixes.suffix[-1],
         pad_id=tokenizers.source.pad_id if config is None or config.pad_id is None else config.pad_id,
@@ -91,6 +101,26 @@ def search_translations(
         config=config,
         recorder=recorder,
     )
+
+
+def encode_sources(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    texts: Sequence[str],
+    special_tokens: SpecialTokens,
+    *,
+    max_length: int | None,
+) -> list[list[int]]:
+    """Return texts as the encoder reads them, truncated where they are too long; a warning counts those.
+
+    Args:
+        module, tokenizers, special_tokens, max_length: as for `translate_texts`.
+        texts: one sentence each.
+    """
+    limit = module.max_positions or max(max_length or 0, LONGEST_SOURCE)
+    sources, is_cut = encode_start(tokenizers.source, texts, limit - len(special_tokens.for_source([])))
+    warn_of_long_texts(sum(is_cut), limit)
+    return [special_tokens.for_source(ids) for ids in sources]
 
 
 def translate_ids(

@@ -79,12 +79,15 @@ class Model(Predictions):
     def translate(self, texts: str, **options: Unpack[TranslateKwargs]) -> str: ...
     @overload
     def translate(self, texts: list[str], **options: Unpack[TranslateKwargs]) -> list[str]: ...
+    @overload
+    def translate(self, texts: Iterator[str], **options: Unpack[TranslateKwargs]) -> Iterator[str]: ...
 
-    def translate(self, texts: object, **options: Unpack[TranslateKwargs]) -> str | list[str]:
+    def translate(self, texts: object, **options: Unpack[TranslateKwargs]) -> str | list[str] | Iterator[str]:
         """Return the best translation of a text, or of each of several texts; an empty text gives an empty one.
 
         Args:
-            texts: one sentence, or a list of them.
+            texts: one sentence, or a list of them; or an iterator, which gives an iterator of translations: the first
+                are there after a few texts. Long texts are truncated.
             options: `beam_size`: unfinished hypotheses kept for each sentence; 1 is greedy. `length_penalty`: exponent
                 alpha in score = log-probability / length ** alpha. `max_length`: longest translation in tokens with the
                 end token; by default it follows the source. `batch_size`: most sentences decoded together; by default
@@ -92,10 +95,13 @@ class Model(Predictions):
                 checkpoint's own settings are the defaults of beam size (else 5) and length penalty (else 1).
 
         Raises:
-            InputError: options out of range, a text longer than the model's positions, or a language that is missing,
-                not known or not wanted.
+            InputError: options out of range, or a language that is missing, not known or not wanted.
         """
-        return answer_each(texts, lambda texts: [found[0].text for found in self._search(texts, 1, options)])
+        return answer_each(
+            texts,
+            lambda texts: [found[0].text for found in self._search(texts, 1, options)],
+            batch_size=options.get("batch_size"),
+        )
 
     @overload
     def translate_n_best(self, texts: str, *, n: int = 5, **options: Unpack[TranslateKwargs]) -> list[Hypothesis]: ...
@@ -103,18 +109,22 @@ class Model(Predictions):
     def translate_n_best(
         self, texts: list[str], *, n: int = 5, **options: Unpack[TranslateKwargs]
     ) -> list[list[Hypothesis]]: ...
+    @overload
+    def translate_n_best(
+        self, texts: Iterator[str], *, n: int = 5, **options: Unpack[TranslateKwargs]
+    ) -> Iterator[list[Hypothesis]]: ...
 
     def translate_n_best(
         self, texts: object, *, n: int = 5, **options: Unpack[TranslateKwargs]
-    ) -> list[Hypothesis] | list[list[Hypothesis]]:
+    ) -> list[Hypothesis] | list[list[Hypothesis]] | Iterator[list[Hypothesis]]:
         """Return the n best translations of a text, or of each of several, best first, with their scores.
 
         Args:
-            texts: one sentence, or a list of them.
+            texts: as for `translate`.
             n: hypotheses for each text.
             options: as for `translate`; `beam_size` is at least n, and by default n, but not below that of `translate`.
         """
-        return answer_each(texts, lambda texts: self._search(texts, n, options))
+        return answer_each(texts, lambda texts: self._search(texts, n, options), batch_size=options.get("batch_size"))
 
     @overload
     def generate(self, prompt: str, *, chat: bool = False, **options: Unpack[GenerateKwargs]) -> list[Generation]: ...
@@ -422,7 +432,8 @@ class Model(Predictions):
         given = given_options(options, TranslateKwargs)
         special_tokens, config = self._languages(given.pop("from_language", None), given.pop("to_language", None))
         search_options = self._search_options(n, given)
-        return translate_texts(self.module, self.tokenizers, texts, search_options, special_tokens, config)
+        given_parts = self.module, self.tokenizers, texts, search_options, special_tokens, config
+        return translate_texts(*given_parts, max_length=self.task.max_length)
 
     def _search_options(self, n: int, given: dict[str, Any]) -> SearchOptions:
         """Return the options of a search for the n best translations; the checkpoint's settings are the defaults."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import overload
 
 from jaxtyping import Float32
@@ -39,28 +40,40 @@ class Predictions:
         return self.tokenizers.source
 
     @overload
-    def fill(self, texts: str, *, top_k: int = 5) -> list[list[Filled]]: ...
+    def fill(self, texts: str, *, top_k: int = 5, batch_size: int | None = None) -> list[list[Filled]]: ...
     @overload
-    def fill(self, texts: list[str], *, top_k: int = 5) -> list[list[list[Filled]]]: ...
+    def fill(self, texts: list[str], *, top_k: int = 5, batch_size: int | None = None) -> list[list[list[Filled]]]: ...
+    @overload
+    def fill(
+        self, texts: Iterator[str], *, top_k: int = 5, batch_size: int | None = None
+    ) -> Iterator[list[list[Filled]]]: ...
 
-    def fill(self, texts: object, *, top_k: int = 5) -> list[list[Filled]] | list[list[list[Filled]]]:
+    def fill(
+        self, texts: object, *, top_k: int = 5, batch_size: int | None = None
+    ) -> list[list[Filled]] | list[list[list[Filled]]] | Iterator[list[list[Filled]]]:
         """Return the most probable tokens for the blanks of a text, or of each of several texts.
 
         Args:
-            texts: one text or a list, each with blanks written "___" or as the tokenizer's own mask token; a blank is
-                one token.
+            texts: one text, a list or an iterator, each with blanks written "___" or as the tokenizer's own mask token;
+                a blank is one token.
             top_k: candidates for each blank.
+            batch_size: most texts of a batch; None: a token budget decides.
 
         Returns:
-            For each blank the candidates, most probable first; for several texts a list of these for each.
+            For each blank the candidates, most probable first; for several texts a list of these for each. A text that
+            is too long is truncated, and blanks behind have no candidates.
 
         Raises:
-            InputError: a text has no blank or is too long, or the model was not trained to fill blanks.
+            InputError: a text has no blank that the model reads, or the model was not trained to fill blanks.
         """
         longest = self.task.max_length
-        return answer_each(
-            texts, lambda texts: fill_blanks(self.module, self.tokenizer, texts, top_k=top_k, max_length=longest)
-        )
+
+        def filled(texts: list[str]) -> list[list[list[Filled]]]:
+            return fill_blanks(
+                self.module, self.tokenizer, texts, top_k=top_k, max_length=longest, batch_size=batch_size
+            )
+
+        return answer_each(texts, filled, batch_size=batch_size)
 
     @overload
     def classify(self, texts: str, *, batch_size: int | None = None) -> Classification: ...
@@ -68,12 +81,19 @@ class Predictions:
     def classify(
         self, texts: list[str] | list[tuple[str, str]], *, batch_size: int | None = None
     ) -> list[Classification]: ...
+    @overload
+    def classify(
+        self, texts: Iterator[str] | Iterator[tuple[str, str]], *, batch_size: int | None = None
+    ) -> Iterator[Classification]: ...
 
-    def classify(self, texts: object, *, batch_size: int | None = None) -> Classification | list[Classification]:
-        """Return the label of a text, or of each text of a list.
+    def classify(
+        self, texts: object, *, batch_size: int | None = None
+    ) -> Classification | list[Classification] | Iterator[Classification]:
+        """Return the label of a text, or of each text of a list or an iterator.
 
         Args:
-            texts: one text or a list of them; a model trained on pairs takes a tuple of two texts in place of a text.
+            texts: one text or several; a model trained on pairs takes a tuple of two texts in place of a text. Long
+                ones are truncated.
             batch_size: most texts of a batch; None: a token budget decides.
 
         Raises:
@@ -84,18 +104,25 @@ class Predictions:
             lambda texts: classify(self.module, self.tokenizer, self.task, texts, batch_size=batch_size),
             parts="a pair of texts",
             is_paired=bool(self.task.is_paired),
+            batch_size=batch_size,
         )
 
     @overload
     def tag(self, texts: str, *, batch_size: int | None = None) -> list[Entity]: ...
     @overload
     def tag(self, texts: list[str] | list[list[str]], *, batch_size: int | None = None) -> list[list[Entity]]: ...
+    @overload
+    def tag(
+        self, texts: Iterator[str] | Iterator[list[str]], *, batch_size: int | None = None
+    ) -> Iterator[list[Entity]]: ...
 
-    def tag(self, texts: object, *, batch_size: int | None = None) -> list[Entity] | list[list[Entity]]:
-        """Return the entities of a text, or of each text of a list, with character offsets.
+    def tag(
+        self, texts: object, *, batch_size: int | None = None
+    ) -> list[Entity] | list[list[Entity]] | Iterator[list[Entity]]:
+        """Return the entities of a text, or of each text of a list or an iterator, with character offsets.
 
         Args:
-            texts: one text; or a list, each a text or a list of words.
+            texts: one text; or several, each a text or a list of words. Long ones are read in chunks.
             batch_size: most chunks of a batch; None: a token budget decides.
 
         Raises:
@@ -105,28 +132,40 @@ class Predictions:
             texts,
             lambda texts: tag(self.module, self.tokenizer, self.task, texts, batch_size=batch_size),
             parts="a list of words",
+            batch_size=batch_size,
         )
 
     @overload
-    def embed(self, texts: str) -> Float32[ndarray, " width"]: ...
+    def embed(self, texts: str, *, batch_size: int | None = None) -> Float32[ndarray, " width"]: ...
     @overload
-    def embed(self, texts: list[str] | list[tuple[str, str]]) -> Float32[ndarray, "texts width"]: ...
+    def embed(
+        self, texts: list[str] | list[tuple[str, str]], *, batch_size: int | None = None
+    ) -> Float32[ndarray, "texts width"]: ...
+    @overload
+    def embed(
+        self, texts: Iterator[str] | Iterator[tuple[str, str]], *, batch_size: int | None = None
+    ) -> Iterator[Float32[ndarray, " width"]]: ...
 
-    def embed(self, texts: object) -> Float32[ndarray, "*texts width"]:
+    def embed(
+        self, texts: object, *, batch_size: int | None = None
+    ) -> Float32[ndarray, "*texts width"] | Iterator[Float32[ndarray, " width"]]:
         """Return the vector of a text, or one for each text of a list, pooled and normalised as the model's head says.
 
-        A pair of texts in a list is read as one. Texts longer than the maximum length of a Hugging Face checkpoint are
-        truncated.
+        Args:
+            texts: one text, a list, or an iterator, which gives an iterator of vectors. A pair of texts in it is read
+                as one. Long texts are truncated.
+            batch_size: most texts of a batch; None: a token budget decides.
 
         Raises:
-            InputError: the model's head does not pool, or a text is longer than its positions.
+            InputError: the model's head does not pool.
         """
         check_vectors(self.task)
-        longest = None if self.hf_checkpoint is None else self.task.max_length
+        options = {"max_length": self.task.max_length, "batch_size": batch_size}
         return answer_each(
             texts,
-            lambda texts: embed(self.module, self.tokenizer, texts, max_length=longest),
+            lambda texts: embed(self.module, self.tokenizer, texts, **options),
             parts="a pair of texts",
+            batch_size=batch_size,
         )
 
     def answer(

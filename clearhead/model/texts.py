@@ -1,13 +1,20 @@
-"""One text with one answer, or several texts with an answer for each."""
+"""One text with one answer, several texts with a list of answers, and an iterator of texts with one of answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from clearhead.errors import InputError
 
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
+
+# In texts. Batches are sorted by length inside a window: 128 translations at a time take no longer than 1,024.
+FIRST_WINDOW, LARGEST_WINDOW = 16, 256
+
+_NUMBERED = re.compile(r"\btext (\d+)\b")
 
 
 class Answers(Protocol[AnswerT_co]):
@@ -16,20 +23,41 @@ class Answers(Protocol[AnswerT_co]):
     def __getitem__(self, index: int, /) -> AnswerT_co:
         """Return the answer to one of them."""
 
+    def __iter__(self) -> Iterator[AnswerT_co]:
+        """Go through them."""
+
 
 AnswersT = TypeVar("AnswersT", bound=Answers[Any])
 
 
+def window_sizes(batch_size: int | None = None) -> Iterator[int]:
+    """Yield how many texts to answer together, one window after the other: a few at first, so that answers come early.
+
+    Args:
+        batch_size: most texts of a batch; a window holds at least one batch.
+    """
+    size = FIRST_WINDOW
+    while True:
+        yield max(size, batch_size or 1)
+        size = min(2 * size, LARGEST_WINDOW)
+
+
 def answer_each(
-    given: object, answer: Callable[[list[Any]], AnswersT], *, parts: str = "", is_paired: bool = False
+    given: object,
+    answer: Callable[[list[Any]], AnswersT],
+    *,
+    parts: str = "",
+    is_paired: bool = False,
+    batch_size: int | None = None,
 ) -> AnswersT | Any:
-    """Answer one text with one answer, and several texts with an answer for each.
+    """Answer one text with one answer, several with an answer for each, and an iterator with an iterator.
 
     Args:
         given: what the caller gave: one text, or several.
         answer: answers a list of texts.
         parts: what a text may be beside a string, in words, such as "a list of words".
         is_paired: whether a tuple of strings is one text.
+        batch_size: as for `window_sizes`.
 
     Raises:
         InputError: neither a text nor several.
@@ -39,11 +67,35 @@ def answer_each(
     expected = f"a text{f' or {parts}' if parts else ''}"
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         raise InputError(f"expected {expected}, or a list of them, got {type(given).__name__}")
-    texts = list(given)
-    for number, text in enumerate(texts, start=1):
-        if not isinstance(text, str) and not (parts and _are_texts(text)):
-            raise InputError(f"text {number} is {text!r:.80}; expected {expected}")
-    return answer(texts)
+
+    def checked(texts: list[Any], first: int = 1) -> list[Any]:
+        for number, text in enumerate(texts, start=first):
+            if not isinstance(text, str) and not (parts and _are_texts(text)):
+                raise InputError(f"text {number} is {text!r:.80}; expected {expected}")
+        return texts
+
+    if not isinstance(given, Iterator):
+        return answer(checked(list(given)))
+
+    def answered(texts: Iterator[Any]) -> Iterator[Any]:
+        before = 0
+        for size in window_sizes(batch_size):
+            window = checked(list(islice(texts, size)), before + 1)
+            if not window:
+                return
+            try:
+                answers = answer(window)
+            except InputError as error:
+                raise InputError(*_renumbered(str(error), before).split("\n")) from None
+            yield from answers
+            before += len(window)
+
+    return answered(given)
+
+
+def _renumbered(message: str, before: int) -> str:
+    """Return a message about "text 3" of a window with its number among all texts."""
+    return _NUMBERED.sub(lambda found: f"text {int(found[1]) + before}", message)
 
 
 def _are_texts(parts: object) -> bool:

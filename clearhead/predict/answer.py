@@ -17,6 +17,7 @@ from clearhead.data.batches.inputs import InputCollator
 from clearhead.errors import InputError
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.task import TaskRecord
+from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span
 from clearhead.text.tokenizer import Tokenizer
 
@@ -79,12 +80,14 @@ def answer(
     for name, count in (("top_k", top_k), ("max_tokens", max_tokens)):
         if count < 1:
             raise InputError(f"{name} must be at least 1, got {count}")
-    question_ids = tokenizer.encode(question)
+    warn_of_long_texts(len(context) > MOST_CHARACTERS, MOST_CHARACTERS, "characters")
+    context = context[:MOST_CHARACTERS]
+    question_ids = tokenizer.encode(question[:MOST_CHARACTERS])
     ids, spans = tokenizer.encode_with_spans(context)
     for name, tokens in (("question", question_ids), ("context", ids)):
         if not tokens:
             raise InputError(f"the {name} is empty; there is nothing to {'ask' if name == 'question' else 'read'}")
-    windows = _windows(len(question_ids), len(ids), collator, max_input_length(module, record))
+    windows = _windows(len(question_ids), len(ids), collator, max_input_length(module, record.max_length))
     if allow_no_answer and isinstance(collator.special_tokens.template(paired=True)[0][0], str):
         raise InputError("this tokenizer puts no token in front of a text, where a model could say 'no answer'")
     found: dict[Span, float] = {}
@@ -117,13 +120,13 @@ def _collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> 
     return collator
 
 
-def _windows(num_question: int, num_ids: int, collator: InputCollator, max_length: int | None) -> list[range]:
+def _windows(num_question: int, num_ids: int, collator: InputCollator, max_length: int) -> list[range]:
     """Return the tokens of each window: as many as fit beside the question.
 
     Raises:
         InputError: the question leaves no room.
     """
-    longest = WINDOW if max_length is None else min(WINDOW, max_length)
+    longest = min(WINDOW, max_length)
     room = longest - num_question - collator.special_tokens.num_added(paired=True)
     if room < 2:
         raise InputError(

@@ -16,7 +16,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.stores.label_set import LabelSet
 from clearhead.errors import InputError
-from clearhead.predict.outputs import Sides, check_finite, max_input_length, pooled_outputs, split_pairs, truncate
+from clearhead.predict.outputs import check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ class Classification:
         probabilities: of each label; they sum to 1 for a single-label model; empty for a number.
         labels: the predicted labels: one, or those with a probability of at least one half; empty for a number.
         value: the number that a regression model predicts.
-        is_cut: the text was truncated, because it is longer than the training texts.
+        is_cut: the text was truncated, because it is longer than the model reads.
     """
 
     label: str
@@ -66,19 +66,15 @@ def classify(
         RunFailure: the model's outputs are not finite.
     """
     labels = check_classifier(module, record)
-    columns = split_pairs(texts)
-    if not columns[0]:
+    if not texts:
         return []
-    check_paired(record, is_paired=len(columns) == 2)
-    sides: Sides = [list(tokenizer.encode_batch(column)) for column in columns]
+    sides, is_cut = encode_sides(tokenizer, texts, max_input_length(module, record.max_length))
+    check_paired(record, is_paired=len(sides) == 2)
     for side in sides:
         empty = next((number for number, ids in enumerate(side, start=1) if not len(ids)), None)
         if empty is not None:
             raise InputError(f"text {empty} is empty; there is nothing to classify")
     collator = InputCollator.of(module.spec, tokenizer, record.repeats)
-    max_length, is_cut = max_input_length(module, record), np.zeros(len(sides[0]), dtype=bool)
-    if max_length is not None:
-        sides, is_cut = truncate(sides, max_length - collator.special_tokens.num_added(paired=len(sides) == 2))
     logits_NL = pooled_outputs(
         module, collator, sides, width=labels.num_outputs, batch_size=batch_size, batch_tokens=batch_tokens
     )

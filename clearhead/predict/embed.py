@@ -15,8 +15,7 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.batching import check_lengths
-from clearhead.predict.outputs import Sides, pooled_outputs, split_pairs, truncate
+from clearhead.predict.outputs import encode_sides, max_input_length, pooled_outputs
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 
@@ -27,6 +26,7 @@ def embed(
     texts: Sequence[str] | Sequence[tuple[str, str]],
     *,
     max_length: int | None = None,
+    batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Float32[ndarray, "texts width"]:
     """Return one vector for each text, pooled and normalised as the model's head defines.
@@ -37,23 +37,19 @@ def embed(
         module: a model whose head pools a text into one vector; run in evaluation mode, its own mode is restored.
         tokenizer: of the model's input.
         texts: texts, or pairs of texts that are read together; an empty text is read as its special tokens alone.
-        max_length: longer texts are truncated to so many tokens, special tokens included; None: no truncation.
+        max_length: of the training texts, special tokens included; longer texts are truncated. None: not known.
+        batch_size: most texts of one batch; None: no limit but the tokens.
         batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer text is a batch of its own.
 
     Raises:
-        InputError: the head does not pool, texts and pairs are mixed, or a text is longer than the model's positions.
+        InputError: the head does not pool, or texts and pairs are mixed.
         RunFailure: a vector is not finite.
     """
     width = vector_width(module)
-    sides: Sides = [list(tokenizer.encode_batch(column)) for column in split_pairs(texts)]
     collator = InputCollator.of(module.spec, tokenizer)
-    extra = collator.special_tokens.num_added(paired=len(sides) == 2)
-    if max_length is not None:
-        sides, _ = truncate(sides, max_length - extra)
-    lengths = [sum(map(len, text)) + extra for text in zip(*sides, strict=True)]
-    check_lengths([range(length) for length in lengths], module.max_positions, what="text")
+    sides, _ = encode_sides(tokenizer, texts, max_input_length(module, max_length))
     vectors_ND: Float32[ndarray, "texts width"] = pooled_outputs(
-        module, collator, sides, width=width, batch_tokens=batch_tokens
+        module, collator, sides, width=width, batch_size=batch_size, batch_tokens=batch_tokens
     ).numpy()
     broken = np.flatnonzero(~np.isfinite(vectors_ND).all(1))
     if len(broken):
@@ -70,6 +66,8 @@ def similarity(
     firsts: Sequence[str],
     seconds: Sequence[str],
     *,
+    max_length: int | None = None,
+    batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Float32[ndarray, " pairs"]:
     """Return the cosine similarity of the two vectors of each pair of texts, from -1 to 1.
@@ -79,13 +77,14 @@ def similarity(
         tokenizer: of the model's input.
         firsts: the first text of each pair.
         seconds: the second text of each pair.
-        batch_tokens: most padded tokens of one batch, None: `read_tokens`.
+        max_length, batch_size, batch_tokens: as for `embed`.
 
     Raises:
         InputError: the counts differ, or as `embed`.
     """
     check_pairs(firsts, seconds)
-    vectors_ND = embed(module, tokenizer, [*firsts, *seconds], batch_tokens=batch_tokens)
+    limits = {"max_length": max_length, "batch_size": batch_size, "batch_tokens": batch_tokens}
+    vectors_ND = embed(module, tokenizer, [*firsts, *seconds], **limits)
     # A head need not normalise its vectors.
     lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     unit_ND = vectors_ND / np.maximum(lengths_N1, np.finfo(np.float32).tiny)

@@ -6,6 +6,7 @@ Shape suffixes: B texts of a batch, T tokens, N blanks of a batch, D width, V vo
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ from torch.nn import functional as F
 from clearhead import core, spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
-from clearhead.predict.outputs import check_finite
+from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, pad_ids
+from clearhead.predict.outputs import check_finite, max_input_length
+from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import WordBoundaries
 
@@ -67,6 +69,7 @@ def fill(
     *,
     top_k: int = 5,
     max_length: int | None = None,
+    batch_size: int | None = None,
     batch_tokens: int = _BATCH_TOKENS,
 ) -> list[list[list[Filled]]]:
     """Return the most probable vocabulary entries for each blank of each text, best first.
@@ -79,15 +82,17 @@ def fill(
         tokenizer: has a mask token, which marks a blank as `BLANK` does.
         texts: each with at least one blank.
         top_k: candidates for each blank, at least 1.
-        max_length: longest text in tokens, special tokens included; None: the model's positions.
+        max_length: of the training texts, special tokens included; longer texts are truncated, and what is behind, with
+            its blanks, stays as it is. None: not known.
+        batch_size: most texts of one batch; None: no limit but the tokens.
         batch_tokens: most padded tokens of one batch; a longer text is a batch of its own.
 
     Returns:
         For each text and each of its blanks, from left to right, the candidates.
 
     Raises:
-        InputError: the model or the tokenizer cannot fill blanks, or a text has no blank, is too long, or has a blank
-            that the tokenizer joins with a neighbouring word.
+        InputError: the model or the tokenizer cannot fill blanks, or a text has no blank, none in the part that is
+            read, or one that the tokenizer joins with a neighbouring word.
         RunFailure: the model's outputs are not finite.
     """
     _check_model(module)
@@ -95,14 +100,15 @@ def fill(
     words = WordBoundaries(tokenizer)
     if not 1 <= top_k <= int(words.ordinary.sum()):
         raise InputError(f"top_k is {top_k}; expected 1 to {int(words.ordinary.sum())}, the entries a blank can hold")
-    masked_texts = [_mask_blanks(text, number, tokenizer, words) for number, text in enumerate(texts, start=1)]
+    limit = max_input_length(module, max_length)
+    read = [_read_start(text, number, tokenizer, words, limit) for number, text in enumerate(texts, start=1)]
+    masked_texts = [masked for masked, _ in read]
+    warn_of_long_texts(sum(is_cut for _, is_cut in read), limit)
     lengths = [len(masked.ids) for masked in masked_texts]
-    limits = [limit for limit in (module.max_positions, max_length) if limit is not None]
-    check_lengths([masked.ids for masked in masked_texts], min(limits, default=None), what="text")
     ordinary_V = torch.from_numpy(words.ordinary)
     found: list[list[list[Filled]]] = [[] for _ in texts]
     with evaluation_mode(module), torch.inference_mode():
-        for batch in batches_by_cost(lengths, budget=batch_tokens, most_rows=None):
+        for batch in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
             chosen = [masked_texts[index] for index in batch]
             probabilities_NK, ids_NK = _best(module, chosen, tokenizer.pad_id, ordinary_V, top_k)
             taken = 0
@@ -144,6 +150,28 @@ def _mask_id(tokenizer: Tokenizer) -> int:
 def _blank_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
     mask_text = tokenizer.tokens([_mask_id(tokenizer)])[0]
     return [found.span() for found in re.finditer(rf"{re.escape(mask_text)}|_{{{len(BLANK)},}}", text)]
+
+
+def _read_start(
+    text: str, number: int, tokenizer: Tokenizer, words: WordBoundaries, most: int
+) -> tuple[_MaskedText, bool]:
+    """Return at most so many ids of a text with its blanks, and whether it is longer."""
+    behind = InputError(
+        f"text {number} has its blanks behind the {most} tokens that the model reads; shorten the text in front of them"
+    )
+    start = text[: most * CHARACTERS_PER_TOKEN]
+    is_cut = len(start) < len(text)
+    if is_cut and _blank_spans(text, tokenizer) and not _blank_spans(start, tokenizer):
+        raise behind
+    masked = _mask_blanks(start, number, tokenizer, words)
+    if len(masked.ids) <= most:
+        return masked, is_cut
+    suffix = tokenizer.special_tokens.for_text.suffix
+    kept = most - len(suffix)
+    count = bisect_left(masked.places, kept)
+    if count == 0:
+        raise behind
+    return _MaskedText([*masked.ids[:kept], *suffix], masked.places[:count], masked.spans[:count]), True
 
 
 def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBoundaries) -> _MaskedText:

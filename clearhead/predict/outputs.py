@@ -19,7 +19,11 @@ from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.stores.labelled import truncate_pair
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, read_tokens
-from clearhead.task import TaskRecord
+from clearhead.text.long_texts import encode_start, warn_of_long_texts
+from clearhead.text.tokenizer import Tokenizer
+
+# In tokens: what is read of a text where neither the model nor its training has a limit.
+LONGEST_INPUT = 4096
 
 Sides = list[list[Ids]]
 """The ids of single texts, or of the first and of the second texts of pairs, without special tokens."""
@@ -56,10 +60,37 @@ def truncate(sides: Sides, room: int) -> tuple[Sides, Bool[ndarray, " texts"]]:
     return cut, np.any([counts < before for counts, before in zip(kept, lengths, strict=True)], axis=0)
 
 
-def max_input_length(module: Transformer, record: TaskRecord) -> int | None:
-    """Return the longest sequence that a model reads, special tokens included; None: any length."""
-    limits = [limit for limit in (record.max_length, module.max_positions) if limit is not None]
-    return min(limits, default=None)
+def max_input_length(module: Transformer, max_length: int | None) -> int:
+    """Return the longest sequence that a model reads, special tokens included.
+
+    Args:
+        module: the model.
+        max_length: of its training texts; None: not known.
+    """
+    limits = [limit for limit in (max_length, module.max_positions) if limit is not None]
+    return min(limits, default=LONGEST_INPUT)
+
+
+def encode_sides(
+    tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int
+) -> tuple[Sides, Bool[ndarray, " texts"]]:
+    """Return the ids of texts, or of both texts of pairs, truncated; also say which were. A warning counts those.
+
+    Args:
+        tokenizer: of the model's input.
+        texts: all texts, or all pairs.
+        max_length: the longest sequence that the model reads, special tokens included.
+
+    Raises:
+        InputError: texts and pairs are mixed, or one of them cannot be tokenized.
+    """
+    columns = split_pairs(texts)
+    room = max_length - tokenizer.special_tokens.num_added(paired=len(columns) == 2)
+    encoded = [encode_start(tokenizer, column, room) for column in columns]
+    sides, is_cut = truncate([list(ids) for ids, _ in encoded], room)
+    is_cut |= np.any([flags for _, flags in encoded], axis=0)
+    warn_of_long_texts(int(is_cut.sum()), max_length)
+    return sides, is_cut
 
 
 def run_batch(module: Transformer, batch: Batch | ModelInputs) -> Float[Tensor, "batch *outputs"]:

@@ -23,10 +23,8 @@ from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.task import TaskRecord
+from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
-
-# In tokens: the longest chunk where neither the task record nor the model has a limit.
-LONGEST_CHUNK = 4096
 
 WordSpan = tuple[int, int, str]
 """First word, word behind the last, and type of an entity."""
@@ -79,7 +77,7 @@ def tag(
         tokenizer: the tokenizer it was trained with.
         record: the task it was trained for.
         texts: raw texts, which are split into words as the training data was; or each a list of words, whose entities
-            then count characters in these words with a space between them.
+            then count characters in these words with a space between them. Long ones are read in chunks.
         batch_size: most chunks of one batch; None: no limit but the tokens.
         batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer chunk is a batch of its own.
 
@@ -90,12 +88,14 @@ def tag(
     tags = check_tagger(module, record)
     splitter = WordSplitter(record.inner_signs, record.sign_runs)
     found = [_split(text, number, splitter) for number, text in enumerate(texts, start=1)]
+    num_long = sum(isinstance(text, str) and len(text) > MOST_CHARACTERS for text in texts)
+    warn_of_long_texts(num_long, MOST_CHARACTERS, "characters")
     predicted = tag_words(
         module,
         tokenizer,
         [[text[start:end] for start, end in spans] for text, spans in found],
         fallback=tags.fallback,
-        max_length=max_input_length(module, record) or LONGEST_CHUNK,
+        max_length=max_input_length(module, record.max_length),
         batch_size=batch_size,
         batch_tokens=batch_tokens,
     )
@@ -233,6 +233,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tuple[str, Sequence[tuple[int, int]]]:
     """Return a text, or words with a space between them, with the character offsets of its words."""
     if isinstance(text, str):
+        text = text[:MOST_CHARACTERS]
         return text, splitter.spans(text)
     for word in text:
         if not word.strip():

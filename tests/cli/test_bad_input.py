@@ -123,9 +123,15 @@ def test_source_longer_than_the_positions(tmp_path: Path, capfd: pytest.CaptureF
     file = write_run_file(tmp_path)
     assert main(["train", str(file), "train.steps=1", 'model.positions="learned"', "model.max_positions=16"]) == 0
     text = tmp_path / "long"
-    text.write_text("a m u\n" + "a " * 16 + "\n", encoding="utf-8")
-    message = refused(capfd, "translate", f"{tmp_path}/run", str(text))
-    assert f"{text}:2: " in message and "17 tokens" in message and "16 positions" in message
+    text.write_text("a m u\n" + "a " * 16 + "\n" + "a " * 10**6 + "\n" + "a " * 15 + "\n", encoding="utf-8")
+    capfd.readouterr()
+    assert main(["translate", f"{tmp_path}/run", str(text)]) == 0
+    shown = capfd.readouterr()
+    lines = shown.out.splitlines()
+    assert len(lines) == 4 and lines[1] == lines[2] == lines[3]
+    assert shown.err == (
+        "clearhead: 2 texts are longer than the 16 tokens that the model reads; the rest of each is left out\n"
+    )
 
 
 def test_nan_loss_keeps_the_last_good_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clearhead.cli.lines import answered_lines, named_by_line, one_line
+from clearhead.cli.lines import Input, Line, _arriving, answer_lines, named_by_line, one_line
+from clearhead.cli.stopping import Stopped
 from clearhead.errors import InputError
+from clearhead.model.texts import FIRST_WINDOW, LARGEST_WINDOW
 
 TEXT = "a m u\n\n   \nb n\u2028v\nc o w"
 
@@ -22,35 +26,79 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def answered(
+    file: Path, answer: Callable[[list[Any]], Sequence[Any]], size: int | None = None, *, paired: bool = False
+) -> list[tuple[Line, Any]]:
+    """Return what is shown."""
+    found: list[tuple[Line, Any]] = []
+    answer_lines(Input.of(file), answer, lambda *shown: found.append(shown), batch_size=size, paired=paired)
+    return found
+
+
 def lengths(texts: Sequence[str]) -> list[int]:
     return [len(text) for text in texts]
 
 
 @pytest.mark.parametrize("size", [None, 1, 2, 3, 7])
 def test_every_line_has_its_answer_whatever_the_chunks(size: int | None, file: Path) -> None:
-    found = list(answered_lines(file, lengths, batch_size=size))
+    found = answered(file, lengths, size)
     assert [line.text for line, _ in found] == TEXT.split("\n")
     assert [line.number for line, _ in found] == [1, 2, 3, 4, 5]
     assert [answer for _, answer in found] == [5, None, None, 5, 5]
 
 
-def test_no_more_than_the_batch_size_is_answered_together(file: Path) -> None:
-    sizes: list[int] = []
+def test_the_first_answers_come_after_a_few_lines(tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_text("a\n" * 1000, encoding="utf-8")
+    begun: list[tuple[int, int]] = []
+    shown: list[int] = []
 
-    def count(texts: Sequence[str]) -> Sequence[str]:
-        sizes.append(len(texts))
+    def note(texts: Sequence[str]) -> Sequence[str]:
+        begun.append((len(shown), len(texts)))
         return texts
 
-    list(answered_lines(file, count, batch_size=2))
-    assert sizes == [1, 1, 1]
-    sizes.clear()
-    list(answered_lines(file, count, batch_size=None))
-    assert sizes == [3]
+    answer_lines(Input.of(path), note, lambda line, _: shown.append(line.number), batch_size=None)
+    assert shown == list(range(1, 1001))
+    # A window begins when every line before it is shown, and is no larger than they are, but for the first ones.
+    assert begun[0] == (0, FIRST_WINDOW) and all(size <= max(before, FIRST_WINDOW) + 16 for before, size in begun)
+    assert max(size for _, size in begun) == LARGEST_WINDOW
+    begun.clear(), shown.clear()
+    answer_lines(Input.of(path), note, lambda line, _: shown.append(line.number), batch_size=600)
+    assert [size for _, size in begun] == [600, 400]
+
+
+def test_a_line_that_has_arrived_waits_for_no_other() -> None:
+    blocks = iter([b"a m", b" u\nb\nc", b" o w\r\n", b"\nd"])
+    events: list[object] = []
+
+    def read(size: int) -> bytes:
+        events.append("read")
+        return next(blocks, b"")
+
+    lines = Input("standard input", _arriving(read), None)
+    answer_lines(lines, list, lambda line, answer: events.append((line.number, answer)), batch_size=None)
+    first, second = (1, "a m u"), (2, "b")
+    assert events == ["read", "read", first, second, "read", (3, "c o w"), "read", (4, None), "read", (5, "d")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_says_how_much_is_done(number: signal.Signals, file: Path) -> None:
+    shown: list[int] = []
+
+    def show(line: Line, answer: object) -> None:
+        shown.append(line.number)
+        if line.number == 3:
+            raise Stopped(number)
+
+    with pytest.raises(Stopped) as stopped:
+        answer_lines(Input.of(file), lengths, show, batch_size=None, output=Path("vectors.npy"))
+    word = "interrupted" if number == signal.SIGINT else "terminated"
+    assert str(stopped.value) == f"clearhead: {word}; 2 of 5 lines are done; vectors.npy is not written"
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
-    found = list(answered_lines(Path("-"), lengths, batch_size=2))
+    found = answered(Path("-"), lengths)
     assert [answer for _, answer in found] == [5, None, None, 5, 5]
 
 
@@ -61,7 +109,7 @@ def test_pairs(tmp_path: Path) -> None:
     def swap(pairs: list[tuple[str, str]]) -> list[str]:
         return [f"{second}|{first}" for first, second in pairs]
 
-    found = list(answered_lines(path, swap, paired=True, batch_size=None))
+    found = answered(path, swap, paired=True)
     assert [answer for _, answer in found] == ["u|a m", None, "n v|b"]
     assert found[2][0].record() == {"index": 2, "text": "b", "pair": "n v"}
 
@@ -71,7 +119,7 @@ def test_a_line_that_is_no_pair(line: str, received: str, tmp_path: Path) -> Non
     path = tmp_path / "pairs.tsv"
     path.write_text(f"a\tb\n{line}\n", encoding="utf-8")
     with pytest.raises(InputError, match=rf"pairs.tsv:2: expected two texts with one tab .* received {received}"):
-        list(answered_lines(path, lambda pairs: pairs, paired=True, batch_size=None))
+        answered(path, lambda pairs: pairs, paired=True)
 
 
 @pytest.mark.parametrize("size", [None, 1, 2])
@@ -83,7 +131,7 @@ def test_a_mistake_is_named_by_its_line(size: int | None, file: Path) -> None:
         return texts
 
     with pytest.raises(InputError, match=r"input:5: the text has no blank"):
-        list(answered_lines(file, refuse, batch_size=size))
+        answered(file, refuse, size)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from clearhead.cli.stopping import Stopped, StopOnSignal
+from clearhead.cli.stopping import StopOnSignal, Stopped
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 # A shell's background job, as a test run may be, starts with SIGINT ignored, and so would what it starts.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.data.sources.labelled import parse_labelled_source
-from clearhead.errors import InputError, RunFailure
+from clearhead.errors import InputError, LongTexts, RunFailure
 from clearhead.evaluate.labels import RegressionScores, SingleLabelScores, evaluate_labels, main_score
 from clearhead.evaluate.metrics import MultiLabelScores
 from clearhead.predict.classify import Classification, classify
@@ -95,12 +95,14 @@ def test_pairs_are_read_with_their_segments(family: str, segments: int, tokenize
 def test_a_long_text_is_read_as_its_front(tokenizer: Tokenizer) -> None:
     module = model("encoder", tokenizer, count=3, pool="mean")
     texts = ["abcde" * 9, "abc"]
-    answers = classify(module, tokenizer, record(max_length=12), texts)
+    with pytest.warns(LongTexts, match="1 text is longer than the 12 tokens"):
+        answers = classify(module, tokenizer, record(max_length=12), texts)
     fronts = classify(module, tokenizer, record(max_length=12), [texts[0][:10], "abc"])
     assert [answer.is_cut for answer in answers] == [True, False]
     assert answers[0].probabilities == pytest.approx(dict(fronts[0].probabilities), abs=1e-6)
     learned = model("encoder", tokenizer, count=3, pool="mean", positions="learned", max_positions=9)
-    assert [answer.is_cut for answer in classify(learned, tokenizer, record(max_length=None), texts)] == [True, False]
+    with pytest.warns(LongTexts, match="the 9 tokens"):
+        assert [answer.is_cut for answer in classify(learned, tokenizer, record(), texts)] == [True, False]
 
 
 def test_several_labels_are_decided_one_by_one(tokenizer: Tokenizer) -> None:

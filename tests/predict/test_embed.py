@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError, RunFailure
+from clearhead.errors import InputError, LongTexts, RunFailure
 from clearhead.predict.embed import embed, similarity, vector_width
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, vector_head, with_head
@@ -135,8 +135,14 @@ def test_what_cannot_be_embedded_is_said(tokenizer: Tokenizer) -> None:
     )
     with pytest.raises(InputError, match=r'head pools .* train one with .task. kind = "embed"'):
         embed(words, tokenizer, TEXTS)
-    with pytest.raises(InputError, match="text 2 has 14 tokens, but the model has 13 positions"):
-        embed(model(tokenizer, positions="learned"), tokenizer, ["aa", "aa " * 12])
+
+
+def test_a_long_text_is_read_as_its_front(tokenizer: Tokenizer) -> None:
+    module = model(tokenizer, positions="learned")
+    with pytest.warns(LongTexts, match="2 texts are longer than the 13 tokens"):
+        vectors = embed(module, tokenizer, ["aa " * 12, "aa", "aa " * 10**6])
+    fronts = embed(module, tokenizer, [("aa " * 11).strip(), "aa"])
+    assert vectors == pytest.approx(fronts[[0, 1, 0]], abs=1e-5)
 
 
 def test_broken_weights_are_said(tokenizer: Tokenizer) -> None:

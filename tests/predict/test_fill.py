@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError, RunFailure
+from clearhead.errors import InputError, LongTexts, RunFailure
 from clearhead.predict.fill import BLANK, fill
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.text.tokenizer import Tokenizer
@@ -149,7 +149,8 @@ def test_special_entries_have_their_share_but_are_no_candidates() -> None:
     [
         (["ba ___", "ba de"], 5, "text 2 has no blank: write ___ or <mask>"),
         (["ba __"], 5, "text 1 has no blank"),
-        (["ba ___ " + "go " * 99], 5, "the model has 83 positions"),
+        (["ba ___", "go " * 99 + "___"], 5, "text 2 has its blanks behind the 83 tokens that the model reads"),
+        (["go " * 10**5 + "___"], 5, "text 1 has its blanks behind"),
         (["ba ___"], 0, "top_k is 0"),
         (["ba ___"], 10_000, "top_k is 10000; expected 1 to"),
     ],
@@ -159,9 +160,16 @@ def test_texts_that_cannot_be_filled_are_refused(texts: list[str], top_k: int, m
         fill(model("bpe"), tokenizer("bpe"), texts, top_k=top_k)
 
 
-def test_a_text_beyond_the_asked_length_is_refused() -> None:
-    with pytest.raises(InputError, match="7"):
-        fill(model("character"), tokenizer("character"), ["abcdefghi ___"], max_length=7)
+def test_a_long_text_is_read_as_its_front() -> None:
+    found = tokenizer("character")
+    special = found.special_tokens.num_added()
+    text = "ab ___ c ___ d" + " ___" * 10**5
+    with pytest.warns(LongTexts, match=f"1 text is longer than the {7 + special} tokens"):
+        ((first, *others),) = fill(model("character"), found, [text], top_k=3, max_length=7 + special)
+    ((expected, *_),) = fill(model("character"), found, ["ab ___ c "], top_k=3)
+    assert [(word.token, word.start) for word in first] == [(word.token, word.start) for word in expected]
+    assert [word.probability for word in first] == pytest.approx([word.probability for word in expected], rel=1e-4)
+    assert len(others) < 2 and first[0].filled.startswith("ab ") and first[0].filled.endswith("d" + " ___" * 10**5)
 
 
 def test_a_blank_that_the_tokenizer_cannot_tell_apart_is_refused() -> None:

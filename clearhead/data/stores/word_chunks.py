@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,8 +69,10 @@ def _even_groups(lengths: Sequence[int], room: int) -> list[range]:
     groups = _groups(lengths, room)
     if len(groups) < 2:
         return groups
-    least = max(max(lengths), -(-sum(lengths) // len(groups)))
-    return next(found for limit in range(least, room + 1) if len(found := _groups(lengths, limit)) == len(groups))
+    limits = range(max(max(lengths), -(-sum(lengths) // len(groups))), room + 1)
+    # A larger limit never takes more groups.
+    least = bisect_left(limits, -len(groups), key=lambda limit: -len(_groups(lengths, limit)))
+    return _groups(lengths, limits[least])
 
 
 def _groups(lengths: Sequence[int], limit: int) -> list[range]:

@@ -1,0 +1,40 @@
+"""Texts that are longer than a model reads: the start of the ids of the whole text, at the cost of that start."""
+
+from __future__ import annotations
+
+import pytest
+
+from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, encode_start
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.tokenizer_training import train_tokenizer
+
+WORDS = ["ba de", "go fi ba", "lo ba go de fi"]
+SIZES = {"bpe": 24, "byte-bpe": 265, "wordpiece": 24, "word": 24, "character": 24, "byte": 265}
+
+
+def tokenizer(kind: str) -> Tokenizer:
+    return train_tokenizer(kind, WORDS * 9, vocab_size=SIZES[kind])
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_the_start_of_the_ids(kind: str) -> None:
+    found, texts = tokenizer(kind), ["ba", "go fi ba " * 40, "lofiba" * 9, ""]
+    whole = found.encode_batch(texts)
+    for most in (1, 5, 29):
+        ids, is_cut = encode_start(found, texts, most)
+        assert ids == [each[:most] for each in whole]
+        assert is_cut == [len(each) > most for each in whole]
+
+
+@pytest.mark.parametrize("text", ["ba " * 10**6, "bago" * 10**6, " " * 10**6])
+def test_no_more_is_tokenized_than_can_be_read(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, seen = tokenizer("bpe"), list[int]()
+    encode = Tokenizer.encode_batch
+
+    def note(self: Tokenizer, texts: list[str]) -> list[list[int]]:
+        seen.extend(map(len, texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", note)
+    (ids,), (is_cut,) = encode_start(found, [text], 17)
+    assert len(ids) <= 17 and is_cut and seen == [17 * CHARACTERS_PER_TOKEN]
