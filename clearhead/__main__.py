@@ -2,6 +2,8 @@
 
 import sys
 
+from clearhead.cli.console import print_message
+
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
@@ -10,7 +12,7 @@ def main() -> int:
 
         return run()
     except KeyboardInterrupt:
-        sys.stderr.write("clearhead: interrupted\n")
+        print_message("clearhead: interrupted")
         return 130
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from clearhead.errors import InputError, LongTexts, visible
 
@@ -50,11 +50,18 @@ def long_texts_said_once() -> Iterator[None]:
         warnings.simplefilter("always", LongTexts)
         show = warnings.showwarning
 
-        def note(message: Warning | str, *place: Any, **file: Any) -> None:
+        def note(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
             if isinstance(message, LongTexts):
                 found.append(message)
             else:
-                show(message, *place, **file)
+                show(message, category, filename, lineno, file, line)
 
         warnings.showwarning = note
         try:
