@@ -23,3 +23,4 @@ from .predict.fill import Filled as Filled
 from .predict.tag import Entity as Entity
 from .training.api import train as train
 from .training.settings import TrainResult as TrainResult
+from .version import __version__ as __version__

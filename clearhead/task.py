@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clearhead.errors import InputError
+from clearhead.printing import Printed
 
 TaskKind = Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise", "answer"]
 
@@ -15,7 +16,7 @@ LabelKind = Literal["single_label", "multi_label", "regression"]
 Repeats = Literal["start", "last"]
 
 
-class Noise(BaseModel):
+class Noise(Printed, BaseModel):
     """The corruption of text for masked language modelling and denoising.
 
     Args:
@@ -33,7 +34,7 @@ class Noise(BaseModel):
     whole_words: bool = False
 
 
-class TaskRecord(BaseModel):
+class TaskRecord(Printed, BaseModel):
     """The task that a model was trained for.
 
     Args:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from clearhead.check.trace import Trace
+from clearhead.printing import Printed
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Printed):
     """The difference of two models at one place.
 
     Args:

@@ -17,13 +17,14 @@ from clearhead.check.trace import ModelInputs, ModelPair, first_line, import_tra
 from clearhead.errors import InputError
 from clearhead.hf.loading import load_module
 from clearhead.hf.tokenizers import load_tokenizers
+from clearhead.printing import Printed
 from clearhead.text.tokenizer_files import has_tokenizer
 
 TOKENS, TARGETS, LENGTHS = 13, 7, (13, 5, 8)
 
 
-@dataclass(frozen=True)
-class ParityReport:
+@dataclass(frozen=True, repr=False)
+class ParityReport(Printed):
     """The result of a comparison.
 
     Args:

@@ -12,6 +12,7 @@ import torch
 
 from clearhead.check.trace import ModelInputs, first_line, import_transformers
 from clearhead.hf.tokenizers import CheckpointTokenizers
+from clearhead.printing import Printed
 
 # Hard cases for tokenizers; none contains a special token, which is plain text here and not in transformers.
 HARD = (
@@ -48,8 +49,8 @@ _CHANGES: dict[str, Callable[[str], str]] = {
 }
 
 
-@dataclass(frozen=True)
-class TokenizerParity:
+@dataclass(frozen=True, repr=False)
+class TokenizerParity(Printed):
     """The result of comparing two tokenizers.
 
     Args:

@@ -104,8 +104,9 @@ def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int 
 def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     """Return what a model is and costs, as one record and as lines."""
     from clearhead.core import build
+    from clearhead.spec.base import tree_lines
     from clearhead.spec.cost import cost_per_token
-    from clearhead.spec.describe import decoder_masks, head_summary, tree_lines
+    from clearhead.spec.describe import decoder_masks, head_summary
 
     spec = found.spec
     module = build(spec, device="meta")
@@ -131,7 +132,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     }
     lines = [*_task_lines(found.task), *([] if head is None else [f"head        {head}"])]
     lines += [f"mask        {' and '.join(masks)}, in the decoder"] if spec.decoder is not None else []
-    lines += [*found.notes, "", *tree_lines(spec), "", "weights", *_weight_lines(parameters)]
+    lines += [*found.notes, "", *tree_lines(spec, "model"), "", "weights", *_weight_lines(parameters)]
     lines += ["", *_cost_lines(total, spec, cost, length)]
     kernel_line = "attention   {mode}: the {kernel} kernel in {count} of {total}, because {reason}"
     return record, lines + [kernel_line.format(**kernel) for kernel in kernels]

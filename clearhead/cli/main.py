@@ -6,7 +6,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from inspect import cleandoc
 from typing import Annotated, Any
 
@@ -34,6 +33,7 @@ from clearhead.cli.translate import translate
 from clearhead.cli.view import view
 from clearhead.errors import InputError, RunFailure, nearest
 from clearhead.training.signals import Interrupted
+from clearhead.version import __version__
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -41,16 +41,9 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-def _installed_version() -> str:
-    try:
-        return metadata.version("clearhead")
-    except metadata.PackageNotFoundError:
-        return "of a source folder that is not installed"
-
-
 def _version(wanted: bool) -> bool:
     if wanted:
-        print_result(f"clearhead {_installed_version()}")
+        print_result(f"clearhead {__version__}")
         raise typer.Exit(DONE)
     return wanted
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from clearhead.compare.runs import Quality, Run
 from clearhead.compare.table import Row
+from clearhead.printing import Printed
 from clearhead.runs.directory import differing_keys
 from clearhead.runs.metrics import FILE_NAME, damaged_lines
 
@@ -29,8 +30,8 @@ _MACHINE: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Fairness:
+@dataclass(frozen=True, repr=False)
+class Fairness(Printed):
     """The result of checking a comparison.
 
     Attributes:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.files import absent, runs_nearby
+from clearhead.printing import Printed
 from clearhead.runs.checkpoint import newest_sound, read_state
 from clearhead.runs.directory import (
     RUN_FILE,
@@ -34,8 +35,8 @@ SCORE_NAMES: Final[Mapping[str, str]] = {"translate": "BLEU"}
 Quality = Literal["score", "loss"]
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Printed):
     """One run, finished or not.
 
     Attributes:
@@ -131,8 +132,8 @@ class Run:
         return None if not values else max(values) if quality == "score" else min(values)
 
 
-@dataclass(frozen=True)
-class Parameters:
+@dataclass(frozen=True, repr=False)
+class Parameters(Printed):
     """Parameter counts of a model.
 
     Attributes:

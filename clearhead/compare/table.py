@@ -11,14 +11,15 @@ from typing import Any, Final
 
 from clearhead.compare.runs import Quality, Run, read_run
 from clearhead.errors import InputError
+from clearhead.printing import Printed
 from clearhead.runs.directory import differing_keys, dotted
 from clearhead.spec.cost import training_flops
 
 SEED_KEYS: Final = ("train.run", "train.seed")
 
 
-@dataclass(frozen=True)
-class Spread:
+@dataclass(frozen=True, repr=False)
+class Spread(Printed):
     """A number measured once for each seed.
 
     Attributes:
@@ -40,8 +41,8 @@ class Spread:
         return cls(fmean(found), stdev(found) if len(found) > 1 else None, len(found))
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, repr=False)
+class Row(Printed):
     """One line of the table: the seeds of one configuration.
 
     Attributes:

@@ -66,8 +66,8 @@ class Attention(HookPoints):
         self.sink = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
         self.dropout = Dropout(attention.dropout)
         self.scale = size**-0.5 if attention.scale is None else attention.scale
-        # Strings, for a compiled step cannot hash a node of the spec.
-        self.mask_key, self.rotation_key = str(attention.mask), f"{attention.position} of {size}"
+        self.mask_key = attention.model_dump_json(include={"mask"})  # text: a compiled step cannot hash a spec
+        self.rotation_key = attention.model_dump_json(include={"position", "head_size"})
 
     def forward(self, x_BTD: States, context: Context) -> States:
         query, key, value = (self.split(project(x_BTD)) for project in (self.query, self.key, self.value))
@@ -99,9 +99,7 @@ class Attention(HookPoints):
 
     def normed(self, norm: nn.Module, x_BHTE: Heads) -> Heads:
         choice, x_BTHE = self.spec.query_key_norm, x_BHTE.transpose(1, 2)
-        if choice is None:
-            return x_BHTE
-        if choice.over == "head":
+        if choice is None or choice.over == "head":
             return norm(x_BTHE).transpose(1, 2)
         return norm(x_BTHE.flatten(2)).unflatten(2, x_BTHE.shape[2:]).transpose(1, 2)
 

@@ -1,7 +1,6 @@
 """What a call of a stack reads, hides and keeps: its input, its masks, its cache, and the context they make.
 
-A mask is boolean and True means "may attend". Masks are joined with "and"; None means a mask that is True
-everywhere, so that nothing is built, read or added where nothing is hidden.
+A mask is boolean, True means "may attend", and masks are joined with "and"; None hides nothing and costs nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from clearhead.core.shapes import Ids, MayAttend, Memory, Real, RealMemory, Stat
 from clearhead.errors import InputError
 from clearhead.kernels.key_values import KeyValues
 from clearhead.kernels.positions import token_positions
+from clearhead.printing import Printed
 
 
-@dataclass(frozen=True)
-class Sequence:
+@dataclass(frozen=True, repr=False)
+class Sequence(Printed):
     """The input of one stack."""
 
     ids: Ids
@@ -83,7 +83,7 @@ class Masking:
         return reduce(torch.logical_and, by_head) if by_head else None
 
 
-class Cache:
+class Cache(Printed):
     """What a decoder keeps between calls; it grows by the tokens of each call.
 
     Keys and values of the memory are kept once for each sentence, however many rows (beams) decode it; the rows of a

@@ -16,9 +16,10 @@ from clearhead.core.shapes import Ids, States
 from clearhead.errors import InputError
 from clearhead.kernels.dropout import Dropout
 from clearhead.kernels.positions import sinusoidal_table
+from clearhead.printing import PrintedModule
 
 
-class Table(nn.Module):
+class Table(PrintedModule, nn.Module):
     """A trained table [rows, width], looked up by id."""
 
     def __init__(self, rows: int, width: int) -> None:
@@ -29,7 +30,7 @@ class Table(nn.Module):
         return F.embedding(ids_BT, self.weight)
 
 
-class SinusoidalPosition(nn.Module):
+class SinusoidalPosition(PrintedModule, nn.Module):
     """A table of sinusoids, looked up by position; it grows to the longest sequence seen."""
 
     def __init__(self, width: int, position: spec.Sinusoidal) -> None:
@@ -45,7 +46,7 @@ class SinusoidalPosition(nn.Module):
         return F.embedding(position_BT + self.position.offset, self.table)
 
 
-class LearnedPosition(nn.Module):
+class LearnedPosition(PrintedModule, nn.Module):
     """A trained table, looked up by position."""
 
     def __init__(self, width: int, position: spec.Learned) -> None:
@@ -66,7 +67,7 @@ class LearnedPosition(nn.Module):
 POSITIONS = {spec.Sinusoidal: SinusoidalPosition, spec.Learned: LearnedPosition}
 
 
-class Embedding(nn.Module):
+class Embedding(PrintedModule, nn.Module):
     """dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
 
     A table of another width is projected: before the sum, before the norm or after it. Source: arXiv 1706.03762,

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.core.shapes import States
 from clearhead.kernels.dropout import Dropout
+from clearhead.printing import PrintedModule
 
 Inner = Float[Tensor, "*axes size"]
 
@@ -36,7 +37,7 @@ def activate(form: spec.ActivationName | spec.ClampedGate, up: Inner, gate: Inne
     return ACTIVATIONS[form](up) if gate is None else ACTIVATIONS[form](gate) * up
 
 
-class FeedForward(nn.Module):
+class FeedForward(PrintedModule, nn.Module):
     """down(dropout(act(up(x)))), or down(dropout(act(gate(x)) * up(x))) where gated.
 
     Source: arXiv 1706.03762, eq. 2; arXiv 2002.05202, eq. 6.

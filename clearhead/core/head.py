@@ -16,6 +16,7 @@ from clearhead.core.embedding import Table
 from clearhead.core.feedforward import ACTIVATIONS
 from clearhead.core.norm import Vectors, build_norm
 from clearhead.core.shapes import Real, States
+from clearhead.printing import PrintedModule
 
 Outputs = Float[Tensor, "*axes outputs"]
 
@@ -39,7 +40,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
-class Linear(nn.Module):
+class Linear(PrintedModule, nn.Module):
     """A projection whose weight is its own or a table that it is tied to. Source: arXiv 1608.05859 (tying)."""
 
     def __init__(self, width: int, linear: spec.Linear) -> None:
@@ -68,7 +69,7 @@ class Pointwise(nn.Module):
         return self.function(x_D)
 
 
-class Pool(nn.Module):
+class Pool(PrintedModule, nn.Module):
     """One state for each sequence. Source: arXiv 1908.10084, section 3 (mean and max)."""
 
     def __init__(self, pool: spec.Pool) -> None:

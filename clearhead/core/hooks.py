@@ -7,10 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from clearhead.printing import PrintedModule
+
 Watcher = Callable[[Tensor], Tensor]
 
 
-class HookPoints(nn.Module):
+class HookPoints(PrintedModule, nn.Module):
     """A module with hook points. While nothing watches them, a point costs one look at an attribute."""
 
     points: ClassVar[tuple[str, ...]] = ()

@@ -16,13 +16,14 @@ from clearhead.core.initialize import initialize
 from clearhead.core.shapes import Ids, Memory, Real, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.errors import InputError
+from clearhead.printing import Printed
 
 TargetIds = Int[Tensor, "targets target_tokens"]
 RealTarget = Bool[Tensor, "targets target_tokens"]
 
 
-@dataclass(frozen=True)
-class Output:
+@dataclass(frozen=True, repr=False)
+class Output(Printed):
     """The output of a model."""
 
     hidden: States  # of the last stack

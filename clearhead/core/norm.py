@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.printing import PrintedModule
 
 Vectors = Float[Tensor, "*axes width"]
 
 
-class Norm(nn.Module):
+class Norm(PrintedModule, nn.Module):
     """What LayerNorm and RMSNorm share: normalize(x) * weight + bias.
 
     Args:
@@ -30,8 +31,7 @@ class Norm(nn.Module):
         weight = self.weight + 1.0 if self.weight is not None and self.has_unit_offset else self.weight
         if not self.is_by_head:
             return self.normalize(x_D, weight, self.bias)
-        normed_D = self.normalize(x_D, None, None)
-        normed_D = normed_D if weight is None else normed_D * weight
+        normed_D = self.normalize(x_D, None, None) * (1.0 if weight is None else weight)
         return normed_D if self.bias is None else normed_D + self.bias
 
     def normalize(self, x_D: Vectors, weight: Tensor | None, bias: Tensor | None) -> Vectors:

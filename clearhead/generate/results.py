@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from clearhead.printing import Printed
+
 StopReason = Literal["end", "stop", "length"]
 
 
@@ -21,8 +23,8 @@ def length_normalised(log_probability: float, length: int, length_penalty: float
     return float(log_probability / length**length_penalty)
 
 
-@dataclass(frozen=True)
-class Candidate:
+@dataclass(frozen=True, repr=False)
+class Candidate(Printed):
     """One finished hypothesis in ids.
 
     Args:
@@ -39,8 +41,8 @@ class Candidate:
     cut_off: bool = False
 
 
-@dataclass(frozen=True)
-class Hypothesis:
+@dataclass(frozen=True, repr=False)
+class Hypothesis(Printed):
     """One finished hypothesis in text.
 
     Args:
@@ -56,8 +58,8 @@ class Hypothesis:
     log_probability: float
 
 
-@dataclass(frozen=True)
-class Continuation:
+@dataclass(frozen=True, repr=False)
+class Continuation(Printed):
     """A generated sequence in ids.
 
     Args:
@@ -76,8 +78,8 @@ class Continuation:
     text: str | None = None
 
 
-@dataclass(frozen=True)
-class Generation:
+@dataclass(frozen=True, repr=False)
+class Generation(Printed):
     """A generated sequence in text.
 
     Args:

@@ -17,6 +17,7 @@ from clearhead.hf.generation import read_generation_config
 from clearhead.hf.loading import LoadedModule, load_module
 from clearhead.hf.tokenizers import CheckpointTokenizers, load_tokenizers
 from clearhead.hf.variants import find_variant
+from clearhead.printing import Printed
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
@@ -32,8 +33,8 @@ _SEARCH_OPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class HFCheckpoint:
+@dataclass(frozen=True, repr=False)
+class HFCheckpoint(Printed):
     """A Hugging Face checkpoint.
 
     Args:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.errors import InputError
+from clearhead.printing import PrintedModule
 
 # Each element gets 16 random bits, so a drop probability is a whole number of this many parts.
 _PARTS = 1 << 16
@@ -62,7 +63,7 @@ def dropout(values: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
     return _masked(values, _draw_mask(values.shape, dropped_parts), scale)
 
 
-class Dropout(nn.Module):
+class Dropout(PrintedModule, nn.Module):
     """Dropout in training, the identity in evaluation.
 
     Raises:
@@ -78,7 +79,3 @@ class Dropout(nn.Module):
     def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Apply dropout where the module is in training mode."""
         return dropout(values, self.p) if self.training else values
-
-    def extra_repr(self) -> str:
-        """Name the probability in the module's printed form."""
-        return f"p={self.p}"

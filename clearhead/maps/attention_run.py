@@ -24,6 +24,7 @@ from clearhead.maps.reading import Reading
 from clearhead.maps.recording import ALL, AttentionRecord
 from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.streams import Streams
+from clearhead.printing import block, short
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.word_starts import WordBoundaries
@@ -58,6 +59,17 @@ class AttentionRun:
         self.reading = reading
         self.records = {(record.stack, record.layer): record for record in records}
         assert len(self.records) == len(records), "a layer attends to each source once"
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__}, weights(stack, layer, head) of"]
+        for stack in self.stacks:
+            layers = self.layers(stack)
+            queries, keys = len(self.query_tokens(stack)), len(self.key_tokens(stack))
+            heads = sorted({self.num_heads(stack, layer) for layer in layers})
+            count = " or ".join(map(str, heads))
+            lines.append(f"  {stack}: {len(layers)} layers with {count} heads, {queries} queries, {keys} keys")
+        sides = {"tokens": self.tokens, "target_tokens": self.target_tokens}
+        return block(lines + [f"  {name}: {short(tokens)}" for name, tokens in sides.items() if tokens is not None])
 
     @property
     def tokens(self) -> list[str]:

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.maps.recording import AttentionRecord
+from clearhead.printing import Printed
 
 Scores = dict[str, Float[Tensor, "texts heads"]]
 """By the name of a statistic: the number of each head for each text, float64 on the CPU; NaN where it has no query."""
@@ -27,8 +28,8 @@ MOST_OF_IT = 0.5
 _CHUNK = 2**21  # weights computed at once: what the caches of a CPU hold is fastest
 
 
-@dataclass(frozen=True)
-class HeadStatistics:
+@dataclass(frozen=True, repr=False)
+class HeadStatistics(Printed):
     """What one head does; each number is a mean over texts, or None where it is not defined.
 
     Args:

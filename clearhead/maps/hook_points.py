@@ -24,6 +24,7 @@ from clearhead.core.context import Context
 from clearhead.core.hooks import HookPoints
 from clearhead.core.stack import Layer, Stack
 from clearhead.errors import InputError, nearest
+from clearhead.printing import Printed, block, short
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Place:
     step: int
 
 
-@dataclass(frozen=True)
-class Record:
+@dataclass(frozen=True, repr=False)
+class Record(Printed):
     """An activation as the model computed it, still part of the graph where there is one; see `Place`."""
 
     tensor: Tensor
@@ -52,6 +53,10 @@ class Record:
 
 class Captured(dict[str, list[Record]]):
     """The records of each address, in the order in which they were computed."""
+
+    def __repr__(self) -> str:
+        lines = [f"  {address}: {', '.join(short(one.tensor) for one in found)}" for address, found in self.items()]
+        return block([f"Captured activations at {len(self)} addresses", *lines], more="keys() has all addresses")
 
     def tensor(self, address: str) -> Tensor:
         """Return the only activation of an address.

@@ -43,9 +43,11 @@ from clearhead.maps.recording import AttentionRecord, record_run
 from clearhead.maps.repeats import heads_over_texts
 from clearhead.model.predictions import Predictions
 from clearhead.model.texts import answer_each
+from clearhead.printing import block, module_summary
 from clearhead.runs.checkpoint import writing_folder
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
 from clearhead.spec import Model as ModelSpec
+from clearhead.spec.describe import model_summary
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
@@ -69,6 +71,10 @@ class Model(Predictions):
         self.tokenizers = tokenizers
         self.task = task
         self.hf_checkpoint = checkpoint
+
+    def __repr__(self) -> str:
+        lines = [f"Model for the task {self.task.kind}: {module_summary(self.module)}", *model_summary(self.spec)]
+        return block([*lines, *self.tokenizers.lines(), "print(model.spec) shows the whole architecture"])
 
     @property
     def spec(self) -> ModelSpec:

@@ -16,6 +16,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.errors import InputError
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
+from clearhead.printing import Printed
 from clearhead.task import TaskRecord
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span
@@ -26,8 +27,8 @@ WINDOW, OVERLAP = 384, 128
 MAX_ANSWER_TOKENS = 15
 
 
-@dataclass(frozen=True)
-class Answer:
+@dataclass(frozen=True, repr=False)
+class Answer(Printed):
     """A span of the context, or "no answer" where the text is empty.
 
     Args:

@@ -17,12 +17,13 @@ from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.stores.label_set import LabelSet
 from clearhead.errors import InputError
 from clearhead.predict.outputs import check_finite, encode_sides, max_input_length, pooled_outputs
+from clearhead.printing import Printed
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Classification:
+@dataclass(frozen=True, repr=False)
+class Classification(Printed):
     """The prediction for one text.
 
     Args:

@@ -20,6 +20,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, pad_ids
 from clearhead.predict.outputs import check_finite, max_input_length
+from clearhead.printing import Printed
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import WordBoundaries
@@ -33,8 +34,8 @@ _BATCH_TOKENS = 4096
 _TRAIN = 'train a masked model with [task] kind = "fill" and [model] family = "encoder"'
 
 
-@dataclass(frozen=True)
-class Filled:
+@dataclass(frozen=True, repr=False)
+class Filled(Printed):
     """One candidate for one blank.
 
     Args:

@@ -22,6 +22,7 @@ from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
+from clearhead.printing import Printed
 from clearhead.task import TaskRecord
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
@@ -30,8 +31,8 @@ WordSpan = tuple[int, int, str]
 """First word, word behind the last, and type of an entity."""
 
 
-@dataclass(frozen=True)
-class Entity:
+@dataclass(frozen=True, repr=False)
+class Entity(Printed):
     """One entity, or one word where every word has a class.
 
     Args:

@@ -126,3 +126,4 @@ __all__ = [
     "validate",
     "walk",
 ]
+__dir__ = __all__.copy

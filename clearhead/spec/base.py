@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clearhead.errors import InputError
+from clearhead.printing import block, short
 from clearhead.spec.pydantic_errors import error_messages
 
 Count = Annotated[int, Field(ge=1)]
@@ -15,7 +17,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class Node(BaseModel):
-    """A node of the spec tree: immutable, comparable, hashable."""
+    """A node of the spec tree: immutable, comparable, hashable; printed as a tree without its defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -28,8 +30,64 @@ class Node(BaseModel):
     # Marks the constructor as pydantic's own, so that nested nodes are validated in one pass with one report.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
+    def __repr__(self) -> str:
+        return block(tree_lines(self, is_compact=True), more="to_json() has the whole tree")
+
+    __str__ = __repr__
+
 
 AnyNode = TypeVar("AnyNode", bound=Node)
+
+
+def tree_lines(node: Node, name: str = "", depth: int = 0, *, is_compact: bool = False) -> Iterator[str]:
+    """Yield the tree as indented lines, one for each node; equal parts of a tuple share their lines.
+
+    Args:
+        node: the root.
+        name: what it is called, in its own line.
+        depth: of its indentation.
+        is_compact: leave out what is at its default, and put a part without parts into the line of its owner.
+    """
+    fields = {key: field for key, field in type(node).model_fields.items() if key != "kind"}
+    values = {
+        key: getattr(node, key)
+        for key, field in fields.items()
+        if getattr(node, key) is not None and not (is_compact and getattr(node, key) == field.get_default())
+    }
+    below = {key: value for key, value in values.items() if _has_nodes(value)}
+    if is_compact:
+        below = {key: value for key, value in below.items() if not _is_leaf(value)}
+    plain = [f"{key}={_plain(value)}" for key, value in values.items() if key not in below]
+    own = f"{type(node).__name__}{'(' + ', '.join(plain) + ')' if plain else ''}"
+    yield f"{'  ' * depth}{name}: {own}" if name else f"{'  ' * depth}{own}"
+    for key, value in below.items():
+        parts = [(key, value)] if isinstance(value, Node) else [(f"{key}.{at}", part) for at, part in _folded(value)]
+        for label, part in parts:
+            yield from tree_lines(part, label, depth + 1, is_compact=is_compact)
+
+
+def _is_leaf(value: object) -> bool:
+    return isinstance(value, Node) and not any(_has_nodes(getattr(value, key)) for key in type(value).model_fields)
+
+
+def _has_nodes(value: object) -> bool:
+    return isinstance(value, Node) or (isinstance(value, tuple) and any(isinstance(part, Node) for part in value))
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Node):
+        return next(tree_lines(value, is_compact=True))
+    # In full, since two specs may differ in the last digit.
+    return repr(value) if isinstance(value, float) else value if isinstance(value, str) else short(value)
+
+
+def _folded(children: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield each distinct part once, labelled with the indices that it has: 0-5, or 0,2,4."""
+    for child in dict.fromkeys(children):
+        places = [index for index, other in enumerate(children) if other == child]
+        starts = [index for index in places if index - 1 not in places]
+        ends = [index for index in places if index + 1 not in places]
+        yield ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)), child
 
 
 class Reference(Node):

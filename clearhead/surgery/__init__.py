@@ -25,3 +25,4 @@ __all__ = [
     "to_encoder",
     "to_encoder_decoder",
 ]
+__dir__ = __all__.copy

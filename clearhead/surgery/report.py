@@ -9,12 +9,13 @@ from typing import Generic, TypeVar
 
 from clearhead.core import Transformer
 from clearhead.model.facade import Model
+from clearhead.printing import Printed, block
 
 AnyModel = TypeVar("AnyModel", Transformer, Model)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SurgeryReport:
     """What became of every tensor, by address.
 
@@ -47,9 +48,12 @@ class SurgeryReport:
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
+    def __repr__(self) -> str:
+        return block(self.lines(), more="lines() has all")
 
-@dataclass(frozen=True)
-class EditedModel(Generic[AnyModel]):
+
+@dataclass(frozen=True, repr=False)
+class EditedModel(Printed, Generic[AnyModel]):
     """A new model, and how it came about; the old one is as it was.
 
     Args:

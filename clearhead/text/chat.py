@@ -21,6 +21,7 @@ from jinja2.parser import Parser
 
 from clearhead.errors import InputError
 from clearhead.files import read_model_text
+from clearhead.printing import Printed
 from clearhead.text.token_roles import content_of
 
 _FILE = "chat_template.jinja"
@@ -31,8 +32,8 @@ _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 Message = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class ChatTemplate:
+@dataclass(frozen=True, repr=False)
+class ChatTemplate(Printed):
     """The chat templates of a tokenizer.
 
     Args:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.errors import InputError
+from clearhead.printing import Printed
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_files import has_tokenizer
 
@@ -15,8 +16,8 @@ _SOURCE = "source.tokenizer.json"
 _TARGET = "target.tokenizer.json"
 
 
-@dataclass(frozen=True)
-class TokenizerPair:
+@dataclass(frozen=True, repr=False)
+class TokenizerPair(Printed):
     """The tokenizers of source and target.
 
     Args:
@@ -35,6 +36,11 @@ class TokenizerPair:
     def __post_init__(self) -> None:
         if self.joint and self.source.fingerprint != self.target.fingerprint:
             raise InputError("a joint pair needs one tokenizer for both sides, received two different ones")
+
+    def lines(self) -> list[str]:
+        """Return a line about each tokenizer."""
+        sides = {"tokenizer": self.source} if self.joint else {"source": self.source, "target": self.target}
+        return [f"  {side}: {one.kind}, {one.vocab_size:,} tokens" for side, one in sides.items()]
 
     @property
     def fingerprint(self) -> str:

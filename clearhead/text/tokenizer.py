@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from clearhead.errors import InputError
 from clearhead.files import write_json
+from clearhead.printing import Printed
 from clearhead.text.added_tokens import needed_entries, with_entries, with_words
 from clearhead.text.backend import backend_of
 from clearhead.text.spans import Span, trim_spans, word_numbers
@@ -26,7 +27,7 @@ _JOINT = "@@"
 _JOINED = re.compile(rf"{_JOINT}(?: |$)")
 
 
-class Tokenizer:
+class Tokenizer(Printed):
     """Text to ids and back; equal fingerprints mean equal ids for every text.
 
     Args:
@@ -55,6 +56,10 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._reserved = self._backend.special() - {roles.unk}
         self.fingerprint = _fingerprint(document, kind, roles, special_tokens)
+
+    def _shown(self) -> Mapping[str, object]:
+        """Return what is printed of it."""
+        return {"kind": self.kind, "vocab_size": self.vocab_size, "roles": self.roles}
 
     @property
     def pad_id(self) -> int:

@@ -11,6 +11,7 @@ from typing import Literal
 from clearhead.evaluate.result import Validation
 from clearhead.model.facade import Model
 from clearhead.model.loading import load
+from clearhead.printing import Printed
 from clearhead.training.runfile.sections import Count, Train
 
 Metric = Literal["loss", "score"]
@@ -45,8 +46,8 @@ class TrainSettings(Train):
         return "loss" if self.early_stop.metric == "loss" else "score"
 
 
-@dataclass(frozen=True)
-class TrainResult:
+@dataclass(frozen=True, repr=False)
+class TrainResult(Printed):
     """The result of a run.
 
     Attributes:

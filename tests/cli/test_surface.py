@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Any
 
 import pytest
 import typer
 
+import clearhead
 from clearhead.cli.main import main, make_app
 
 MACHINE = {"--device", "--precision", "--threads", "--batch-size", "--seed"}
@@ -138,10 +140,10 @@ def test_options_are_these(name: str) -> None:
     assert arguments == ARGUMENTS.get(name, [])
 
 
-def test_version(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.version", {"clearhead": "7.11.13"}.__getitem__)
+def test_version(capfd: pytest.CaptureFixture[str]) -> None:
+    assert clearhead.__version__ == metadata.version("clearhead")
     assert main(["--version"]) == 0
-    assert capfd.readouterr().out == "clearhead 7.11.13\n"
+    assert capfd.readouterr().out == f"clearhead {clearhead.__version__}\n"
 
 
 def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> None:

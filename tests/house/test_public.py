@@ -17,8 +17,8 @@ from tests.house.source import package_sources
 NAMES = {
     "clearhead": """
         Answer AttentionMaps Cache Classification Entity Filled Generation HeadStatistics Hypothesis InputError Model
-        MultiHeadAttention Output PairScore RunFailure TrainResult Transformer build capture edit load presets spec
-        surgery train
+        MultiHeadAttention Output PairScore RunFailure TrainResult Transformer __version__ build capture edit load
+        presets spec surgery train
     """,
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
     "clearhead.presets": "bert_base gpt2 llama_tiny t5_small transformer_base transformer_big",
@@ -49,10 +49,10 @@ METHODS = {
         answer attention capture classify edit embed evaluate fill for_languages for_task generate heads replaced save
         score spec special_tokens stream tag tokenizer translate translate_n_best
     """,
-    "MultiHeadAttention": "attention forward train",
+    "MultiHeadAttention": "attention extra_repr forward train",
     "TrainResult": "load",
     "Transformer": """
-        decode encode forward is_watched max_positions num_source_ids num_target_ids point run states watch
+        decode encode extra_repr forward is_watched max_positions num_source_ids num_target_ids point run states watch
     """,
 }
 
@@ -73,6 +73,7 @@ def test_public_names(package: str) -> None:
     module = importlib.import_module(package)
     assert listed(module) == set(NAMES[package].split())
     assert all(hasattr(module, name) for name in listed(module))
+    assert set(dir(module)) == listed(module)
 
 
 def public_methods(owner: type) -> set[str]:

@@ -14,11 +14,12 @@ from clearhead.core.shapes import MayAttend
 from clearhead.core.stack import build_function
 from clearhead.errors import InputError
 from clearhead.kernels.positions import rotary_angles, rotate
+from clearhead.printing import PrintedModule
 
 Attended = Float[Tensor, "batch queries width"]
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(PrintedModule, nn.Module):
     """Multi-head attention with fresh weights.
 
     Args:

@@ -17,13 +17,14 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
 from clearhead.generate.results import length_normalised
+from clearhead.printing import Printed
 
 # fp32 logits of one batch: 64 MiB, for any vocabulary size.
 MOST_LOGITS = 2**24
 
 
-@dataclass(frozen=True)
-class PairScore:
+@dataclass(frozen=True, repr=False)
+class PairScore(Printed):
     """The log-probability of one target.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from clearhead.printing import Printed
 from clearhead.task import LabelKind
 
 TASK_KINDS = ("translate", "generate", "fill", "classify", "tag", "embed", "denoise")
@@ -22,7 +23,7 @@ CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0.0)]
 
 
-class Section(BaseModel):
+class Section(Printed, BaseModel):
     """One table of a run file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

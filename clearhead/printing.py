@@ -1,0 +1,136 @@
+"""What `repr` and `print` show of an object: a few short lines, whatever it holds."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import PurePath
+from typing import Any
+
+WIDTH = 120
+MOST_LINES = 40
+_MOST_ITEMS = 8
+_MOST_CHARACTERS = 400
+
+
+class Printed:
+    """An object printed by its class and its parts, such as `Record(tensor=float32 [1, 7, 512], depth=0, step=0)`.
+
+    A dataclass inherits this where it is declared with `repr=False`.
+    """
+
+    def __repr__(self) -> str:
+        parts = {name: short(value) for name, value in self._shown().items()}
+        line = one_line(self)
+        return line if len(line) <= WIDTH else block([type(self).__name__, *(f"  {k}: {v}" for k, v in parts.items())])
+
+    # pydantic's own is a line of any length.
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _shown(self) -> Mapping[str, object]:
+        """Return the parts to show: fields that are not at their defaults, or attributes that are not None."""
+        return {name: value for name, value in vars(self).items() if name[:1] != "_" and not _is_default(self, name)}
+
+
+class PrintedModule:
+    """A module of torch printed by its spec, or by the shapes of its own parameters and its settings."""
+
+    def __repr__(self) -> str:
+        module: Any = self
+        node = vars(self).get("spec")
+        if node is None:
+            return super().__repr__()
+        mode = "training" if module.training else "evaluation"
+        head = f"{type(self).__name__}: {module_summary(module)}, in {mode} mode"
+        return block([head, *(f"  {line}" for line in repr(node).splitlines())], more="spec is the whole tree")
+
+    def extra_repr(self) -> str:
+        """Return what torch prints between the parentheses, in front of submodules."""
+        shown: dict[str, object] = {
+            name: list(value.shape) for name, value in vars(self)["_parameters"].items() if value is not None
+        }
+        for name, value in vars(self).items():
+            if isinstance(value, int | float | str) and value is not False and name != "training" and name[:1] != "_":
+                shown[name] = value
+        return ", ".join(f"{name}={short(value)}" for name, value in shown.items())
+
+
+def module_summary(module: Any) -> str:
+    """Return how many parameters a module of torch has, their type, and where they are."""
+    parameters = list(module.parameters())
+    names = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
+    devices = {str(parameter.device) for parameter in parameters}
+    where = f", {' and '.join(sorted(names))} on {' and '.join(sorted(devices))}" if parameters else ""
+    return f"{sum(parameter.numel() for parameter in parameters):,} parameters{where}"
+
+
+def one_line(value: Printed) -> str:
+    """Return the parts of an object in one line of any length."""
+    return f"{type(value).__name__}({', '.join(f'{name}={short(part)}' for name, part in value._shown().items())})"
+
+
+def _is_default(owner: object, name: str) -> bool:
+    value = getattr(owner, name)
+    if value is None or not isinstance(value, bool | int | float | str | tuple | list | dict):
+        return value is None
+    if is_dataclass(owner):
+        field = next((field for field in fields(owner) if field.name == name), None)
+        default = MISSING if field is None else field.default
+        if field is not None and field.default_factory is not MISSING:
+            default = field.default_factory()
+        return bool(value == default)
+    declared = getattr(type(owner), "model_fields", {}).get(name)  # of pydantic
+    return declared is not None and bool(value == declared.get_default(call_default_factory=True))
+
+
+def short(value: object) -> str:
+    """Return a value as a short text: an array as its type and shape, a long text or collection by its beginning."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    match value:
+        case float():
+            return f"{value:.6g}"
+        case str():
+            shown = repr(value[:_MOST_CHARACTERS])
+            return shown if len(value) <= _MOST_CHARACTERS else f"{shown}... ({len(value):,} characters)"
+        case PurePath():
+            return repr(str(value))
+        case Mapping():
+            if all(isinstance(key, str | int) for key in value):
+                return f"{{{_items(f'{short(key)}: {short(part)}' for key, part in value.items())}}}"
+            return f"{{{len(value):,} entries}}"
+        case list():
+            return f"[{_items(map(short, value))}]"
+        case tuple() | Set():
+            return f"({_items(map(short, value))})"
+        case Printed():
+            shown = one_line(value)
+        case _:
+            # Never the default form of an object, whose only content is its address in memory.
+            is_plain = type(value).__repr__ is object.__repr__ or callable(value)
+            shown = getattr(value, "__name__", type(value).__name__) if is_plain else " ".join(repr(value).split())
+    return shown if len(shown) <= _MOST_CHARACTERS else f"{shown[:_MOST_CHARACTERS]} ..."
+
+
+def _items(items: Iterable[str]) -> str:
+    every = list(items)
+    return ", ".join(every[:_MOST_ITEMS]) + (f", ... {len(every):,} in all" if len(every) > _MOST_ITEMS else "")
+
+
+def block(lines: Iterable[str], more: str = "") -> str:
+    """Return lines as one text: each at most 120 characters wide, and at most 40 of them.
+
+    Args:
+        lines: each with its indentation; what follows a break is indented deeper.
+        more: where the lines that are left out can be read.
+    """
+    found: list[str] = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        found += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    if len(found) > MOST_LINES:
+        rest = len(found) - MOST_LINES + 1
+        found[MOST_LINES - 1 :] = [f"... {rest} more lines{f'; {more}' if more else ''}"]
+    return "\n".join(found)

@@ -1,0 +1,8 @@
+"""The version of the installed package."""
+
+from importlib import metadata
+
+try:
+    __version__ = metadata.version("clearhead")
+except metadata.PackageNotFoundError:  # a source folder on the path
+    __version__ = "0+unknown"

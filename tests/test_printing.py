@@ -1,0 +1,144 @@
+"""What `repr` and `print` show: a few lines that a person can read, whatever an object holds."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import spec
+from clearhead.maps.hook_points import capture
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.printing import MOST_LINES, WIDTH
+from clearhead.task import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer_training import train_tokenizer
+from clearhead.training.runfile.read import parse_run_file
+from tests.hf_specs import hf_specs
+from tests.house.test_public import NAMES
+
+MANY = 10_007
+RUN_FILE = """
+task.kind = "translate"
+data.train = { source = "train.de", target = "train.en" }
+data.valid = { source = "valid.de", target = "valid.en" }
+model.family = "encoder-decoder"
+model.preset = "transformer"
+train.run = "runs/de-en"
+train.steps = 100
+tokenizer.kind = "bpe"
+"""
+
+
+def check_readable(thing: object) -> str:
+    """Assert the law for one object, and return what is printed of it."""
+    text = repr(thing)
+    lines = text.splitlines()
+    assert 1 <= len(lines) <= MOST_LINES and max(map(len, lines)) <= WIDTH, text
+    assert " at 0x" not in text
+    assert str(thing) == text or isinstance(thing, ch.surgery.SurgeryReport | Exception)
+    return text
+
+
+@pytest.fixture(scope="module")
+def model() -> ch.Model:
+    tokenizer = train_tokenizer("character", ["abcdefgh .,x_"], vocab_size=40, mask=True)
+    hparams = Hyperparameters(
+        family="encoder-decoder", layers=2, width=14, heads=2, feedforward=17, dropout=0.0, tie="none"
+    )
+    sizes = {"source_vocab": tokenizer.vocab_size, "target_vocab": tokenizer.vocab_size}
+    module = ch.build(build_spec(hparams, **sizes)).eval()
+    return ch.Model(module, TokenizerPair(tokenizer, tokenizer, True), TaskRecord(kind="translate"))
+
+
+@pytest.fixture(scope="module")
+def things(model: ch.Model) -> dict[type, Any]:
+    """Return an object of every public class but the nodes of specs, with as much in it as there may be."""
+    words, text = ["word"] * MANY, "text " * MANY
+    ids = torch.ones(2, 5, dtype=torch.long)
+    cache = ch.Cache()
+    output = model.module.run(ch.core.Sequence(ids), ch.core.Sequence(ids), cache)
+    edited = ch.surgery.keep_layers(model, [1], stack="encoder")
+    found = [
+        ch.Answer(text, 0.5, 3, 7),
+        ch.Classification("a", 0.9, dict.fromkeys(map(str, range(MANY)), 0.1), labels=tuple(words)),
+        ch.Entity("PER", text, 0, 5, 0.25),
+        ch.Filled("a", "a", 0.5, 0, 1, text),
+        ch.Generation(text, words, -0.123456789, "end"),
+        ch.Hypothesis(text, words, -1.0, -2.0),
+        ch.PairScore((7,) * MANY, (-0.1,) * MANY, -2.0, -1.0),
+        ch.HeadStatistics("encoder.self", 0, 1, 0.123456789, spread={"entropy": 0.1234567}, num_texts=7),
+        ch.TrainResult(Path("runs/x"), 7, "step-7", 0.123456789, 3.0, "all steps are done"),
+        ch.InputError("expected one, received two: leave one out"),
+        ch.RunFailure("the loss is not finite"),
+        ch.MultiHeadAttention(24, 3),
+        ch.core.Attention(24, spec.Attention(num_heads=3, num_kv_heads=3, head_size=8)),
+        ch.core.Sequence(ids),
+        model.attention("abc de", target="fa cb"),
+        *(model, model.module, cache, output, edited, edited.report),
+    ]
+    return {type(thing): thing for thing in found}
+
+
+def public_classes() -> set[type]:
+    modules = [importlib.import_module(name) for name in NAMES]
+    named = {getattr(module, name) for module in modules for name in module.__all__}
+    return {one for one in named if inspect.isclass(one) and not issubclass(one, spec.Node)}
+
+
+def test_every_public_class_prints_a_few_lines(things: dict[type, Any]) -> None:
+    assert set(things) == public_classes()
+    for thing in things.values():
+        check_readable(thing)
+
+
+def test_what_is_behind_them_prints_a_few_lines(model: ch.Model) -> None:
+    with capture(model.module, "*") as seen:
+        model.translate("abc")
+    for thing in (model.tokenizers, model.tokenizers.source, model.task, seen, parse_run_file(RUN_FILE, "run.toml")):
+        check_readable(thing)
+
+
+def test_a_model_says_what_it_is(model: ch.Model) -> None:
+    text = check_readable(model)
+    count = sum(parameter.numel() for parameter in model.module.parameters())
+    for part in ("translate", f"{count:,} parameters", "float32 on cpu", "encoder: 2 layers, width 14, 2 heads"):
+        assert part in text
+
+
+def test_shapes_stand_for_tensors() -> None:
+    assert repr(ch.Output(torch.zeros(2, 3, 5))) == "Output(hidden=float32 [2, 3, 5])"
+    assert "weight=[7]" in repr(ch.build(ch.presets.gpt2(vocab_size=11)).get_submodule("decoder.final_norm")).replace(
+        "768", "7"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(hf_specs()))
+def test_specs_print_as_trees_that_tell_them_apart(name: str) -> None:
+    """Two nodes of a model that differ print differently, as far as they are printed whole."""
+    nodes = {node for _, node in spec.walk(hf_specs()[name])}
+    texts = {check_readable(node) for node in nodes}
+    assert len(texts) == len(nodes)
+
+
+def test_equal_layers_are_one_and_differing_ones_are_named() -> None:
+    whole = ch.presets.gpt2(vocab_size=97)
+    assert whole.decoder is not None
+    assert repr(whole).count("layers.0-11: Layer") == 1
+    assert "LayerNorm(eps=0.001)" in repr(
+        spec.Step(branches=whole.decoder.layers[0].steps[0].branches, out=spec.LayerNorm(eps=1e-3))
+    )
+    other = whole.decoder.layers[0].model_copy(update={"steps": whole.decoder.layers[0].steps[:1]})
+    stack = whole.decoder.model_copy(update={"layers": (other, *whole.decoder.layers[1:3], other)})
+    text = repr(stack)
+    assert "layers.0,3: Layer" in text and "layers.1-2: Layer" in text
+
+
+def test_long_texts_say_how_long_they_are(things: dict[type, Any]) -> None:
+    text = repr(things[ch.Generation])
+    assert f"{MANY:,} in all" in text and f"({5 * MANY:,} characters)" in text
