@@ -24,7 +24,9 @@ from clearhead.cli.options import (
     located,
     takes_compute_options,
 )
+from clearhead.cli.progress import Progress
 from clearhead.errors import InputError, keys_as_options
+from clearhead.watching import watching_batches
 
 Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
 Target = Annotated[Path | None, typer.Option("--target", help="Its translation or partner, line by line.")]
@@ -141,7 +143,11 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if compute.batch_size is not None:
         options["batch_size"] = compute.batch_size
     data = _data(kind, {name: value for name, value in given.items() if name in DATA})
-    with keys_as_options(DATA_OPTIONS):
+    with (
+        Progress("windows" if kind == "generate" else "texts") as progress,
+        watching_batches(progress.update),
+        keys_as_options(DATA_OPTIONS),
+    ):
         record = model.evaluate(data, notify=print_message, **options)
     translations = record.pop("translations", None)
     if "output" in given:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from clearhead.cli.progress import Progress
 from clearhead.errors import InputError
 from clearhead.model.texts import window_sizes
+from clearhead.watching import watching_batches
 
 STANDARD_INPUT = Path("-")
 # Of standard input, at a time.
@@ -113,8 +115,10 @@ def answer_lines(
         for window in lines.windows(batch_size):
             parts = [Line(number, split_pair(number, text, lines.name) if paired else text) for number, text in window]
             filled = [line for line in parts if not line.is_empty]
+            share = partial(_show_share, progress, progress.done, len(filled))
             try:
-                answers = iter(answer([line.text for line in filled]) if filled else ())
+                with watching_batches(share):
+                    answers = iter(answer([line.text for line in filled]) if filled else ())
             except InputError as error:
                 message = named_by_line(str(error), [line.number for line in filled], lines.name)
                 raise InputError(*message.split("\n")) from None
@@ -122,6 +126,11 @@ def answer_lines(
                 show(line, None if line.is_empty else next(answers))
                 progress.done += 1
             progress.update(progress.done, lines.total)
+
+
+def _show_share(progress: Progress, before: int, count: int, done: int, total: int) -> None:
+    """Show the share of a window that is computed."""
+    progress.show(before + count * done // total)
 
 
 def split_pair(number: int, text: str, name: str | None) -> tuple[str, str]:

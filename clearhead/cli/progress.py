@@ -40,8 +40,12 @@ class Progress:
     def update(self, done: int, total: int | None) -> None:
         """Show how much is done, and of how much."""
         self.done, self.total = done, total
+        self.show(done)
+
+    def show(self, completed: int) -> None:
+        """Show how much is computed; what counts as done stays the same."""
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+            self._bar.update(self._bar.task_ids[0], completed=completed, total=self.total)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

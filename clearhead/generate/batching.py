@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.watching import watched
 
 
 def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None) -> Iterator[list[int]]:
@@ -23,6 +24,10 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
         budget: largest rows * greatest cost; a sentence that exceeds it is a batch of its own.
         most_rows: most sentences of a batch; None: only the budget limits them.
     """
+    return watched(_batches(costs, budget, most_rows), len(costs))
+
+
+def _batches(costs: Sequence[int], budget: int, most_rows: int | None) -> Iterator[list[int]]:
     order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
     start = 0
     while start < len(order):

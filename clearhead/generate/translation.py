@@ -20,7 +20,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 
 # In tokens: what is read of a text by a model without a table of positions.
-LONGEST_SOURCE = 1024
+LONGEST_SOURCE = 512
 
 
 def translate_texts(

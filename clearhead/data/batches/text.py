@@ -21,6 +21,7 @@ from clearhead.data.stores.arrays import Indices, Ragged
 from clearhead.data.stores.corpus import Corpus
 from clearhead.errors import InputError
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
+from clearhead.watching import watched
 
 Objective = Callable[[Sequence[Any], np.random.Generator], Batch]
 
@@ -111,7 +112,7 @@ def window_epoch(corpus: Corpus, objective: Objective, *, length: int, batch_tok
     plan = LengthSortedPlan(windows.lengths, batch_tokens=batch_tokens, seed=0, shuffle=False)
     return (
         _objective_batch(corpus, windows, rows, objective, random_stream(0, 0, index))
-        for index, rows in enumerate(plan.epoch(0))
+        for index, rows in enumerate(watched(plan.epoch(0), len(plan)))
     )
 
 
