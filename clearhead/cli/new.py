@@ -49,6 +49,9 @@ DATA_PARAMETERS: Mapping[str, Any] = {
         str, typer.Option("--valid-labels", metavar="F", help="Labels of --valid-text, where --labels is a file.")
     ],
 }
+Init = Annotated[
+    str, typer.Option("--init", metavar="REF", help="A checkpoint or a run to start from; else from scratch.")
+]
 Minutes = Annotated[
     float, typer.Option("--minutes", min=0.01, metavar="M", help="How long training may take on this machine.")
 ]
@@ -195,6 +198,7 @@ def _write_run_file(
     data: Mapping[str, Any],
     *,
     minutes: Minutes = 5.0,
+    init: Init = "",
     output: RunFile = Path("run.toml"),
     run: RunDirectory = None,
     as_json: Json = False,
@@ -208,7 +212,7 @@ def _write_run_file(
         _refuse_existing(wanted.folder)
     for message in found.messages:
         print_message(message)
-    written = _write_all(output, found, wanted.folder, minutes)
+    written = _write_all(output, found, wanted.folder, minutes, init)
     record = {"file": str(output), "run": found.plan.run, "steps": written.steps, **found.counts}
     print_either(as_json, record, str(output))
     if not as_json:
@@ -220,10 +224,11 @@ def _refuse_existing(path: Path) -> None:
         raise InputError(f"{path} exists already and is not overwritten: move it, or name another with --output")
 
 
-def _write_all(output: Path, found: Draft, folder: Path, minutes: float) -> Fitted:
+def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: str) -> Fitted:
     """Write held-out data, fit the recipe to data and machine, write the run file last; a failure leaves nothing."""
     # Only now: the libraries for training take seconds to load, and a fault in the data should not wait for them.
     from clearhead.recipes.fit import fitted
+    from clearhead.recipes.start import started
 
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -231,7 +236,10 @@ def _write_all(output: Path, found: Draft, folder: Path, minutes: float) -> Fitt
             folder.mkdir()
         for path, lines in found.files.items():
             write_lines(path, lines)
-        written = fitted(found.plan, minutes, print_message)
+        if init:
+            written = started(found.plan, init, minutes, print_message)
+        else:
+            written = fitted(found.plan, minutes, print_message)
         with output.open("x", encoding="utf-8") as file:
             file.write(written.text)
     except BaseException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ PARTS = ("train", "valid")
 # Names of files that say nothing of the data in them.
 _GENERAL = ("train", "training", "data", "text", "texts", "input", "all")
 _RUN = re.compile(r'^run = "([^"]*)"', re.MULTILINE)
+_NOT_DATA = ("task", "folder", "run")
 PAIRED, RUNNING = ("translate", "embed"), ("generate", "fill", "denoise")
 
 
@@ -69,6 +71,13 @@ class NewOptions:
             raise InputError("--valid-source and --valid-target belong together: give both, or neither")
         if self.valid_labels is not None and self.valid_text is None:
             raise InputError("--valid-labels has no effect without --valid-text, the texts they belong to")
+
+    @property
+    def command(self) -> str:
+        """The command with these options."""
+        given = {name: value for name, value in vars(self).items() if value is not None and name not in _NOT_DATA}
+        words = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
+        return shlex.join(["clearhead", "new", self.task, *words])
 
     @property
     def holds_out(self) -> bool:
@@ -144,6 +153,7 @@ class _Examples:
             amount=len(held.train),
             survey=found,
             labels=labels,
+            command=options.command,
         )
         empty = "have an empty side" if what == "pairs" else "are empty"
         messages = [f"{self.count} {what}, {found.num_units} {found.unit}{self.facts}"]
@@ -154,7 +164,7 @@ class _Examples:
                 f"{options.folder}"
             )
         if held.num_shared:
-            messages.append(f"{held.num_shared} {what} have a text of another one; such are never in both parts")
+            messages.append(f"{held.num_shared} {what} share a text with another one; such are never in both parts")
         if self.num_overlapping:
             messages.append(_overlap(self.num_overlapping, what))
         return Draft(plan, {what: self.count, "held_out": len(held.valid)}, messages, self.files)
@@ -260,6 +270,7 @@ def _text_draft(options: NewOptions) -> Draft:
         run=options.run or unused_run(_data_name(options), options.folder.parent),
         amount=found.num_characters,
         survey=found,
+        command=options.command,
     )
     num_held = len(files[paths["valid"]]) if files else valid if isinstance(valid, float) else 0
     return Draft(plan, {"characters": found.num_characters, "held_out": num_held}, messages, files)

@@ -18,6 +18,7 @@ from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
 from clearhead.recipes.survey import TextSurvey
 from clearhead.recipes.table import VALIDATIONS, Recipe, Size, recipe_for
 from clearhead.text.pair import TokenizerPair
+from clearhead.training.init_from import InitialModel, take_weights
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.preflight import is_out_of_memory
@@ -27,6 +28,7 @@ from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.tasks.base import TaskParts, TaskSetup
 from clearhead.training.tasks.registry import parts_of
+from clearhead.weights.lora import adapt
 
 # What training takes before its first step: libraries, data, the forecast.
 STARTUP_SECONDS = 10.0
@@ -69,10 +71,17 @@ MeasuredT = TypeVar("MeasuredT", bound=Measured)
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """A model of one size, the data of its run, and its measurement."""
+class Candidate:
+    """A model, the data of its run, and the measurement of its steps.
 
-    size: Size
+    Attributes:
+        size: of the model; None: that of a checkpoint.
+        parts: the data.
+        module: the model.
+        step_seconds, step_tokens: of a whole step with an average batch.
+    """
+
+    size: Size | None
     parts: TaskParts[Batch]
     module: Transformer
     step_seconds: float
@@ -120,59 +129,80 @@ def fitted(plan: DataPlan, minutes: float, say: Callable[[str], None]) -> Fitted
         InputError: the data cannot be used, or no model of the recipe fits into memory.
     """
     recipe = recipe_for(plan.task, plan.amount)
-    fitting = _Fitting(plan, recipe)
+    fitting = Fitting(plan, recipe)
     kind = "characters" if recipe.tokenizer == "character" else "a vocabulary"
     say(f"preparing the text with {kind} of its own")
-    choice = fitting.with_length()
+    choice = fitting.with_length(Choice(recipe.sizes[0], recipe.max_length))
     with preserved_random_state(), deterministic_algorithms():
         best = choose_size(recipe, lambda size: fitting.candidate(replace(choice, size=size)), minutes, say)
-        validation = _validation_seconds(best)
-    per_epoch = best.parts.batches.batches_per_epoch
+        return write(plan, recipe, replace(choice, size=best.size), best, minutes, say)
+
+
+def write(
+    plan: DataPlan, recipe: Recipe, choice: Choice, found: Candidate, minutes: float, say: Callable[[str], None]
+) -> Fitted:
+    """Return the run file of a choice, with the steps that fit into a time.
+
+    Args:
+        plan: the data.
+        recipe: the values for it.
+        choice: without the steps.
+        found: the model, measured.
+        minutes: that training may take.
+        say: receives the steps.
+    """
+    validation, per_epoch = _validation_seconds(found), found.parts.batches.batches_per_epoch
     most = math.ceil(recipe.most_epochs * per_epoch)
-    length = Length.fitting(minutes, step=best.step_seconds, validation=validation, most=most)
+    length = Length.fitting(minutes, step=found.step_seconds, validation=validation, most=most)
     note = f"{length.steps / per_epoch:.3g} passes over the data, "
     if length.steps == most:
         note += f"about {duration(length.seconds)}: more passes would not help, more data would"
     else:
-        pace = f"{duration(best.step_seconds)} a step and {duration(validation)} a validation on this machine"
+        pace = f"{duration(found.step_seconds)} a step and {duration(validation)} a validation on this machine"
         note += f"{minutes:g} min: {pace}"
     say(f"{length.steps:,} steps: {note}")
-    choice = replace(choice, size=best.size, steps=length.steps, steps_note=note, validations=length.validations)
+    choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations)
     return Fitted(run_file_text(plan, recipe, choice), length.steps, length.seconds)
 
 
-class _Fitting:
+class Fitting:
     """Builds the data and the model of a choice.
 
     Args:
         plan: the data.
         recipe: the values for it.
+        initial: the checkpoint that the run starts from; None: from scratch.
     """
 
-    def __init__(self, plan: DataPlan, recipe: Recipe) -> None:
-        self.plan, self.recipe = plan, recipe
+    def __init__(self, plan: DataPlan, recipe: Recipe, initial: InitialModel | None = None) -> None:
+        self.plan, self.recipe, self.initial = plan, recipe, initial
         self._tokenizers: dict[str, TokenizerPair] = {}
 
     def run_file(self, choice: Choice) -> RunFile:
+        """Return the checked run file of a choice."""
         return parse_run_file(run_file_text(self.plan, self.recipe, choice), "the run file")
 
     def parts(self, choice: Choice) -> TaskParts[Batch]:
+        """Return the data and the spec of a choice; a tokenizer is trained once."""
         run_file = self.run_file(choice)
 
         def find(train: Callable[[], TokenizerPair]) -> TokenizerPair:
+            if self.initial is not None:
+                return self.initial.tokenizers
             key = run_file.tokenizer.model_dump_json()
             if key not in self._tokenizers:
                 self._tokenizers[key] = train()
             return self._tokenizers[key]
 
         device = choose_device(run_file.train.device)
-        setup = TaskSetup(run_file=run_file, find_tokenizers=find, initial=None, progress=Progress(), device=device)
+        setup = TaskSetup(
+            run_file=run_file, find_tokenizers=find, initial=self.initial, progress=Progress(), device=device
+        )
         return parts_of(setup)
 
-    def with_length(self) -> Choice:
-        """Return the choice of the smallest model, with the length that the texts need."""
+    def with_length(self, choice: Choice) -> Choice:
+        """Return a choice that has the most tokens of a text with the length that the texts need."""
         recipe, survey = self.recipe, self.plan.survey
-        choice = Choice(recipe.sizes[0], recipe.max_length)
         if isinstance(survey, TextSurvey):
             if dict(self.plan.train).get("document") != "line":
                 return choice
@@ -185,14 +215,18 @@ class _Fitting:
             return replace(choice, max_length=length, length_note=f"The longest text has {longest}")
         return replace(choice, length_note=f"The longest text has {longest} or more")
 
-    def candidate(self, choice: Choice) -> _Candidate:
+    def candidate(self, choice: Choice) -> Candidate:
         """Build a model and measure its steps."""
         run_file, parts = self.run_file(choice), self.parts(choice)
         device = choose_device(run_file.train.device)
         seed_everything(run_file.train.seed)
         module = build(parts.spec, device=device)
+        if self.initial is not None:
+            new = take_weights(module, self.initial, parts.record, Progress())
+            if run_file.lora is not None:
+                adapt(module, **run_file.lora.model_dump(), new=new)
         seconds = _step_seconds(run_file, parts, module)
-        return _Candidate(choice.size, parts, module, seconds, parts.mean_tokens)
+        return Candidate(choice.size, parts, module, seconds, parts.mean_tokens)
 
 
 def choose_size(
@@ -259,7 +293,7 @@ def _step_seconds(run_file: RunFile, parts: TaskParts[Batch], module: Transforme
     return sum(seconds[1:]) / sum(tokens[1:]) * parts.mean_tokens
 
 
-def _validation_seconds(found: _Candidate) -> float:
+def _validation_seconds(found: Candidate) -> float:
     began = time.perf_counter()
     found.module.eval()
     with torch.no_grad():

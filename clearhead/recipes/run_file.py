@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clearhead.data.objectives.spans import num_sentinels
 from clearhead.recipes.survey import Survey, TextSurvey, tokenizer_kind, vocab_size
-from clearhead.recipes.table import PATIENCE, VALIDATIONS, Recipe, Size, Value
+from clearhead.recipes.table import CHECKPOINT, PATIENCE, VALIDATIONS, Recipe, Size, Value
 
 _LONGER_TEXT = "longer documents are cut into windows"
 _PADDED = "padded tokens in one batch: less if memory is short"
@@ -28,6 +28,7 @@ class DataPlan:
         amount: texts, pairs or sentences, or characters of running text.
         survey: what was counted in it.
         labels: what a label is, for classify.
+        command: that this run file is written by.
     """
 
     task: str
@@ -39,6 +40,24 @@ class DataPlan:
     amount: int
     survey: Survey | TextSurvey
     labels: str | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint that a run starts from.
+
+    Attributes:
+        reference: to it.
+        rank: of the low-rank matrices that are trained; None: all weights are trained.
+        why: only low-rank matrices are trained.
+        saved_as: the Hugging Face architecture in which the trained model is saved; empty: there is none.
+    """
+
+    reference: str
+    rank: int | None
+    why: str
+    saved_as: str
 
 
 @dataclass(frozen=True)
@@ -46,20 +65,22 @@ class Choice:
     """What fits the data and this machine.
 
     Attributes:
-        size: of the model.
+        size: of the model; None: that of a checkpoint.
         max_length: tokens of a text or a block.
         length_note: how it was found.
         steps: of the training.
         steps_note: how they were found.
         validations: how many of them happen in that time.
+        start: the checkpoint; None: from scratch.
     """
 
-    size: Size
+    size: Size | None
     max_length: int
     length_note: str = ""
     steps: int = 1_000
     steps_note: str = ""
     validations: int = VALIDATIONS
+    start: Start | None = None
 
 
 @dataclass(frozen=True)
@@ -153,25 +174,51 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
     """
     words = _TASKS[plan.task]
     tables = {
-        "task": [Setting("kind", plan.task), *_commented("task", _task_keys(plan, recipe))],
+        "task": [Setting("kind", plan.task), *_init(choice), *_commented("task", _task_keys(plan, recipe))],
         "data": _data(plan, words, choice),
-        "tokenizer": _tokenizer(plan, recipe, choice),
-        "model": _model(recipe, words, choice.size),
+        "tokenizer": _tokenizer(plan, recipe, choice) if choice.start is None else [],
+        "model": [] if choice.size is None else _model(recipe, words, choice.size),
+        "lora": _lora(choice),
         "train": _train(plan, recipe, words, choice),
     }
     lines = [
         f"# Written by `clearhead new` for {plan.summary}. Train with: clearhead train THIS_FILE",
         "# Relative paths are relative to the folder in which you start the program.",
-        f"# {_export_note(recipe)}",
+        f"# {_export_note(recipe.model.saved_as if choice.start is None else choice.start.saved_as)}",
+        *_advice(plan, recipe),
     ]
     for name, settings in tables.items():
-        lines += ["", f"[{name}]", *map(str, settings)]
+        lines += ["", f"[{name}]", *map(str, settings)] if settings else []
     return "\n".join(lines) + "\n"
 
 
-def _export_note(recipe: Recipe) -> str:
-    if recipe.model.saved_as:
-        return f"`clearhead convert --to hf` saves the trained model as {recipe.model.saved_as}."
+def _advice(plan: DataPlan, recipe: Recipe) -> list[str]:
+    """Say what helps where a plain baseline is better."""
+    if not recipe.below:
+        return []
+    return [
+        f"# A Transformer from scratch usually stays below {recipe.below} on so little data. What helps: more data,",
+        "# or a checkpoint to start from, in the language of your text, such as this English one:",
+        f"#   {plan.command} --init {CHECKPOINT}",
+    ]
+
+
+def _init(choice: Choice) -> list[Setting]:
+    if choice.start is None:
+        return []
+    return [Setting("init", choice.start.reference, "the checkpoint to start from, with its own model and tokenizer")]
+
+
+def _lora(choice: Choice) -> list[Setting]:
+    if choice.start is None or choice.start.rank is None:
+        return []
+    comment = f"of matrices that are added to the attention and trained alone, because {choice.start.why}"
+    return [Setting("rank", choice.start.rank, comment)]
+
+
+def _export_note(saved_as: str) -> str:
+    if saved_as:
+        return f"`clearhead convert --to hf` saves the trained model as {saved_as}."
     return "No Hugging Face architecture can express this model: `clearhead convert --to hf` refuses it."
 
 

@@ -211,6 +211,48 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
 }  # fmt: skip
 
 
+# --- starting from a checkpoint ---
+
+LORA_RANK = 8
+LORA_RATE = 2e-4
+# Up to how many parameters; the learning rate of all of them.
+_RATES: tuple[tuple[int | None, float], ...] = (
+    (5_000_000, 5e-4),
+    (60_000_000, 5e-5),
+    (200_000_000, 3e-5),
+    (None, 2e-5),
+)
+# For up to how many texts, pairs or sentences, or characters; the most passes over them.
+_PASSES: tuple[tuple[int | None, int], ...] = ((1_500, 10), (100_000, 4), (None, 3))
+# What helps where a model from scratch stays below its baseline; small enough for a laptop.
+CHECKPOINT = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def start_recipe(task: str, amount: int, *, num_parameters: int, max_length: int, is_low_rank: bool) -> Recipe:
+    """Return the values for starting from a checkpoint, with the model and the tokenizer that it has.
+
+    Args:
+        task: kind of task.
+        amount: texts, pairs or sentences, or characters of running text.
+        num_parameters: of the checkpoint.
+        max_length: as in a recipe, within the positions of the checkpoint.
+        is_low_rank: whether only low-rank matrices are trained (LoRA).
+    """
+    scratch = recipe_for(task, amount)
+    rate = next(rate for most, rate in _RATES if most is None or num_parameters <= most)
+    kept = {key: scratch.train[key] for key in ("metric", "bleu_sentences", "batch_tokens") if key in scratch.train}
+    train = {
+        **kept, "optimizer": "adamw", "learning_rate": LORA_RATE if is_low_rank else rate, "weight_decay": 0.01,
+        "schedule": "linear", "warmup": 0.06, "clip": 1.0,
+    }  # fmt: skip
+    return Recipe(
+        None, "", 0, max_length, (), Architecture({}), train,
+        most_epochs=next(passes for most, passes in _PASSES if most is None or amount <= most),
+        # The pooling is the checkpoint's.
+        task={key: value for key, value in scratch.task.items() if key != "pool"},
+    )  # fmt: skip
+
+
 def recipe_for(task: str, amount: int) -> Recipe:
     """Return the row of a task.
 

@@ -36,7 +36,7 @@ def test_validation_is_held_out_where_there_is_none(
     assert sorted(train + valid) == sorted(PAIRS) and 2 <= len(valid) <= 12
     # Each target belongs to five sources.
     assert {target for _, target in train}.isdisjoint(target for _, target in valid)
-    assert f"held out {len(valid)} pairs" in captured.err and "125 pairs have a text of another one" in captured.err
+    assert f"held out {len(valid)} pairs" in captured.err and "125 pairs share a text with another one" in captured.err
     record = json.loads(captured.out)
     expected = {"file": "run.toml", "run": "runs/source-target", "steps": 30, "pairs": len(PAIRS)}
     assert record == {**expected, "held_out": len(valid)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,28 @@ def test_labels_that_cannot_be_learned(folder: Path, capfd: pytest.CaptureFixtur
     assert "at least two classes" in refused(capfd, "new", "classify", "--text", "texts", "--labels", "same")
     assert "a label of its own" in refused(capfd, "new", "classify", "--text", "texts", "--labels", "all")
     assert not (folder / "run.toml").exists()
+
+
+def test_a_run_file_that_starts_from_a_checkpoint(
+    runs: Callable[[str], Path], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    encoder, decoder = str(runs("fill")), str(runs("generate"))
+    words = ["new", "classify", *write_data(folder, "classify"), "--init"]
+    assert "is a model with encoder, and the task 'translate' needs the family encoder-decoder" in refused(
+        capfd, "new", "translate", *write_data(folder, "embed"), "--init", encoder
+    )
+    assert not (folder / "run-data").exists()
+    assert main([*words, encoder]) == 0, capfd.readouterr().err
+    written = load_run_file(folder / "run.toml")
+    assert written.task.init == encoder and written.task.pool is None and written.lora is None
+    assert written.train.optimizer == "adamw" and written.train.warmup == 0.06
+    assert main([*words, decoder, "-o", "other.toml"]) == 0, capfd.readouterr().err
+    assert load_run_file(folder / "other.toml").task.init == decoder
+
+
+def test_the_run_file_says_what_helps_where_a_baseline_is_better(folder: Path) -> None:
+    assert main(["new", "classify", *write_data(folder, "classify")]) == 0
+    text = (folder / "run.toml").read_text(encoding="utf-8")
+    assert "below naive Bayes" in text
+    command = text.partition("#   clearhead ")[2].splitlines()[0].split()
+    assert command[:6] == ["new", "classify", "--text", "train.tsv", "--labels", "label"] and command[6] == "--init"

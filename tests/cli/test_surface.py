@@ -14,7 +14,7 @@ from clearhead.cli.main import main, make_app
 MACHINE = {"--device", "--precision", "--threads", "--batch-size", "--seed"}
 DATA = {"--source", "--target", "--text", "--labels", "--text-column", "--pair", "--document", "--pattern"}
 PAIRS = {"--source", "--target", "--valid-source", "--valid-target"}
-NEW = {"--output", "-o", "--run", "--json"}
+NEW = {"--output", "-o", "--run", "--json", "--minutes", "--init"}
 SURFACE = {
     **dict.fromkeys(("new translate", "new embed"), PAIRS | NEW),
     **dict.fromkeys(

@@ -1,0 +1,117 @@
+"""The run file for starting from a checkpoint: all of it is trained, or low-rank matrices where that is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clearhead.core import build
+from clearhead.errors import InputError
+from clearhead.recipes.fit import STARTUP_SECONDS, Fitted, Fitting, write
+from clearhead.recipes.run_file import Choice, DataPlan, Start
+from clearhead.recipes.survey import TextSurvey
+from clearhead.recipes.table import LORA_RANK, start_recipe
+from clearhead.training.init_from import InitialModel, find_initial_model
+from clearhead.training.preflight import free_memory, is_out_of_memory, size
+from clearhead.training.progress.reports import duration
+from clearhead.training.random_state import deterministic_algorithms, preserved_random_state
+from clearhead.training.runfile.rules import FAMILIES
+
+# Weights, gradients and the two moments of an optimizer, 4 bytes each; and room for activations.
+_BYTES_PER_PARAMETER = 16
+_ACTIVATIONS = 1.5
+_LONGEST, _BLOCK = 512, 256
+# Low-rank matrices are worth it where they are faster by so much.
+_FASTER = 1.1
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train a checkpoint, measured.
+
+    Attributes:
+        step_seconds: of a whole step.
+        steps_per_epoch: in one pass over the data.
+        write: returns the run file.
+    """
+
+    step_seconds: float
+    steps_per_epoch: int
+    write: Callable[[], Fitted]
+
+
+def started(plan: DataPlan, reference: str, minutes: float, say: Callable[[str], None]) -> Fitted:
+    """Return the run file that starts from a checkpoint.
+
+    Args:
+        plan: the data.
+        reference: to the checkpoint.
+        minutes: that training may take.
+        say: receives what is being done.
+
+    Raises:
+        InputError: there is no such checkpoint, or it does not suit the task.
+    """
+    initial = find_initial_model(reference, None, None)
+    assert initial is not None, "a reference is not empty"
+    _check_family(initial, plan.task, reference)
+    module = build(initial.spec, device="meta")
+    num_parameters = sum(parameter.numel() for parameter in module.parameters())
+    say(f"{reference}: {num_parameters:,} parameters")
+    saved_as = "" if initial.hf_checkpoint is None else str(initial.hf_checkpoint.config.get("model_type", ""))
+    most = _BLOCK if isinstance(plan.survey, TextSurvey) else _LONGEST
+    most = min(most, module.max_positions or most)
+
+    def tried(rank: int | None, why: str) -> Way:
+        recipe = start_recipe(
+            plan.task, plan.amount, num_parameters=num_parameters, max_length=most, is_low_rank=rank is not None
+        )
+        fitting = Fitting(plan, recipe, initial)
+        choice = fitting.with_length(Choice(None, most, start=Start(reference, rank, why, saved_as)))
+        found = fitting.candidate(choice)
+        what = "all weights" if rank is None else f"matrices of rank {rank}"
+        say(f"training {what}: {duration(found.step_seconds)} a step")
+        return Way(
+            found.step_seconds,
+            found.parts.batches.batches_per_epoch,
+            lambda: write(plan, recipe, choice, found, minutes, say),
+        )
+
+    with preserved_random_state(), deterministic_algorithms():
+        return choose_way(tried, num_parameters, minutes).write()
+
+
+def _check_family(initial: InitialModel, task: str, reference: str) -> None:
+    stacks = [name for name in ("encoder", "decoder") if getattr(initial.spec, name) is not None]
+    family = "-".join(stacks)
+    if family not in FAMILIES[task]:
+        wanted = " or ".join(FAMILIES[task])
+        raise InputError(
+            f"--init: {reference} is a model with {' and '.join(stacks)}, and the task '{task}' needs the family "
+            f"{wanted}: name another checkpoint, or leave --init out to train from scratch"
+        )
+
+
+def choose_way(tried: Callable[[int | None, str], Way], num_parameters: int, minutes: float) -> Way:
+    """Return the way to train: all weights, or low-rank matrices if memory or time is too short for that.
+
+    Args:
+        tried: builds and measures one way, given the rank of the matrices (None: all weights) and why.
+        num_parameters: of the checkpoint.
+        minutes: that training may take.
+    """
+    needed, free = int(_ACTIVATIONS * _BYTES_PER_PARAMETER * num_parameters), free_memory()
+    too_large = f"all weights need about {size(needed)} of memory, and {size(free)} is free"
+    if needed > free:
+        return tried(LORA_RANK, too_large)
+    try:
+        whole = tried(None, "")
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return tried(LORA_RANK, too_large)
+    passes = (60 * minutes - STARTUP_SECONDS) / whole.step_seconds / whole.steps_per_epoch
+    if passes >= 1:
+        return whole
+    part = tried(LORA_RANK, f"all weights get through {passes:.2g} of the data in {minutes:g} min")
+    return part if part.step_seconds * _FASTER < whole.step_seconds else whole
