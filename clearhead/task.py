@@ -34,6 +34,22 @@ class Noise(Printed, BaseModel):
     whole_words: bool = False
 
 
+class Reading(Printed, BaseModel):
+    """How the data that a model was trained on was read.
+
+    Args:
+        form: the key of its [data] table that names it: text, source, tsv, jsonl or dataset.
+        ending: of a text file with columns or fields: .tsv, .csv or .jsonl.
+        keys: the other keys of the table, such as document = "line".
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    form: str
+    ending: str = ""
+    keys: dict[str, str | int] = {}
+
+
 class TaskRecord(Printed, BaseModel):
     """The task that a model was trained for.
 
@@ -47,6 +63,7 @@ class TaskRecord(Printed, BaseModel):
         noise: the corruption of its training text; None for other tasks.
         repeats: the decoder reads the input of the encoder shifted right, after its start token ("start") or after the
             last id of the text ("last"); None: it reads a text of its own, or the start token alone.
+        reading: how its training data was read, which is how evaluation data is read; None: not known.
         inner_signs, sign_runs: how raw text is split into words as in training; see `WordSplitter`.
     """
 
@@ -61,6 +78,7 @@ class TaskRecord(Printed, BaseModel):
     number_scale: float = 1.0
     noise: Noise | None = None
     repeats: Repeats | None = None
+    reading: Reading | None = None
     inner_signs: str = ""
     sign_runs: tuple[str, ...] = ()
 

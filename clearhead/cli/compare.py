@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.console import human_count, print_either, print_message
-from clearhead.cli.options import Json
+from clearhead.cli.options import Force, Json
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def compare(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The picture of the learning curves, a PNG.")
     ] = PICTURE,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Compare runs in one fair table and one picture.
@@ -48,7 +49,7 @@ def compare(
     shows the validation score where every run has one, else the loss, against tokens and against time.
     --json ends with {"rows", "differs_in", "same", "unfair", "notes", "picture"}.
     """
-    _refuse_other_pictures(output)
+    _check_picture(output, force)
     from clearhead.compare.fairness import judge_fairness
     from clearhead.compare.table import differences, read_rows
 
@@ -70,11 +71,15 @@ def compare(
     print_either(as_json, record, "\n\n".join(filter(None, blocks)))
 
 
-def _refuse_other_pictures(output: Path) -> None:
+def _check_picture(output: Path, force: bool) -> None:
+    """Refuse a picture that cannot be written, before anything is read."""
+    from clearhead.files import refuse_existing
+
     if output.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but -o names {output}: give a name that ends in .png")
     if output.is_dir():
         raise InputError(f"-o names the folder {output}: give the name of a file in it, such as {output / PICTURE}")
+    refuse_existing(output, force=force)
 
 
 def _draw(rows: Sequence[Row], fairness: Fairness, output: Path) -> Path | None:

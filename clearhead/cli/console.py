@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TextIO
 
-from clearhead.errors import InputError, LongTexts, visible
+from clearhead.errors import LongTexts, visible
 
 
 def print_message(message: str) -> None:
@@ -85,15 +84,3 @@ def human_bytes(value: float | int) -> str:
         if value >= limit:
             return f"{value / limit:.3g} {unit}"
     return f"{value:.0f} B"
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write text, one sentence in a line.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    try:
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -11,7 +11,7 @@ import typer
 
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines
-from clearhead.cli.options import ComputeOptions, LineFile, Paired, Ref, takes_compute_options
+from clearhead.cli.options import ComputeOptions, Force, LineFile, Paired, Ref, takes_compute_options
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def embed(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .npy file for the vectors, float32, a row for each line.")
     ] = None,
+    force: Force = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Write one JSON object for each line of input; with -o one in all.")
     ] = False,
@@ -54,7 +55,7 @@ def embed(
     -o refuses it, and writes its file when all is done. --json writes {"index", "text", "vector"}, for two texts "pair"
     too, or "similarity"; with -o it ends with {"file", "texts", "width"}.
     """
-    _check_output(output, pair, similarity)
+    _check_output(output, force, pair, similarity)
     lines, size = Input.of(file), compute.batch_size
     model = compute.load_model(ref)
     if similarity:
@@ -80,12 +81,18 @@ def embed(
         _save(output, rows, lines.name, as_json)
 
 
-def _check_output(output: Path | None, pair: bool, similarity: bool) -> None:
+def _check_output(output: Path | None, force: bool, pair: bool, similarity: bool) -> None:
+    from clearhead.files import refuse_existing
+
     if similarity and (pair or output is not None):
         other = "--pair reads both texts as one" if pair else "-o keeps vectors"
         raise InputError(f"{other}, and --similarity compares two vectors: leave out one of them")
     if output is not None and output.suffix != ARRAY:
         raise InputError(f"-o writes a {ARRAY} file, but names {output}: give a name that ends in {ARRAY}")
+    if force and output is None:
+        raise InputError("--force has no effect without -o")
+    if output is not None:
+        refuse_existing(output, force=force)
 
 
 def _save(output: Path, rows: Sequence[ndarray], name: str | None, as_json: bool) -> None:

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from clearhead.cli.console import print_json, print_message, print_result, write_lines
+from clearhead.cli.console import print_json, print_message, print_result
 from clearhead.cli.lines import read_numbers
 from clearhead.cli.options import (
     DATA_OPTIONS,
     BeamSize,
     ComputeOptions,
+    Force,
     FromLanguage,
     Json,
     LengthPenalty,
@@ -95,6 +96,7 @@ def evaluate(
     from_language: FromLanguage = None,
     to_language: ToLanguage = None,
     output: Output = None,
+    force: Force = False,
     as_json: Json = False,
     *,
     compute: ComputeOptions,
@@ -126,14 +128,20 @@ def evaluate(
 
 def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     """Evaluate with the options that were given, and print the result."""
-    flags = [_flag(name) for name in given if name not in ("ref", "as_json", "compute")]
+    flags = [_flag(name) for name in given if name not in ("ref", "as_json", "force", "compute")]
     ref = located(given["ref"])
     kind = _check_options(ref, [*flags, *(["--batch-size"] if compute.batch_size is not None else [])])
-    plot = given.get("plot")
+    plot, force = given.get("plot"), "force" in given
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
     from clearhead.evaluate.tasks import EvaluateKwargs
+    from clearhead.files import refuse_existing, write_output
 
+    written = [path for path in (plot, given.get("output")) if path is not None]
+    if force and not written:
+        raise InputError("--force has no effect without --output or --plot")
+    for path in written:
+        refuse_existing(path, force=force)
     model = compute.load_model(ref)
     if plot is not None and model.task.label_kind != "single_label":
         raise InputError("--plot draws which class is taken for which, and this model gives no single class")
@@ -151,7 +159,7 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
         record = model.evaluate(data, notify=print_message, **options)
     translations = record.pop("translations", None)
     if "output" in given:
-        write_lines(given["output"], translations)
+        write_output(given["output"], "".join(f"{line}\n" for line in translations), force=force)
     if plot is not None:
         _draw(record, plot)
     if "as_json" in given:
@@ -176,10 +184,18 @@ def _check_options(ref: str, options: Sequence[str]) -> str:
     from clearhead.runs.directory import model_files, read_task
 
     hf_folder = find_checkpoint(ref)
-    kind = read_task(model_files(ref)[0]).kind if hf_folder is None else task_kind(hf_folder)
+    reading = None
+    if hf_folder is not None:
+        kind: str = task_kind(hf_folder)
+    else:
+        record = read_task(model_files(ref)[0])
+        kind, reading = record.kind, record.reading
     # A denoising model with sources and targets, such as one for summaries, is measured as a translation model.
     kind = "translate" if kind == "denoise" and {"--source", "--target"} & {*options} else kind
     required, optional = OPTIONS[kind]
+    if kind == "classify" and reading is not None and "labels" in reading.keys:
+        # The column of the labels is that of the training data.
+        required, optional = ("--text",), ("--labels", *optional)
     usage = " ".join(f"{option} {'COLUMN|F' if option == '--labels' else 'F'}" for option in required)
     usage = f"a model trained to '{kind}' is evaluated with {usage}"
     missing = [option for option in required if option not in options]
@@ -196,7 +212,7 @@ def _data(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     from clearhead.data.sources.labelled import labelled_table
 
     if kind == "classify":
-        labelled = {"text_column": None, "pair": None, **given}
+        labelled = {"labels": None, "text_column": None, "pair": None, **given}
         return labelled_table(**labelled)
     keys = {"text_column": "field"}
     return {keys.get(name, name): str(value) for name, value in given.items() if kind != "embed" or name != "labels"}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.console import human_bytes, human_count, print_either, print_message
-from clearhead.cli.options import Json, located
+from clearhead.cli.options import Force, Json, located
 from clearhead.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def inspect(
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw the architecture into this file.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file of --svg if it exists.")] = False,
+    force: Force = False,
     length: Annotated[
         int | None,
         typer.Option("--length", min=1, help="Tokens on each side, for the cost of attention; by default 32."),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import re
 import sys
 import traceback
@@ -149,8 +152,7 @@ def _run(words: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
         if signals.received is not None:
             # A library that is interrupted while it is imported can raise an error of its own.
             raise Stopped(signals.received) from None
-        hint = "" if debug else "; run again with --debug to see where"
-        code = _failed(f"unexpected failure: {type(error).__name__}: {error}{hint}", FAILED, debug)
+        code = _unwritten(error, debug) if isinstance(error, OSError) else _unexpected(error, debug)
     if code == INTERRUPTED:
         print_message("clearhead: interrupted")
     return code if isinstance(code, int) else DONE
@@ -161,6 +163,22 @@ def _failed(sentence: str, code: int, debug: bool) -> int:
         traceback.print_exc()
     print_message(f"clearhead: {sentence}")
     return code
+
+
+def _unexpected(error: Exception, debug: bool) -> int:
+    hint = "" if debug else "; run again with --debug to see where"
+    return _failed(f"unexpected failure: {type(error).__name__}: {error}{hint}", FAILED, debug)
+
+
+def _unwritten(error: OSError, debug: bool) -> int:
+    """Report that a file, or standard output, cannot be written."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return _unexpected(error, debug)
+    if error.filename is None:
+        # What is left in the buffer would fail again when the program ends.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _failed(f"{error.filename or 'the output'} cannot be written: {error.strerror}", FAILED, debug)
 
 
 def _usage_sentence(error: Any, words: Sequence[str]) -> str:

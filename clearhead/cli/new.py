@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import print_either, print_message, write_lines
-from clearhead.cli.options import DATA_OPTIONS, Json, Pattern
-from clearhead.errors import InputError, keys_as_options
+from clearhead.cli.console import print_either, print_message
+from clearhead.cli.options import DATA_OPTIONS, Force, Json, Pattern
+from clearhead.errors import keys_as_options
+from clearhead.files import refuse_existing, write_output
 from clearhead.recipes.draft import Draft, NewOptions, draft
 
 if TYPE_CHECKING:
@@ -83,10 +84,10 @@ class NewTask:
 
 
 _ALWAYS = """Training steps are measured on this machine, so that model and steps fit --minutes. Every choice in the run
-file has a comment. Nothing that exists is overwritten, and your data stays as it is. Without validation data, a part of
-the training data is held out: a tenth of lines, pairs and labelled texts, drawn at random and copied into a folder
-beside the run file; of other text the end. --json ends with {"file", "run", "steps", "held_out"} and how much data
-there is."""
+file has a comment. What exists is replaced with --force only, and your data stays as it is. Without validation data, a
+part of the training data is held out: a tenth of lines, pairs and labelled texts, drawn at random and copied into a
+folder beside the run file; of other text the end. --json ends with {"file", "run", "steps", "held_out"} and how much
+data there is."""
 
 _TWO_FILES = """  Two text files: line 7 of one belongs to line 7 of the other."""
 _TEXTS = """  corpus.txt          a text file
@@ -201,51 +202,42 @@ def _write_run_file(
     init: Init = "",
     output: RunFile = Path("run.toml"),
     run: RunDirectory = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     wanted = NewOptions(kind, output.with_name(f"{output.stem}-data"), run, **data)
     wanted.check_options()
-    _refuse_existing(output)
+    refuse_existing(output, force=force)
     with keys_as_options(DATA_OPTIONS):
         found = draft(wanted)
     if found.files:
-        _refuse_existing(wanted.folder)
+        refuse_existing(wanted.folder, force=force)
     for message in found.messages:
         print_message(message)
-    written = _write_all(output, found, wanted.folder, minutes, init)
+    written = _write_all(output, found, wanted.folder, minutes, init, force=force)
     record = {"file": str(output), "run": found.plan.run, "steps": written.steps, **found.counts}
     print_either(as_json, record, str(output))
     if not as_json:
         print_message(f"next: clearhead train {output}")
 
 
-def _refuse_existing(path: Path) -> None:
-    if path.exists():
-        raise InputError(f"{path} exists already and is not overwritten: move it, or name another with --output")
-
-
-def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: str) -> Fitted:
+def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: str, *, force: bool) -> Fitted:
     """Write held-out data, fit the recipe to data and machine, write the run file last; a failure leaves nothing."""
     # Only now: the libraries for training take seconds to load, and a fault in the data should not wait for them.
     from clearhead.recipes.fit import fitted
     from clearhead.recipes.start import started
 
+    is_there = folder.exists()
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if found.files:
-            folder.mkdir()
         for path, lines in found.files.items():
-            write_lines(path, lines)
+            write_output(path, "".join(f"{line}\n" for line in lines), force=force)
         if init:
             written = started(found.plan, init, minutes, print_message)
         else:
             written = fitted(found.plan, minutes, print_message)
-        with output.open("x", encoding="utf-8") as file:
-            file.write(written.text)
-    except BaseException as error:
-        if found.files:
+        write_output(output, written.text, force=force)
+    except BaseException:
+        if found.files and not is_there:
             shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise InputError(f"{output} cannot be written: {error.strerror or error}") from None
         raise
     return written

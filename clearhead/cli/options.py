@@ -24,6 +24,7 @@ Precision = Annotated[str, typer.Option("--precision", help="auto, fp32 or bf16.
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
 BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sentences computed together.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of every random choice.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")]
 BeamSize = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy; by default 5.")]

@@ -13,6 +13,7 @@ import typer
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import (
     Device,
+    Force,
     FromLanguage,
     Json,
     Precision,
@@ -61,7 +62,6 @@ View = Annotated[
 StackOption = Annotated[
     str | None, typer.Option("--stack", help="Of a picture: encoder.self, decoder.self or decoder.memory.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
 
 
 def view(

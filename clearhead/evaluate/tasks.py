@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.sources.examples import parse_examples
 from clearhead.data.sources.labelled import parse_labelled_source
 from clearhead.data.sources.pairs import parse_pair_source, read_pairs
+from clearhead.data.sources.reading import read_alike
 from clearhead.data.sources.tables import Examples, Table
 from clearhead.data.sources.tagged import TaggedRows, parse_tagged_source
 from clearhead.data.sources.texts import TextRows, parse_text_source
@@ -37,14 +39,13 @@ from clearhead.generate.batching import device_of
 from clearhead.generate.options import TranslateKwargs
 from clearhead.generate.prefill import has_prefix_mask
 from clearhead.predict.embed import similarity
-from clearhead.task import Noise, TaskRecord
+from clearhead.task import Noise, Reading, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 
 Record = dict[str, Any]
 Notify = Callable[[str], None]
 SourceT = TypeVar("SourceT")
-BATCH_TOKENS = 8192
 _SEARCH = ("tokenize", "lowercase", "beam_size", "length_penalty", "batch_size")
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "translate": _SEARCH,
@@ -157,7 +158,8 @@ def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions, *, 
 
     Args:
         model: the model.
-        data: names the evaluation data, as under [data] in a run file; or a list of examples, as for `clearhead.train`.
+        data: names the evaluation data, as under [data] in a run file, and is read as the training data was where it is
+            the same kind of file; or a list of examples, as for `clearhead.train`.
         options: those of this task.
         notify: called with messages about the data.
 
@@ -165,13 +167,41 @@ def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions, *, 
         The numbers; for translations also the `translations` themselves.
 
     Raises:
-        InputError: the data is unusable, or an option has no effect on this model.
+        InputError: the data is unusable, an option has no effect on this model, or a result is not a finite number.
     """
     kind = model.task.kind
     # A denoising model with sources and targets, such as one for summaries, is measured as a translation model.
     if kind == "denoise" and _are_pairs(data):
         kind = "translate"
     options.refuse_unused(kind)
+    if isinstance(data, Mapping):
+        data, notify = _as_in_training(data, model.task.reading, notify)
+    record = _measured(model, kind, data, options, notify)
+    unusable = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
+    if unusable:
+        raise InputError(
+            f"{' and '.join(unusable)} {'is' if len(unusable) == 1 else 'are'} not a finite number: the outputs of the "
+            "model overflow; take an earlier checkpoint, or compute with the precision fp32"
+        )
+    return record
+
+
+def _as_in_training(
+    data: Mapping[str, Any], reading: Reading | None, notify: Notify
+) -> tuple[Mapping[str, Any], Notify]:
+    """Return a [data] table that is read as the training data was, and what adds that to the first message."""
+    found = read_alike(data, reading)
+    added = [f"{key} = {json.dumps(value)}" for key, value in found.items() if key not in data]
+    said = [f"read as in training: {', '.join(added)}"] if added else []
+
+    def tell(message: str) -> None:
+        notify("; ".join([message, *said]))
+        said.clear()
+
+    return found, tell
+
+
+def _measured(model: Evaluated, kind: str, data: object, options: EvaluateOptions, notify: Notify) -> Record:
     match kind:
         case "translate":
             return _translations(model, data, options, notify)
@@ -305,7 +335,7 @@ def _hidden_tokens(model: Evaluated, corpus: Corpus, objective: Objective) -> Re
     length = model.task.max_length or model.module.max_positions
     if length is None:
         raise InputError("the record of this model does not say how long the texts were that it was trained on")
-    batches = window_epoch(corpus, objective, length=length, batch_tokens=max(BATCH_TOKENS, length))
+    batches = window_epoch(corpus, objective, length=length)
     with torch.inference_mode():
         found = score_tokens(model.module, batches, device_of(model.module))
     assert found.score is not None, "tokens have a score"

@@ -12,6 +12,7 @@ from clearhead.hf.files.tensor_files import stored_dtype
 from clearhead.machine import choose_device, choose_precision
 from clearhead.model.facade import Model
 from clearhead.runs.loading import load_saved
+from clearhead.weights.fill import refuse_nan
 
 
 def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> Model:
@@ -25,14 +26,17 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
         precision: auto, fp32 or bf16.
 
     Raises:
-        InputError: no usable model is there; the message says what was expected.
+        InputError: no usable model is there, or its weights are not numbers; the message says what was expected.
     """
     torch_device = choose_device(device)
     dtype = torch.bfloat16 if choose_precision(precision, torch_device) == "bf16" else torch.float32
     checkpoint = find_checkpoint(str(ref))
     if checkpoint is not None:
-        return _of_checkpoint(checkpoint, dtype, torch_device)
+        model = _of_checkpoint(checkpoint, dtype, torch_device)
+        refuse_nan(model.module, str(ref))
+        return model
     module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype)
+    refuse_nan(module, str(ref))
     return Model(module.to(torch_device).eval(), pair, task, hf_checkpoint)
 
 

@@ -32,6 +32,7 @@ WEIGHTS: Final = "weights.safetensors"
 AVERAGED_WEIGHTS: Final = "ema.safetensors"
 OPTIMIZER: Final = "optimizer.safetensors"
 STATE: Final = "state.json"
+UNTOUCHED: Final = "earlier checkpoints are untouched, and the run continues from them with --resume"
 
 _STEP_NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
 _OS_ERROR_NUMBER: Final = re.compile(r"os error (\d+)")
@@ -86,7 +87,7 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
     folder = checkpoint_folder(run, checkpoint.step)
     values, tensors = _split_optimizer(checkpoint.optimizer)
     state = {"format": FORMAT, "step": checkpoint.step, "optimizer": values, **checkpoint.state}
-    with writing_folder(folder) as temporary:
+    with writing_folder(folder, otherwise=UNTOUCHED) as temporary:
         save_tensors(temporary / WEIGHTS, checkpoint.weights)
         save_tensors(temporary / OPTIMIZER, tensors)
         if checkpoint.ema is not None:
@@ -225,8 +226,12 @@ def read_best(run: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def writing_folder(folder: Path) -> Iterator[Path]:
+def writing_folder(folder: Path, *, otherwise: str = "nothing of it is left") -> Iterator[Path]:
     """Yield a temporary folder to fill; on success it gets a manifest, is synced and renamed to `folder`.
+
+    Args:
+        folder: the folder.
+        otherwise: what a message says about the state after a failure.
 
     Raises:
         RunFailure: the disk is full or refuses the write; the temporary folder is removed, an earlier `folder` stays.
@@ -242,9 +247,7 @@ def writing_folder(folder: Path) -> Iterator[Path]:
         seal(temporary, folder.name, (path for path in temporary.rglob("*") if path.is_file()))
         _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
-        raise RunFailure(
-            f"{folder} could not be saved: {_reason(error)}. Earlier checkpoints are untouched."
-        ) from error
+        raise RunFailure(f"{folder} could not be saved: {_reason(error)}; {otherwise}") from error
     finally:
         remove_folder(temporary)
 
@@ -323,5 +326,5 @@ def _reason(error: OSError | SafetensorError) -> str:
     match = _OS_ERROR_NUMBER.search(str(error))
     number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; free some space and continue with --resume"
+        return "the disk is full"
     return os.strerror(number) if number is not None else str(error)

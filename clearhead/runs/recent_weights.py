@@ -16,6 +16,7 @@ from torch import Tensor
 from clearhead.errors import InputError
 from clearhead.files import read_typed
 from clearhead.runs.checkpoint import (
+    UNTOUCHED,
     WEIGHTS,
     checkpoint_folder,
     measured_weights,
@@ -37,7 +38,7 @@ def keep_recent(run: Path, step: int) -> None:
         RunFailure: the disk is full or refuses the write.
     """
     source = measured_weights(checkpoint_folder(run, step))
-    with writing_folder(_folder(run, step)) as temporary:
+    with writing_folder(_folder(run, step), otherwise=UNTOUCHED) as temporary:
         try:
             # A hard link takes no space while the checkpoint exists.
             os.link(source, temporary / WEIGHTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.core import Transformer, build
@@ -33,6 +34,28 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> No
     if faults:
         raise InputError.from_faults(faults, subject=source)
     module.load_state_dict(dict(tensors), strict=True, assign=True)
+
+
+def refuse_nan(module: nn.Module, name: str) -> None:
+    """Refuse weights that are not numbers, with which every output would be one more.
+
+    Args:
+        module: whose weights are read once.
+        name: of the model, for the message.
+
+    Raises:
+        InputError: a weight holds NaN, or a matrix an infinite number.
+    """
+    for address, weight in module.named_parameters():
+        # The sum of a tensor tells in one pass whether a closer look is needed.
+        if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
+            count = int((~torch.isfinite(weight)).sum() if weight.dim() > 1 else torch.isnan(weight).sum())
+            if count:
+                raise InputError(
+                    f"{name}: {count:,} of {weight.numel():,} numbers in {address} are NaN or infinite, so the "
+                    "training of this model diverged; take an earlier checkpoint, as in RUN@step-N, or train with a "
+                    "smaller learning_rate"
+                )
 
 
 def built(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False) -> Transformer:

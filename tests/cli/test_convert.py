@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import zipfile
@@ -124,6 +125,18 @@ def test_a_damaged_file_is_refused_without_advice_to_run_it(tmp_path: Path, capf
     message = capfd.readouterr().err
     assert "cannot be read as weights only" in message and "weights_only" not in message
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_leaves_nothing(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("clearhead.hf.saving.save_shards", full)
+    assert main(["convert", str(trained / "run"), str(tmp_path / "out"), "--to", "hf"]) == 1
+    message = f"clearhead: {tmp_path}/out could not be saved: the disk is full; nothing of it is left\n"
+    assert capfd.readouterr().err == message and not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_without_weights_is_not_evaluated(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

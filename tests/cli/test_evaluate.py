@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import clearhead
+from clearhead.cli.main import main
+from clearhead.errors import InputError, RunFailure
 from tests.cli.test_commands import last_json, run
 from tests.cli.test_generate import refused
 
@@ -33,10 +36,8 @@ def data_of(run_directory: Path, kind: str) -> list[str]:
     folder = run_directory.parent
     column = ["--labels", "number" if kind == "number" else "label"]
     return {
-        "generate": ["--text", f"{folder}/held-out.txt", "--document", "line"],
-        "fill": ["--text", f"{folder}/held-out.txt", "--document", "line"],
-        "denoise": ["--text", f"{folder}/held-out.txt", "--document", "line"],
-        "prefix": ["--text", f"{folder}/held-out.txt", "--document", "line"],
+        # Every line is a document, as in training.
+        **{one: ["--text", f"{folder}/held-out.txt"] for one in ("generate", "fill", "denoise", "prefix")},
         "several": ["--text", f"{folder}/valid.jsonl", *column],
         "tag": ["--text", f"{folder}/valid.conll"],
         "embed": ["--source", f"{folder}/valid.source", "--target", f"{folder}/valid.target"],
@@ -75,6 +76,50 @@ def test_the_loss_of_text_is_that_of_the_validation(runs: Runs, capfd: pytest.Ca
     assert record["bytes"] == len(text) and record["tokens"] == len(text) + 25
     nats = record["loss"] * record["tokens"]
     assert math.isclose(record["bits_per_byte"], nats / math.log(2) / len(text), rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["fill", "denoise", "prefix"])
+def test_hidden_tokens_are_those_of_the_validation(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    record, expected = evaluated(kind, runs, capfd), validated(runs(kind))
+    assert math.isclose(record["loss"], expected["valid_loss"], rel_tol=1e-5)
+    if kind != "prefix":
+        assert math.isclose(100 * record["accuracy"], expected["valid_score"], rel_tol=1e-6)
+    whole = evaluated(kind, runs, capfd, "--document", "file")
+    assert whole["loss"] != record["loss"], "an option wins over the run"
+
+
+def test_data_is_read_as_in_training(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    found = runs("pair")
+    text = f"{found.parent}/valid.tsv"
+    capfd.readouterr()
+    assert main(["evaluate", f"{found}@last", "--text", text, "--json"]) == 0
+    captured = capfd.readouterr()
+    assert 'read as in training: labels = "label", pair = "other"' in captured.err
+    assert json.loads(captured.out) == evaluated("pair", runs, capfd)
+    assert clearhead.load(f"{found}@last").evaluate({"text": text}) == evaluated("pair", runs, capfd)
+
+
+@pytest.mark.parametrize("kind", ["classify", "number", "tag", "embed", "generate", "fill", "translate"])
+def test_numbers_that_overflow_are_refused(kind: str, runs: Runs, trained: Path) -> None:
+    found = trained / "run" if kind == "translate" else runs(kind)
+    model = clearhead.load(f"{found}@last")
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            parameter.mul_(1e30)
+    sides = {side: f"{found.parent}/valid.{side}" for side in ("source", "target")}
+    data = sides if kind == "translate" else dict(zip(*[iter(data_of(found, kind))] * 2, strict=True))
+    with pytest.raises((InputError, RunFailure), match=r"finite|not a number"):
+        model.evaluate({name.removeprefix("--"): value for name, value in data.items()})
+
+
+def test_weights_that_are_no_numbers_are_refused(trained: Path, tmp_path: Path) -> None:
+    model = clearhead.load(trained / "run")
+    name, parameter = list(model.module.named_parameters())[-1]
+    with torch.no_grad():
+        parameter.flatten()[3] = math.nan
+    model.save(tmp_path / "diverged")
+    with pytest.raises(InputError, match=f"1 of .* numbers in {name} are NaN or infinite.*an earlier checkpoint"):
+        clearhead.load(tmp_path / "diverged")
 
 
 def test_a_stride_gives_each_token_more_before_it(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +221,7 @@ def test_similarities_follow_scores(
 @pytest.mark.parametrize(
     ("kind", "arguments", "expected"),
     [
-        ("classify", ["--text", "t"], "--labels is missing: a model trained to 'classify' is evaluated with --text F"),
+        ("several", ["--labels", "l"], "--text is missing: a model trained to 'classify' is evaluated with --text F"),
         ("embed", [], "--source and --target are missing"),
         ("embed", ["--text", "t"], "--text has no effect here: a model trained to 'embed'"),
         (

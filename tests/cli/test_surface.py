@@ -14,7 +14,7 @@ from clearhead.cli.main import main, make_app
 MACHINE = {"--device", "--precision", "--threads", "--batch-size", "--seed"}
 DATA = {"--source", "--target", "--text", "--labels", "--text-column", "--pair", "--document", "--pattern"}
 PAIRS = {"--source", "--target", "--valid-source", "--valid-target"}
-NEW = {"--output", "-o", "--run", "--json", "--minutes", "--init"}
+NEW = {"--output", "-o", "--run", "--minutes", "--init", "--force", "--json"}
 SURFACE = {
     **dict.fromkeys(("new translate", "new embed"), PAIRS | NEW),
     **dict.fromkeys(
@@ -52,7 +52,7 @@ SURFACE = {
     "classify": {"--pair", "--json"} | MACHINE,
     "tag": {"--json"} | MACHINE,
     "heads": {"--target", "--pair", "--from", "--to", "--sort", "--json"} | MACHINE,
-    "embed": {"--pair", "--similarity", "--output", "-o", "--json"} | MACHINE,
+    "embed": {"--pair", "--similarity", "--output", "-o", "--force", "--json"} | MACHINE,
     "answer": {"--question", "--context", "--context-file", "--top-k", "--no-answer", "--json"} | MACHINE,
     "evaluate": {
         "--plot",
@@ -66,6 +66,7 @@ SURFACE = {
         "--to",
         "--output",
         "-o",
+        "--force",
         "--json",
     }
     | DATA
@@ -93,7 +94,7 @@ SURFACE = {
         "--force",
         "--json",
     },
-    "compare": {"--output", "-o", "--json"},
+    "compare": {"--output", "-o", "--force", "--json"},
     "average": {"--last", "--json"},
     "convert": {"--to", "--from-bin", "--max-shard-size", "--json"},
     "check": {"--against", "--reference", "--tolerance", "--json"},
@@ -177,7 +178,7 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["inspect", "gtp2"], "or a preset (did you mean 'gpt2'?)"),
         (["inspect", "gpt2", "--addresses", "--length", "7"], "--length has no effect with --addresses"),
         (["new", "translat", "--source", "a", "--target", "b"], "did you mean 'translate'?"),
-        (["new", "classify", "--source", "a"], "no such option: --source; it needs --text and --labels"),
+        (["new", "classify", "--source", "a"], "it needs --text and --labels"),
         (["new", "classify", "--text", "a"], "missing option '--labels'; it needs --text and --labels"),
         (["new"], "missing command"),
         (["generate", "r", "--top", "3"], "no such option: --top"),

@@ -224,7 +224,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFailure, match=r"step-2 could not be saved: the disk is full.*Earlier checkpoints"):
+    with pytest.raises(RunFailure, match=r"step-2 could not be saved: the disk is full.*earlier checkpoints"):
         files.save_checkpoint(tmp_path, some_checkpoint(2))
     # Four files, the manifest, their folder, and last the list of folders: by then the new name is there
     assert listing(tmp_path / "checkpoints") == ["step-1"] + ["step-2"] * (failing == 7)

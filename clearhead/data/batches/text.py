@@ -27,6 +27,7 @@ Objective = Callable[[Sequence[Any], np.random.Generator], Batch]
 
 # Keeps the choice of an epoch's windows apart from the order of its batches and from what is drawn for each of them.
 _WINDOW_STREAM = 1
+HELD_OUT_TOKENS = 8192
 
 
 def causal_batches(corpus: Corpus, *, block: int, batch_tokens: int, pack: bool, seed: int) -> EpochBatches[Batch]:
@@ -95,21 +96,18 @@ def window_batches(
     return EpochBatches(plan, make, identity={"kind": "windows", "length": length, **plan.identity()})
 
 
-def window_epoch(corpus: Corpus, objective: Objective, *, length: int, batch_tokens: int) -> Iterator[Batch]:
+def window_epoch(corpus: Corpus, objective: Objective, *, length: int) -> Iterator[Batch]:
     """Go once through windows with special ids in order of length, with the same noise every time.
+
+    Noise is drawn batch by batch, so batches have one size wherever a text is measured.
 
     Args:
         corpus: the documents.
         objective: as of `window_batches`.
         length: the longest window, special ids included.
-        batch_tokens: the most that rows * longest window may be in a batch.
-
-    Raises:
-        InputError: a window does not fit into a batch.
     """
-    _check_budget(length, batch_tokens)
     windows = cut_windows(corpus, length, with_special=True)
-    plan = LengthSortedPlan(windows.lengths, batch_tokens=batch_tokens, seed=0, shuffle=False)
+    plan = LengthSortedPlan(windows.lengths, batch_tokens=max(HELD_OUT_TOKENS, length), seed=0, shuffle=False)
     return (
         _objective_batch(corpus, windows, rows, objective, random_stream(0, 0, index))
         for index, rows in enumerate(watched(plan.epoch(0), len(plan)))

@@ -59,12 +59,12 @@ def labelled_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
     return [text for column in text_columns(read_labelled(source, share)) for text in column]
 
 
-def labelled_table(text: Path, labels: str, *, text_column: str | None, pair: str | None) -> dict[str, Any]:
+def labelled_table(text: Path, labels: str | None, *, text_column: str | None, pair: str | None) -> dict[str, Any]:
     """Return the [data] table of labelled texts that are named on the command line.
 
     Args:
         text: the file of the texts.
-        labels: the column of their labels, or a file of them.
+        labels: the column of their labels, or a file of them; None: that of the training data.
         text_column: the column of the texts.
         pair: the column of the second texts, or a file of them.
     """

@@ -39,7 +39,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     widest = batches.peek()
 
     def validate(module: nn.Module) -> Validation:
-        held_out = window_epoch(corpora.valid, objective, length=length, batch_tokens=budget)
+        held_out = window_epoch(corpora.valid, objective, length=length)
         return score_tokens(module, held_out, setup.device)
 
     return TaskParts(

@@ -36,7 +36,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     batches = window_batches(corpora.train, objective, length=length, batch_tokens=budget, seed=train.seed)
 
     def validate(module: nn.Module) -> Validation:
-        held_out = window_epoch(corpora.valid, objective, length=length, batch_tokens=budget)
+        held_out = window_epoch(corpora.valid, objective, length=length)
         return score_tokens(module, held_out, setup.device)
 
     return TaskParts(

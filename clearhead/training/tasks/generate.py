@@ -91,4 +91,4 @@ class _Views:
         """Return the batches of one pass over the text, always the same."""
         if self.split is None:
             return causal_epoch(corpus, block=self.block, batch_tokens=self.budget)
-        return window_epoch(corpus, self.split, length=self.block, batch_tokens=self.budget)
+        return window_epoch(corpus, self.split, length=self.block)

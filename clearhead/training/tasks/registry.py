@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
+from clearhead.data.sources.reading import reading_of
 from clearhead.training.tasks.base import TaskParts, TaskSetup
 
 
@@ -16,4 +18,5 @@ def parts_of(setup: TaskSetup) -> TaskParts[Any]:
     """
     task = importlib.import_module(f"clearhead.training.tasks.{setup.run_file.task.kind}")
     parts: TaskParts[Any] = task.parts(setup)
-    return parts
+    table = setup.run_file.data.train.model_dump(exclude_none=True)
+    return replace(parts, record=parts.record.model_copy(update={"reading": reading_of(table)}))
