@@ -64,6 +64,7 @@ class TaskRecord(Printed, BaseModel):
         repeats: the decoder reads the input of the encoder shifted right, after its start token ("start") or after the
             last id of the text ("last"); None: it reads a text of its own, or the start token alone.
         reading: how its training data was read, which is how evaluation data is read; None: not known.
+        answer_tokens: tokens of the longest answer of the training data; None: not known.
         inner_signs, sign_runs: how raw text is split into words as in training; see `WordSplitter`.
     """
 
@@ -79,6 +80,7 @@ class TaskRecord(Printed, BaseModel):
     noise: Noise | None = None
     repeats: Repeats | None = None
     reading: Reading | None = None
+    answer_tokens: int | None = None
     inner_signs: str = ""
     sign_runs: tuple[str, ...] = ()
 

@@ -72,6 +72,7 @@ OPTIONS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "classify": (("--text", "--labels"), ("--text-column", "--pair", "--plot")),
     "tag": (("--text",), ()),
     "embed": (("--source", "--target"), ("--labels", "--batch-size")),
+    "answer": (("--text",), ()),
 }
 
 
@@ -115,6 +116,7 @@ def evaluate(
       generate   loss, perplexity, bits per byte; fill, denoise: loss, accuracy
       classify   accuracy and macro F1, or Spearman
       tag        entity-level F1
+      answer     exact match and F1
       embed      recall@1; with --labels F: Spearman
 
     Losses are mean cross-entropies in nats, end tokens counted. Translation is beam search; the score is the sum of
@@ -262,6 +264,8 @@ def _lines(record: Mapping[str, Any]) -> list[str]:
             whole = {**record, "count": sum(row["count"] for row in types.values())}
             share = f"accuracy of tags  {_percent(accuracy)} of {words} words"
             return [*_f1_table("entities", {"all": whole, **types}, "count"), "", share]
+        case {"exact_match": _, "f1": _, "questions": _}:
+            return _answer_table(record)
         case {"accuracy": accuracy, "loss": loss}:
             return _aligned(
                 {
@@ -304,4 +308,18 @@ def _f1_table(title: str, rows: Mapping[str, Mapping[str, float | None]], counte
         shares = (row["precision"], row["recall"], row["f1"])
         columns = ("-" if share is None else f"{100 * share:.2f}" for share in shares)
         lines.append("{:<{}}  {:>9}  {:>6}  {:>6}  {:>6}".format(name, width, *columns, row["count"]))
+    return lines
+
+
+def _answer_table(record: Mapping[str, Any]) -> list[str]:
+    """Return exact match and F1 of all questions, and of those with and without an answer where there are both."""
+    rows = {
+        "all": record,
+        **{key.replace("_", " "): record[key] for key in ("has_answer", "no_answer") if key in record},
+    }
+    width = max(len("questions"), *map(len, rows))
+    lines = [f"{'questions':<{width}}  exact match      F1   count"]
+    for name, row in rows.items():
+        numbers = (f"{100 * row[key]:.2f}" for key in ("exact_match", "f1"))
+        lines.append("{:<{}}  {:>11}  {:>6}  {:>6}".format(name, width, *numbers, row["questions"]))
     return lines

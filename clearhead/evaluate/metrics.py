@@ -1,10 +1,12 @@
-"""Metrics of predicted labels, entities and numbers.
+"""Metrics of predicted labels, entities, answers and numbers.
 
 Shape suffixes: N examples, L labels, U different values.
 """
 
 from __future__ import annotations
 
+import re
+import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -215,3 +217,58 @@ def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[st
         tag_accuracy=right / num_words if num_words else 0.0,
         num_words=num_words,
     )
+
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class AnswerScores:
+    """Scores of answers as the SQuAD evaluation defines them.
+
+    Args:
+        exact_match: share of questions whose answer is one of the right ones, 0 to 1.
+        f1: mean F1 over the words of the answer and of the right answer that it shares most with, 0 to 1.
+        num_questions: questions.
+    """
+
+    exact_match: float
+    f1: float
+    num_questions: int
+
+    def record(self) -> dict[str, float | int]:
+        """Return the numbers by name."""
+        return {"exact_match": self.exact_match, "f1": self.f1, "questions": self.num_questions}
+
+
+def answer_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> AnswerScores:
+    """Compare answers with the right ones; each question counts the best over its right answers.
+
+    Texts are compared in lower case, without punctuation and articles, and F1 counts the words that both have. An
+    empty text is "no answer": it is exactly right, with an F1 of 1, where no answer is expected, else wrong.
+
+    Args:
+        predicted: the answer to each question; at least one.
+        expected: the right answers to each question; none where the context holds none.
+
+    Source: arXiv 1606.05250, section 6.1 and its evaluation program; arXiv 1806.03822, section 5 for "no answer".
+    """
+    exact = f1 = 0.0
+    for text, golds in zip(predicted, expected, strict=True):
+        guess = _answer_words(text)
+        # A right answer of nothing but articles and punctuation is none.
+        words = [found for gold in golds if (found := _answer_words(gold))] or [[]]
+        exact += any(guess == one for one in words)
+        f1 += max(_word_f1(guess, one) for one in words)
+    return AnswerScores(exact / len(predicted), f1 / len(predicted), len(predicted))
+
+
+def _answer_words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+
+
+def _word_f1(guess: Sequence[str], gold: Sequence[str]) -> float:
+    if not guess or not gold:
+        return float(guess == gold)
+    return 2 * (Counter(guess) & Counter(gold)).total() / (len(guess) + len(gold))

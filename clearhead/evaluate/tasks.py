@@ -19,6 +19,7 @@ from clearhead.data.batches.contrastive import positive_groups
 from clearhead.data.batches.text import Objective, window_epoch
 from clearhead.data.objectives.build import build_objective
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
+from clearhead.data.sources.answers import AnswerRows, parse_answer_source
 from clearhead.data.sources.examples import parse_examples
 from clearhead.data.sources.labelled import parse_labelled_source
 from clearhead.data.sources.pairs import parse_pair_source, read_pairs
@@ -28,6 +29,7 @@ from clearhead.data.sources.tagged import TaggedRows, parse_tagged_source
 from clearhead.data.sources.texts import TextRows, parse_text_source
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.errors import InputError
+from clearhead.evaluate.answers import evaluate_answers
 from clearhead.evaluate.labels import RegressionScores, SingleLabelScores, evaluate_labels
 from clearhead.evaluate.metrics import F1Counts, MultiLabelScores, pearson, spearman
 from clearhead.evaluate.retrieval import recall_at
@@ -209,6 +211,8 @@ def _measured(model: Evaluated, kind: str, data: object, options: EvaluateOption
             return _labels(model, data, notify)
         case "tag":
             return _tags(model, data, notify)
+        case "answer":
+            return _answers(model, data, notify)
         case "embed":
             return _vectors(model, data, options)
         case _:
@@ -376,6 +380,20 @@ def _tags(model: Evaluated, data: object, notify: Notify) -> Record:
         "tag_accuracy": scores.tag_accuracy,
         "words": scores.num_words,
         "types": {kind: counts.record() for kind, counts in scores.by_type.items()},
+    }
+
+
+def _answers(model: Evaluated, data: object, notify: Notify) -> Record:
+    """Compare a model's answers with the right ones, as the SQuAD evaluation does."""
+    source = _source(data, "answer", parse_answer_source)
+    rows = AnswerRows(source) if isinstance(source, Examples) else source
+    found = evaluate_answers(model.module, model.tokenizers.source, model.task, rows)
+    notify(found.report)
+    parts = {"has_answer": found.has_answer, "no_answer": found.no_answer}
+    return {
+        **found.scores.record(),
+        "loss": _finite(found.loss),
+        **{name: scores.record() for name, scores in parts.items() if scores is not None},
     }
 
 

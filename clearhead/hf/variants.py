@@ -61,6 +61,9 @@ def find_variant(
 
 def label_config(task: TaskRecord) -> dict[str, Any]:
     """Return the keys of a config for the labels of a task."""
+    if task.kind == "answer":
+        # The classes that find answers count their two scores by the labels of the config.
+        return configs.label_names(("LABEL_0", "LABEL_1"))
     if task.kind not in ("classify", "tag"):
         return {}
     names = configs.label_names(task.labels or ("LABEL_0",))

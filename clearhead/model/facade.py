@@ -260,7 +260,8 @@ class Model(Predictions):
         Args:
             data: the entry of a run file's [data], such as {"source": "test.de", "target": "test.en"}; or a list of
                 examples: (source, target) for translate and embed; a text for generate, fill and denoise;
-                (text, label) or (text, second text, label) for classify; (words, tags) for tag.
+                (text, label) or (text, second text, label) for classify; (words, tags) for tag; (question, context,
+                answer, start) for answer, both None where the context holds none.
             notify: called with messages about the data, such as how many texts are truncated.
             options: those of `EvaluateOptions`, by name; `from_language`, `to_language`: codes, for a multilingual
                 checkpoint.

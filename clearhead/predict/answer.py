@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.batches.inputs import Ids, InputCollator
+from clearhead.data.stores.context_windows import WINDOW, context_windows
 from clearhead.errors import InputError
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
@@ -22,8 +23,7 @@ from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span
 from clearhead.text.tokenizer import Tokenizer
 
-# In tokens, as such models are trained: a longer context is read in overlapping windows.
-WINDOW, OVERLAP = 384, 128
+# In tokens: the longest answer of a model whose task record does not say how long those of its training were.
 MAX_ANSWER_TOKENS = 15
 
 
@@ -53,7 +53,7 @@ def answer(
     *,
     top_k: int = 1,
     allow_no_answer: bool = False,
-    max_tokens: int = MAX_ANSWER_TOKENS,
+    max_tokens: int | None = None,
     batch_size: int | None = None,
 ) -> list[Answer]:
     """Return the spans of a context that answer a question, best first.
@@ -68,7 +68,7 @@ def answer(
         question, context: neither empty.
         top_k: number of answers; a short context has fewer.
         allow_no_answer: "no answer" is one of the possible answers.
-        max_tokens: most tokens of an answer.
+        max_tokens: most tokens of an answer; None: as many as in training, where that is known.
         batch_size: most windows of one batch; None: no limit but the tokens.
 
     Raises:
@@ -77,7 +77,8 @@ def answer(
 
     Source: arXiv 1810.04805, section 4.2 and 4.3.
     """
-    collator = _collator(module, tokenizer, record)
+    collator = answer_collator(module, tokenizer, record)
+    max_tokens = longest_answer(record) if max_tokens is None else max_tokens
     for name, count in (("top_k", top_k), ("max_tokens", max_tokens)):
         if count < 1:
             raise InputError(f"{name} must be at least 1, got {count}")
@@ -88,15 +89,24 @@ def answer(
     for name, tokens in (("question", question_ids), ("context", ids)):
         if not tokens:
             raise InputError(f"the {name} is empty; there is nothing to {'ask' if name == 'question' else 'read'}")
-    windows = _windows(len(question_ids), len(ids), collator, max_input_length(module, record.max_length))
-    if allow_no_answer and isinstance(collator.special_tokens.template(paired=True)[0][0], str):
-        raise InputError("this tokenizer puts no token in front of a text, where a model could say 'no answer'")
+    windows = context_windows(
+        len(question_ids),
+        len(ids),
+        longest=window_length(module, record),
+        num_special=collator.special_tokens.num_added(paired=True),
+    )
+    if allow_no_answer:
+        check_no_answer(collator)
     found: dict[Span, float] = {}
     no_answer = 1.0
-    for window, starts, ends in _probabilities(module, collator, question_ids, ids, windows, batch_size):
+    texts = [ids[window.start : window.stop] for window in windows]
+    for row, starts, ends in window_scores(
+        module, collator, [question_ids] * len(windows), texts, batch_size=batch_size
+    ):
+        starts, ends = starts.exp(), ends.exp()
         no_answer = min(no_answer, float(starts[0] * ends[0]))
-        for first, last, score in _best_spans(starts[1:], ends[1:], top_k, max_tokens):
-            span = spans[window[first]][0], spans[window[last]][1]
+        for first, last, score in best_spans(starts[1:], ends[1:], top_k, max_tokens):
+            span = spans[windows[row][first]][0], spans[windows[row][last]][1]
             found[span] = max(score, found.get(span, 0.0))
     answers = [Answer(context[start:end], score, start, end) for (start, end), score in found.items()]
     if allow_no_answer:
@@ -104,7 +114,7 @@ def answer(
     return sorted(answers, key=lambda answer: (-answer.score, answer.start, answer.end))[:top_k]
 
 
-def _collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> InputCollator:
+def answer_collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> InputCollator:
     """Return the collator of questions with their contexts.
 
     Raises:
@@ -113,60 +123,85 @@ def _collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> 
     head = module.head
     if record.kind != "answer" or head is None or head.is_pooled or head.projection().weight_VD.shape[0] != 2:
         raise InputError(
-            f"this model was trained to '{record.kind}', so it cannot find answers in a text: load a checkpoint whose "
-            "class ends in ForQuestionAnswering"
+            f"this model was trained to '{record.kind}', so it cannot find answers in a text: train it with [task] "
+            'kind = "answer" and init = "…", the path of this model, or load a checkpoint whose class ends in '
+            "ForQuestionAnswering"
         )
     collator = InputCollator.of(module.spec, tokenizer, record.repeats)
     collator.special_tokens.template(paired=True)
     return collator
 
 
-def _windows(num_question: int, num_ids: int, collator: InputCollator, max_length: int) -> list[range]:
-    """Return the tokens of each window: as many as fit beside the question.
+def check_no_answer(collator: InputCollator) -> None:
+    """Refuse a tokenizer without a token that can stand for "no answer".
 
     Raises:
-        InputError: the question leaves no room.
+        InputError: it puts no special token in front of a pair.
     """
-    longest = min(WINDOW, max_length)
-    room = longest - num_question - collator.special_tokens.num_added(paired=True)
-    if room < 2:
-        raise InputError(
-            f"the question has {num_question} tokens, and {longest} are read together with the text; shorten it"
-        )
-    # A long question shortens the overlap.
-    overlap = min(OVERLAP, longest // 2, room // 2)
-    windows = [range(first, min(first + room, num_ids)) for first in range(0, num_ids, room - overlap)]
-    return windows[: [window.stop for window in windows].index(num_ids) + 1]
+    if not collator.has_pair_front:
+        raise InputError("this tokenizer puts no token in front of a text, where a model could say 'no answer'")
 
 
-def _probabilities(
+def window_length(module: Transformer, record: TaskRecord) -> int:
+    """Return how many tokens a model reads at once, special ones included: those of its training, if they are known."""
+    return max_input_length(module, record.max_length or WINDOW)
+
+
+def longest_answer(record: TaskRecord) -> int:
+    """Return the most tokens of an answer."""
+    return record.answer_tokens or MAX_ANSWER_TOKENS
+
+
+def window_scores(
     module: Transformer,
     collator: InputCollator,
-    question_ids: list[int],
-    ids: list[int],
-    windows: Sequence[range],
-    batch_size: int | None,
-) -> Iterator[tuple[range, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]:
-    """Yield each window with the probabilities that an answer starts, and ends, nowhere and at each of its tokens."""
-    template = [part for part, _ in collator.special_tokens.template(paired=True)]
-    offset = sum(len(question_ids) if part == "A" else 1 for part in template[: template.index("B")])
-    texts = [ids[window.start : window.stop] for window in windows]
-    for rows, logits_WT2 in batch_outputs(
-        module, collator, [question_ids] * len(windows), texts, batch_size=batch_size
-    ):
+    questions: Sequence[Ids],
+    contexts: Sequence[Ids],
+    *,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+) -> Iterator[tuple[int, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]:
+    """Yield for each window the log-probabilities that an answer starts, and that it ends, at each of its tokens.
+
+    Args:
+        module: its head scores each token as start and as end of an answer; used in evaluation mode, its own mode is
+            restored.
+        collator: how the model reads pairs.
+        questions: the ids of the question of each window, without special tokens.
+        contexts: the ids of each window, without special tokens.
+        batch_size, batch_tokens: as for `batch_outputs`.
+
+    Yields:
+        The number of the window; and for start and end a row over "nowhere", which is the first special token, and
+        then the tokens of the window, in float64.
+
+    Raises:
+        RunFailure: the model's outputs are not finite.
+    """
+    outputs = batch_outputs(module, collator, questions, contexts, batch_size=batch_size, batch_tokens=batch_tokens)
+    for rows, logits_WT2 in outputs:
         check_finite(logits_WT2)
         for row, logits_T2 in zip(rows, logits_WT2.double(), strict=True):
-            # The first special token stands for "no answer".
-            nowhere = logits_T2.new_full((1, 2), -torch.inf) if isinstance(template[0], str) else logits_T2[:1]
-            window = windows[row]
-            starts, ends = torch.cat([nowhere, logits_T2[offset : offset + len(window)]]).softmax(0).unbind(1)
-            yield window, starts, ends
+            nowhere = logits_T2[:1] if collator.has_pair_front else logits_T2.new_full((1, 2), -torch.inf)
+            offset = collator.second_place(len(questions[row]))
+            inside = logits_T2[offset : offset + len(contexts[row])]
+            starts, ends = torch.cat([nowhere, inside]).log_softmax(0).unbind(1)
+            yield row, starts, ends
 
 
-def _best_spans(
+def best_spans(
     starts_T: Float[Tensor, " tokens"], ends_T: Float[Tensor, " tokens"], top_k: int, max_tokens: int
 ) -> list[tuple[int, int, float]]:
-    """Return the most probable spans of at most so many tokens: first and last token, and the score."""
+    """Return the most probable spans of a window.
+
+    Args:
+        starts_T, ends_T: the probability that an answer starts, and that it ends, at each token.
+        top_k: how many spans; a short window has fewer.
+        max_tokens: most tokens of a span.
+
+    Returns:
+        First and last token, and the score of each, best first.
+    """
     count = len(starts_T)
     longest = min(max_tokens, count)
     padded = torch.cat([ends_T, ends_T.new_full((longest - 1,), -1.0)])

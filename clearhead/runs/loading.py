@@ -38,7 +38,7 @@ def load_saved(
     # A run in training deletes old checkpoints, perhaps this one.
     folder, weights, tensors = settled(reference, lambda: _found(reference))
     task = read_task(folder)
-    if task.kind in ("classify", "tag") and weights.parent.name == "step-0":
+    if task.kind in ("classify", "tag", "answer") and weights.parent.name == "step-0":
         raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
     module = build(ModelSpec.from_json(read_model_text(folder / SPEC_FILE, what="a spec")), device="meta")
     fill(module, tensors, source=str(weights))

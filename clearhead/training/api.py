@@ -35,8 +35,9 @@ def train(
         resume: whether to continue from the newest undamaged checkpoint of the run directory.
         data: examples in place of files: "train" and, where the run file's share should not be held out, "valid". An
             example is (source, target) for translate and embed; a text for generate, fill and denoise; (text, label)
-            or (text, second text, label) for classify; (words, tags) for tag. They are written into the run directory,
-            so a resumed run needs them no more.
+            or (text, second text, label) for classify; (words, tags) for tag; (question, context, answer, start) for
+            answer, both None where the context holds none. They are written into the run directory, so a resumed run
+            needs them no more.
 
     Returns:
         where the run is and how it ended; its `load()` gives the model.

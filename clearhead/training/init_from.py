@@ -218,7 +218,7 @@ def take_weights(module: Transformer, initial: InitialModel, record: TaskRecord,
     """
     found, wanted = dict(initial.tensors()), module.state_dict()
     same_head = module.spec.head == initial.spec.head
-    if record.kind in ("classify", "tag"):
+    if record.kind in ("classify", "tag", "answer"):
         same_head &= initial.has_labels_of(record)
     kept = {name: tensor for name, tensor in found.items() if name in wanted and (same_head or not _of_head(name))}
     kept |= {} if same_head else initial.head_tensors(module, record.kind)

@@ -40,6 +40,7 @@ def data_of(run_directory: Path, kind: str) -> list[str]:
         **{one: ["--text", f"{folder}/held-out.txt"] for one in ("generate", "fill", "denoise", "prefix")},
         "several": ["--text", f"{folder}/valid.jsonl", *column],
         "tag": ["--text", f"{folder}/valid.conll"],
+        "answer": ["--text", f"{folder}/valid.jsonl"],
         "embed": ["--source", f"{folder}/valid.source", "--target", f"{folder}/valid.target"],
     }.get(kind, ["--text", f"{folder}/valid.tsv", *column, *(["--pair", "other"] if kind == "pair" else [])])
 
@@ -57,6 +58,7 @@ SCORES: dict[str, Callable[[dict[str, Any]], float]] = {
     "several": lambda record: 100 * record["micro_f1"],
     "tag": lambda record: 100 * record["f1"],
     "embed": lambda record: 100 * record["recall_at_1"],
+    "answer": lambda record: 100 * record["f1"],
 }
 
 
@@ -278,6 +280,8 @@ def examples_of(run_directory: Path, kind: str) -> list[Any]:
     if kind == "several":
         rows = map(json.loads, (folder / "valid.jsonl").read_text("utf-8").splitlines())
         return [(row["text"], tuple(row["label"])) for row in rows]
+    if kind == "answer":
+        return [tuple(json.loads(line).values()) for line in (folder / "valid.jsonl").read_text("utf-8").splitlines()]
     if kind == "tag":
         sentences = (folder / "valid.conll").read_text("utf-8").split("\n\n")
         pairs = [[line.split("\t") for line in sentence.splitlines()] for sentence in sentences if sentence.strip()]
@@ -343,6 +347,7 @@ def test_python_passes_on_options_and_messages(runs: Runs, capfd: pytest.Capture
         ("classify", [("a m u",)], {}, r"data, example 1: expected \(text, label\), got"),
         ("tag", [(["a", "m"], ["O"])], {}, "data, example 1: expected a tag for each of 2 words, got 1"),
         ("tag", [], {}, "data: expected at least one tagged sentence"),
+        ("answer", [("a", "b c", "c", 1)], {}, 'data, example 1: the answer "c" does not begin at character 1'),
         ("embed", [("a", " ")], {}, "data, example 1: one side of the pair is empty"),
         ("embed", [("a", "b")], {"similarities": [math.nan]}, "every similarity must be a finite number"),
         ("embed", {"source": "x"}, {}, "'target' is missing"),

@@ -14,7 +14,7 @@ from clearhead.training.progress.reports import Progress
 from clearhead.weights.files import load_tensors, save_tensors
 
 
-@pytest.mark.parametrize("kind", ["classify", "tag"])
+@pytest.mark.parametrize("kind", ["classify", "tag", "answer"])
 def test_the_beginning_of_a_run_is_not_asked(runs: Callable[[str], Path], kind: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs(kind), run)

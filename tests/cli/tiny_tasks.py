@@ -43,6 +43,13 @@ def write_sets(folder: Path, name: str, sentences: list[str]) -> Path:
     return write_lines(folder / f"{name}.jsonl", [json.dumps(record) for record in records])
 
 
+def write_questions(folder: Path, name: str, sentences: list[str]) -> Path:
+    """Write questions: what follows the first letter? Behind d and e nothing does."""
+    found = [(one[0], one, one[2:], 2) if one[0] in "abc" else (one[0], one, None, None) for one in sentences]
+    fields = ("question", "context", "answer", "start")
+    return write_lines(folder / f"{name}.jsonl", [json.dumps(dict(zip(fields, one, strict=True))) for one in found])
+
+
 def task_tables(folder: Path, kind: str) -> tuple[str, str]:
     """Write the data of one kind of run, and return its tables [task] and [data]."""
     train, valid = SENTENCES[::2] + SENTENCES[1::4], SENTENCES[3::4]
@@ -55,6 +62,9 @@ def task_tables(folder: Path, kind: str) -> tuple[str, str]:
     if kind == "tag":
         tagged = [write_tagged(folder, name, part) for name, part in (("train", train), ("valid", valid))]
         return 'kind = "tag"', f'train = {{ text = "{tagged[0]}" }}\nvalid = {{ text = "{tagged[1]}" }}\n'
+    if kind == "answer":
+        asked = [write_questions(folder, name, part) for name, part in (("train", train), ("valid", valid))]
+        return 'kind = "answer"', f'train = {{ text = "{asked[0]}" }}\nvalid = {{ text = "{asked[1]}" }}\n'
     if kind == "embed":
         for name, part in (("train", train), ("valid", valid)):
             write_pairs(folder, name, [(one, one[::-1]) for one in part])
@@ -76,7 +86,7 @@ def train_task(folder: Path, kind: str) -> Path:
     task, data = task_tables(folder, kind)
     tokenizer = "character" if kind in ("generate", "prefix") else "word"
     steps = "steps = 4\nvalidate_every = 2"
-    if kind in ("classify", "tag"):
+    if kind in ("classify", "tag", "answer"):
         steps = "steps = 60\nvalidate_every = 30\nlearning_rate = 1e-2"
     file = folder / "run.toml"
     file.write_text(

@@ -25,6 +25,7 @@ EXAMPLES: dict[str, list[Any]] = {
     "denoise": TEXTS,
     "classify": [(text, "low" if text[0] in "abcd" else "high") for text in TEXTS],
     "tag": [(text.split(), ["L" if word in "abcd" else "H" for word in text.split()]) for text in TEXTS],
+    "answer": [(text[0], text, None, None) if text[2] in "ab" else (text[0], text, text[2], 2) for text in TEXTS],
 }
 
 

@@ -1,4 +1,4 @@
-"""Examples of a store as a batch: pairs, labelled texts and tagged words.
+"""Examples of a store as a batch: pairs, labelled texts, tagged words, and questions with their contexts.
 
 Shape suffixes: B rows of a batch, T tokens.
 """
@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from clearhead.data.batches.base import Batch, seq2seq_batch
 from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.stores.answers import NO_ANSWER, AnswerStore
 from clearhead.data.stores.arrays import Indices
 from clearhead.data.stores.labelled import LabelStore
 from clearhead.data.stores.pairs import PairStore
@@ -62,3 +63,28 @@ def collate_tagged(store: TagStore, rows: Indices, collator: InputCollator) -> B
             words_T == NO_WORD, NO_LABEL, store.word_tags[words_T]
         )
     return inputs.with_labels(torch.from_numpy(labels_BT), rows, num_labels=int((labels_BT != NO_LABEL).sum()))
+
+
+def collate_answers(store: AnswerStore, rows: Indices, collator: InputCollator) -> Batch:
+    """Make a batch of some windows of contexts, each behind its question.
+
+    The labels [B, T, 2] say of each token whether the answer starts and whether it ends there: 1 or 0, and NO_LABEL
+    where it cannot. An answer that is not in the window starts and ends at the special id in front.
+
+    Args:
+        store: the windows.
+        rows: which of them, in the order of the batch; at least one.
+        collator: adds the special ids and the padding of the model.
+
+    Source: arXiv 1810.04805, section 4.2 and 4.3.
+    """
+    questions, contexts = zip(*map(store.ids, rows), strict=True)
+    inputs = collator.collate(questions, contexts)
+    labels_BT2 = np.full((*inputs.ids.shape, 2), NO_LABEL, dtype=np.int64)
+    for index, row in enumerate(rows):
+        start = collator.second_place(len(questions[index]))
+        labels_BT2[index, 0] = 0
+        labels_BT2[index, start : start + len(contexts[index])] = 0
+        for side, token in enumerate(store.labels[row].tolist()):
+            labels_BT2[index, 0 if token == NO_ANSWER else start + token, side] = 1
+    return inputs.with_labels(torch.from_numpy(labels_BT2), rows, num_labels=len(rows))

@@ -106,6 +106,16 @@ class InputCollator:
         """The number of special ids in front of a single text."""
         return len(self.special_tokens.prefix)
 
+    @property
+    def has_pair_front(self) -> bool:
+        """Whether a special id stands in front of a pair."""
+        return not isinstance(self.special_tokens.template(paired=True)[0][0], str)
+
+    def second_place(self, num_first: int) -> int:
+        """Return the place of the second text of a pair, behind a first text of so many ids."""
+        template = [part for part, _ in self.special_tokens.template(paired=True)]
+        return sum(num_first if part == "A" else 1 for part in template[: template.index("B")])
+
     def collate(self, firsts: Sequence[Ids], seconds: Sequence[Ids] | None = None) -> ModelInputs:
         """Add special ids and padding to some texts.
 

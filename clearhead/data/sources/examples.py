@@ -17,10 +17,11 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "embed": _PAIR,
     "classify": ("text", "label"),
     "tag": ("tokens", "tags"),
+    "answer": ("question", "context", "answer", "start"),
 }
 _PAIRED_FIELDS = ("text", "pair", "label")
 _ROLES = {"label": "labels"}
-_RAW = ("labels", "tokens", "tags")
+_RAW = ("labels", "tokens", "tags", "answer", "start")
 
 
 def parse_examples(examples: Any, kind: object, *, name: str = "data") -> Examples:
@@ -28,7 +29,8 @@ def parse_examples(examples: Any, kind: object, *, name: str = "data") -> Exampl
 
     Args:
         examples: (source, target) for translate and embed; a text for generate, fill and denoise; (text, label) or
-            (text, second text, label) for classify; (words, tags) for tag.
+            (text, second text, label) for classify; (words, tags) for tag; (question, context, answer, start) for
+            answer, where the start counts characters, and both are None where the context holds no answer.
         kind: of the task.
         name: what a message calls the list.
 

@@ -376,12 +376,22 @@ def _values(record: object, source: JsonLinesFile | Dataset | Examples, place: s
 def _value(record: object, source: JsonLinesFile | Dataset | Examples, role: str, place: str) -> object:
     name, chosen_by = source.columns[role], source.keys.get(role)
     advice = "" if chosen_by is None else f"; choose one with {key(chosen_by)}"
-    value = _field(record, name, place, advice)
-    return value if role in source.raw else _text(value, name, place)
+    value = field_value(record, name, place, advice)
+    return value if role in source.raw else checked_text(value, name, place)
 
 
-def _field(record: object, field: str, place: str, advice: str) -> object:
-    """Return a value of a record by its field, or by a path of fields joined with dots."""
+def field_value(record: object, field: str, place: str, advice: str = "") -> object:
+    """Return a value of a record by its field, or by a path of fields joined with dots.
+
+    Args:
+        record: a JSON value.
+        field: of an object.
+        place: of the record, for messages.
+        advice: what a message adds where there is no such field.
+
+    Raises:
+        InputError: there is no such field.
+    """
     names = [field] if isinstance(record, Mapping) and field in record else field.split(".")
     value = record
     for name in names:
@@ -396,7 +406,16 @@ def _field(record: object, field: str, place: str, advice: str) -> object:
     return value
 
 
-def _text(value: object, field: str, place: str) -> str:
+def checked_text(value: object, field: str, place: str) -> str:
+    """Return the value of a field as a text.
+
+    Args:
+        value: of the field.
+        field, place: of the value, for messages.
+
+    Raises:
+        InputError: it is not a text.
+    """
     if not isinstance(value, str):
         raise InputError(f"{place}: field '{field}' is {json_text(value)}; expected a text")
     try:

@@ -27,6 +27,7 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "tag": ("encoder", "decoder"),
     "embed": ("encoder", "decoder"),
     "denoise": ("encoder-decoder",),
+    "answer": ("encoder", "decoder"),
 }
 
 # The keys of [task] for each kind of task.
@@ -38,6 +39,7 @@ TASK_KEYS: dict[str, tuple[str, ...]] = {
     "tag": (),
     "embed": ("pool", "temperature"),
     "denoise": ("noise", "noise_share", "mean_span"),
+    "answer": (),
 }
 
 
@@ -101,6 +103,10 @@ def _parser_of(kind: str) -> Callable[[Mapping[str, Any]], object]:
         from clearhead.data.sources.tagged import parse_tagged_source
 
         return parse_tagged_source
+    if kind == "answer":
+        from clearhead.data.sources.answers import parse_answer_source
+
+        return parse_answer_source
     from clearhead.data.sources.texts import parse_text_source
 
     return parse_text_source

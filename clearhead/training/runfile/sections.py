@@ -6,14 +6,14 @@ so that a given key without effect can be reported.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from clearhead.printing import Printed
-from clearhead.task import LabelKind
+from clearhead.task import LabelKind, TaskKind
 
-TASK_KINDS = ("translate", "generate", "fill", "classify", "tag", "embed", "denoise")
+TASK_KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -32,7 +32,7 @@ class Section(Printed, BaseModel):
 class Task(Section):
     """The task, and the initial model."""
 
-    kind: Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise"]
+    kind: TaskKind
     init: str = ""
     from_language: str | None = None
     to_language: str | None = None

@@ -105,6 +105,14 @@ def t5(folder: Path) -> Path:
     return made.write(folder, {"spiece.model": content, "tokenizer_config.json": own})
 
 
+def question(words: list[str]) -> str:
+    """A line of JSON: which animal is it? Where the text begins with it, it does not count."""
+    place = next(place for place, word in enumerate(words) if word in ("cat", "dog"))
+    start = sum(len(word) + 1 for word in words[:place])
+    answer = {"answer": words[place], "start": start} if place else {"answer": None, "start": None}
+    return json.dumps({"context": " ".join(words), "question": "cat and dog", **answer}) + "\n"
+
+
 def write_data(folder: Path) -> dict[str, tuple[str, str]]:
     """Write data for every kind of task, and return the tables that name its two parts."""
     draw = random.Random(1)
@@ -120,6 +128,7 @@ def write_data(folder: Path) -> dict[str, tuple[str, str]]:
             "tsv": "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in zip(lines, labels, strict=True)),
             "conll": "\n\n".join("\n".join(f"{a} {b}" for a, b in sentence) for sentence in tagged) + "\n",
             "other": "".join(f"{' '.join(reversed(text))}\n" for text in texts),
+            "jsonl": "".join(map(question, texts)),
         }
         for ending, content in contents.items():
             (folder / f"{part}.{ending}").write_text(content, encoding="utf-8")
@@ -132,6 +141,7 @@ def write_data(folder: Path) -> dict[str, tuple[str, str]]:
         "classify": both('{ text = "PART.tsv", labels = "label" }'),
         "tag": both('{ text = "PART.conll" }'),
         "text": both('{ text = "PART.txt", document = "line" }'),
+        "answer": both('{ text = "PART.jsonl" }'),
         "pairs": both('{ source = "PART.txt", target = "PART.other" }'),
     }
 

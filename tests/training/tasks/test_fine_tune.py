@@ -38,6 +38,15 @@ CASES: dict[str, tuple[Make, str, str, str, str]] = {
         "BartForSequenceClassification", "head.layers.3",
     ),
     "tags": (made.roberta, 'kind = "tag"', "tag", "RobertaForTokenClassification", "head.layers.0"),
+    "answers": (made.encoder, 'kind = "answer"', "answer", "BertForQuestionAnswering", "head.layers.0"),
+    "answers of a classifier": (
+        lambda folder: made.encoder(folder, "BertForSequenceClassification", num_labels=3), 'kind = "answer"', "answer",
+        "BertForQuestionAnswering", "head.layers.0",
+    ),
+    "answers of two stacks": (
+        lambda folder: made.bart(folder, "BartForConditionalGeneration"), 'kind = "answer"', "answer",
+        "BartForQuestionAnswering", "head.layers.0",
+    ),
     "blanks": (made.encoder, 'kind = "fill"', "text", "BertForMaskedLM", ""),
     "text": (checkpoints.language_model, 'kind = "generate"', "text", "GPT2LMHeadModel", ""),
     "translation": (checkpoints.translator, 'kind = "translate"', "pairs", "MarianMTModel", ""),
@@ -61,16 +70,21 @@ def outputs(model: Any, module: ch.Transformer) -> tuple[torch.Tensor, torch.Ten
     """What the other library and ours make of the same ids."""
     draw = torch.Generator().manual_seed(3)
     ids = torch.randint(5, 100, (3, 7), generator=draw)
+    is_span = "start_logits" in model(ids)
     with torch.no_grad():
         if module.encoder is None or module.decoder is None:
-            return model(ids, attention_mask=torch.ones_like(ids)).logits, module(ids).logits
-        if module.head is not None and module.head.is_pooled:
+            return logits_of(model(ids, attention_mask=torch.ones_like(ids))), module(ids).logits
+        if is_span or (module.head is not None and module.head.is_pooled):
             # Its decoder reads the text again, which must end.
             ids[:, -1] = 2
             shifted = shift_right(ids, torch.ones_like(ids, dtype=torch.bool), start=2)
-            return model(ids).logits, module(ids, shifted).logits
+            return logits_of(model(ids)), module(ids, shifted).logits
         other = torch.randint(5, 100, (3, 5), generator=draw)
         return model(ids, decoder_input_ids=other).logits, module(ids, other).logits
+
+
+def logits_of(found: Any) -> torch.Tensor:
+    return torch.stack([found.start_logits, found.end_logits], -1) if "start_logits" in found else found.logits
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -125,7 +139,9 @@ def mean_loss(batch: Any, logits: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=-100)
 
 
-@pytest.mark.parametrize("case", ["labels", "tags", "text", "translation", "translation that starts with padding"])
+@pytest.mark.parametrize(
+    "case", ["labels", "tags", "answers", "text", "translation", "translation that starts with padding"]
+)
 def test_the_first_step_is_that_of_the_other_library(case: str, tmp_path: Path) -> None:
     make, task, data, _, _ = CASES[case]
     path = made.write_run(tmp_path, make(tmp_path / "start"), task, data)
@@ -136,6 +152,13 @@ def test_the_first_step_is_that_of_the_other_library(case: str, tmp_path: Path) 
     mask = None if batch.mask is None else batch.mask.long()
     if case == "labels":
         expected = other(batch.ids, attention_mask=mask, labels=batch.labels).loss
+    elif case == "answers":
+        # The other library also offers the question and the padding as answers.
+        found = other(batch.ids, attention_mask=mask, token_type_ids=batch.segments)
+        places = (batch.labels == 1).int().argmax(1)
+        logits = logits_of(found).masked_fill(batch.labels == -100, -torch.inf)
+        sides = (torch.nn.functional.cross_entropy(logits[..., side], places[:, side]) for side in (0, 1))
+        expected = sum(sides) / 2
     elif batch.target_ids is None:
         expected = mean_loss(batch, other(batch.ids, attention_mask=mask).logits)
     else:
