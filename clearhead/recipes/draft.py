@@ -112,7 +112,8 @@ def draft(options: NewOptions) -> Draft:
         return _pair_draft(options)
     if options.task in RUNNING:
         return _text_draft(options)
-    return _label_draft(options) if options.task == "classify" else _tag_draft(options)
+    by_task = {"classify": _label_draft, "tag": _tag_draft, "answer": _answer_draft}
+    return by_task[options.task](options)
 
 
 @dataclass(frozen=True)
@@ -391,6 +392,34 @@ def _tag_draft(options: NewOptions) -> Draft:
         )
     facts = f"; {len(TagSet.of(data.tags, scheme).names)} tags, scheme {scheme}"
     examples = _Examples("sentences", len(data), found, held, train, valid, facts, files, overlapping)
+    return examples.draft(options, _data_name(options))
+
+
+def _answer_draft(options: NewOptions) -> Draft:
+    from clearhead.data.sources.answers import Question, parse_answer_source, read_answers
+
+    assert options.text is not None, "the options were checked"
+    train: dict[str, Value] = {"text": str(options.text)}
+    data = read_answers(parse_answer_source(train))
+    _refuse_few(len(data), "questions", f"{options.text} has")
+    contexts = dict.fromkeys(one.context for one in data)
+    found = survey([*((text,) for text in contexts), *((one.question,) for one in data)])
+    keys, overlapping = [[one.context] for one in data], 0
+    held, files = HeldOut(range(len(data))), dict[Path, Sequence[str]]()
+    if options.valid_text is not None:
+        valid: dict[str, Value] = {"text": str(options.valid_text)}
+        overlapping = num_overlapping(keys, [[one.context] for one in read_answers(parse_answer_source(valid))])
+    else:
+        held = draw(keys)
+
+        def record(question: Question) -> dict[str, object]:
+            texts, starts = ([gold[side] for gold in question.answers] for side in (0, 1))
+            return {"context": question.context, "question": question.question, "answer": texts, "start": starts}
+
+        train, valid = _copies(options.folder, held, lambda row: record(data[row]), files)
+    without = sum(not one.answers for one in data)
+    facts = f"; {len(contexts)} contexts, {without} questions without an answer"
+    examples = _Examples("questions", len(data), found, held, train, valid, facts, files, overlapping)
     return examples.draft(options, _data_name(options))
 
 

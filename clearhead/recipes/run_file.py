@@ -126,6 +126,7 @@ _TASKS: Mapping[str, TaskWords] = {
     "denoise": TaskWords("encoder-decoder", "", _LONGER_TEXT),
     "classify": TaskWords("encoder", "encoder | decoder | encoder-decoder", "longer texts are truncated"),
     "tag": TaskWords("encoder", "encoder | decoder", "longer sentences are read in several chunks"),
+    "answer": TaskWords("encoder", "encoder | decoder", "longer contexts are read in windows that overlap"),
     "embed": TaskWords(
         "encoder",
         "encoder | decoder",

@@ -93,6 +93,8 @@ _GENERATE_TRAIN: Mapping[str, Value] = {
     **_MUON, "batch_tokens": 1024, "learning_rate": 8e-3, "weight_decay": 0.1, "metric": "loss",
 }  # fmt: skip
 _ENCODER = Architecture(_GATED, saved_as="eurobert")
+# No architecture with a class that finds answers has these parts.
+_READER = Architecture(_GATED)
 _FILL_TRAIN: Mapping[str, Value] = {
     **_MUON, "batch_tokens": 2048, "learning_rate": 5e-3, "weight_decay": 0.1, "metric": "loss",
 }  # fmt: skip
@@ -192,6 +194,20 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
         Recipe(
             None, "bpe", 8_000, 256, (Size(2, 128, 4, 256, 0.2), Size(3, 192, 4, 512, 0.2, 4_000_000)),
             _ENCODER, _TAG_TRAIN, most_epochs=30,
+        ),
+    ),
+    # As for tags: these are not the result of a search.
+    "answer": (
+        Recipe(
+            1_500, "bpe", 2_000, 384, (Size(2, 64, 4, 128, 0.3),), _READER, _TAG_TRAIN, most_epochs=60,
+        ),
+        Recipe(
+            12_000, "bpe", 4_000, 384, (Size(2, 128, 4, 256, 0.2), Size(3, 192, 4, 512, 0.2, 4_000_000)),
+            _READER, _TAG_TRAIN, most_epochs=40,
+        ),
+        Recipe(
+            None, "bpe", 8_000, 384, (Size(2, 128, 4, 256, 0.2), Size(3, 192, 4, 512, 0.2, 4_000_000)),
+            _READER, _TAG_TRAIN, most_epochs=30,
         ),
     ),
     "embed": (

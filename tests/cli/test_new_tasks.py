@@ -12,9 +12,17 @@ from clearhead.cli.main import main
 from clearhead.training.runfile.read import load_run_file
 from tests.cli.test_generate import refused
 from tests.cli.tiny_run import PAIRS, write_pairs
-from tests.cli.tiny_tasks import LINES, SENTENCES, write_labelled, write_lines, write_sets, write_tagged
+from tests.cli.tiny_tasks import (
+    LINES,
+    SENTENCES,
+    write_labelled,
+    write_lines,
+    write_questions,
+    write_sets,
+    write_tagged,
+)
 
-KINDS = ("generate", "fill", "denoise", "classify", "tag", "embed")
+KINDS = ("generate", "fill", "denoise", "classify", "tag", "answer", "embed")
 SMALL = ["train.steps=3", "model.width=16", "model.feedforward=8", "model.layers=1", "model.heads=2"]
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -35,6 +43,9 @@ def write_data(folder: Path, kind: str) -> list[str]:
     if kind == "tag":
         write_tagged(folder, "train", SENTENCES)
         return ["--text", "train.conll"]
+    if kind == "answer":
+        write_questions(folder, "train", SENTENCES)
+        return ["--text", "train.jsonl"]
     if kind == "classify":
         write_labelled(folder, "train", SENTENCES)
         return ["--text", "train.tsv", "--labels", "label"]
