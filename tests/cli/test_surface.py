@@ -23,7 +23,7 @@ SURFACE = {
     ),
     "new classify": {"--text", "--labels", "--text-column", "--pair", "--label-kind", "--valid-text", "--valid-labels"}
     | NEW,
-    "new tag": {"--text", "--valid-text"} | NEW,
+    **dict.fromkeys(("new tag", "new answer"), {"--text", "--valid-text"} | NEW),
     "train": {"--resume", "--json"} | MACHINE,
     "translate": {"--beam-size", "--n-best", "--length-penalty", "--from", "--to", "--json"} | MACHINE,
     "generate": {
