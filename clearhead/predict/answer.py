@@ -82,19 +82,9 @@ def answer(
     for name, count in (("top_k", top_k), ("max_tokens", max_tokens)):
         if count < 1:
             raise InputError(f"{name} must be at least 1, got {count}")
-    warn_of_long_texts(len(context) > MOST_CHARACTERS, MOST_CHARACTERS, "characters")
-    context = context[:MOST_CHARACTERS]
-    question_ids = tokenizer.encode(question[:MOST_CHARACTERS])
-    ids, spans = tokenizer.encode_with_spans(context)
-    for name, tokens in (("question", question_ids), ("context", ids)):
-        if not tokens:
-            raise InputError(f"the {name} is empty; there is nothing to {'ask' if name == 'question' else 'read'}")
-    windows = context_windows(
-        len(question_ids),
-        len(ids),
-        longest=window_length(module, record),
-        num_special=collator.special_tokens.num_added(paired=True),
-    )
+    question_ids, ids, spans = _encode(tokenizer, question, context)
+    longest, num_special = window_length(module, record), collator.special_tokens.num_added(paired=True)
+    windows = context_windows(len(question_ids), len(ids), longest=longest, num_special=num_special)
     if allow_no_answer:
         check_no_answer(collator)
     found: dict[Span, float] = {}
@@ -112,6 +102,21 @@ def answer(
     if allow_no_answer:
         answers.append(Answer("", no_answer, 0, 0))
     return sorted(answers, key=lambda answer: (-answer.score, answer.start, answer.end))[:top_k]
+
+
+def _encode(tokenizer: Tokenizer, question: str, context: str) -> tuple[list[int], list[int], list[Span]]:
+    """Return the ids of a question, and those of a context with their characters.
+
+    Raises:
+        InputError: one of them has no token.
+    """
+    warn_of_long_texts(len(context) > MOST_CHARACTERS, MOST_CHARACTERS, "characters")
+    question_ids = tokenizer.encode(question[:MOST_CHARACTERS])
+    ids, spans = tokenizer.encode_with_spans(context[:MOST_CHARACTERS])
+    for name, tokens in (("question", question_ids), ("context", ids)):
+        if not tokens:
+            raise InputError(f"the {name} is empty; there is nothing to {'ask' if name == 'question' else 'read'}")
+    return question_ids, ids, spans
 
 
 def answer_collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> InputCollator:
