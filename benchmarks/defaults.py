@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import random
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ from clearhead.text.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "defaults"
 EXAMPLES = Path(__file__).parent.parent / "examples"
+NUM_TAGGED = 99_000
 MODEL_KEYS = ("layers", "width", "heads", "feedforward", "dropout")
 
 
@@ -74,6 +76,7 @@ CELLS = (
     Cell("classify", "5000", "SST-2", ACCURACY, 80.0),
     Cell("classify", "all", "SST-2", ACCURACY),
     Cell("tag", "5000", "Python's library, 99k tokens", TAGS, 88.0),
+    Cell("tag", "all", "Python's library", TAGS),
     Cell("fill", "5000", "Multi30k English", ACCURACY),
     Cell("fill", "all", "Multi30k English", ACCURACY),
     Cell("denoise", "5000", "Multi30k English", ACCURACY),
@@ -333,17 +336,26 @@ def labelled(rows: dict[str, list[tuple[str, str]]], folder: Path) -> Parts:
 
 
 def tag(cell: Cell, data: Path, folder: Path) -> Parts:
-    subprocess.run([sys.executable, str(EXAMPLES / "make_tags.py"), str(folder), "0.83"], check=True, stdout=sys.stderr)
+    """Sentences of the whole library, drawn at random up to a number of tokens."""
+    subprocess.run([sys.executable, str(EXAMPLES / "make_tags.py"), str(folder)], check=True, stdout=sys.stderr)
+    files = {part: folder / f"{part}.conll" for part in ("train", "valid", "test")}
 
     def sentences(part: str) -> list[list[tuple[str, str]]]:
-        text = (folder / f"{part}.conll").read_text(encoding="utf-8")
-        rows = ([line.split("\t") for line in one.split("\n")] for one in text.split("\n\n") if one)
+        parts = files[part].read_text(encoding="utf-8").split("\n\n")
+        rows = ([line.split("\t") for line in one.split("\n")] for one in parts if one)
         return [[(row[0], row[1]) for row in one] for one in rows]
 
-    files = {part: str(folder / f"{part}.conll") for part in ("train", "valid", "test")}
+    if cell.size == "5000":
+        drawn, kept, count = sentences("train"), [], 0
+        random.Random(1).shuffle(drawn)
+        for sentence in drawn:
+            if count + len(sentence) <= NUM_TAGGED:
+                kept.append(sentence)
+                count += len(sentence)
+        write(files["train"], ["".join(f"{word}\t{tag}\n" for word, tag in sentence) for sentence in kept])
     return Parts(
-        ["--text", files["train"], "--valid-text", files["valid"]],
-        ["--text", files["test"]],
+        ["--text", str(files["train"]), "--valid-text", str(files["valid"])],
+        ["--text", str(files["test"])],
         {"commonest tag": lambda run_folder: commonest_tags(sentences("train"), sentences("test"))},
     )
 
