@@ -1,5 +1,7 @@
 """The program `clearhead`, also `python -m clearhead`: its command line, imported where Ctrl-C leaves no traceback."""
 
+import contextlib
+import os
 import sys
 
 from clearhead.cli.console import print_message
@@ -10,10 +12,16 @@ def main() -> int:
     try:
         from clearhead.cli.main import main as run
 
-        return run()
+        code = run()
     except KeyboardInterrupt:
         print_message("clearhead: interrupted")
-        return 130
+        code = 130
+    if code in (130, 143):
+        # Everything is closed, and taking torch apart can last longer than the second in which a command leaves.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -66,11 +66,11 @@ _SEARCH = ("--tokenize", "--lowercase", "--beam-size", "--length-penalty", "--fr
 # For each task the options that name its data, and the others that it takes.
 OPTIONS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "translate": (("--source", "--target"), _SEARCH),
-    "generate": (("--text",), ("--text-column", "--document", "--pattern", "--window", "--stride")),
+    "generate": (("--text",), ("--text-column", "--document", "--pattern", "--window", "--stride", "--batch-size")),
     "fill": (("--text",), ("--text-column", "--document", "--pattern")),
     "denoise": (("--text",), ("--text-column", "--document", "--pattern")),
-    "classify": (("--text", "--labels"), ("--text-column", "--pair", "--plot")),
-    "tag": (("--text",), ()),
+    "classify": (("--text", "--labels"), ("--text-column", "--pair", "--plot", "--batch-size")),
+    "tag": (("--text",), ("--batch-size",)),
     "embed": (("--source", "--target"), ("--labels", "--batch-size")),
     "answer": (("--text",), ()),
 }

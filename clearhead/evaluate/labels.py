@@ -90,6 +90,7 @@ def evaluate_labels(
     record: TaskRecord,
     source: TableSource,
     *,
+    batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> LabelEvaluation:
     """Run a classifier over the texts of a source and score it.
@@ -99,6 +100,7 @@ def evaluate_labels(
         tokenizer: the tokenizer it was trained with.
         record: the task it was trained for.
         source: labelled texts.
+        batch_size: most texts of one batch; None: no limit but the tokens.
         batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer text is a batch of its own.
 
     Raises:
@@ -108,7 +110,8 @@ def evaluate_labels(
     max_length = max_input_length(module, record.max_length)
     store = prepare_labelled(source, tokenizer, max_length=max_length, kind=labels.kind, labels=labels)
     check_paired(record, is_paired=store.is_paired)
-    return evaluate_label_store(module, tokenizer, store, batch_tokens=batch_tokens, repeats=record.repeats)
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    return evaluate_label_store(module, tokenizer, store, **sizes, repeats=record.repeats)
 
 
 def evaluate_label_store(
@@ -116,6 +119,7 @@ def evaluate_label_store(
     tokenizer: Tokenizer,
     store: LabelStore,
     *,
+    batch_size: int | None = None,
     batch_tokens: int | None = None,
     repeats: Repeats | None = None,
 ) -> LabelEvaluation:
@@ -125,12 +129,13 @@ def evaluate_label_store(
         module: its head gives one output for each label; used in evaluation mode, its own mode is restored.
         tokenizer: the tokenizer of the store.
         store: the texts.
-        batch_tokens: as for `evaluate_labels`.
+        batch_size, batch_tokens: as for `evaluate_labels`.
         repeats: as in the model's task record.
     """
     collator = InputCollator.of(module.spec, tokenizer, repeats)
     sides = [list(side) for side in zip(*map(store.ids, range(len(store))), strict=True)]
-    logits_NL = pooled_outputs(module, collator, sides, width=store.labels.num_outputs, batch_tokens=batch_tokens)
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    logits_NL = pooled_outputs(module, collator, sides, width=store.labels.num_outputs, **sizes)
     return LabelEvaluation(_loss(logits_NL, store), _scores(logits_NL, store), len(store), str(store.report))
 
 

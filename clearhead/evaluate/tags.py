@@ -44,6 +44,7 @@ def evaluate_tags(
     record: TaskRecord,
     source: TaggedSource,
     *,
+    batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> TagEvaluation:
     """Run a tagger over the sentences of a source and score it.
@@ -53,6 +54,7 @@ def evaluate_tags(
         tokenizer: the tokenizer it was trained with.
         record: the task it was trained for.
         source: tagged sentences.
+        batch_size: most chunks of one batch; None: no limit but the tokens.
         batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer chunk is a batch of its own.
 
     Raises:
@@ -62,11 +64,16 @@ def evaluate_tags(
     tags = check_tagger(module, record)
     max_length = max_input_length(module, record.max_length)
     store = prepare_tagged(source, tokenizer, max_length=max_length, tags=tags)
-    return evaluate_tag_store(module, tokenizer, store, batch_tokens=batch_tokens)
+    return evaluate_tag_store(module, tokenizer, store, batch_size=batch_size, batch_tokens=batch_tokens)
 
 
 def evaluate_tag_store(
-    module: Transformer, tokenizer: Tokenizer, store: TagStore, *, batch_tokens: int | None = None
+    module: Transformer,
+    tokenizer: Tokenizer,
+    store: TagStore,
+    *,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
 ) -> TagEvaluation:
     """Run a model over prepared sentences and score it.
 
@@ -74,7 +81,7 @@ def evaluate_tag_store(
         module: its head gives one output of a token for each tag; used in evaluation mode, its own mode is restored.
         tokenizer: the tokenizer of the store.
         store: the sentences.
-        batch_tokens: as for `evaluate_tags`.
+        batch_size, batch_tokens: as for `evaluate_tags`.
 
     Raises:
         RunFailure: the model's outputs are not finite.
@@ -89,6 +96,7 @@ def evaluate_tag_store(
         InputCollator.of(module.spec, tokenizer),
         [store.chunks.ids[chunk] for chunk in chunks],
         [store.words[chunk] for chunk in chunks],
+        batch_size=batch_size,
         batch_tokens=batch_tokens,
     ):
         total += float(F.cross_entropy(logits_NL, torch.from_numpy(expected_W[words_N]), reduction="sum"))

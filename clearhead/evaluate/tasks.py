@@ -51,7 +51,9 @@ SourceT = TypeVar("SourceT")
 _SEARCH = ("tokenize", "lowercase", "beam_size", "length_penalty", "batch_size")
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "translate": _SEARCH,
-    "generate": ("window", "stride"),
+    "generate": ("window", "stride", "batch_size"),
+    "classify": ("batch_size",),
+    "tag": ("batch_size",),
     "embed": ("similarities", "batch_size"),
 }
 """The options of each kind of task that has any."""
@@ -80,7 +82,7 @@ class Evaluated(Protocol):
     def translate(self, texts: list[str], **options: Unpack[TranslateKwargs]) -> list[str]:
         """Return the translation of each text."""
 
-    def embed(self, texts: list[str]) -> Float32[ndarray, "texts width"]:
+    def embed(self, texts: list[str], *, batch_size: int | None) -> Float32[ndarray, "texts width"]:
         """Return the vector of each text."""
 
 
@@ -107,7 +109,7 @@ class EvaluateOptions:
         window, stride: tokens that a language model reads at once, and from one window to the next.
         tokenize, lowercase: sacreBLEU's settings; None: no tokenization for segmented text, else 13a.
         beam_size, length_penalty: of the search for translations.
-        batch_size: texts computed together.
+        batch_size: most texts, windows or chunks of a batch; None: a token budget decides.
         similarities: the expected similarity of each pair of texts; None: recall is measured.
 
     Raises:
@@ -208,9 +210,9 @@ def _measured(model: Evaluated, kind: str, data: object, options: EvaluateOption
         case "translate":
             return _translations(model, data, options, notify)
         case "classify":
-            return _labels(model, data, notify)
+            return _labels(model, data, options, notify)
         case "tag":
-            return _tags(model, data, notify)
+            return _tags(model, data, options, notify)
         case "answer":
             return _answers(model, data, notify)
         case "embed":
@@ -262,6 +264,7 @@ def _translations(model: Evaluated, data: object, options: EvaluateOptions, noti
         [model.special_tokens.for_source(ids) for ids in source.encode_batch([pair[0] for pair in pairs])],
         [model.special_tokens.for_target(ids) for ids in target.encode_batch([pair[1] for pair in pairs])],
         pad_id=target.pad_id,
+        batch_size=options.batch_size,
     )
     return {
         "bleu": scores.bleu,
@@ -285,8 +288,8 @@ def _text(model: Evaluated, data: object, options: EvaluateOptions, notify: Noti
     objective = _objective(model)
     if objective is None:
         return _next_tokens(model, corpus, options)
-    for option, value in (("window", options.window), ("stride", options.stride)):
-        if value is not None:
+    for option in ("window", "stride", "batch_size"):
+        if getattr(options, option) is not None:
             raise InputError(
                 f"{option} has no effect here: this model predicts the rest of a text from its beginning, not each "
                 "next token"
@@ -302,6 +305,7 @@ def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> 
         num_bytes=corpus.text_bytes,
         window=options.window or model.task.max_length,
         stride=options.stride,
+        batch_size=options.batch_size,
     )
     return {
         "loss": found.loss,
@@ -346,10 +350,11 @@ def _hidden_tokens(model: Evaluated, corpus: Corpus, objective: Objective) -> Re
     return {"loss": found.loss, "perplexity": math.exp(min(found.loss, 700.0)), "accuracy": found.score / 100}
 
 
-def _labels(model: Evaluated, data: object, notify: Notify) -> Record:
+def _labels(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Record:
     """Measure how well a model predicts labels or numbers."""
     source = _source(data, "classify", parse_labelled_source)
-    found = evaluate_labels(model.module, model.tokenizers.source, model.task, source)
+    parts = model.module, model.tokenizers.source, model.task
+    found = evaluate_labels(*parts, source, batch_size=options.batch_size)
     notify(found.report)
     record: Record = {"texts": found.num_texts, "loss": found.loss}
     match found.scores:
@@ -366,11 +371,12 @@ def _labels(model: Evaluated, data: object, notify: Notify) -> Record:
             return record | vars(scores)
 
 
-def _tags(model: Evaluated, data: object, notify: Notify) -> Record:
+def _tags(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Record:
     """Count entities as conlleval does."""
     source = _source(data, "tag", parse_tagged_source)
     rows = TaggedRows(source) if isinstance(source, Examples) else source
-    found = evaluate_tags(model.module, model.tokenizers.source, model.task, rows)
+    parts = model.module, model.tokenizers.source, model.task
+    found = evaluate_tags(*parts, rows, batch_size=options.batch_size)
     notify(found.report)
     scores = found.scores
     return {
@@ -404,18 +410,15 @@ def _vectors(model: Evaluated, data: object, options: EvaluateOptions) -> Record
     for index, pair in enumerate(zip(firsts, seconds, strict=True)):
         if not all(map(str.strip, pair)):
             raise InputError(f"{table.place(index)}: one side of the pair is empty; every pair needs both texts")
-    size = options.batch_size or len(firsts)
-    parts = [slice(start, start + size) for start in range(0, len(firsts), size)]
     if options.similarities is not None:
         if len(options.similarities) != len(firsts):
             given = len(options.similarities)
             raise InputError(f"there are {given} similarities, but {len(firsts)} pairs; expected one for each")
         expected = np.array(options.similarities, dtype=np.float64)
-        cosines = np.concatenate(
-            [similarity(model.module, model.tokenizers.source, firsts[part], seconds[part]) for part in parts]
-        )
+        parts = model.module, model.tokenizers.source, firsts, seconds
+        cosines = similarity(*parts, max_length=model.task.max_length, batch_size=options.batch_size)
         return {"spearman": spearman(cosines, expected), "pearson": pearson(cosines, expected), "pairs": len(firsts)}
-    first_ND, second_ND = (np.concatenate([model.embed(side[part]) for part in parts]) for side in (firsts, seconds))
+    first_ND, second_ND = (model.embed(side, batch_size=options.batch_size) for side in (firsts, seconds))
     # Pairs that share a text are right answers to each other, as in training.
     found = recall_at(first_ND, second_ND, groups=positive_groups(zip(firsts, seconds, strict=True)))
     return {"recall_at_1": found.mean, "forward": found.forward, "backward": found.backward, "pairs": len(firsts)}

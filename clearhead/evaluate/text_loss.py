@@ -55,11 +55,12 @@ def sequence_loss(
     num_bytes: int | None = None,
     window: int | None = None,
     stride: int | None = None,
+    batch_size: int | None = None,
 ) -> TextLoss:
     """Return the loss of all sequences together; nothing is kept for each token.
 
     Args:
-        module, sequences, pad_id, window, stride: as for `score_sequences`; sequences may be memory-mapped arrays.
+        module, sequences, pad_id, window, stride, batch_size: as for `score_sequences`; sequences may be memory-mapped.
         num_bytes: bytes of the text in UTF-8, for the bits per byte.
 
     Raises:
@@ -69,7 +70,7 @@ def sequence_loss(
         raise InputError("there is nothing to score: give at least one text.")
     started = time.perf_counter()
     nats, num_tokens = 0.0, 0
-    for _, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride):
+    for _, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride, batch_size=batch_size):
         nats -= float(log_probs.sum())
         num_tokens += len(log_probs)
     return TextLoss(nats, num_tokens, num_bytes, time.perf_counter() - started)
@@ -102,7 +103,12 @@ def text_loss(
 
 
 def target_loss(
-    module: Transformer, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, pad_id: int
+    module: Transformer,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    batch_size: int | None = None,
 ) -> TextLoss:
     """Return the loss of targets, given their sources.
 
@@ -111,6 +117,7 @@ def target_loss(
         sources: ids as the encoder reads them, none empty.
         targets: ids with start and end token.
         pad_id: padding id.
+        batch_size: most pairs of one batch; None: no limit but the tokens.
 
     Raises:
         InputError: no pairs, unequal counts, an empty source, or a sequence longer than the model's positions.
@@ -118,6 +125,6 @@ def target_loss(
     if not targets:
         raise InputError("there is nothing to evaluate: give at least one sentence pair.")
     started = time.perf_counter()
-    scores = score_targets(module, sources, targets, pad_id=pad_id, length_penalty=0.0)
+    scores = score_targets(module, sources, targets, pad_id=pad_id, length_penalty=0.0, batch_size=batch_size)
     nats = -math.fsum(score.log_probability for score in scores)
     return TextLoss(nats, sum(len(score.ids) for score in scores), None, time.perf_counter() - started)

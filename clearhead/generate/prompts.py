@@ -114,6 +114,7 @@ def score_texts(
     window: int | None = None,
     stride: int | None = None,
     length_penalty: float = 1.0,
+    batch_size: int | None = None,
 ) -> list[PairScore]:
     """Return the log-probabilities of texts under a decoder-only model, end token included.
 
@@ -121,7 +122,7 @@ def score_texts(
         module: a decoder-only model; run in evaluation mode, its own mode is restored.
         tokenizer: of the model.
         texts: to score; an empty one is the end token alone.
-        window, stride: as for `score_sequences`.
+        window, stride, batch_size: as for `score_sequences`.
         length_penalty: exponent alpha of the score.
 
     Raises:
@@ -134,6 +135,7 @@ def score_texts(
         window=window,
         stride=stride,
         length_penalty=length_penalty,
+        batch_size=batch_size,
     )
 
 

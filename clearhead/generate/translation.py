@@ -183,6 +183,7 @@ def score_translations(
     config: GenerationConfig | None,
     *,
     length_penalty: float,
+    batch_size: int | None = None,
 ) -> list[PairScore]:
     """Return the scores of targets given their sources, as search reports them.
 
@@ -190,6 +191,7 @@ def score_translations(
         module, tokenizers, special_tokens, config: as for `translate_texts`.
         sources, targets: as many sources as targets.
         length_penalty: exponent alpha of the score.
+        batch_size: most pairs scored together; None: a token budget decides.
 
     Raises:
         InputError: a single stack, unequal counts, or a sequence beyond the model's positions.
@@ -203,6 +205,7 @@ def score_translations(
         # A forced token has probability 1, as in search.
         forced=0 if config is None or config.forced_bos_id is None else 1,
         length_penalty=length_penalty,
+        batch_size=batch_size,
     )
 
 

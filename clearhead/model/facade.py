@@ -213,14 +213,21 @@ class Model(Predictions):
         return Model(self.module, hf_checkpoint.tokenizers.pair, self.task, hf_checkpoint)
 
     @overload
-    def score(self, source: str, target: str | None = None, *, length_penalty: float = 1.0) -> PairScore: ...
+    def score(
+        self, source: str, target: str | None = None, *, length_penalty: float = 1.0, batch_size: int | None = None
+    ) -> PairScore: ...
     @overload
     def score(
-        self, source: list[str], target: list[str] | None = None, *, length_penalty: float = 1.0
+        self,
+        source: list[str],
+        target: list[str] | None = None,
+        *,
+        length_penalty: float = 1.0,
+        batch_size: int | None = None,
     ) -> list[PairScore]: ...
 
     def score(
-        self, source: object, target: object = None, *, length_penalty: float = 1.0
+        self, source: object, target: object = None, *, length_penalty: float = 1.0, batch_size: int | None = None
     ) -> PairScore | list[PairScore]:
         """Return the log-probability of each target given its source, with the score that search reports.
 
@@ -228,23 +235,26 @@ class Model(Predictions):
             source: one text, or a list of them.
             target: as many; None: a decoder-only model scores the sources themselves.
             length_penalty: exponent alpha of the score.
+            batch_size: most texts, or pairs, of a batch; None: a token budget decides.
 
         Raises:
             InputError: the counts differ, a target is missing or not wanted, or a text is longer than the model's
                 positions.
         """
+        source, target = (list(texts) if isinstance(texts, Iterator) else texts for texts in (source, target))
         if target is None:
             return answer_each(
                 source,
-                lambda texts: score_texts(self.module, self.tokenizer, texts, length_penalty=length_penalty),
+                lambda texts: score_texts(
+                    self.module, self.tokenizer, texts, length_penalty=length_penalty, batch_size=batch_size
+                ),
             )
-        special_tokens, config = self._languages(None, None)
+        parts = self._languages(None, None)
         targets: list[str] = answer_each([target] if isinstance(target, str) else target, list)
 
         def scored(sources: list[str]) -> list[PairScore]:
-            return score_translations(
-                self.module, self.tokenizers, sources, targets, special_tokens, config, length_penalty=length_penalty
-            )
+            given = self.module, self.tokenizers, sources, targets, *parts
+            return score_translations(*given, length_penalty=length_penalty, batch_size=batch_size)
 
         return answer_each(source, scored)
 

@@ -178,6 +178,7 @@ def test_the_table_of_classes_follows_from_the_matrix(runs: Runs, capfd: pytest.
         predicted = matrix[:, index].sum()
         assert row["precision"] == (matrix[index, index] / predicted if predicted else None)
         assert row["recall"] == matrix[index, index] / row["count"]
+    assert evaluated("pair", runs, capfd, "--batch-size", "3")["confusion"] == record["confusion"]
     f1 = [row["f1"] for row in record["labels"].values()]
     assert math.isclose(record["macro_f1"], sum(f1) / len(f1), rel_tol=1e-9)
 
@@ -198,6 +199,7 @@ def test_entities_for_a_person(runs: Runs, capfd: pytest.CaptureFixture[str]) ->
     found = runs("tag")
     out = run(capfd, "evaluate", str(found), *data_of(found, "tag"))
     assert "NAME" in out and "accuracy of tags" in out
+    assert run(capfd, "evaluate", str(found), *data_of(found, "tag"), "--batch-size", "2") == out
 
 
 def test_similarities_follow_scores(

@@ -55,6 +55,7 @@ def score_targets(
     pad_id: int,
     length_penalty: float,
     forced: int = 0,
+    batch_size: int | None = None,
     batch_tokens: int = 8192,
 ) -> list[PairScore]:
     """Return the log-probabilities of each target given its source, in the order given.
@@ -66,6 +67,7 @@ def score_targets(
         pad_id: padding id.
         length_penalty: exponent alpha of the score.
         forced: how many of the first predicted ids have probability 1.
+        batch_size: most pairs scored together; None: no limit but the tokens.
         batch_tokens: most padded source + target tokens scored together.
 
     Raises:
@@ -84,7 +86,7 @@ def score_targets(
     budget = max(min(batch_tokens, 2 * MOST_LOGITS // module.num_target_ids), 1)
     costs = [2 * max(len(source), len(label)) for source, label in zip(sources, labels, strict=True)]
     with evaluation_mode(module), torch.inference_mode():
-        for batch in batches_by_cost(costs, budget=budget, most_rows=None):
+        for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
             ids_BS, mask_BS = pad_ids([sources[i] for i in batch], pad_id, device)
             labels_BT, mask_BT = pad_ids([labels[i] for i in batch], pad_id, device)
             target_BT, _ = pad_ids([targets[i][:-1] for i in batch], pad_id, device)

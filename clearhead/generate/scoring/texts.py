@@ -71,6 +71,7 @@ def score_sequences(
     window: int | None = None,
     stride: int | None = None,
     length_penalty: float = 1.0,
+    batch_size: int | None = None,
 ) -> list[PairScore]:
     """Return the log-probability of each token of each sequence but the first, in the order given.
 
@@ -81,13 +82,14 @@ def score_sequences(
         window: most tokens read at once; None: the model's positions, or whole sequences where they are unlimited.
         stride: tokens between the starts of two windows, from 1 to `window`; None: `window`.
         length_penalty: exponent alpha of the score.
+        batch_size: most windows scored together; None: a token budget decides.
 
     Raises:
         InputError: the model does not predict next tokens, a sequence has no token to score, or a window or stride is
             out of range.
     """
     scored = [np.empty(len(ids) - 1) for ids in sequences]
-    for part, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride):
+    for part, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride, batch_size=batch_size):
         scored[part.sequence][part.first - 1 : part.stop] = log_probs
     return [
         PairScore.of([int(index) for index in ids[1:]], row.tolist(), length_penalty)
@@ -96,7 +98,13 @@ def score_sequences(
 
 
 def token_log_probabilities(
-    module: Transformer, sequences: Sequence[Ids], pad_id: int, window: int | None, stride: int | None
+    module: Transformer,
+    sequences: Sequence[Ids],
+    pad_id: int,
+    window: int | None,
+    stride: int | None,
+    *,
+    batch_size: int | None = None,
 ) -> Iterator[tuple[Window, Float[ndarray, " scored"]]]:
     """Yield each window with the log-probabilities of its scored tokens, longest windows first."""
     window, stride = _checked(module, sequences, window, stride)
@@ -107,7 +115,7 @@ def token_log_probabilities(
     num_outputs = module.num_target_ids
     budget = max(min(2**14, MOST_LOGITS // num_outputs), 1)
     with evaluation_mode(module):
-        for batch in batches_by_cost(costs, budget=budget, most_rows=None):
+        for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
             chosen = [parts[i] for i in batch]
             with torch.inference_mode():
                 found = _score(module, sequences, chosen, pad_id, most_states=max(MOST_LOGITS // num_outputs, 1))
