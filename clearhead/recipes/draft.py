@@ -244,15 +244,20 @@ def _text_draft(options: NewOptions) -> Draft:
     table: dict[str, Value] = {"text": str(text), **train}
     valid: dict[str, Value] | float = held_out_share(found)
     note = "the share of the text, from its end, that is held out of training"
+    are_lines = document["document"] == "line" and found.num_characters <= MOST_COUNTED
     split = f"every {document['document']} is a document"
     messages = [f"{found.num_characters} characters, {found.num_distinct} distinct ones; {split}"]
     files: dict[Path, Sequence[str]] = {}
     if options.valid_text is not None:
         valid, note = {"text": str(options.valid_text), **(train if options.valid_text.is_dir() else form)}, ""
         measure(parse_text_source(valid))
-    elif document["document"] == "line" and found.num_characters <= MOST_COUNTED:
-        lines = [chunk.text for chunk in parse_text_source(table).chunks()]
-        held = draw([[line.strip()] for line in lines])
+        overlapping = num_overlapping(_line_keys(_lines(table)), _line_keys(_lines(valid))) if are_lines else 0
+        if overlapping:
+            note = _overlap_note(overlapping, "lines")
+            messages.append(_overlap(overlapping, "lines"))
+    elif are_lines:
+        lines = _lines(table)
+        held = draw(_line_keys(lines))
         paths = {part: options.folder / f"{part}.txt" for part in PARTS}
         files = {path: [lines[row] for row in getattr(held, part)] for part, path in paths.items()}
         table, valid = {"text": str(paths["train"]), **document}, {"text": str(paths["valid"]), **document}
@@ -275,6 +280,16 @@ def _text_draft(options: NewOptions) -> Draft:
     )
     num_held = len(files[paths["valid"]]) if files else valid if isinstance(valid, float) else 0
     return Draft(plan, {"characters": found.num_characters, "held_out": num_held}, messages, files)
+
+
+def _lines(table: Mapping[str, Value]) -> list[str]:
+    from clearhead.data.sources.texts import parse_text_source
+
+    return [chunk.text for chunk in parse_text_source(table).chunks()]
+
+
+def _line_keys(lines: Sequence[str]) -> list[list[str]]:
+    return [[line.strip()] for line in lines]
 
 
 def _data_name(options: NewOptions) -> str:

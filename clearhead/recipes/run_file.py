@@ -153,7 +153,7 @@ _COMMENTS: Mapping[str, str] = {
     "model.bias": "true: linear maps have a bias",
     "model.tie": "one table for all embeddings and the output: all | decoder | none",
     "train.optimizer": "adam | adamw | muon",
-    "train.learning_rate": "of the highest step; lower if the loss jumps",
+    "train.learning_rate": "the peak; lower it if the loss jumps",
     "train.weight_decay": "of matrices",
     "train.schedule": "paper | inverse-sqrt | cosine | linear | wsd | plateau | constant",
     "train.warmup": "a share of the steps, or a number of them",

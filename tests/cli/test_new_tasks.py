@@ -93,7 +93,9 @@ def test_tagged_sentences_are_held_out_whole(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_given_validation_is_used_and_nothing_is_copied(kind: str, folder: Path) -> None:
+def test_given_validation_is_used_and_nothing_is_copied(
+    kind: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     options = write_data(folder, kind)
     if kind == "embed":
         write_pairs(folder, "val", PAIRS[:7])
@@ -106,6 +108,7 @@ def test_given_validation_is_used_and_nothing_is_copied(kind: str, folder: Path)
     written = load_run_file(folder / "own.toml")
     given = written.data.valid.model_dump(exclude_none=True)
     assert valid[1] in given.values() and written.train.run == "runs/x"
+    assert "have a text that training reads too" in capfd.readouterr().err
     assert not list(folder.glob("*-data"))
 
 
