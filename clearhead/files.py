@@ -8,7 +8,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
@@ -169,18 +169,31 @@ def typed(content: object, kind: type[T], *, name: str) -> T:
         # Only in its JSON mode does pydantic take a list for a tuple, and yet no string for a number.
         return TypeAdapter(kind).validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        faults = [_sentence(dict(fault)) for fault in error.errors(include_url=False)[:MOST_FAULTS]]
-        raise InputError.from_faults([f"{name}: {fault}" for fault in faults], subject=name) from None
+        found: dict[str, list[str]] = {}
+        for fault in error.errors(include_url=False)[:MOST_FAULTS]:
+            place, received = _place(fault["loc"], content)
+            is_container = isinstance(received, list | dict)
+            shown = f"a {type(received).__name__}" if is_container else repr(received)[:60]
+            message = fault["msg"].removeprefix("Input should be ").lower()
+            message = "but it is missing" if fault["type"] == "missing" else f"expected {message}, got {shown}"
+            found.setdefault(place, []).append(message)
+        # Of several types that a value may have, pydantic reports each.
+        faults = [f"{name}: {place or 'the file'}: {'; or '.join(messages)}" for place, messages in found.items()]
+        raise InputError.from_faults(faults, subject=name) from None
 
 
-def _sentence(fault: dict[str, Any]) -> str:
-    place = ".".join(
-        str(part) for part in fault["loc"] if not isinstance(part, str) or not part.startswith("function-")
-    )
-    received = fault["input"]
-    shown = type(received).__name__ if isinstance(received, list | dict) else repr(received)
-    message = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ").lower()
-    return f"{place or 'the file'}: expected {message}, got {shown[:60]}"
+def _place(location: Sequence[int | str], content: Any) -> tuple[str, Any]:
+    """Return the path of a fault without the names of types that pydantic puts in, and what is there."""
+    parts = []
+    for number, part in enumerate(location):
+        if isinstance(content, dict) and isinstance(part, str) and (part in content or number == len(location) - 1):
+            content = content.get(part)
+        elif isinstance(content, list) and isinstance(part, int) and part < len(content):
+            content = content[part]
+        else:
+            continue
+        parts.append(str(part))
+    return ".".join(parts), content
 
 
 def read_json_object(path: Path, *, what: str, largest: int = LARGEST_JSON) -> dict[str, Any]:

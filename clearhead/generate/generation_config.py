@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
 
 from clearhead.errors import InputError
+from clearhead.files import typed
 from clearhead.generate.processors import BannedIds, BannedSequences, ForcedAt, Processor
 
 # Keys of generation_config.json that are options, and their names here.
@@ -49,6 +52,46 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "remove_invalid_values": (False,),
     "token_healing": (False,),
 }
+
+
+# What a checkpoint may ask for by its own files; an option of a call may be larger.
+MOST_SEQUENCES, MOST_TOKENS = 2**10, 2**20
+
+_Id = Annotated[int, Field(ge=0, lt=2**31)]
+_Length = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+_Count = Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Settings(BaseModel):
+    """The keys of generation_config.json that are read, with their types and ranges."""
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_k: _Id | None = None
+    top_p: _Share | None = None
+    min_p: _Share | None = None
+    penalty_alpha: _Share | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    length_penalty: float | None = None
+    no_repeat_ngram_size: _Length | None = None
+    encoder_no_repeat_ngram_size: _Length | None = None
+    num_beams: _Count | None = None
+    num_return_sequences: _Count | None = None
+    max_new_tokens: _Length | None = None
+    min_new_tokens: _Length | None = None
+    max_length: _Length | None = None
+    min_length: _Length | None = None
+    do_sample: bool | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    decoder_start_token_id: _Id | list[_Id] | None = None
+    bos_token_id: _Id | list[_Id] | None = None
+    pad_token_id: _Id | list[_Id] | None = None
+    forced_bos_token_id: _Id | list[_Id] | None = None
+    forced_eos_token_id: _Id | list[_Id] | None = None
+    eos_token_id: _Id | list[_Id] | None = None
+    suppress_tokens: list[_Id] | None = None
+    begin_suppress_tokens: list[_Id] | None = None
+    bad_words_ids: list[Annotated[list[_Id], Field(min_length=1)]] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,34 +143,60 @@ class GenerationConfig:
         Raises:
             InputError: values of a wrong type.
         """
-        faults: list[str] = []
-        words = _sequences(settings, "bad_words_ids", faults)
-        ends = _ids(settings, "eos_token_id", faults)
-        lasts = _ids(settings, "forced_eos_token_id", faults)
-        config = cls(
-            decoder_start_id=_id(settings, "decoder_start_token_id", faults),
-            bos_id=_id(settings, "bos_token_id", faults),
+        given = typed({key: settings[key] for key in _Settings.model_fields if key in settings}, _Settings, name=source)
+        words = [tuple(ids) for ids in given.bad_words_ids or ()]
+        ends, lasts = _ids(given.eos_token_id), _ids(given.forced_eos_token_id)
+        # The end token is never banned.
+        banned = {*_ids(given.suppress_tokens), *(word[0] for word in words if len(word) == 1)} - {*ends}
+        return cls(
+            decoder_start_id=_id(given.decoder_start_token_id),
+            bos_id=_id(given.bos_token_id),
             eos_ids=ends,
-            pad_id=_id(settings, "pad_token_id", faults),
-            forced_bos_id=_id(settings, "forced_bos_token_id", faults),
+            pad_id=_id(given.pad_token_id),
+            forced_bos_id=_id(given.forced_bos_token_id),
             forced_eos_id=lasts[0] if lasts else None,
-            # The end token is never banned.
-            banned_ids=tuple(
-                sorted({*_ids(settings, "suppress_tokens", faults), *(w[0] for w in words if len(w) == 1)} - {*ends})
-            ),
-            banned_first_ids=_ids(settings, "begin_suppress_tokens", faults),
+            banned_ids=tuple(sorted(banned)),
+            banned_first_ids=_ids(given.begin_suppress_tokens),
             banned_sequences=tuple(word for word in words if len(word) > 1),
-            options=_options(settings),
-            max_length=_id(settings, "max_length", faults),
-            min_length=_id(settings, "min_length", faults) or 0,
+            options=_options(given),
+            max_length=given.max_length,
+            min_length=given.min_length or 0,
             unsupported=_unsupported(settings, lasts),
-            early_stopping=settings.get("early_stopping") is True,
+            early_stopping=given.early_stopping is True,
         )
-        if settings.get("early_stopping") not in (None, True, False, "never"):
-            faults.append(f"early_stopping must be true, false or 'never', not {settings['early_stopping']!r}")
+
+    def refuse_ids_beyond(self, rows: int, source: str) -> None:
+        """Refuse ids that a vocabulary does not have.
+
+        Args:
+            rows: of the decoder's token embedding.
+            source: name of the settings in messages.
+
+        Raises:
+            InputError: an id is beyond the rows; all are named.
+        """
+        single = {
+            "decoder_start_token_id": self.decoder_start_id,
+            "bos_token_id": self.bos_id,
+            "pad_token_id": self.pad_id,
+            "forced_bos_token_id": self.forced_bos_id,
+            "forced_eos_token_id": self.forced_eos_id,
+        }
+        several = {
+            "eos_token_id": self.eos_ids,
+            "suppress_tokens": self.banned_ids,
+            "begin_suppress_tokens": self.banned_first_ids,
+            "bad_words_ids": tuple(index for ids in self.banned_sequences for index in ids),
+        }
+        found = several | {key: (index,) for key, index in single.items() if index is not None}
+        largest = {key: max(ids) for key, ids in found.items() if ids}
+        faults = [
+            f"{source}: {key} has the id {index}, but the model has {rows} rows for ids, so the last is {rows - 1}"
+            for key, index in largest.items()
+            if index >= rows
+        ]
         if faults:
-            raise InputError.from_faults([f"{source}: {fault}" for fault in faults], subject=source)
-        return config
+            raise InputError.from_faults(faults, subject=source)
 
     def options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call: given options replace settings, and settings without effect are dropped.
@@ -185,46 +254,19 @@ class GenerationConfig:
         return [*shown, *(f"not supported: {key}" for key in self.unsupported)]
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _id(settings: Mapping[str, Any], key: str, faults: list[str]) -> int | None:
-    value = settings.get(key)
-    if value is None or _is_id(value):
-        return value
+def _id(ids: int | list[int] | None) -> int | None:
     # Some files write an id as a list of one element.
-    if isinstance(value, Sequence) and len(value) and _is_id(value[0]):
-        return int(value[0])
-    faults.append(f"{key} must be a number from 0, not {value!r}")
-    return None
+    return ids if isinstance(ids, int | None) else ids[0] if ids else None
 
 
-def _ids(settings: Mapping[str, Any], key: str, faults: list[str]) -> tuple[int, ...]:
-    value = settings.get(key)
-    if value is None:
-        return ()
-    found = [value] if isinstance(value, int) else value
-    if not isinstance(found, list) or not all(map(_is_id, found)):
-        faults.append(f"{key} must be an id or a list of ids, not {value!r}")
-        return ()
-    return tuple(found)
+def _ids(ids: int | list[int] | None) -> tuple[int, ...]:
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def _sequences(settings: Mapping[str, Any], key: str, faults: list[str]) -> list[tuple[int, ...]]:
-    value = settings.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(ids, list) and ids and all(map(_is_id, ids)) for ids in value):
-        faults.append(f"{key} must be a list of lists of ids, not {value!r}")
-        return []
-    return [tuple(ids) for ids in value]
-
-
-def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _options(given: _Settings) -> dict[str, Any]:
     """Return the default options; those of sampling only if the settings turn sampling on."""
-    found = {_OPTIONS[key]: settings[key] for key in _OPTIONS if settings.get(key) is not None}
-    samples = settings.get("do_sample") is True and found.get("beam_size", 1) == 1
+    found = {ours: value for key, ours in _OPTIONS.items() if (value := getattr(given, key)) is not None}
+    samples = given.do_sample is True and found.get("beam_size", 1) == 1
     if samples:
         found.setdefault("temperature", 1.0)
         return found

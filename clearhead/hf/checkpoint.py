@@ -237,11 +237,15 @@ def with_decoder_tokens(
         tokenizers: with the special tokens of their files, which do not depend on the model.
         config: the generation settings.
         module: of the checkpoint.
+
+    Raises:
+        InputError: the settings have ids beyond the vocabulary.
     """
     pair = tokenizers.pair
     special_tokens = pair.target.special_tokens
     if module.decoder is None:
         return tokenizers
+    config.refuse_ids_beyond(module.num_target_ids, "the generation settings")
     if module.encoder is None:
         opening = pair.target.bos_id if config.bos_id is None else config.bos_id
         end = config.eos_ids[0] if config.eos_ids else pair.target.eos_id

@@ -54,8 +54,7 @@ def read_generation_config(folder: Path, task: str | None = None) -> GenerationC
     """
     config = read_config(folder)
     config = {**DEFAULT_IDS.get(str(config.get("model_type")), {}), **config}
-    tasks = config.get("task_specific_params")
-    listed = {name: one for name, one in (tasks if isinstance(tasks, dict) else {}).items() if isinstance(one, dict)}
+    listed = config.get("task_specific_params") or {}
     prefixes = {name: one["prefix"] for name, one in listed.items() if isinstance(one.get("prefix"), str)}
     path, settings = folder / GENERATION_CONFIG, config
     if path.is_file():

@@ -12,7 +12,8 @@ from clearhead.errors import InputError
 from clearhead.files import read_model_text
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
-from clearhead.runs.directory import SPEC_FILE, model_files, read_task, settled
+from clearhead.hf.mapping.config import num_outputs
+from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -41,6 +42,7 @@ def load_saved(
     if task.kind in ("classify", "tag", "answer") and weights.parent.name == "step-0":
         raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
     module = build(ModelSpec.from_json(read_model_text(folder / SPEC_FILE, what="a spec")), device="meta")
+    _refuse_other_task(module.spec, task, folder)
     fill(module, tensors, source=str(weights))
     module.to(dtype)
     tokenizers = TokenizerPair.load(folder)
@@ -51,3 +53,12 @@ def load_saved(
 def _found(reference: str) -> tuple[Path, Path, dict[str, Tensor]]:
     folder, weights = model_files(reference)
     return folder, weights, load_merged(weights)
+
+
+def _refuse_other_task(model: ModelSpec, task: TaskRecord, folder: Path) -> None:
+    """Refuse a record whose task the outputs of the model are not for."""
+    outputs = num_outputs(model)
+    if task.kind != "embed" and outputs is None:
+        raise InputError(f"{folder / SPEC_FILE} has no outputs, but the task is to {task.kind}; restore both files")
+    if task.kind in ("classify", "tag") and outputs != max(1, len(task.labels)):
+        raise InputError(f"{folder / TASK_FILE} has {len(task.labels)} labels, but the model has {outputs} outputs")

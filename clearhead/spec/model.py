@@ -29,6 +29,8 @@ from clearhead.spec.positions import Disentangled, DistanceTable, RelativeBucket
 from clearhead.spec.pydantic_errors import error_messages
 from clearhead.spec.traversal import walk
 
+MOST_LAYERS = 2**10
+
 
 class Model(Node):
     """A Transformer: an encoder, a decoder, or both, and the head."""
@@ -115,6 +117,8 @@ def _unfold(layers: Any) -> Any:
     distinct, order = layers.get("distinct"), layers.get("order")
     if not isinstance(distinct, list) or not isinstance(order, list):
         raise InputError("layers must hold 'distinct' (a list of layers) and 'order' (a list of their indices)")
+    if len(order) > MOST_LAYERS:
+        raise InputError(f"layers.order: {len(order)} layers are too many, at most {MOST_LAYERS} are supported")
     wrong = [index for index in order if not isinstance(index, int) or not 0 <= index < len(distinct)]
     if wrong:
         raise InputError(f"layers.order: {wrong[0]!r} is not an index of the {len(distinct)} distinct layers")

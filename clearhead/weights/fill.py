@@ -11,6 +11,8 @@ from clearhead.core import Transformer, build
 from clearhead.errors import InputError, nearest
 from clearhead.spec import Model
 
+MOST_SHOWN = 20
+
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
     """Put named tensors into a module, which may be on the meta device.
@@ -25,7 +27,10 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> No
     """
     slots = module.state_dict()
     faults = [f"'{name}' is missing" for name in slots if name not in tensors]
-    faults += [f"'{name}' has no place in the model{nearest(name, slots)}" for name in tensors if name not in slots]
+    strangers = [name for name in tensors if name not in slots]
+    faults += [f"'{name}' has no place in the model{nearest(name, slots)}" for name in strangers[:MOST_SHOWN]]
+    if len(strangers) > MOST_SHOWN:
+        faults.append(f"{len(strangers) - MOST_SHOWN} more have no place in the model")
     faults += [
         f"'{name}' has the shape {list(tensors[name].shape)}, the model needs {list(slot.shape)}"
         for name, slot in slots.items()

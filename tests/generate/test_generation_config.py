@@ -60,8 +60,34 @@ def test_chance_counts_only_where_it_is_asked_for() -> None:
 def test_what_is_not_done_is_told_and_what_is_wrong_is_named() -> None:
     assert rules(encoder_repetition_penalty=1.3, typical_p=1.0).unsupported == ("encoder_repetition_penalty",)
     assert rules(do_sample=True, num_beams=3).unsupported == ("do_sample together with num_beams",)
-    with pytest.raises(InputError, match=r"(?s)bad_words_ids must be a list.*eos_token_id must be an id or a list"):
+    with pytest.raises(
+        InputError, match=r"(?s)eos_token_id: expected .*integer.*or expected .*bad_words_ids\.0: expected"
+    ):
         rules(eos_token_id="</s>", bad_words_ids=[[]])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": -1}, {"num_beams": 0.5}, {"num_beams": float("nan")}, {"num_beams": 10**9}, {"num_beams": "4"},
+        {"num_return_sequences": 10**5}, {"max_length": 10**9}, {"max_new_tokens": -1}, {"temperature": -0.1},
+        {"top_p": 1.5}, {"repetition_penalty": 0}, {"eos_token_id": -1}, {"suppress_tokens": [2**40]},
+        {"bad_words_ids": [[]]}, {"do_sample": "yes"}, {"early_stopping": 1},
+    ],
+)  # fmt: skip
+def test_a_setting_out_of_range_is_refused_by_name(settings: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=f"g.json: {next(iter(settings))}"):
+        rules(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"eos_token_id": [2, 29]}, {"bos_token_id": 29}, {"suppress_tokens": [29]}, {"bad_words_ids": [[1, 29]]}],
+)
+def test_an_id_beyond_the_vocabulary_is_named(settings: dict[str, object]) -> None:
+    rules(**settings).refuse_ids_beyond(30, "g.json")
+    with pytest.raises(InputError, match=rf"{next(iter(settings))} has the id 29, but the model has 29 rows"):
+        rules(**settings).refuse_ids_beyond(29, "g.json")
 
 
 @pytest.mark.parametrize("length", [PROMPT, PROMPT + 1, PROMPT + 10])

@@ -20,6 +20,7 @@ from clearhead.hf.files.tensor_files import INDEX, READ, inside
 from clearhead.weights.files import save_tensors
 
 _SINGLE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+MOST_GROWTH = 4
 _COPIED = tuple(suffix for suffix in READ if suffix != ".safetensors")
 
 
@@ -100,6 +101,14 @@ def _read(path: Path) -> dict[str, Tensor]:
         for name, value in found.items()
         if not isinstance(value, Tensor)
     ]
+    dense = [value for value in found.values() if isinstance(value, Tensor) and value.layout == torch.strided]
+    if not faults and len(dense) < len(found):
+        faults.append(f"{path}: a tensor is not dense")
+    # A tensor of stride 0, or thousands of views of one, would be written as more numbers than the file holds.
+    views = {(value.data_ptr(), value.dtype, value.shape, value.stride()): value for value in dense}
+    size = sum(value.numel() * value.element_size() for value in views.values())
+    if size > MOST_GROWTH * path.stat().st_size:
+        faults.append(f"{path}: its tensors have {size} bytes, far more than the file")
     if faults:
         raise InputError.from_faults(faults, subject=str(path))
     return found

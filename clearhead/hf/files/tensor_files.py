@@ -9,20 +9,22 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.files import read_json_object, refuse_link_out
+from clearhead.files import LARGEST_VOCABULARY, parse_json, read_json_object, refuse_link_out, typed
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 READ = (".json", ".txt", ".model", ".spm", ".jinja", ".safetensors")
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 BLOCK = 2**22
+MOST_TENSORS = 2**18
 
 
 def inside(directory: Path, name: str) -> Path:
@@ -31,7 +33,7 @@ def inside(directory: Path, name: str) -> Path:
     Raises:
         InputError: the name leads out of the folder, by itself or through a link.
     """
-    if not name or "/" in name or "\\" in name or name in (".", "..") or "\0" in name:
+    if not name or "/" in name or "\\" in name or name in (".", "..") or "\0" in name or len(name.encode()) > 255:
         raise InputError(f"{directory}: '{name}' is not the name of a file in this folder")
     path = directory / name
     refuse_link_out(path, directory)
@@ -54,13 +56,35 @@ def is_checkpoint(directory: Path) -> bool:
     return (directory / CONFIG).is_file()
 
 
+class _Config(BaseModel):
+    """The keys of config.json that every family shares; those of its own are in the family's table."""
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    id2label: dict[str, str | int | float | bool | None] | None = None
+    num_labels: Annotated[int, Field(ge=0, lt=2**26)] | None = None
+    problem_type: str | None = None
+    tokenizer_class: str | None = None
+    task_specific_params: dict[str, dict[str, Any]] | None = None
+    quantization_config: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    layer_types: list[str] | None = None
+
+
 def read_config(directory: Path, name: str = CONFIG) -> dict[str, Any]:
     """Read a JSON object from a file of a folder.
 
     Raises:
-        InputError: there is no such file, it is a link out of the folder, or it is not a JSON object.
+        InputError: there is no such file, it is a link out of the folder, it is not a JSON object, or a key that all
+            families share has a value of another type.
     """
-    return read_json_object(inside(directory, name), what=f"a {name}")
+    content = read_json_object(inside(directory, name), what=f"a {name}")
+    if name == CONFIG:
+        typed(
+            {key: content[key] for key in _Config.model_fields if key in content}, _Config, name=str(directory / name)
+        )
+    return content
 
 
 @dataclass(frozen=True)
@@ -172,7 +196,9 @@ class TensorFiles(Mapping[str, Tensor]):
                     f"write them as safetensors with: clearhead convert {self.directory} OUT --from-bin"
                 )
             raise InputError(f"{self.directory} has no weights: expected {SINGLE} or {INDEX}")
-        table = read_config(self.directory, INDEX).get("weight_map")
+        table = read_json_object(inside(self.directory, INDEX), what="an index", largest=LARGEST_VOCABULARY).get(
+            "weight_map"
+        )
         if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()) or not table:
             raise InputError(f"{self.directory / INDEX}: weight_map must name a file for each tensor")
         faults += [
@@ -193,7 +219,7 @@ class TensorFiles(Mapping[str, Tensor]):
                 if tensor in self.headers:
                     faults.append(f"'{tensor}' is in both {self.headers[tensor].file} and {name}")
                 self.headers[tensor] = header
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, json.JSONDecodeError) as error:
             faults.append(f"{name} is damaged or not a safetensors file: {error}")
             return
         self._files[name] = file
@@ -203,7 +229,9 @@ def _headers(path: Path) -> Iterator[tuple[str, Header]]:
     """Read the header of a file that the library has opened, and thereby validated."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        content = json.loads(file.read(length))
+        content = parse_json(file.read(length).decode("utf-8"))
+    if len(content) > MOST_TENSORS:
+        raise SafetensorError(f"{len(content)} tensors are too many for one file, at most {MOST_TENSORS}")
     for name, entry in content.items():
         if name != "__metadata__":
             start, end = (8 + length + offset for offset in entry["data_offsets"])
