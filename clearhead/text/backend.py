@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +38,8 @@ class DocumentBackend:
 
     def vocabulary(self) -> dict[str, int]:
         """Return every vocabulary entry with its id."""
-        found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        with _library():
+            found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return found
 
     def added(self) -> dict[str, int]:
@@ -54,21 +56,26 @@ class DocumentBackend:
         Raises:
             TypeError: a text is not Unicode text.
         """
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with _library():
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in found]
 
     def encode_with_special(self, text: str) -> list[int]:
         """Return the ids of a text in which special tokens are recognized."""
-        ids: list[int] = self._parsing.encode(text, add_special_tokens=False).ids
+        with _library():
+            ids: list[int] = self._parsing.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
         """Return the ids of a text, and the span of each in it."""
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        with _library():
+            encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, without special ones."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        with _library():
+            text: str = self._backend.decode(list(ids), skip_special_tokens=True)
         return text
 
     def entry(self, index: int) -> str | None:
@@ -78,15 +85,30 @@ class DocumentBackend:
 
 
 def _loaded(document: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    try:
+    with _library():
         backend = tokenizers.Tokenizer.from_str(json.dumps(document))
-    except Exception as error:  # noqa: BLE001 the library raises plain Exception for every malformed document
-        raise InputError(
-            f"expected the content of a tokenizer.json, but the tokenizers library says: {error}"
-        ) from None
-    backend.no_truncation()
-    backend.no_padding()
+        backend.no_truncation()
+        backend.no_padding()
     return backend
+
+
+@contextlib.contextmanager
+def _library() -> Iterator[None]:
+    """Turn what the tokenizers library raises, down to a panic of its own, into a sentence for the user.
+
+    Raises:
+        TypeError: as it came; the library raises it for what is no text.
+        InputError: it cannot run the document, or not on this text.
+    """
+    try:
+        yield
+    except (TypeError, InputError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        # A panic is no Exception, so that the usual handlers would let it pass.
+        if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+            raise
+        raise InputError(f"the tokenizers library cannot run the tokenizer.json: {str(error)[:300]}") from None
 
 
 Backend = DocumentBackend | SentencePieceBackend

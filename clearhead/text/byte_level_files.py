@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from clearhead.errors import InputError
-from clearhead.files import read_json_object, read_model_text
+from clearhead.files import LARGEST_VOCABULARY, read_json_object, read_model_text
 from clearhead.text.token_roles import WELL_KNOWN
 
 _VOCABULARY, _MERGES = "vocab.json", "merges.txt"
@@ -38,7 +38,7 @@ def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
 
     Source: GPT-2's encoder, github.com/openai/gpt-2, src/encoder.py.
     """
-    vocabulary = read_json_object(folder / _VOCABULARY, what="a vocabulary")
+    vocabulary = read_json_object(folder / _VOCABULARY, what="a vocabulary", largest=LARGEST_VOCABULARY)
     wrong = next((entry for entry, index in vocabulary.items() if type(index) is not int or index < 0), None)
     if wrong is not None:
         raise InputError(

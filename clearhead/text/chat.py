@@ -1,23 +1,18 @@
-"""Chat templates: a chat as the text that a model was trained on, rendered in a sandbox.
-
-Source: the chat templates of the transformers library, with the same environment and extensions.
-"""
+"""Chat templates: a chat as the text that a model was trained on, rendered by a process with limits."""
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
-
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
-import jinja2.utils
-from jinja2 import nodes
-from jinja2.parser import Parser
 
 from clearhead.errors import InputError
 from clearhead.files import read_model_text
@@ -28,6 +23,9 @@ _FILE = "chat_template.jinja"
 _MORE = "additional_chat_templates"
 _DEFAULT = "default"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+WORKER = "clearhead.text.template_worker"
+SECONDS, SECONDS_TO_START = 10.0, 60.0
 
 Message = Mapping[str, Any]
 
@@ -78,7 +76,8 @@ class ChatTemplate(Printed):
             starts_answer: whether the text ends with the start of the model's answer.
 
         Raises:
-            InputError: no such template, a message without role or content, or a chat that the template rejects.
+            InputError: no such template, a message without role or content, a chat that the template rejects, or a
+                template that takes too much time or memory.
         """
         wanted = self.templates.get(name or _DEFAULT)
         if wanted is None:
@@ -93,20 +92,80 @@ class ChatTemplate(Printed):
             faults = ["a chat needs at least one message"]
         if faults:
             raise InputError.from_faults(faults, subject="the chat")
-        # Values pass through JSON, so that a template sees plain data only.
-        plain = json.loads(json.dumps([dict(message) for message in messages]))
+        values = {
+            **self.tokens,
+            "messages": [dict(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": starts_answer,
+        }
+        return _worker().render(wanted, values)
+
+
+@cache
+def _worker() -> _Worker:
+    return _Worker()
+
+
+class _Worker:
+    """The process that renders templates: started for the first one, and again after one that did not end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self._end)
+
+    def render(self, template: str, values: Mapping[str, Any]) -> str:
+        """Return the text of a template.
+
+        Args:
+            template: of a stranger.
+            values: what it may use; they pass through JSON, so that it sees plain data only.
+
+        Raises:
+            InputError: it is faulty, refuses its values, or takes too much time or memory.
+        """
+        with self._lock:
+            if self._process is None:
+                path = os.pathsep.join(filter(None, sys.path))
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", WORKER],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": path},
+                )
+                self._answer(b"", SECONDS_TO_START)
+            answer = self._answer(json.dumps([template, values]).encode() + b"\n", SECONDS)
+        if "fault" in answer:
+            raise InputError(f"the chat template {answer['fault']}")
+        text: str = answer["text"]
+        return text
+
+    def _answer(self, request: bytes, seconds: float) -> dict[str, str]:
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None, "it was started"
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
         try:
-            return (
-                _environment()
-                .from_string(wanted)
-                .render(**self.tokens, messages=plain, tools=None, documents=None, add_generation_prompt=starts_answer)
-            )
-        except jinja2.TemplateSyntaxError as error:
-            raise InputError(f"the chat template is faulty in line {error.lineno}: {error.message}") from None
-        except jinja2.TemplateError as error:
-            raise InputError(f"the chat template refuses this chat: {error.message or error}") from None
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise InputError(f"the chat template cannot be run on this chat: {error}") from None
+            process.stdin.write(request)
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = b""
+        finally:
+            timer.cancel()
+        if not line.endswith(b"\n"):
+            self._end()
+            raise InputError(f"the chat template took more than {seconds:g} seconds, or all the memory it may have")
+        answer: dict[str, str] = json.loads(line)
+        return answer
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
 
 def _templates(folder: Path, entry: object) -> dict[str, str]:
@@ -118,53 +177,3 @@ def _templates(folder: Path, entry: object) -> dict[str, str]:
     if isinstance(entry, list) and all(isinstance(one, dict) and {"name", "template"} <= set(one) for one in entry):
         return {str(one["name"]): str(one["template"]) for one in entry}
     raise InputError(f"{folder}: chat_template must be a text, or a list of records with name and template")
-
-
-class _Answers(jinja2.ext.Extension):
-    """The tag {% generation %} around what the model wrote, which does not change the text."""
-
-    tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what is between the tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """A namespace of a template, closed to names that begin with an underscore."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a template may not set {name!r}")
-        super().__setitem__(name, value)
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Answers, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _now
-    environment.globals["namespace"] = _Namespace
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Write JSON; jinja2's own filter escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -58,10 +58,13 @@ class TokenizerPair(Printed):
         Raises:
             InputError: a side has more entries than rows.
         """
-        for side, size, rows in (
-            ("source", self.source.vocab_size, source_rows),
-            ("target", self.target.vocab_size, target_rows),
-        ):
+        for side, tokenizer, rows in (("source", self.source, source_rows), ("target", self.target, target_rows)):
+            size, largest = tokenizer.vocab_size, tokenizer.special_tokens.largest_id
+            if largest >= rows:
+                raise InputError(
+                    f"{name}: the {side} tokenizer has a special token with the id {largest}, but the model has {rows} "
+                    "rows; restore the tokenizer that the model was trained with"
+                )
             if size > rows:
                 raise InputError(
                     f"{name}: the {side} tokenizer has {size} entries, but the model has {rows} rows for them; "

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
 
 from clearhead.errors import InputError
-from clearhead.files import read_model_file
+from clearhead.files import LARGEST_VOCABULARY, read_model_file
 from clearhead.text.spans import Span
+from clearhead.text.tokenizer_checks import charsmap_fault
 
 KIND = "sentencepiece"
 _SPACE = "▁"
@@ -31,7 +33,8 @@ class SentencePieceBackend:
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        self._model = load_pieces(base64.b64decode(document["model"]), "the tokenizer's SentencePiece model")
+        name = "the tokenizer's SentencePiece model"
+        self._model = load_pieces(decoded_model(document["model"], name), name)
         self._lookup: Mapping[str, int] | None = document.get("vocabulary")
         self._has_codes = bool(document.get("codes"))
         if self._lookup is None:
@@ -39,6 +42,9 @@ class SentencePieceBackend:
         else:
             entries, self._ids = dict(self._lookup), []
         self._entries = entries | document["added"]
+        missing = {document["unknown"], *document["special"]} - self._entries.keys()
+        if missing:
+            raise InputError(f"{name}: the special token {min(missing)!r} is not in its vocabulary")
         self._unknown = self._entries[document["unknown"]]
         self._texts = {index: entry for entry, index in self._entries.items()}
         self._special = {entry: self._entries[entry] for entry in document["special"]}
@@ -165,9 +171,79 @@ def read_pieces(path: Path) -> bytes:
     Raises:
         InputError: the file is missing or is no such model.
     """
-    content = read_model_file(path, what="a SentencePiece model")
+    content = read_model_file(path, what="a SentencePiece model", largest=LARGEST_VOCABULARY)
+    check_tables(content, str(path))
     load_pieces(content, str(path))
     return content
+
+
+def check_tables(content: bytes, name: str) -> None:
+    """Refuse a SentencePiece model whose tables of replacements are damaged: the library follows their links unchecked.
+
+    Args:
+        content: the model.
+        name: what a message calls it.
+
+    Raises:
+        InputError: a table is damaged.
+    """
+    for table in _replacement_tables(content):
+        if (fault := charsmap_fault(table)) is not None:
+            raise InputError(f"{name}: {fault}")
+
+
+def decoded_model(text: str, name: str) -> bytes:
+    """Return the bytes of a model that a document holds in base64.
+
+    Raises:
+        InputError: it is not base64.
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError(f"{name}: expected a SentencePiece model in base64") from None
+
+
+def _replacement_tables(content: bytes) -> Iterator[bytes]:
+    """Yield the compiled tables of replacements of a model, which are in its normalizer and its denormalizer.
+
+    Source: the fields of ModelProto and NormalizerSpec, github.com/google/sentencepiece, sentencepiece_model.proto.
+    """
+    for number, spec in _fields(content):
+        if number in (3, 5):
+            yield from (table for field, table in _fields(spec) if field == 2 and table)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the fields of a protocol buffer that hold bytes, with their numbers; a damaged one ends early."""
+    place = 0
+    while place < len(message):
+        # Most fields are pieces: number 1, and shorter than 128 bytes.
+        while message[place : place + 1] == b"\n" and place + 1 < len(message) and message[place + 1] < 128:
+            if (place := place + 2 + message[place + 1]) >= len(message):
+                return
+        key, place = _varint(message, place)
+        kind = key & 7
+        if kind == 2:
+            length, place = _varint(message, place)
+            yield key >> 3, message[place : place + length]
+            place += length
+        elif kind == 0:
+            _, place = _varint(message, place)
+        else:
+            place += {1: 8, 5: 4}.get(kind, len(message))
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 70, 7):
+        if place >= len(message):
+            break
+        byte, place = message[place], place + 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            break
+    return number, place
 
 
 def sentencepiece_document(

@@ -58,6 +58,13 @@ class SpecialTokens:
     source: PrefixSuffix | None = None
     target: PrefixSuffix | None = None
 
+    def __post_init__(self) -> None:
+        """Check the templates, which come from files."""
+        for name, template, wanted in (("a text", self.single, ["A"]), ("a pair of texts", self.pair, ["A", "B"])):
+            places = sorted(part for part, _ in template or () if isinstance(part, str))
+            if template is not None and places != wanted:
+                raise InputError(f"the tokenizer's template of {name} has the texts {places}; expected {wanted}")
+
     @classmethod
     def from_ids(cls, prefix: Sequence[int], suffix: Sequence[int]) -> SpecialTokens:
         """Return special tokens in front of a text and behind it; of a second text, only those behind it."""
@@ -142,6 +149,13 @@ class SpecialTokens:
     def with_target(self, target: PrefixSuffix | None) -> SpecialTokens:
         """Return the same with those around a text that a decoder writes."""
         return replace(self, target=target)
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id of all of them; -1 where there are none."""
+        sides = [ids for side in (self.source, self.target) if side is not None for ids in (side.prefix, side.suffix)]
+        parts = [part for part, _ in (*self.single, *(self.pair or ())) if not isinstance(part, str)]
+        return max([*parts, *(index for ids in sides for index in ids)], default=-1)
 
     def to_json(self) -> dict[str, Any]:
         """Return the special tokens as JSON values."""

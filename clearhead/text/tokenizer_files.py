@@ -12,12 +12,21 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import read_json_object, read_model_text
+from clearhead.files import LARGEST_VOCABULARY, read_json_object, read_model_text, typed
 from clearhead.text.backend import Backend, backend_of
 from clearhead.text.byte_level_files import has_merges, read_merges
-from clearhead.text.sentencepiece import load_pieces, read_pieces, sentencepiece_document
+from clearhead.text.sentencepiece import (
+    KIND,
+    check_tables,
+    decoded_model,
+    load_pieces,
+    read_pieces,
+    sentencepiece_document,
+)
 from clearhead.text.token_roles import content_of, sentinel
+from clearhead.text.tokenizer_checks import check_document
 from clearhead.text.tokenizer_classes import CLASS_OF_TYPE, CLASSES, NEEDS_OWN_CODE, TokenizerClass, class_stem
+from clearhead.text.tokenizer_settings import PiecesDocument, TokenizerConfig, TokenizerDocument
 
 FILE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -61,13 +70,14 @@ def read_files(path: Path) -> Files:
     folder, path = (path, path / FILE) if path.is_dir() else (path.parent, path)
     config_path = path.with_name(f"{path.stem}_config.json")
     config = read_json_object(config_path, what="a tokenizer_config.json") if config_path.is_file() else {}
-    if "clearhead" in config:
-        return Files(read_json_object(path, what="a tokenizer.json"), config, None)
+    _check_settings(config, str(config_path))
+    if config.get("clearhead") is not None:
+        return Files(read_document(path), config, None)
     name = _class_name(folder, config)
     tokenizer_class = CLASSES.get(class_stem(name)) if name is not None else None
     config = _filled(folder, config)
     if path.exists() or path.name != FILE or not has_tokenizer(folder):
-        document = _with_added(path, read_json_object(path, what="a tokenizer.json"), config)
+        document = _with_added(path, read_document(path), config)
         return Files(document, _with_tokens(config, tokenizer_class, backend_of(document)), tokenizer_class)
     if tokenizer_class is None or name is None:
         tokenizer_class = _by_files(folder, name)
@@ -75,6 +85,25 @@ def read_files(path: Path) -> Files:
     document = _own_document(folder, config, tokenizer_class)
     _check_ids(folder, backend_of(document), config)
     return Files(document, _with_tokens(config, tokenizer_class, backend_of(document)), tokenizer_class, target)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Read a `tokenizer.json`.
+
+    Raises:
+        InputError: it cannot be read, or holds what is not run.
+    """
+    document = read_json_object(path, what="a tokenizer.json", largest=LARGEST_VOCABULARY)
+    if document.get("type") != KIND:
+        typed({"added_tokens": document.get("added_tokens")}, TokenizerDocument, name=str(path))
+        check_document(document, str(path))
+        return document
+    check_tables(decoded_model(typed(document, PiecesDocument, name=str(path)).model, str(path)), str(path))
+    return document
+
+
+def _check_settings(config: Mapping[str, Any], name: str) -> None:
+    typed({key: config[key] for key in TokenizerConfig.model_fields if key in config}, TokenizerConfig, name=name)
 
 
 def _class_name(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -98,6 +127,7 @@ def _filled(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     if added.is_file() and "added_tokens_decoder" not in filled:
         entries = read_json_object(added, what="an added_tokens.json")
         filled["added_tokens_decoder"] = {str(index): {"content": token} for token, index in entries.items()}
+    _check_settings(filled, f"{folder}, the settings of its tokenizer")
     return filled
 
 
@@ -201,7 +231,7 @@ def _piece_document(path: Path, config: Mapping[str, Any], tokenizer_class: Toke
     count = config.get("extra_ids", tokenizer_class.sentinels) if tokenizer_class.sentinels else 0
     added |= {sentinel(number): next_id + count - 1 - number for number in range(count)}
     special = {*added, *tokenizer_class.front}
-    for index, token in _added_entries(path, config).items():
+    for index, token in _added_entries(config).items():
         if token["content"] not in pieces and token["content"] not in added:
             added[token["content"]] = index
         if token.get("special", True):
@@ -238,7 +268,7 @@ def _vocabulary_document(
 ) -> dict[str, Any]:
     """Return the document of a model whose pieces are looked up in a vocabulary."""
     content = read_pieces(folder / model)
-    entries = read_json_object(folder / vocabulary, what="a vocabulary")
+    entries = read_json_object(folder / vocabulary, what="a vocabulary", largest=LARGEST_VOCABULARY)
     wrong = next((entry for entry, index in entries.items() if type(index) is not int or index < 0), None)
     if wrong is not None:
         raise InputError(f"{folder / vocabulary}: entry {wrong!r} has the id {entries[wrong]!r}; expected a number")
@@ -249,7 +279,7 @@ def _vocabulary_document(
         )
     codes = [tokenizer_class.language_form.format(code) for code in tokenizer_class.languages]
     added = {code: len(entries) + number for number, code in enumerate(codes) if code not in entries}
-    for index, token in _added_entries(folder, config).items():
+    for index, token in _added_entries(config).items():
         if token["content"] not in entries:
             added[token["content"]] = index
     special = _role_tokens(config, tokenizer_class, set(entries))
@@ -276,15 +306,10 @@ def _unknown(path: Path, config: Mapping[str, Any], tokenizer_class: TokenizerCl
     return token
 
 
-def _added_entries(path: Path, config: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+def _added_entries(config: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Return the entries of `added_tokens_decoder`, by id."""
     entries = config.get("added_tokens_decoder") or {}
-    try:
-        found = {int(index): dict(entry) for index, entry in entries.items()}
-        assert all(isinstance(entry["content"], str) for entry in found.values())
-    except (AttributeError, AssertionError, KeyError, TypeError, ValueError):
-        raise InputError(f"{path}: added_tokens_decoder must be an object of ids and token objects") from None
-    return dict(sorted(found.items()))
+    return dict(sorted((int(index), dict(entry)) for index, entry in entries.items()))
 
 
 def _with_added(path: Path, document: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,7 +318,7 @@ def _with_added(path: Path, document: dict[str, Any], config: Mapping[str, Any])
     Raises:
         InputError: the two disagree about an id.
     """
-    entries = _added_entries(path, config)
+    entries = _added_entries(config)
     stored: Sequence[Mapping[str, Any]] = document.get("added_tokens") or []
     known = {token["content"] for token in stored}
     fresh = [
@@ -316,7 +341,7 @@ def _check_ids(path: Path, backend: Backend, config: Mapping[str, Any]) -> None:
     faults = [
         f"{path}: the configuration gives '{entry['content']}' the id {index}, the tokenizer "
         f"{found.get(entry['content'])}; restore both files from the same save"
-        for index, entry in _added_entries(path, config).items()
+        for index, entry in _added_entries(config).items()
         if found.get(entry["content"]) != index
     ]
     if faults:

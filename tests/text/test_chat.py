@@ -8,6 +8,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from clearhead.errors import InputError
+from clearhead.text import chat
 from clearhead.text.chat import ChatTemplate
 
 CHAT = [
@@ -58,6 +59,10 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         ("{{ ''.__class__.__mro__ }}", "refuses this chat"),
         ("{{ messages[9].content }}", "refuses this chat"),
         ("{{ 1 / 0 }}", "cannot be run on this chat"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be run on this chat: maximum recursion"),
+        ("{{ 'a' * 10**10 }}", "more than the 512 MB"),
+        ("{{ '%9999999999d' % 1 }}", "more than the 512 MB"),
+        ("{{ 'a' * 5000000 }}", "more than 4194304 characters"),
     ],
 )
 def test_what_a_template_may_not_do(template: str, message: str) -> None:
@@ -72,3 +77,13 @@ def test_what_a_template_may_not_do(template: str, message: str) -> None:
 def test_a_chat_that_is_none(messages: list[dict[str, str]], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ChatTemplate({"default": "a"}, {}).render(messages)
+
+
+def test_a_template_that_does_not_end_is_ended_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ChatTemplate({"default": "{{ messages[0].role }}"}, {}).render(CHAT[:1]) == CHAT[0]["role"]
+    loops = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+    with monkeypatch.context() as patch:
+        patch.setattr(chat, "SECONDS", 0.5)
+        with pytest.raises(InputError, match=r"took more than 0\.5 seconds"):
+            ChatTemplate({"default": loops}, {}).render(CHAT)
+    assert ChatTemplate({"default": "{{ messages[0].role }}"}, {}).render(CHAT[:1]) == CHAT[0]["role"]

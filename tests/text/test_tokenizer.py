@@ -170,7 +170,8 @@ def test_a_published_checkpoint(data_dir: Path) -> None:
         ("", "in JSON, but expecting value"),
         ('{"a": 1,\n}', r":2: expected a tokenizer.json in JSON"),
         ("[]", "one JSON object, received a list"),
-        ("{}", "the tokenizers library says"),
+        ("{}", "the model is of a kind that is not supported"),
+        ('{"model": {"type": "BPE"}, "added_tokens": []}', "the tokenizers library cannot run the tokenizer.json"),
     ],
 )
 def test_a_broken_file_is_one_sentence(tmp_path: Path, content: str, message: str) -> None:

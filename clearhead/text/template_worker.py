@@ -1,0 +1,128 @@
+"""The process that renders chat templates, which come from strangers: a sandbox, with little memory and no more.
+
+Started by `chat.py` as `python -m clearhead.text.template_worker`; it imports nothing but jinja2. Every line of its
+input is a template and its values; every line of its output is the text, or why there is none.
+
+Source: the chat templates of the transformers library, with the same environment and extensions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import jinja2.utils
+from jinja2 import nodes
+from jinja2.parser import Parser
+
+MEGABYTES, LONGEST = 512, 2**22
+
+
+class _Answers(jinja2.ext.Extension):
+    """The tag {% generation %} around what the model wrote, which does not change the text."""
+
+    tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what is between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace of a template, closed to names that begin with an underscore."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a template may not set {name!r}")
+        super().__setitem__(name, value)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Answers, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON; jinja2's own filter escapes it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+def rendered(template: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of a template, or a sentence about it that says why it has none.
+
+    Args:
+        template: the template.
+        values: what it may use.
+    """
+    try:
+        text = _compiled(template).render(**values)
+    except jinja2.TemplateSyntaxError as error:
+        return {"fault": f"is faulty in line {error.lineno}: {error.message}"}
+    except jinja2.TemplateError as error:
+        return {"fault": f"refuses this chat: {error.message or error}"}
+    except MemoryError:
+        return {"fault": f"needs more than the {MEGABYTES} MB that a template may have"}
+    except Exception as error:  # noqa: BLE001 a template can make its evaluator raise anything
+        return {"fault": f"cannot be run on this chat: {error}"}
+    return {"text": text} if len(text) <= LONGEST else {"fault": f"makes a text of more than {LONGEST} characters"}
+
+
+def _limit_memory() -> None:
+    # Not on Windows, where the limit of time is the only one.
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEGABYTES * 2**20, MEGABYTES * 2**20))
+
+
+def main() -> None:
+    """Answer one line after another, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides when it ends
+    _limit_memory()
+    # Of the pipe itself: what is printed is not an answer.
+    with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as answers:
+        answers.write("{}\n")
+        answers.flush()
+        for line in sys.stdin:
+            template, values = json.loads(line)
+            answers.write(json.dumps(rendered(template, values)) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()
