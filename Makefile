@@ -5,15 +5,18 @@ VENV ?= .venv
 WORKERS ?= 2
 TESTS ?= tests
 DEMO_ARGS ?=
+MINUTES ?= 10
+SEED ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types pytest clean
+.PHONY: help demo test lint types pytest fuzz clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into $(VENV), train a small Transformer on this machine, show what it learned"
 	@echo "make test   install the development tools, check style and types, run every test"
+	@echo "make fuzz   change files of tiny models at random for MINUTES, and say what is not refused in one sentence"
 	@echo "make clean  remove $(VENV) and the tools' caches; runs/ is kept"
 
 $(BIN)/python:
@@ -46,6 +49,9 @@ types: $(VENV)/.installed-dev
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,42 @@
+"""Change one file of a tiny model after another, and use it: only `InputError` and `RunFailure` may come out.
+
+    python -m tests.fuzz --minutes 10
+    python -m tests.fuzz --seed 3 --cases 500
+
+Prints the seed, the number of cases by outcome, and each finding with the case that shows it again. The exit code is 1
+where there is a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.fuzz.cases import Findings, fuzz
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--cases", type=int, default=None, help="end after so many")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--seed", type=int, default=None)
+    given = parser.parse_args()
+    seed = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed
+    print(f"seed {seed}", flush=True)
+    found = Findings()
+    with tempfile.TemporaryDirectory() as folder:
+        end = time.monotonic() + 60 * given.minutes
+        for number in fuzz(Path(folder), seed, found, first=given.first):
+            if time.monotonic() > end or (given.cases is not None and number + 1 >= given.first + given.cases):
+                break
+    print(found.report())
+    return 1 if found.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
