@@ -1,0 +1,42 @@
+"""A file of the same kind is read as the training data was; what is given stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.data.sources.reading import read_alike, reading_of
+from clearhead.task import TaskRecord
+
+
+@pytest.mark.parametrize(
+    ("trained", "given", "added"),
+    [
+        ({"text": "a.txt", "document": "line"}, {"text": "b.txt"}, {"document": "line"}),
+        ({"text": "a.txt", "document": "line"}, {"text": "b.txt", "document": "file"}, {}),
+        ({"text": "a.jsonl", "field": "body"}, {"text": "b.jsonl.gz"}, {"field": "body"}),
+        ({"text": "a.jsonl", "field": "body", "document": "line"}, {"text": "b.txt"}, {"document": "line"}),
+        ({"text": "a.tsv", "labels": 2, "text_column": 1}, {"text": "b.tsv", "labels": "kind"}, {"text_column": 1}),
+        ({"text": "a.tsv", "labels": 2, "text_column": 1}, {"text": "b.csv", "labels": "kind"}, {}),
+        ({"text": "a.txt", "labels": "labels.txt"}, {"text": "b.txt"}, {}),
+        ({"tsv": "a.tsv", "source_column": 3}, {"tsv": "b.tsv"}, {"source_column": 3}),
+        ({"source": "a.de", "target": "a.en"}, {"source": "b.de", "target": "b.en"}, {}),
+        ({"dataset": "d", "split": "train", "field": "body"}, {"text": "b.jsonl"}, {}),
+    ],
+)  # fmt: skip
+def test_what_is_not_given_is_as_in_training(
+    trained: dict[str, Any], given: dict[str, Any], added: dict[str, Any]
+) -> None:
+    record = TaskRecord(kind="fill", reading=reading_of(trained))
+    again = TaskRecord.from_json(record.to_json(), "task.json")
+    assert read_alike(given, again.reading) == given | added
+    assert read_alike(given, None) == given
+
+
+def test_a_pattern_is_for_folders(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("text", encoding="utf-8")
+    reading = reading_of({"text": "corpus", "pattern": "*.txt"})
+    assert read_alike({"text": str(tmp_path)}, reading)["pattern"] == "*.txt"
+    assert "pattern" not in read_alike({"text": str(tmp_path / "one.txt")}, reading)
