@@ -86,6 +86,7 @@ CASES: dict[str, tuple[spec.Model, TaskKind, str]] = {
     "a decoder as the examples train it": (made(EXAMPLE), "generate", "Qwen3ForCausalLM"),
     "a tagging decoder": (made(hparams("llama-tiny"), token_head(5)), "tag", "LlamaForTokenClassification"),
     "an encoder": (made(hparams("bert")), "fill", "BertForMaskedLM"),
+    "a reader": (made(hparams("bert"), token_head(2)), "answer", "BertForQuestionAnswering"),
     "a tagger": (made(hparams("bert"), token_head(5)), "tag", "BertForTokenClassification"),
     "a classifier": (
         made(hparams("bert"), label_head(28, 5, pool="first")), "classify", "BertForSequenceClassification",

@@ -22,6 +22,7 @@ from clearhead.training.runfile.read import load_run_file
 from clearhead.training.tasks.base import TaskSetup
 from clearhead.training.tasks.registry import parts_of
 from tests import hf_models as checkpoints
+from tests.parity.architectures.harness import outputs_of
 from tests.training.tasks import fine_tuning as made
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
@@ -73,18 +74,14 @@ def outputs(model: Any, module: ch.Transformer) -> tuple[torch.Tensor, torch.Ten
     is_span = "start_logits" in model(ids)
     with torch.no_grad():
         if module.encoder is None or module.decoder is None:
-            return logits_of(model(ids, attention_mask=torch.ones_like(ids))), module(ids).logits
+            return outputs_of(model(ids, attention_mask=torch.ones_like(ids))), module(ids).logits
         if is_span or (module.head is not None and module.head.is_pooled):
             # Its decoder reads the text again, which must end.
             ids[:, -1] = 2
             shifted = shift_right(ids, torch.ones_like(ids, dtype=torch.bool), start=2)
-            return logits_of(model(ids)), module(ids, shifted).logits
+            return outputs_of(model(ids)), module(ids, shifted).logits
         other = torch.randint(5, 100, (3, 5), generator=draw)
         return model(ids, decoder_input_ids=other).logits, module(ids, other).logits
-
-
-def logits_of(found: Any) -> torch.Tensor:
-    return torch.stack([found.start_logits, found.end_logits], -1) if "start_logits" in found else found.logits
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -156,7 +153,7 @@ def test_the_first_step_is_that_of_the_other_library(case: str, tmp_path: Path) 
         # The other library also offers the question and the padding as answers.
         found = other(batch.ids, attention_mask=mask, token_type_ids=batch.segments)
         places = (batch.labels == 1).int().argmax(1)
-        logits = logits_of(found).masked_fill(batch.labels == -100, -torch.inf)
+        logits = outputs_of(found).masked_fill(batch.labels == -100, -torch.inf)
         sides = (torch.nn.functional.cross_entropy(logits[..., side], places[:, side]) for side in (0, 1))
         expected = sum(sides) / 2
     elif batch.target_ids is None:
