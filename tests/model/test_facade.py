@@ -101,7 +101,7 @@ def test_one_text_has_one_answer(model: ch.Model) -> None:
     assert model.translate_n_best(text, n=3) == model.translate_n_best([text], n=3)[0]
     assert model.generate(text, temperature=0.0) == model.generate([text], temperature=0.0)[0]
     assert model.score(text, target) == model.score([text], [target])[0]
-    assert model.translate(tuple(TEXTS)) == model.translate(text for text in TEXTS) == model.translate(TEXTS)
+    assert model.translate(tuple(TEXTS)) == list(model.translate(text for text in TEXTS)) == model.translate(TEXTS)
 
 
 @pytest.mark.parametrize(
