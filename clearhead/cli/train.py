@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.console import print_json, print_result
+from clearhead.cli.console import print_json, print_message, print_result
 from clearhead.cli.options import Json, Seed, Threads
 from clearhead.errors import InputError
 
@@ -62,8 +62,11 @@ def train(
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
     from clearhead.training.assemble import train_run
     from clearhead.training.progress.console import progress_for
+    from clearhead.training.summary import summary_lines
 
     result = train_run(run_file, resume=resume, progress=progress_for())
+    for line in summary_lines(result, run_file):
+        print_message(line)
     if as_json:
         print_json(
             {"run": str(result.run), "step": result.step, "best": result.best, "seconds": round(result.seconds, 2)}

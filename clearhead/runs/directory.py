@@ -43,7 +43,7 @@ T = TypeVar("T")
 class RunDirectory:
     """A run directory that is locked by this process until it is closed.
 
-    An `InputError` inside its `with` block deletes the files of a new run that has no checkpoint yet.
+    An error inside its `with` block deletes the files of a new run that has no checkpoint yet.
 
     Args:
         path: the folder.
@@ -80,10 +80,10 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         nothing_trained = self.is_new and not checkpoint_steps(self.path)
-        if isinstance(error, InputError) and nothing_trained:
+        if error is not None and nothing_trained:
             _empty(self.path)
         self.close()
-        if isinstance(error, InputError) and nothing_trained:
+        if error is not None and nothing_trained:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
 
@@ -101,7 +101,7 @@ def open_run(
 
     Raises:
         InputError: the folder is in use, is not a run directory, cannot be written, holds a link or a run of another
-            configuration, holds a run already though `resume` is off, or has no checkpoint though `resume` is on.
+            configuration, holds a run that took a step though `resume` is off, or has no checkpoint though it is on.
     """
     _refuse_unsuitable(path, resume=resume)
     is_new = not path.exists() or not any(path.iterdir())
@@ -112,7 +112,7 @@ def open_run(
         raise InputError(f"The run directory {path} cannot be written: {error.strerror}.") from error
     run = RunDirectory(path, lock, is_new=is_new)
     try:
-        if configuration is not None:
+        if configuration is not None and (resume or _has_trained(path)):
             _refuse_other_configuration(path, configuration, may_differ)
         _refuse_wrong_start(path, resume=resume)
         if resume:
@@ -344,9 +344,14 @@ def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
             )
 
 
+def _has_trained(path: Path) -> bool:
+    """Return whether a run took a step that it kept; one that failed before that may start anew."""
+    return max(checkpoint_steps(path), default=0) > 0
+
+
 def _refuse_wrong_start(path: Path, *, resume: bool) -> None:
     steps = checkpoint_steps(path)
-    if steps and not resume:
+    if _has_trained(path) and not resume:
         raise InputError(
             f"{path} already holds a run that reached step {steps[-1]}: add --resume to continue it, "
             "or name another run directory."

@@ -9,8 +9,9 @@ from typing import Any
 
 from clearhead.data.sources.examples import json_lines, json_lines_entry, parse_examples
 from clearhead.data.sources.tables import Examples
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, RunFailure, nearest
 from clearhead.files import read_text_file
+from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.console import progress_for
 from clearhead.training.runfile.read import parse_run_file, parse_tables, toml_text, toml_value
@@ -95,6 +96,7 @@ def _train_on(run_file: RunFile, files: Mapping[Path, Examples]) -> TrainResult:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json_lines(examples), encoding="utf-8")
         return train_run(run_file, resume=False, progress=progress_for())
-    except InputError:
-        shutil.rmtree(run, ignore_errors=True)
+    except (InputError, RunFailure):
+        if max(checkpoint_steps(run), default=0) == 0:
+            shutil.rmtree(run, ignore_errors=True)
         raise

@@ -23,12 +23,13 @@ from clearhead.runs.recent_weights import recent_folder, save_averaged
 from clearhead.spec import Model
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.data_files import DATA_FILES, changed_files, describe_files
 from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run, take_weights
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP, build_schedule
 from clearhead.training.optim.weight_averages import average_checkpoints
-from clearhead.training.preflight import TokenSide, preflight
+from clearhead.training.preflight import TokenSide, Workload, memory_in_use, preflight
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
@@ -73,18 +74,21 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
     """
     run = Path(run_file.train.run)
     device = choose_device(run_file.train.device)
+    memory_before = memory_in_use(device)
     with open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=MAY_DIFFER) as directory:
         if run_file.train.tensorboard:
             progress = TensorBoardProgress(run / "tensorboard", progress)
         choices = (saved_choices(run) or {}) if resume else {}
         task = run_file.task
+        for change in changed_files(choices, run_file, run):
+            progress.message(change)
         if resume:
             initial = initial_model_of_run(run) if task.init else None
         else:
             initial = find_initial_model(task.init, task.from_language, task.to_language)
         setup = TaskSetup(
             run_file=run_file,
-            find_tokenizers=lambda train: _tokenizers(run_file, directory, choices, initial, train),
+            find_tokenizers=lambda train: _tokenizers(run_file, directory, choices, initial, train, progress),
             initial=initial,
             progress=progress,
             device=device,
@@ -107,7 +111,7 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         if resume:
             _warn_of_new_schedule(run_file, choices, trainer.settings, progress)
         else:
-            _preflight(trainer, parts, module)
+            _preflight(trainer, parts, module, memory_before)
         return trainer.run(resume=resume)
 
 
@@ -157,6 +161,7 @@ def _tokenizers(
     choices: Mapping[str, object],
     initial: InitialModel | None,
     train: Callable[[], TokenizerPair],
+    progress: Progress,
 ) -> TokenizerPair:
     """Train or load the tokenizers, and check that they are those of the checkpoint."""
     section = run_file.tokenizer
@@ -166,13 +171,14 @@ def _tokenizers(
     elif section.path is not None:
         tokenizers = _load_tokenizers(Path(section.path))
     else:
+        if remembered is None:
+            progress.message("tokenizer: training it, unless the cache has it")
         tokenizers = TokenizerPair.load(directory.path) if remembered is not None else train()
     if remembered is not None and tokenizers.fingerprint != remembered:
         where = section.path or run_file.task.init or directory.path
         raise InputError(
-            f"the checkpoints in {directory.path} were trained with another tokenizer than the one in {where} "
-            f"(fingerprint {str(remembered)[:12]}, not {tokenizers.fingerprint[:12]}): restore that tokenizer, "
-            "or start a new run directory"
+            f"the tokenizer in {where} has changed since the run in {directory.path} began: restore it and resume, or "
+            "start anew in another run directory (train.run=...)"
         )
     tokenizers.save(directory.path)
     return tokenizers
@@ -211,6 +217,7 @@ def _trainer(
         "score_name": parts.score_name,
         "valid_data": parts.valid_data,
         PLANNED_STEPS: steps or 0,
+        DATA_FILES: describe_files(setup.run_file),
         **count_tokens(parts.batches).choices(),
     }
     if setup.run_file.lora is not None:
@@ -268,16 +275,16 @@ def _token_side(side: DataSide, module: Transformer) -> TokenSide:
     )
 
 
-def _preflight(trainer: Trainer[Batch], parts: TaskParts[Batch], module: Transformer) -> None:
+def _preflight(trainer: Trainer[Batch], parts: TaskParts[Batch], module: Transformer, memory_before: int) -> None:
     """Check the data against the model, and report the forecast of the cost."""
     report = preflight(
         module,
-        trainer.loss,
-        parts.widest,
+        trainer.optimizer,
+        Workload(parts.loss, parts.batches, parts.widest, parts.valid_share, parts.score_seconds),
         trainer.settings,
         sides=[_token_side(side, module) for side in parts.sides],
-        mean_tokens=parts.mean_tokens,
-        batches_per_epoch=parts.batches.batches_per_epoch,
+        memory_before=memory_before,
     )
     for line in report.lines():
         trainer.progress.message(line)
+    trainer.validation_seconds = report.cost.validation_seconds

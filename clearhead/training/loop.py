@@ -37,7 +37,7 @@ from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
 from clearhead.training.preflight import is_out_of_memory
 from clearhead.training.progress.plots import Plotter
-from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
+from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport, duration
 from clearhead.training.protocols import Batches, BatchT, Tally
 from clearhead.training.random_state import (
     deterministic_algorithms,
@@ -67,6 +67,7 @@ class Trainer(Generic[BatchT]):
         settings: of the run.
         progress: receives the reports.
         directory: the run directory, if it is open already; None: `run` opens `settings.run`.
+        validation_seconds: forecast of one validation with its checkpoint, for the time left.
     """
 
     module: nn.Module
@@ -78,6 +79,7 @@ class Trainer(Generic[BatchT]):
     settings: TrainSettings
     progress: Progress
     directory: RunDirectory | None = None
+    validation_seconds: float = 0.0
 
     def run(self, *, resume: bool = False) -> TrainResult:
         """Train until a limit of the settings is reached.
@@ -145,7 +147,7 @@ class _Training(Generic[BatchT]):
         saved = files.load_checkpoint(folder)
         torch.set_num_threads(self.settings.threads or saved.state["choices"]["threads"])
         self.choices = self._choices_here()
-        changes = environment_changes(saved.state["environment"] | saved.state["choices"], environment() | self.choices)
+        changes = environment_changes(saved.state["environment"], environment())
         if changes is not None:
             self.parts.progress.message(changes)
         self._restore(saved, folder)
@@ -223,17 +225,19 @@ class _Training(Generic[BatchT]):
             seconds_before=self.tally.seconds,
             parameters=sum(parameter.numel() for parameter in self.parameters),
             score_name=self.settings.score_name,
+            validate_every=self.settings.validate_every,
+            validation_seconds=self.parts.validation_seconds,
         )
         self.parts.progress.begin(plan)
 
     def _reason_to_stop(self) -> str | None:
         tally, early = self.tally, self.settings.early_stop
         if self.end_step is not None and tally.step >= self.end_step:
-            return f"all {self.end_step} steps are done"
+            return f"all {self.end_step:,} steps are done"
         if self.settings.seconds is not None and self._seconds() >= self.settings.seconds and tally.step > 0:
-            return "the time is up"
+            return f"the time limit of {duration(self.settings.seconds)} is reached"
         if early is not None and tally.misses >= early.patience:
-            return f"{early.patience} validations in a row without a better {early.metric}"
+            return f"early stopping: {early.patience} validations in a row without a better {early.metric}"
         return None
 
     def _validation_is_due(self, at_the_end: bool) -> bool:
@@ -438,6 +442,9 @@ class _Training(Generic[BatchT]):
     # The end
 
     def _finish(self, reason: str) -> TrainResult:
+        self.parts.progress.message(
+            f"training ended after step {self.tally.step:,} and {duration(self._seconds())}: {reason}"
+        )
         averaged = self._average()
         self._draw()
         best = self.tally.best_step
@@ -448,6 +455,7 @@ class _Training(Generic[BatchT]):
             best_value=self.tally.best_value,
             seconds=self._seconds(),
             reason=reason,
+            best_by="validation loss" if self.settings.metric == "loss" else self.settings.score_name,
             averaged=averaged,
         )
 

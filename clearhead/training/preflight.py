@@ -7,22 +7,29 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic
 
 import psutil
 import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.progress.reports import duration
-from clearhead.training.protocols import BatchT
-from clearhead.training.random_state import deterministic_algorithms, preserved_random_state
+from clearhead.training.protocols import Batches, BatchT
+from clearhead.training.random_state import deterministic_algorithms, preserved_random_state, restored_threads
 from clearhead.training.settings import TrainSettings, planned_steps
 
 OPTIMIZER_SLOTS: Final = 2
 """Values that an optimizer of the Adam family keeps for each parameter: two moments of the gradient."""
+MOST_BATCHES: Final = 8
+"""So many batches are tried at most: enough for an average."""
+CHECKPOINT_SPEED: Final = 2e8
+"""Bytes of a checkpoint that are written, synced and hashed in a second, roughly."""
+PLOT_BYTES: Final = 60_000_000
+"""What the plots take: matplotlib is imported for the first of them."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +54,38 @@ class TokenSide:
 
 
 @dataclass(frozen=True)
-class DryStep:
-    """The cost of one forward and backward pass.
+class StepCost:
+    """The cost of training on this machine, as a few steps without effect show it.
 
     Attributes:
-        seconds: time of the pass.
-        peak_bytes: peak memory, less the memory in use before.
-        tokens: source and target tokens of the batch.
+        step_seconds: one step: an average batch, or as many as are accumulated, and the optimizer.
+        validation_seconds: one validation.
+        memory_bytes: the peak of memory, less the memory in use before: activations, gradients, optimizer states.
     """
 
-    seconds: float
-    peak_bytes: int
-    tokens: int
+    step_seconds: float
+    validation_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Workload(Generic[BatchT]):
+    """What a run computes.
+
+    Attributes:
+        loss: gives, for a batch, the summed loss and the number of labels.
+        batches: the training batches.
+        largest: the training batch with the most positions; None: any.
+        valid_share: size of the validation data, as a share of the training data.
+        score_seconds: called with the module in evaluation mode, returns the seconds that a score takes beside the
+            validation loss; None: the score comes with the loss.
+    """
+
+    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
+    batches: Batches[BatchT]
+    largest: BatchT | None = None
+    valid_share: float = 0.0
+    score_seconds: Callable[[nn.Module], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +97,12 @@ class Preflight:
         checkpoint_bytes: size of one checkpoint.
         disk_bytes: size of everything that is kept at one time.
         disk_free: free space on the disk of the run directory, and the space that the run already uses.
-        memory_bytes: memory needed in addition to what is in use now.
-        memory_free: memory that is free now.
-        step_seconds: time of a step with an average batch.
-        seconds: time of all steps without validations, or None if the number of steps is not known.
+        memory_bytes: the peak of memory, with what the data of the run holds now.
+        memory_free: memory that is free, with what the data of the run holds now.
+        cost: of one step and one validation.
+        steps: the last step; None if it is not known.
+        validations: how many there are in these steps.
+        seconds: the time of the run, with validations and checkpoints; None if the number of steps is not known.
     """
 
     parameters: int
@@ -82,41 +111,45 @@ class Preflight:
     disk_free: int
     memory_bytes: int
     memory_free: int
-    step_seconds: float
+    cost: StepCost
+    steps: int | None
+    validations: int
     seconds: float | None
 
     def lines(self) -> list[str]:
         """Return the forecast as lines of text."""
-        total = f", {duration(self.seconds)} for all steps without validations" if self.seconds is not None else ""
+        total = ""
+        if self.seconds is not None:
+            many = "" if self.validations == 1 else "s"
+            total = f"; {duration(self.seconds)} for {self.steps:,} steps with {self.validations} validation{many}"
         return [
             f"parameters  {self.parameters:,}",
             f"memory      about {size(self.memory_bytes)} of {size(self.memory_free)} free",
             f"disk        {size(self.checkpoint_bytes)} a checkpoint, up to {size(self.disk_bytes)} in all, "
             f"of {size(self.disk_free)} free",
-            f"time        about {duration(self.step_seconds)} a step{total}",
+            f"time        about {duration(self.cost.step_seconds)} a step, "
+            f"{duration(self.cost.validation_seconds)} a validation{total}",
         ]
 
 
 def preflight(
     module: nn.Module,
-    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]],
-    largest: BatchT,
+    optimizer: torch.optim.Optimizer,
+    work: Workload[BatchT],
     settings: TrainSettings,
     *,
     sides: Sequence[TokenSide],
-    mean_tokens: float,
-    batches_per_epoch: int,
+    memory_before: int | None = None,
 ) -> Preflight:
     """Check a run before its first step and forecast its cost, without changing anything.
 
     Args:
         module: what will be trained.
-        loss: gives, for a batch, the summed loss and the number of labels.
-        largest: the training batch with the most positions.
+        optimizer: over its parameters, without a state yet.
+        work: what the run computes.
         settings: of the run.
         sides: the sides of the data.
-        mean_tokens: source and target tokens of an average batch.
-        batches_per_epoch: batches in one pass over the training data.
+        memory_before: what the process held before it read the data, by `memory_in_use`; None: what it holds now.
 
     Raises:
         InputError: every fault, in one report.
@@ -133,17 +166,19 @@ def preflight(
     if faults:
         # Ids outside the vocabulary would fail inside the dry step, with a worse message.
         raise InputError.from_faults(faults, subject="the run")
-    dry = dry_step(module, loss, largest, precision=settings.precision)
-    trained = sum(_bytes(parameter) for parameter in module.parameters() if parameter.requires_grad)
-    memory = dry.peak_bytes + trained * (OPTIMIZER_SLOTS + (settings.ema is not None))
-    memory_free = free_memory()
+    held = 0 if memory_before is None else max(0, memory_in_use(device_of(module)) - memory_before)
+    memory_free = free_memory() + held
+    cost = step_cost(module, optimizer, work, settings)
+    # A checkpoint is copied once while it is written.
+    memory = held + cost.memory_bytes + checkpoint_bytes + (PLOT_BYTES if settings.plots else 0)
     if memory > memory_free:
         raise InputError(
             f"Training needs about {size(memory)} of memory, but only {size(memory_free)} is free: "
             "lower train.batch_tokens and raise train.accumulate instead."
         )
-    step_seconds = dry.seconds * mean_tokens / max(1, dry.tokens) * settings.accumulate
-    steps = planned_steps(settings, batches_per_epoch)
+    steps = planned_steps(settings, work.batches.batches_per_epoch)
+    validations = -(-steps // settings.validate_every) if steps is not None else 0
+    saved = replace(cost, validation_seconds=cost.validation_seconds + checkpoint_bytes / CHECKPOINT_SPEED)
     return Preflight(
         parameters=sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad),
         checkpoint_bytes=checkpoint_bytes,
@@ -151,8 +186,10 @@ def preflight(
         disk_free=disk_free,
         memory_bytes=memory,
         memory_free=memory_free,
-        step_seconds=step_seconds,
-        seconds=step_seconds * steps if steps is not None else None,
+        cost=saved,
+        steps=steps,
+        validations=validations,
+        seconds=saved.step_seconds * steps + saved.validation_seconds * validations if steps is not None else None,
     )
 
 
@@ -190,52 +227,146 @@ def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]
     return checkpoint, kept + averaging
 
 
-def dry_step(
+def step_cost(
     module: nn.Module,
-    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]],
-    batch: BatchT,
+    optimizer: torch.optim.Optimizer,
+    work: Workload[BatchT],
+    settings: TrainSettings,
     *,
-    precision: str = "fp32",
-) -> DryStep:
-    """Measure time and memory of a forward and backward pass; module and random states are the same afterwards.
+    seconds: float = 1.0,
+) -> StepCost:
+    """Measure what training costs by steps without effect: afterwards module, optimizer and random states are the same.
 
     Args:
-        module: what will be trained; its gradients, buffers and mode are restored.
-        loss: gives, for a batch, the summed loss and the number of labels.
-        batch: the batch to try.
-        precision: "fp32", or "bf16" for autocast.
+        module: what will be trained.
+        optimizer: over its parameters, without a state yet.
+        work: what the run computes.
+        settings: of the run.
+        seconds: once so much time is spent, no further batch is tried; each thing is tried once at least.
 
     Raises:
-        InputError: the batch does not fit into memory.
+        InputError: the largest batch does not fit into memory.
     """
-    device = next(module.parameters()).device
-    with preserved_random_state(), deterministic_algorithms(), _restored_module(module):
-        module.train()
-        before = peak = _start_peak(device)
-        seconds = []
+    assert not optimizer.state, "an optimizer with a state would lose it"
+    device, place, began = device_of(module), work.batches.state(), time.perf_counter()
+    dry = _DryRun(module, work.loss, device, settings.precision)
+    with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        before = _start_peak(device)
+        dry.forward_backward(next(work.batches) if work.largest is None else work.largest)
+        dry.peak = max(dry.peak, _peak(device))
+        update = dry.update(optimizer, clip=settings.clip)
+        passes: list[float] = []
+        while len(passes) < MOST_BATCHES and (not passes or time.perf_counter() - began < seconds):
+            fetched = time.perf_counter()
+            batch = next(work.batches)
+            fetching = time.perf_counter() - fetched
+            spent = dry.forward_backward(batch)
+            if time.perf_counter() - began < seconds:
+                # The first pass of a shape includes allocation and the choice of kernels.
+                spent = dry.forward_backward(batch)
+            passes.append(fetching + spent)
+        one_batch = sum(passes) / len(passes)
+        validation = dry.forward(batch) * work.valid_share * work.batches.batches_per_epoch
+        if work.score_seconds is not None:
+            validation += dry.score(work.score_seconds)
+        memory = dry.peak - before + dry.state_bytes
+    work.batches.load_state(place)
+    if settings.ema is not None:
+        memory += sum(map(_bytes, module.parameters()))
+    return StepCost(one_batch * settings.accumulate + update, validation, memory)
+
+
+class _DryRun(Generic[BatchT]):
+    """Parts of a step, timed; the module's weights stay as they are.
+
+    Attributes:
+        peak: of memory, seen within a pass.
+        state_bytes: size of the optimizer's state, which a real pass finds in memory.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]],
+        device: torch.device,
+        precision: str,
+    ) -> None:
+        self.module, self.loss, self.device, self.precision = module, loss, device, precision
+        self.peak = self.state_bytes = 0
+
+    def forward_backward(self, batch: BatchT) -> float:
+        """Return the seconds of a forward and backward pass."""
+        self.module.train()
+        self.module.zero_grad(set_to_none=True)
+        began = time.perf_counter()
         try:
-            # Twice: the first pass includes allocation and the choice of kernels.
-            for _ in range(2):
-                module.zero_grad(set_to_none=True)
-                began = time.perf_counter()
-                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-                    total, _ = loss(module, batch)
-                # Here all activations are in memory, which matters where the system reports no peak.
-                peak = max(peak, _peak(device))
-                total.backward()
-                del total
-                if device.type != "cpu":
-                    torch.accelerator.synchronize(device)
-                peak = max(peak, _peak(device))
-                seconds.append(time.perf_counter() - began)
+            total, _ = self._loss(batch)
+            # Here all activations are in memory, which matters where the system reports no peak.
+            self.peak = max(self.peak, _peak(self.device))
+            total.backward()
+            return self._since(began)
         except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise InputError(
-                    f"The largest batch ({batch.num_tokens} tokens) does not fit into memory: lower train.batch_tokens "
-                    "and raise train.accumulate instead."
-                ) from error
-            raise
-        return DryStep(min(seconds), peak - before, batch.num_tokens)
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"The largest batch ({batch.num_tokens} tokens) does not fit into memory: lower train.batch_tokens "
+                "and raise train.accumulate instead."
+            ) from error
+
+    def forward(self, batch: BatchT) -> float:
+        """Return the seconds of a forward pass as in a validation."""
+        self.module.eval()
+        with torch.no_grad():
+            began = time.perf_counter()
+            self._loss(batch)
+            return self._since(began)
+
+    def score(self, seconds: Callable[[nn.Module], float]) -> float:
+        """Return the seconds of the score of a validation."""
+        self.module.eval()
+        with torch.no_grad(), self._autocast():
+            return seconds(self.module)
+
+    def update(self, optimizer: torch.optim.Optimizer, *, clip: float | None) -> float:
+        """Return the seconds of an update by the optimizer, whose state is empty again afterwards.
+
+        A learning rate of 0 and gradients of 0 leave every bit of the weights as it is.
+        """
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        torch._foreach_zero_(gradients)
+        optimizer.step()  # the first update makes the state
+        values = [value for state in optimizer.state.values() for value in state.values()]
+        self.state_bytes = sum(_bytes(value) for value in values if isinstance(value, Tensor))
+        began = time.perf_counter()
+        scale_gradients(self.module.parameters(), 1.0, max_norm=clip)
+        optimizer.step()
+        spent = self._since(began)
+        optimizer.state.clear()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return spent
+
+    def _loss(self, batch: BatchT) -> tuple[Tensor, int]:
+        with self._autocast():
+            return self.loss(self.module, batch)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+    def _since(self, began: float) -> float:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        return time.perf_counter() - began
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module's parameters."""
+    return next(module.parameters()).device
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -280,6 +411,13 @@ def _restored_module(module: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
         for part, training in modes:
             part.training = training
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Return the bytes that this process holds: of the accelerator where there is one, else of main memory."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return int(psutil.Process().memory_info().rss)
 
 
 def _start_peak(device: torch.device) -> int:

@@ -55,6 +55,7 @@ class TrainResult(Printed):
         step: optimizer steps taken.
         best: name of the best checkpoint, "step-N"; None if no step was validated.
         best_value: its validation loss or score.
+        best_by: which of them, for the user: "validation loss" or the name of the score.
         seconds: wall-clock seconds over all resumptions.
         reason: why training ended, for the user.
         averaged: validation of the averaged weights; None if the run does not average.
@@ -66,6 +67,7 @@ class TrainResult(Printed):
     best_value: float | None
     seconds: float
     reason: str
+    best_by: str = "validation loss"
     averaged: Validation | None = None
 
     def load(self, *, device: str = "auto", precision: str = "auto") -> Model:

@@ -116,7 +116,43 @@ def test_resume_with_another_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixt
     assert main(["train", str(file), "train.steps=2"]) == 0
     train_tokenizer("word", ["c o w", "d p x"], vocab_size=1000).save(tmp_path / "own" / "tokenizer.json")
     message = refused(capfd, "train", str(file), "--resume", "train.steps=3")
-    assert "were trained with another tokenizer" in message
+    assert "has changed since the run" in message and "restore it and resume, or start anew" in message
+
+
+def test_resume_with_other_training_data(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path)
+    assert main(["train", str(file), "train.steps=2"]) == 0
+    said = capfd.readouterr().err
+    assert "training ended after step 2" in said and "all 2 steps are done" in said
+    assert f"next      clearhead evaluate {tmp_path}/run --source" in said and "step-2" in said
+    source = next(path for path in tmp_path.glob("train*"))
+    whole = source.read_text(encoding="utf-8")
+    source.write_text(whole + whole.splitlines(keepends=True)[0], encoding="utf-8")
+    lines = len(whole.splitlines())
+    message = refused(capfd, "train", str(file), "--resume", "train.steps=3")
+    assert f"{source} has {lines + 1} lines, 1 more than before. Restore it and resume, or start anew" in message
+
+
+def test_a_failed_start_does_not_block_the_next_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a failure before the first checkpoint, nor one before the first step."""
+    from clearhead.training import loop
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = write_run_file(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.files, "save_checkpoint", full)
+        assert main(["train", str(file), "train.steps=2"]) == 1
+    assert not (tmp_path / "run").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "scale_gradients", full)
+        assert main(["train", str(file), "train.steps=2"]) == 1
+    assert (tmp_path / "run").exists()
+    capfd.readouterr()
+    assert main(["train", str(file), "train.steps=1", "model.dropout=0.3"]) == 0, capfd.readouterr().err
 
 
 def test_source_longer_than_the_positions(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_the_same_configuration_may_come_back(tmp_path: Path) -> None:
 def test_another_configuration_is_refused_and_every_key_named(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with open_run(path, configuration=CONFIGURATION):
-        pass
+        files.save_checkpoint(path, some_checkpoint(5))
     other = '[model]\nwidth = 256\ndropout = 0.1\n[train]\nrun = "here"\nsteps = 100\n'
     with pytest.raises(InputError) as caught:
         open_run(path, configuration=other)
@@ -71,7 +71,19 @@ def test_another_configuration_is_refused_and_every_key_named(tmp_path: Path) ->
     assert "model.dropout is not set there and 0.1 here" in message
     assert "steps" not in message
     assert (path / "run.toml").read_text() == CONFIGURATION
-    assert listing(path) == ["run.toml"]
+    assert listing(path) == ["checkpoints", "run.toml"]
+
+
+@pytest.mark.parametrize("steps", [[], [0]])
+def test_a_run_that_took_no_step_blocks_nothing(tmp_path: Path, steps: list[int]) -> None:
+    """Killed before its first checkpoint, or failed in its first step."""
+    path = tmp_path / "run"
+    with open_run(path, configuration=CONFIGURATION):
+        for step in steps:
+            files.save_checkpoint(path, some_checkpoint(step))
+    other = CONFIGURATION.replace("steps = 100", "steps = 200")
+    with open_run(path, configuration=other):
+        assert (path / "run.toml").read_text() == other
 
 
 def test_some_keys_may_change(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_run_of_epochs_ends_after_them(tmp_path: Path) -> None:
 def test_a_run_of_seconds_ends_validated_and_stays_ended(tmp_path: Path) -> None:
     trainer = small_trainer(tmp_path / "run", steps=None, seconds=0.3, validate_every=10**6)
     result = trainer.run()
-    assert result.reason == "the time is up" and result.best == f"step-{result.step}"
+    assert result.reason == "the time limit of 0.3 s is reached" and result.best == f"step-{result.step}"
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1].step == result.step and rows[-1].valid_loss is not None
     assert [row.step for row in rows] == sorted({row.step for row in rows})
@@ -204,7 +204,7 @@ def test_patience_ends_a_run_that_no_longer_improves(tmp_path: Path, metric: Any
     )
     result = trainer.run()
     assert (result.step, result.best, result.best_value) == (8, "step-4", values[1])
-    assert result.reason == f"2 validations in a row without a better {metric}"
+    assert result.reason == f"early stopping: 2 validations in a row without a better {metric}"
     assert files.checkpoint_steps(tmp_path / "run") == [4, 8]
     assert [report.is_best for report in recorder(trainer).validations] == [True, True, False, False]
 
@@ -419,11 +419,11 @@ def test_threads_and_other_choices_are_read_back_on_resuming(tmp_path: Path) -> 
     assert files.saved_choices(tmp_path / "run") == {"compile": False, "precision": "fp32", "threads": threads + 1}
     again = small_trainer(tmp_path / "run", steps=2, loss=look, **choices)
     again.run(resume=True)
-    assert inside == [threads + 1] and recorder(again).messages == []
+    assert inside == [threads + 1] and len(recorder(again).messages) == 1  # how it ended
     other = small_trainer(tmp_path / "run", steps=3, threads=threads, choices={"compile": True})
     other.run(resume=True)
-    (warning,) = recorder(other).messages
-    assert "compile False -> True" in warning and f"threads {threads + 1} -> {threads}" in warning
+    warning, _ = recorder(other).messages
+    assert f"threads {threads + 1} -> {threads}" in warning
     assert "Results may differ" in warning
 
 

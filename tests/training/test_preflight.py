@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import random
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,18 @@ from torch import Tensor, nn
 from clearhead.errors import InputError
 from clearhead.runs import checkpoint as files
 from clearhead.training import preflight as module_under_test
+from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.preflight import (
+    CHECKPOINT_SPEED,
+    StepCost,
     TokenSide,
+    Workload,
     disk_forecast,
-    dry_step,
     free_memory,
     preflight,
     side_faults,
     size,
+    step_cost,
 )
 from clearhead.training.settings import TrainSettings
 from tests.training.small import NextToken, ShuffledTokens, Tokens, small_trainer, summed_loss
@@ -36,15 +42,26 @@ def side(**changes: Any) -> TokenSide:
 
 def check(run: Path, *sides: TokenSide, **settings: Any) -> module_under_test.Preflight:
     run.mkdir(exist_ok=True)
+    module = NextToken()
     return preflight(
-        NextToken(),
-        summed_loss,
-        next(ShuffledTokens()),
-        TrainSettings(run=str(run), **({"steps": 40} | settings)),
+        module,
+        torch.optim.AdamW(module.parameters()),
+        Workload(summed_loss, ShuffledTokens(), valid_share=0.2),
+        TrainSettings(run=str(run), **({"steps": 40, "validate_every": 15} | settings)),
         sides=sides or (side(),),
-        mean_tokens=13.0,
-        batches_per_epoch=5,
     )
+
+
+def cost_of(
+    module: nn.Module,
+    loss: Callable[[nn.Module, Tokens], tuple[Tensor, int]],
+    optimizer: torch.optim.Optimizer | None = None,
+    batches: ShuffledTokens | None = None,
+    **work: Any,
+) -> StepCost:
+    optimizer = torch.optim.AdamW(module.parameters()) if optimizer is None else optimizer
+    settings = TrainSettings(run="run", steps=1, clip=1.0)
+    return step_cost(module, optimizer, Workload(loss, batches or ShuffledTokens(), **work), settings)
 
 
 def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
@@ -54,9 +71,12 @@ def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
     assert report.checkpoint_bytes == 4 * parameters * 3
     assert report.disk_bytes == report.checkpoint_bytes * 5
     assert report.disk_free > report.disk_bytes and report.memory_bytes >= 2 * 4 * parameters
-    assert report.seconds == pytest.approx(40 * report.step_seconds)
+    assert report.validations == 3  # after steps 15, 30 and 40
+    cost = report.cost
+    assert cost.step_seconds > 0 and cost.validation_seconds > report.checkpoint_bytes / CHECKPOINT_SPEED
+    assert report.seconds == pytest.approx(40 * cost.step_seconds + 3 * cost.validation_seconds)
     text = "\n".join(report.lines())
-    for words in ("147", "a checkpoint", "free", "a step", "for all steps"):
+    for words in ("147", "a checkpoint", "free", "a step", "a validation", "for 40 steps with 3 validations"):
         assert words in text
     assert check(tmp_path / "run", steps=None, seconds=3.0).seconds is None
 
@@ -142,17 +162,23 @@ def test_a_dry_step_changes_nothing() -> None:
     gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
     values = {name: value.clone() for name, value in module.state_dict().items()}
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    batch = next(ShuffledTokens())
+    optimizer = build_optimizer(module, kind="muon", learning_rate=0.1, weight_decay=0.1)
+    groups = [dict(group) for group in optimizer.param_groups]
+    batches = ShuffledTokens()
+    next(batches)
+    place = batches.state()
     seen = []
 
     def loss(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
-        seen.append((module.training, torch.are_deterministic_algorithms_enabled()))
+        seen.append((module.training, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()))
         random.random(), np.random.rand()
         return summed_loss(module, batch)
 
-    dry = dry_step(module, loss, batch)
-    assert dry.seconds > 0 and dry.peak_bytes >= 0 and dry.tokens == batch.num_tokens
-    assert set(seen) == {(True, True)}
+    cost = cost_of(module, loss, optimizer, batches)
+    assert cost.step_seconds > 0 and cost.validation_seconds == 0 and cost.memory_bytes >= 0
+    assert set(seen) == {(True, True, True), (False, False, True)}
+    assert batches.state() == place and not optimizer.state
+    assert all(group == before for group, before in zip(optimizer.param_groups, groups, strict=True))
     assert all(parameter.grad is gradients[name] for name, parameter in module.named_parameters())
     assert all(torch.equal(value, values[name]) for name, value in module.state_dict().items())
     assert torch.equal(before[0], torch.get_rng_state()) and before[2] == np.random.get_state()[1].tolist()
@@ -166,8 +192,39 @@ def test_a_dry_step_measures_memory() -> None:
         loss, labels = summed_loss(module, batch)
         return loss + 0 * torch.ones(16_000_000).mul(loss.detach()).sum(), labels
 
-    dry = dry_step(NextToken(), hungry, next(ShuffledTokens()))
-    assert 40e6 < dry.peak_bytes < 400e6
+    assert 40e6 < cost_of(NextToken(), hungry).memory_bytes < 400e6
+
+
+def test_time_counts_batches_optimizer_and_validation() -> None:
+    """Passes of 20 ms forward and 10 ms backward, an optimizer of 30 ms, half an epoch and 0.4 s of validation."""
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, loss: Tensor) -> Tensor:
+            time.sleep(0.02)
+            return loss.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            time.sleep(0.01)
+            return gradient
+
+    class SlowAdamW(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> None:
+            time.sleep(0.03)
+            super().step(closure)
+
+    def slow(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+        loss, labels = summed_loss(module, batch)
+        return Slow.apply(loss), labels
+
+    module = NextToken()
+    optimizer = SlowAdamW(module.parameters())
+    settings = TrainSettings(run="run", steps=1, accumulate=3)
+    work = Workload(slow, ShuffledTokens(), valid_share=0.5, score_seconds=lambda module: 0.4)
+    cost = step_cost(module, optimizer, work, settings)
+    assert 3 * 0.03 + 0.03 < cost.step_seconds < 4 * (3 * 0.03 + 0.03)
+    assert 0.4 + 2.5 * 0.02 < cost.validation_seconds < 0.4 + 4 * 2.5 * 0.02
 
 
 def test_garbage_of_before_hides_no_memory_of_a_dry_step() -> None:
@@ -182,7 +239,7 @@ def test_garbage_of_before_hides_no_memory_of_a_dry_step() -> None:
         return loss + 0 * torch.ones(16_000_000).mul(loss.detach()).sum(), labels
 
     try:
-        assert 40e6 < dry_step(NextToken(), hungry, next(ShuffledTokens())).peak_bytes < 400e6
+        assert 40e6 < cost_of(NextToken(), hungry).memory_bytes < 400e6
     finally:
         gc.enable()
 
@@ -192,7 +249,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_said() -> None:
         return torch.empty(2**50, dtype=torch.uint8).sum(), 1
 
     with pytest.raises(InputError, match=r"largest batch \(\d+ tokens\) does not fit into memory"):
-        dry_step(NextToken(), greedy, next(ShuffledTokens()))
+        cost_of(NextToken(), greedy)
 
 
 def test_other_errors_of_a_dry_step_are_not_hidden() -> None:
@@ -200,7 +257,7 @@ def test_other_errors_of_a_dry_step_are_not_hidden() -> None:
         raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        dry_step(NextToken(), broken, next(ShuffledTokens()))
+        cost_of(NextToken(), broken)
 
 
 def test_free_memory_is_plausible() -> None:

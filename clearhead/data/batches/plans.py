@@ -214,10 +214,14 @@ class EpochBatches(Generic[BatchT]):
             InputError: the position belongs to other data or to another plan.
         """
         own = self._identity
-        faults = [f"{key} was {state.get(key)!r}, now {own[key]!r}" for key in own if state.get(key) != own[key]]
-        if faults:
+        changed = [key for key in own if state.get(key) != own[key]]
+        if changed:
+            faults = [
+                "its content" if key == "data" else f"{key} was {state.get(key)!r}, now {own[key]!r}" for key in changed
+            ]
             raise InputError(
-                f"the position in the training data belongs to another set of batches: {'; '.join(faults)}"
+                f"the training data has changed since the checkpoint was written ({'; '.join(faults)}): restore it, or "
+                "start anew in another run directory"
             )
         epoch, position = int(state["epoch"]), int(state["batch"])
         self._go(epoch, position)

@@ -55,6 +55,7 @@ class LineProgress(Progress):
     def validated(self, report: ValidationReport) -> None:
         """Write the result of a validation."""
         assert self._pace is not None, "begin comes before validated"
+        self._pace.validated(report)
         name = self._pace.plan.score_name or "score"
         score = f"  {name} {report.score:.2f}" if report.score is not None else ""
         best = "  (best so far)" if report.is_best else ""

@@ -137,6 +137,7 @@ class TrainingPanel:
 
     def validated(self, report: ValidationReport) -> None:
         """Add one validation."""
+        self._pace.validated(report)
         self._validations.append(report)
         self._best = report if report.is_best else self._best
         self.activity = "training"

@@ -100,7 +100,7 @@ def _draw_loss(axes: Any, rows: Sequence[Metrics]) -> None:
     steps, losses = [row.step for row in rows], [row.loss for row in rows]
     smoothed = smooth(losses, steps, max(1.0, steps[-1] / 150))
     axes.plot(steps, losses, color=_TRAIN, alpha=0.25, linewidth=1)
-    axes.plot(steps, smoothed, color=_TRAIN, linewidth=2, label="training")
+    axes.plot(steps, smoothed, color=_TRAIN, linewidth=2, label="training (dropout and smoothing included)")
     valid = [(row.step, row.valid_loss) for row in rows if row.valid_loss is not None]
     if valid:
         _draw_validations(axes, valid, min(valid, key=lambda point: point[1]), "validation")

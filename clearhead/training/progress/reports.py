@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -19,6 +18,8 @@ class RunPlan:
         seconds_before: seconds before this run was resumed.
         parameters: number of trained parameters.
         score_name: name of the validation score, or None if there is no score.
+        validate_every: steps between two validations; 0: there are none.
+        validation_seconds: forecast of one validation with its checkpoint.
     """
 
     run: str
@@ -28,6 +29,8 @@ class RunPlan:
     seconds_before: float
     parameters: int
     score_name: str | None = None
+    validate_every: int = 0
+    validation_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,15 @@ class Pace:
     def __init__(self, plan: RunPlan, *, window: int = 50) -> None:
         self.plan = plan
         self._recent: deque[StepReport] = deque(maxlen=window)
-        self._began = time.monotonic()
+        self._validations: deque[ValidationReport] = deque(maxlen=5)
 
     def add(self, report: StepReport) -> None:
         """Add one step."""
         self._recent.append(report)
+
+    def validated(self, report: ValidationReport) -> None:
+        """Add one validation."""
+        self._validations.append(report)
 
     @property
     def tokens_per_second(self) -> float:
@@ -117,18 +124,29 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the run ends, with validations and checkpoints; None if its length is not known."""
+        """Seconds until the run ends: of the steps and of the validations to come; None if its length is not known."""
         if not self._recent:
             return None
         last = self._recent[-1]
         ends = []
-        taken = last.step - self.plan.first_step
-        if self.plan.steps is not None and taken > 0:
-            per_step = (last.seconds - self.plan.seconds_before) / taken
-            ends.append(max(0, self.plan.steps - last.step) * per_step)
+        if self.plan.steps is not None:
+            per_step = sum(report.step_seconds for report in self._recent) / len(self._recent)
+            ends.append(max(0, self.plan.steps - last.step) * per_step + self._validation_seconds_left(last.step))
         if self.plan.seconds is not None:
             ends.append(max(0.0, self.plan.seconds - last.seconds))
         return min(ends) if ends else None
+
+    def _validation_seconds_left(self, step: int) -> float:
+        """Return the seconds of the validations to come, by those that were measured last or else by the forecast."""
+        plan = self.plan
+        if plan.steps is None or not plan.validate_every:
+            return 0.0
+        done = max(
+            [(step - 1) // plan.validate_every] + [-(-one.step // plan.validate_every) for one in self._validations]
+        )
+        measured = [report.seconds for report in self._validations]
+        each = sum(measured) / len(measured) if measured else plan.validation_seconds
+        return each * max(0, -(-plan.steps // plan.validate_every) - done)
 
     @property
     def fraction(self) -> float | None:

@@ -102,10 +102,11 @@ _WANTED: Mapping[Address, str] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: its address and its message."""
+    """One fault: its address, its message, and whether it only follows from another fault."""
 
     address: Address
     sentence: str
+    follows: bool = False
 
 
 def faults_of(error: ValidationError, raw: Mapping[str, Any], places: Places) -> list[Fault]:
@@ -119,7 +120,21 @@ def faults_of(error: ValidationError, raw: Mapping[str, Any], places: Places) ->
     grouped: dict[Address, list[Any]] = {}
     for item in error.errors(include_url=False):
         grouped.setdefault(_address(item["loc"], raw, item["type"]), []).append(item)
-    return [Fault(address, _sentence(address, items, raw, places)) for address, items in grouped.items()]
+    kinds = {address: str(items[0]["type"]) for address, items in grouped.items()}
+    unknown = [address for address, kind in kinds.items() if kind == "extra_forbidden"]
+    return [
+        Fault(
+            address,
+            _sentence(address, items, raw, places),
+            follows=kinds[address] == "missing" and _is_misspelt(address, unknown),
+        )
+        for address, items in grouped.items()
+    ]
+
+
+def _is_misspelt(missing: Address, unknown: Sequence[Address]) -> bool:
+    """Return whether a missing key stands in its table under a name like it, which has a message of its own."""
+    return any(other[:-1] == missing[:-1] and nearest(other[-1], missing[-1:]) for other in unknown)
 
 
 def _address(location: tuple[int | str, ...], raw: Mapping[str, Any], kind: str) -> Address:

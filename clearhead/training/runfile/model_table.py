@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from clearhead.errors import InputError, nearest
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
@@ -13,6 +15,8 @@ from clearhead.spec import Attention, Branch, Embedding, FeedForward, Head, Mode
 from clearhead.training.runfile.sections import ModelSection
 
 DEFAULT_PRESET = "transformer"
+TRAINING_BYTES = 16
+"""Bytes for each parameter: the weight, its gradient and the two moments of an optimizer, in float32."""
 
 
 def resolve_spec(
@@ -50,7 +54,38 @@ def resolve_spec(
     hparams = _hparams(section, joint)
     if prefix and hparams.family == "decoder":
         hparams = replace(hparams, prefix=True)
+    _refuse_too_large(hparams)
     return build_spec(hparams, source_vocab=source_vocab, target_vocab=target_vocab, head=head)
+
+
+def _refuse_too_large(hparams: Hyperparameters) -> None:
+    """Refuse a model whose training could not fit into this machine, before anything is built."""
+    needed, total = TRAINING_BYTES * least_parameters(hparams), int(psutil.virtual_memory().total)
+    if needed > total:
+        raise InputError(
+            f"{hparams.layers:,} layers of width {hparams.width:,} have at least {least_parameters(hparams):,} "
+            f"parameters; training takes {TRAINING_BYTES} bytes for each, {needed / 1e9:,.0f} GB, and this machine has "
+            f"{total / 1e9:,.1f} GB of memory"
+        )
+
+
+def least_parameters(hparams: Hyperparameters) -> int:
+    """Return the parameters of the projections in the layers: all but embeddings, norms and biases.
+
+    Args:
+        hparams: sizes; absent ones follow from the others as in the spec.
+    """
+    width, heads = hparams.width, hparams.heads
+    head_size = hparams.head_size or width // heads
+    attention = 2 * width * head_size * (heads + (hparams.kv_heads or heads))
+    feedforward = (3 if hparams.gated else 2) * width * (hparams.feedforward or 4 * width)
+    count = 0
+    if hparams.family != "decoder":
+        count += (hparams.encoder_layers or hparams.layers) * (attention + feedforward)
+    if hparams.family != "encoder":
+        memory = attention if hparams.family == "encoder-decoder" else 0
+        count += (hparams.decoder_layers or hparams.layers) * (attention + memory + feedforward)
+    return count
 
 
 def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:

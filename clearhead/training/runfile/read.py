@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from clearhead.errors import InputError, nearest
 from clearhead.files import read_text_file
 from clearhead.training.runfile.faults import Address, Fault, Places, faults_of, find_lines
-from clearhead.training.runfile.rules import LENGTHS, check_rules, fill_defaults
+from clearhead.training.runfile.rules import LENGTHS, check_rules, fill_defaults, has_fault
 from clearhead.training.runfile.sections import SECTIONS, RunFile, Section
 
 # Values for required keys that are missing or faulty, so that the rules can still check the other keys.
@@ -59,16 +59,17 @@ def parse_run_file(text: str, name: str, overrides: Sequence[str] = ()) -> RunFi
     places = Places(name, find_lines(text), origins)
     run, found = _validate(raw, places)
     faults += found
-    faults += [Fault(fault.address, places.of(fault.address) + fault.sentence) for fault in check_rules(run)]
+    faulty = {fault.address for fault in found}
+    faults += [Fault(fault.address, places.of(fault.address) + fault.sentence) for fault in check_rules(run, faulty)]
     run = fill_defaults(run)
-    if not any(fault.address[:1] == ("model",) for fault in faults):
+    if not any(fault.address[:1] == ("model",) for fault in faults) and not has_fault(faulty, "task", "kind"):
         faults += _model_faults(run, places)
     if faults:
         # By line, overrides last
         ordered = sorted(
             faults, key=lambda fault: (places.origin(fault.address)[0] != "", places.origin(fault.address)[1])
         )
-        raise InputError.from_faults([fault.sentence for fault in ordered], subject=name)
+        raise InputError.from_faults([fault.sentence for fault in ordered if not fault.follows], subject=name)
     return run
 
 

@@ -5,7 +5,8 @@ The rules check the valid values, so a fault in one key does not hide a fault be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from clearhead.errors import InputError
@@ -14,6 +15,8 @@ from clearhead.training.runfile.faults import Address, Fault, name_of
 from clearhead.training.runfile.sections import SUBWORD_KINDS, RunFile, Section, Train
 
 LENGTHS = ("steps", "epochs", "seconds")
+MOST_THREADS = 4
+"""Threads for each processor that are still taken; so many only wait for each other."""
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 Kind = TypeVar("Kind", bound=Section)
 Family = Literal["encoder", "decoder", "encoder-decoder"]
@@ -47,10 +50,23 @@ TASK_KEYS: dict[str, tuple[str, ...]] = {
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
-def check_rules(run: RunFile) -> list[Fault]:
-    """Return every fault between keys with valid values."""
-    rules = (_task, _sources, _tokenizer, _model, _lora, _sizes, _positions, _length, _schedule, _validation, _device)
-    return [fault for rule in rules for fault in rule(run)]
+def check_rules(run: RunFile, faulty: Collection[Address] = ()) -> list[Fault]:
+    """Return every fault between keys with valid values.
+
+    Args:
+        run: the run file, with placeholders for keys that have a fault of their own.
+        faulty: the addresses of these keys; a rule that depends on a placeholder would report what is not there.
+    """
+    of_any_task = (_lora, _sizes, _positions, _length, _schedule, _device)
+    of_the_task = (_task, _sources, _tokenizer, _model, _validation)
+    rules = of_any_task if has_fault(faulty, "task", "kind") else of_the_task + of_any_task
+    found = [fault for rule in rules for fault in rule(run)]
+    return [fault for fault in found if not (fault.address[0] == "data" and has_fault(faulty, *fault.address[:2]))]
+
+
+def has_fault(faulty: Collection[Address], table: str, key: str) -> bool:
+    """Return whether a key, something inside it, or its whole table has a fault."""
+    return any(address[:2] in ((table,), (table, key)) for address in faulty)
 
 
 def _fault(address: str, sentence: str) -> Fault:
@@ -234,6 +250,9 @@ def _device(run: RunFile) -> Iterator[Fault]:
         yield _fault(
             "train.device", f"must be one of {', '.join(_DEVICES)} or cuda:N, received the text '{run.train.device}'"
         )
+    threads, processors = run.train.threads, os.cpu_count() or 1
+    if threads is not None and threads > MOST_THREADS * processors:
+        yield _fault("train.threads", f"= {threads} is far more than the {processors} processors of this machine")
 
 
 def _given(section: Section) -> list[str]:

@@ -20,6 +20,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+Layers = Annotated[int, Field(ge=1, le=1000)]
 Positive = Annotated[float, Field(gt=0.0)]
 
 
@@ -154,9 +155,9 @@ class ModelSection(Section):
     family: Literal["encoder", "decoder", "encoder-decoder"] | None = None
     preset: str | None = None
     spec: str | None = None
-    layers: Count | None = None
-    encoder_layers: Count | None = None
-    decoder_layers: Count | None = None
+    layers: Layers | None = None
+    encoder_layers: Layers | None = None
+    decoder_layers: Layers | None = None
     width: Count | None = None
     heads: Count | None = None
     kv_heads: Count | None = None

@@ -77,6 +77,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         sides=[DataSide.of("source", tokenizer, texts, [store.lengths for store in stores])],
         widest=collate_answers(store, plan.widest(), collator),
         mean_tokens=int(store.lengths.sum()) / batches.batches_per_epoch,
+        valid_share=stores.valid_share,
         record=record,
         valid_data=stores.valid.identity,
         score_name="F1",

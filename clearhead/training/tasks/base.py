@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.data.batches.base import Batch
 from clearhead.data.sources.tables import WHOLE, Share
-from clearhead.data.stores.arrays import Ragged
+from clearhead.data.stores.arrays import ArrayStore, Ragged
 from clearhead.data.stores.tokenizers import cached_tokenizer
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
@@ -31,7 +31,7 @@ from clearhead.training.runfile.sections import RunFile, Section
 from clearhead.training.settings import Metric
 
 SourceT = TypeVar("SourceT")
-StoreT = TypeVar("StoreT")
+StoreT = TypeVar("StoreT", bound=ArrayStore)
 
 _NO_LIMIT = 2**31 - 8
 _BYTE_VOCABULARY = 260
@@ -172,6 +172,12 @@ class Stores(Generic[StoreT]):
     def __iter__(self) -> Iterator[StoreT]:
         return iter((self.train, self.valid))
 
+    @property
+    def valid_share(self) -> float:
+        """Tokens of the validation data, as a share of those of the training data."""
+        train, valid = (sum(int(side.sum()) for side in store.input_lengths) for store in self)
+        return valid / train
+
 
 @dataclass(frozen=True)
 class TaskParts(Generic[BatchT]):
@@ -186,10 +192,12 @@ class TaskParts(Generic[BatchT]):
         sides: the sides of the data, for the checks before the first step.
         widest: the training batch with the most positions.
         mean_tokens: tokens of an average batch.
+        valid_share: of the stores.
         record: the task record of the trained model.
         valid_data: identity of the validation data; scores on other data cannot be compared.
         score_name: name of the validation score.
         best_by: the metric that decides which checkpoint is best.
+        score_seconds: as of `preflight.Workload`.
     """
 
     tokenizers: TokenizerPair
@@ -200,10 +208,12 @@ class TaskParts(Generic[BatchT]):
     sides: list[DataSide]
     widest: BatchT
     mean_tokens: float
+    valid_share: float
     record: TaskRecord
     valid_data: str
     score_name: str = "score"
     best_by: Metric = field(default="loss")
+    score_seconds: Callable[[nn.Module], float] | None = None
 
 
 def part_of(run_file: RunFile, name: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> tuple[SourceT, Share]:
@@ -236,6 +246,7 @@ def prepare_stores(
     """
     stores = []
     for name in ("train", "valid"):
+        progress.message(f"{name}: reading and tokenizing")
         try:
             stores.append(prepare(name))
         except InputError as error:

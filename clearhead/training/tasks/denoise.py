@@ -51,6 +51,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         sides=[text_side(name, tokenizer, corpora, longest=length) for name in ("source", "target")],
         widest=widest,
         mean_tokens=float(widest.num_tokens),
+        valid_share=corpora.valid_share,
         record=TaskRecord(kind="denoise", max_length=length, noise=noise),
         valid_data=corpora.valid.identity,
         score_name="accuracy",

@@ -81,6 +81,7 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
         ],
         widest=collate_contrastive(store, plan.widest(), groups, collator),
         mean_tokens=plan.num_tokens / batches.batches_per_epoch,
+        valid_share=stores.valid_share,
         record=TaskRecord(kind="embed", max_length=run_file.data.max_length),
         valid_data=stores.valid.identity,
         score_name="recall@1",

@@ -48,6 +48,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         sides=[text_side("source", tokenizer, corpora, longest=length)],
         widest=batches.peek(),
         mean_tokens=corpora.train.num_tokens / batches.batches_per_epoch,
+        valid_share=corpora.valid_share,
         record=TaskRecord(kind="fill", max_length=length, noise=noise),
         valid_data=corpora.valid.identity,
         score_name="accuracy",

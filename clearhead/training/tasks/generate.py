@@ -50,6 +50,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         sides=[text_side("source", tokenizer, corpora, longest=views.block)],
         widest=batches.peek(),
         mean_tokens=corpora.train.num_tokens / batches.batches_per_epoch,
+        valid_share=corpora.valid_share,
         record=TaskRecord(kind="generate", max_length=views.block),
         valid_data=corpora.valid.identity,
     )

@@ -75,6 +75,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         ],
         widest=collate_tagged(store, plan.widest(), collator),
         mean_tokens=int(store.lengths.sum()) / batches.batches_per_epoch,
+        valid_share=stores.valid_share,
         record=record,
         valid_data=stores.valid.identity,
         score_name="entity F1",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -77,9 +79,11 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         ],
         widest=collate_pairs(store, plan.widest()),
         mean_tokens=plan.num_tokens / batches.batches_per_epoch,
+        valid_share=stores.valid_share,
         record=TaskRecord(kind="translate", max_length=run_file.data.max_length),
         valid_data=stores.valid.identity,
         score_name="BLEU",
+        score_seconds=_score_seconds(run_file, tokenizers, stores.valid),
     )
 
 
@@ -123,7 +127,7 @@ def _validator(
     run_file: RunFile, tokenizers: TokenizerPair, store: PairStore, device: torch.device
 ) -> Callable[[nn.Module], Validation]:
     """Return the validation on held-out pairs: the loss of a target token, and BLEU of some greedy translations."""
-    scored = evenly_spaced(len(store), run_file.train.bleu_sentences or 0)
+    scored = _scored(run_file, store)
     assert isinstance(run_file.data.valid, Section), "the rules of the run file refuse a share of pairs"
     texts = read_pairs(pair_source(run_file.data.valid))["target"] if scored else []
     references = [texts[store.lines[row]] for row in scored]
@@ -141,10 +145,48 @@ def _validator(
     return validate
 
 
+def _scored(run_file: RunFile, store: PairStore) -> list[int]:
+    """Return the pairs whose sources are translated for BLEU."""
+    return evenly_spaced(len(store), run_file.train.bleu_sentences or 0)
+
+
+def _score_seconds(
+    run_file: RunFile, tokenizers: TokenizerPair, store: PairStore
+) -> Callable[[nn.Module], float] | None:
+    """Return what measures the time of BLEU: the seconds of a few decoding steps, times the steps of the references.
+
+    An untrained model would decode to the limit, where a trained one ends its translations.
+    """
+    scored = _scored(run_file, store)
+    if not scored:
+        return None
+    sources = [store.sources[row].tolist() for row in scored]
+    steps = float(np.mean([len(store.targets[row]) + 1 for row in scored]))
+
+    def seconds(module: nn.Module) -> float:
+        assert isinstance(module, Transformer), "translation needs the module that was built for it"
+        spent = []
+        for length in (1, 1, 5):  # once to warm up
+            began = time.perf_counter()
+            _translations(module, tokenizers, sources, max_length=length)
+            spent.append(time.perf_counter() - began)
+        return spent[1] + max(0.0, spent[2] - spent[1]) / 4 * (steps - 1)
+
+    return seconds
+
+
 def _bleu(
     module: Transformer, tokenizers: TokenizerPair, sources: Sequence[list[int]], references: Sequence[str]
 ) -> float:
     """Return BLEU of greedy translations."""
+    found = _translations(module, tokenizers, sources)
+    return bleu_chrf(found, references, tokenize="none" if tokenizers.target.kind == "split" else "13a").bleu
+
+
+def _translations(
+    module: Transformer, tokenizers: TokenizerPair, sources: Sequence[list[int]], *, max_length: int | None = None
+) -> list[str]:
+    """Return greedy translations."""
     target = tokenizers.target
     added = target.special_tokens.for_target
     found = translate_ids(
@@ -153,7 +195,6 @@ def _bleu(
         bos_id=added.prefix[0],
         eos_id=added.suffix[-1],
         pad_id=target.pad_id,
-        options=SearchOptions(beam_size=1),
+        options=SearchOptions(beam_size=1, max_length=max_length),
     )
-    texts = [target.decode(candidates[0].ids) for candidates in found]
-    return bleu_chrf(texts, references, tokenize="none" if target.kind == "split" else "13a").bleu
+    return [target.decode(candidates[0].ids) for candidates in found]

@@ -212,5 +212,5 @@ def test_a_place_in_other_data_is_refused(tmp_path: Path) -> None:
         pair_batches(store, batch_tokens=65, seed=5).load_state(state)
     with pytest.raises(InputError, match="seed was 5, now 6"):
         pair_batches(store, batch_tokens=64, seed=6).load_state(state)
-    with pytest.raises(InputError, match="data was"):
+    with pytest.raises(InputError, match="has changed since the checkpoint was written"):
         pair_batches(make_store(tmp_path, seed=4), batch_tokens=64, seed=5).load_state(state)

@@ -193,7 +193,7 @@ def test_the_seed_decides(corpus: Corpus, novel: Corpus, kind: int) -> None:
     assert not all(same(*pair) for pair in zip(firsts, others, strict=False))
     with pytest.raises(InputError, match="seed was 5, now 7"):
         other.load_state(one.state())
-    with pytest.raises(InputError, match="data was"):
+    with pytest.raises(InputError, match="has changed since the checkpoint was written"):
         every_kind(novel, 5)[kind].load_state(one.state())
     with pytest.raises(InputError, match="seed is -1"):
         every_kind(corpus, -1)

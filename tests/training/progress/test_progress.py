@@ -42,7 +42,7 @@ def test_a_log_gets_plain_lines() -> None:
     run_through(LineProgress(Console(file=stream), every_seconds=3600.0))
     assert stream.getvalue().splitlines() == [
         "training de-[en]: 2,600,000 parameters, 200 steps",
-        "step 1/200  loss 3.2500  learning rate 5.00e-03  8,000 tokens/s  1 min 59 s left",
+        "step 1/200  loss 3.2500  learning rate 5.00e-03  8,000 tokens/s  1 min 40 s left",
         "step 20  validation loss 2.5000  BLEU 31.50  (best so far)  in 4.0 s",
         "The disk is [nearly] full.",
     ]
@@ -73,7 +73,7 @@ def test_a_terminal_gets_a_panel_with_everything_a_person_wants_to_know() -> Non
         "3.2500",
         "5.00e-03",
         "8,000",
-        "1 min 48 s left",
+        "1 min 30 s left",
         "2.5000",
         "BLEU 31.50",
         "★ best",
@@ -157,21 +157,23 @@ def test_progress_shows_nothing_by_itself(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr() == ("", "")
 
 
-def test_speed_counts_training_and_time_left_counts_everything() -> None:
-    """Each step takes 0.5 s, and 0.6 s with what lies between."""
-    pace = Pace(plan(steps=100))
+def test_time_left_is_that_of_the_steps_and_validations_to_come() -> None:
+    """By the steps and validations that were measured last; before the first validation, by the forecast."""
+    pace = Pace(RunPlan("run", 0, 100, None, 0.0, 2, None, validate_every=15, validation_seconds=7.0))
     assert pace.seconds_left is None and pace.fraction is None and pace.tokens_per_second == 0.0
-    for step in range(1, 41):
+    pace.add(report(15))
+    assert pace.seconds_left == pytest.approx(85 * 0.5 + 7 * 7.0)
+    pace.validated(ValidationReport(15, 2.5, 31.5, True, 4.0))
+    assert pace.seconds_left == pytest.approx(85 * 0.5 + 6 * 4.0)
+    for step in range(31, 91):
         pace.add(report(step))
-    assert pace.tokens_per_second == pytest.approx(8000.0)
-    assert pace.seconds_left == pytest.approx(60 * 0.6)
-    assert pace.fraction == pytest.approx(0.4)
-
-
-def test_a_continued_run_measures_its_own_pace() -> None:
-    pace = Pace(plan(steps=100, first_step=50))
-    pace.add(StepReport(60, 1.0, 1e-3, tokens=10, step_seconds=1.0, seconds=500.0 + 20.0))
-    assert pace.seconds_left == pytest.approx(40 * 2.0)
+    assert pace.tokens_per_second == pytest.approx(8000.0) and pace.fraction == pytest.approx(0.9)
+    assert pace.seconds_left == pytest.approx(10 * 0.5 + 2 * 4.0)
+    pace.validated(ValidationReport(90, 2.5, 31.5, True, 4.0))
+    pace.add(report(100))
+    assert pace.seconds_left == pytest.approx(4.0)
+    pace.validated(ValidationReport(100, 2.5, 31.5, True, 4.0))
+    assert pace.seconds_left == 0.0
 
 
 def test_the_nearest_end_counts() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import InputError
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.runfile.faults import find_lines
+from clearhead.training.runfile.model_table import least_parameters
 from clearhead.training.runfile.read import load_run_file, parse_run_file, to_toml
 from clearhead.training.runfile.sections import SECTIONS
 
@@ -155,7 +158,7 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
             11,
             "no table or key 'modle' at the top of a run file (did you mean 'model'?)",
         ),
-        (MINIMAL.replace("source =", "sorce =", 1), 4, "[data] train needs the key 'source'"),
+        (MINIMAL.replace("source =", "sorce =", 1), 4, "unknown key 'sorce' in [data] train (did you mean 'source'?)"),
         (MINIMAL.replace('source = "train.de"', 'tsv = "t", taget_column = 1', 1), 4, "did you mean 'target_column'?"),
         (with_keys("train", "early_stop = { metrik = 'loss' }"), 9, "did you mean 'metric'?"),
         (with_keys("train", "keep = 'all'"), 9, "[train] keep must be a whole number, received the text 'all'"),
@@ -187,6 +190,9 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         ("task = 3\n" + MINIMAL.replace('[task]\nkind = "translate"\n', ""), 1, "[task] must be a table"),
         (with_keys("model", "width = 130", "heads = 4"), 13, "heads must divide the width: 130 is not a multiple of 4"),
         (with_keys("model", "heads = 6", "kv_heads = 4"), 13, "kv_heads must divide the heads"),
+        (with_keys("model", "layers = 99999999"), 12, "layers must be at most 1000, received the number 99999999"),
+        (with_keys("model", "width = 1000000"), 11, "width 1,000,000 have at least 72,049,152,000,000 parameters"),
+        (with_keys("train", "threads = 100000"), 9, "threads = 100000 is far more than the"),
         (with_keys("model", "max_positions = 64"), 12, "less than [data] max_length = 128"),
         (with_keys("model", 'spec = "s.json"', "layers = 2"), 13, "layers has no effect with 'spec'"),
         (
@@ -228,6 +234,45 @@ def test_fault_is_named_with_its_line(text: str, line: int, expected: str) -> No
         line += 1
     message = report(text)
     assert any(expected in part and f"x.toml:{line}:" in part for part in message.splitlines()), message
+
+
+CLASSIFY = """\
+[task]
+kind = "classify"
+labels = "single_label"
+[data]
+train = { text = "train.tsv", labels = "label" }
+valid = 0.1
+[tokenizer]
+kind = "bpe"
+[model]
+family = "encoder"
+[train]
+steps = 700
+run = "runs/x"
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("", "", ""),
+        ('"classify"', '"clasify"', "x.toml:2: [task] kind must be one of translate, generate"),
+        ('kind = "classify"', 'knd = "classify"', "x.toml:2: unknown key 'knd' in [task] (did you mean 'kind'?)"),
+        ("[task]", "[tsk]", "x.toml:1: there is no table or key 'tsk' at the top of a run file (did you mean 'task'?)"),
+        ('labels = "label"', 'lables = "label"', "x.toml:5: unknown key 'lables' in [data] train"),
+        ('labels = "label"', "labels = [1]", "x.toml:5: [data] train.labels must be"),
+        ("valid = 0.1", "valid = 1.5", "x.toml:6: [data] valid"),
+    ],
+)
+def test_the_first_cause_is_reported_alone(before: str, after: str, expected: str) -> None:
+    """What follows from a fault, such as what another task would lack, is not a fault of the file."""
+    text = CLASSIFY.replace(before, after)
+    if not expected:
+        assert parse_run_file(text, "x.toml").task.kind == "classify"
+        return
+    message = report(text)
+    assert message.startswith(expected) and "\n" not in message, message
 
 
 @pytest.mark.parametrize(
@@ -306,3 +351,17 @@ def test_file_errors_name_the_file(tmp_path: Path) -> None:
 def test_lines_are_found_for_tables_and_keys() -> None:
     lines = find_lines("# [no]\n[a]\nx = 1\n\n[a.b]\n'y' = { z = 2 }\nc.d = 3\n")
     assert lines == {("a",): 2, ("a", "x"): 3, ("a", "b"): 5, ("a", "b", "y"): 6, ("a", "b", "c", "d"): 7}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"family": "encoder", "gated": True}, {"family": "decoder", "heads": 4, "kv_heads": 2, "head_size": 11}],
+)
+def test_the_least_parameters_are_those_of_the_layers(changes: dict[str, Any]) -> None:
+    """Counted on the built model: the weights of linear maps below a layer."""
+    from clearhead.core import build
+
+    hparams = Hyperparameters(layers=3, width=28, feedforward=19, **({"heads": 7} | changes))
+    module = build(build_spec(hparams, source_vocab=5, target_vocab=5), device="meta")
+    weights = [weight.numel() for name, weight in module.named_parameters() if ".layers." in name and weight.dim() == 2]
+    assert least_parameters(hparams) == sum(weights)

@@ -1,0 +1,93 @@
+"""The files of a run's data: remembered when it begins, and compared when it goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from clearhead.errors import InputError
+from clearhead.training.runfile.sections import RunFile, Section
+
+DATA_FILES: Final = "data_files"
+"""The choice of a run under which its files are remembered."""
+
+_BLOCK: Final = 1 << 20
+
+
+def describe_files(run_file: RunFile) -> str:
+    """Return lines and digest of every file of the training and validation data, as JSON text.
+
+    Args:
+        run_file: the checked run file; folders and datasets by name are left out.
+    """
+    described: dict[str, dict[str, list[Any]]] = {}
+    for part in ("train", "valid"):
+        table = getattr(run_file.data, part)
+        names = [str(value) for value in table.model_dump().values()] if isinstance(table, Section) else []
+        described[part] = {name: list(_lines_and_digest(Path(name))) for name in names if _is_file(name)}
+    return json.dumps(described)
+
+
+def changed_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -> list[str]:
+    """Compare the files of the validation data with those that a run began with.
+
+    Args:
+        choices: that the run remembers.
+        run_file: the checked run file.
+        run: the run directory, for the message.
+
+    Returns:
+        One message about the validation data if it has changed.
+
+    Raises:
+        InputError: the training data has changed.
+    """
+    if DATA_FILES not in choices:
+        return []
+    before, now = json.loads(str(choices[DATA_FILES])), json.loads(describe_files(run_file))
+    changes = {
+        part: [
+            _change(name, old, now[part].get(name)) for name, old in before[part].items() if now[part].get(name) != old
+        ]
+        for part in ("train", "valid")
+    }
+    if changes["train"]:
+        raise InputError(
+            f"the training data has changed since the run in {run} began: {'; '.join(changes['train'])}. Restore it "
+            "and resume, or start anew in another run directory (train.run=...)"
+        )
+    if changes["valid"]:
+        return [
+            f"the validation data has changed since the run began: {'; '.join(changes['valid'])}. Scores from here on "
+            "cannot be compared with the earlier ones"
+        ]
+    return []
+
+
+def _change(name: str, old: list[Any], new: list[Any] | None) -> str:
+    if new is None:
+        return f"{name} is missing"
+    if old[0] == new[0]:
+        return f"{name} has {new[0]:,} lines as before, but other content"
+    words = "more" if new[0] > old[0] else "fewer"
+    return f"{name} has {new[0]:,} lines, {abs(new[0] - old[0]):,} {words} than before"
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _lines_and_digest(path: Path) -> tuple[int, str]:
+    digest, lines, last = hashlib.sha256(), 0, b"\n"
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            lines += block.count(b"\n")
+            last = block[-1:]
+    return lines + (last != b"\n"), digest.hexdigest()

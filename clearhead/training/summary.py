@@ -1,0 +1,76 @@
+"""The summary of a run that has ended: its best checkpoint, and the commands to go on with."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from clearhead.runs.checkpoint import checkpoint_folder
+from clearhead.training.runfile.sections import FilePair, RunFile, TextTable
+from clearhead.training.settings import TrainResult
+
+# What follows the name of the run in the command that uses a model of the task.
+_USES: Final = MappingProxyType(
+    {
+        "translate": "FILE",
+        "generate": "--prompt TEXT",
+        "fill": "TEXT",
+        "classify": "FILE",
+        "tag": "FILE",
+        "embed": "FILE",
+    }
+)
+_PAIRS: Final = ("translate", "embed")
+
+
+def summary_lines(result: TrainResult, run_file: RunFile) -> list[str]:
+    """Return the summary of a run as lines of text.
+
+    Args:
+        result: of the run.
+        run_file: that described it.
+    """
+    lines = []
+    if result.best is not None and result.best_value is not None:
+        step = int(result.best.removeprefix("step-"))
+        folder = shlex.quote(str(checkpoint_folder(result.run, step)))
+        lines.append(f"best      {result.best_by} {result.best_value:.4g} at step {step:,}: {folder}")
+    if result.averaged is not None:
+        score = "" if result.averaged.score is None else f", score {result.averaged.score:.4g}"
+        name = shlex.quote(f"{result.run}@averaged")
+        lines.append(f"averaged  validation loss {result.averaged.loss:.4g}{score}: {name}")
+    commands = next_commands(result.run, run_file)
+    return lines + [f"{'next' if index == 0 else '':<8}  {command}" for index, command in enumerate(commands)]
+
+
+def next_commands(run: Path, run_file: RunFile) -> list[str]:
+    """Return the commands that measure and use the model of a run; words in capitals stand for what the user has.
+
+    Args:
+        run: the run directory.
+        run_file: that described it.
+    """
+    kind, name = run_file.task.kind, shlex.quote(str(run))
+    commands = [f"clearhead evaluate {name} {_evaluation_data(run_file)}"]
+    if kind in _USES:
+        commands.append(f"clearhead {kind} {name} {_USES[kind]}")
+    return commands
+
+
+def _evaluation_data(run_file: RunFile) -> str:
+    """Return the options of `clearhead evaluate` for the validation data, or for files that the user has."""
+    table, kind = run_file.data.valid, run_file.task.kind
+    if kind in _PAIRS:
+        known = {"source": table.source, "target": table.target} if isinstance(table, FilePair) else {}
+        given = known or {"source": "FILE", "target": "FILE"}
+    elif isinstance(table, TextTable):
+        values = {name: getattr(table, name) for name in ("text", "labels", "text_column", "pair", "document")}
+        given = {name: value for name, value in values.items() if value is not None} | (
+            {} if table.field is None else {"text_column": table.field}
+        )
+    else:
+        given = {"text": "FILE"} | ({"labels": "COLUMN"} if kind == "classify" else {})
+    options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given.items()]
+    return " ".join(options)
