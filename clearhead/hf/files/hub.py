@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from clearhead.errors import InputError
 from clearhead.files import absent, names_in, runs_nearby
 from clearhead.hf.files.tensor_files import check_links, is_checkpoint
 
+LONGEST_NAME = 255
 _OWN_SPEC = "spec.json"
 _NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 _FILES = (".json", ".toml", ".safetensors", ".bin")
@@ -30,9 +32,11 @@ def find_checkpoint(reference: str) -> Path | None:
         reference: a folder; where there is none, a name on the hub.
 
     Raises:
-        InputError: the download fails, or the folder has links out of it.
+        InputError: the download fails, the folder has links out of it, or no file can have such a name.
     """
     folder = Path(reference)
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in folder.parts):
+        raise InputError(f"{reference[:60]}... has a name of more than {LONGEST_NAME} bytes, which no file can have")
     if folder.is_dir():
         if not is_checkpoint(folder) or (folder / _OWN_SPEC).is_file():
             return None

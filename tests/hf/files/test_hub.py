@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from clearhead.core import build
+from clearhead.errors import InputError
+from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.conftest import ROOT
@@ -170,3 +172,9 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
     nowhere = run("http://127.0.0.1:9", tmp_path, "someone/model", "someone/nothing")
     assert nowhere["someone/model"]["rows"] == 23, "without a network the cache answers"
     assert "cannot be reached, and its cache lacks it: connect, or name a run" in nowhere["someone/nothing"]["error"]
+
+
+@pytest.mark.parametrize("reference", ["a" * 256, f"someone/{'b' * 256}", "ä" * 128])
+def test_a_name_that_no_file_can_have_is_refused(reference: str) -> None:
+    with pytest.raises(InputError, match="more than 255 bytes"):
+        find_checkpoint(reference)
