@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
-import torch
-
-from clearhead.core import Transformer, build
+from clearhead.core import build
 from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
 from clearhead.machine import choose_device, choose_precision
@@ -19,13 +16,13 @@ from clearhead.recipes.survey import TextSurvey
 from clearhead.recipes.table import VALIDATIONS, Recipe, Size, recipe_for
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.init_from import InitialModel, take_weights
-from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.preflight import is_out_of_memory
+from clearhead.training.preflight import Workload, is_out_of_memory, step_cost
 from clearhead.training.progress.reports import Progress, duration
-from clearhead.training.random_state import deterministic_algorithms, preserved_random_state, seed_everything
+from clearhead.training.random_state import preserved_random_state, seed_everything
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import RunFile
+from clearhead.training.settings import TrainSettings
 from clearhead.training.tasks.base import TaskParts, TaskSetup
 from clearhead.training.tasks.registry import parts_of
 from clearhead.weights.lora import adapt
@@ -36,7 +33,7 @@ STARTUP_SECONDS = 10.0
 _SPARE = 1.25
 # Of the time: slow validations are fewer.
 _VALIDATION_SHARE = 0.15
-_MEASURED_SECONDS, _MEASURED_STEPS = 2.0, 12
+_MEASURED_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -77,15 +74,15 @@ class Candidate:
     Attributes:
         size: of the model; None: that of a checkpoint.
         parts: the data.
-        module: the model.
         step_seconds, step_tokens: of a whole step with an average batch.
+        validation_seconds: of a validation.
     """
 
     size: Size | None
     parts: TaskParts[Batch]
-    module: Transformer
     step_seconds: float
     step_tokens: float
+    validation_seconds: float
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ def fitted(plan: DataPlan, minutes: float, say: Callable[[str], None]) -> Fitted
     kind = "characters" if recipe.tokenizer == "character" else "a vocabulary"
     say(f"preparing the text with {kind} of its own")
     choice = fitting.with_length(Choice(recipe.sizes[0], recipe.max_length))
-    with preserved_random_state(), deterministic_algorithms():
+    with preserved_random_state():
         best = choose_size(recipe, lambda size: fitting.candidate(replace(choice, size=size)), minutes, say)
         return write(plan, recipe, replace(choice, size=best.size), best, minutes, say)
 
@@ -151,7 +148,7 @@ def write(
         minutes: that training may take.
         say: receives the steps.
     """
-    validation, per_epoch = _validation_seconds(found), found.parts.batches.batches_per_epoch
+    validation, per_epoch = found.validation_seconds, found.parts.batches.batches_per_epoch
     most = math.ceil(recipe.most_epochs * per_epoch)
     length = Length.fitting(minutes, step=found.step_seconds, validation=validation, most=most)
     note = f"{length.steps / per_epoch:.3g} passes over the data, "
@@ -225,8 +222,13 @@ class Fitting:
             new = take_weights(module, self.initial, parts.record, Progress())
             if run_file.lora is not None:
                 adapt(module, **run_file.lora.model_dump(), new=new)
-        seconds = _step_seconds(run_file, parts, module)
-        return Candidate(choice.size, parts, module, seconds, parts.mean_tokens)
+        train = run_file.train
+        assert train.learning_rate is not None, "the run file fills its defaults"
+        optimizer = build_optimizer(module, kind=train.optimizer, learning_rate=train.learning_rate)
+        work = Workload(parts.loss, parts.batches, parts.widest, parts.valid_share, parts.score_seconds)
+        table = train.model_dump() | {"precision": choose_precision(train.precision, device)}
+        cost = step_cost(module, optimizer, work, TrainSettings(**table), seconds=_MEASURED_SECONDS)
+        return Candidate(choice.size, parts, cost.step_seconds, parts.mean_tokens, cost.validation_seconds)
 
 
 def choose_size(
@@ -247,11 +249,9 @@ def choose_size(
     for size in recipe.sizes:
         try:
             found = candidate(size)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
+        except InputError as error:
+            if best is None or not lacks_memory(error):
                 raise
-            if best is None:
-                raise InputError("the smallest model of the recipe does not fit into memory") from error
             say(f"{_name(size)}: does not fit into memory")
             break
         steps = max(0, int((60 * minutes - STARTUP_SECONDS) / found.step_seconds))
@@ -263,39 +263,10 @@ def choose_size(
     return best
 
 
+def lacks_memory(error: InputError) -> bool:
+    """Return whether a measurement failed because memory ran out."""
+    return isinstance(error.__cause__, RuntimeError) and is_out_of_memory(error.__cause__)
+
+
 def _name(size: Size) -> str:
     return f"{size.layers} layer{'s' * (size.layers > 1)} of width {size.width}"
-
-
-def _step_seconds(run_file: RunFile, parts: TaskParts[Batch], module: Transformer) -> float:
-    """Measure the seconds of a whole step with an average batch."""
-    train = run_file.train
-    assert train.learning_rate is not None, "the run file fills its defaults"
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = build_optimizer(module, kind=train.optimizer, learning_rate=train.learning_rate * 1e-3)
-    precision = choose_precision(train.precision, parameters[0].device)
-    seconds: list[float] = []
-    tokens: list[int] = []
-    began = time.perf_counter()
-    module.train()
-    while len(seconds) < 3 or (time.perf_counter() - began < _MEASURED_SECONDS and len(seconds) < _MEASURED_STEPS):
-        start, batch = time.perf_counter(), next(parts.batches)
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(parameters[0].device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss, labels = parts.loss(module, batch)
-        float(loss.detach())
-        loss.backward()
-        scale_gradients(parameters, 1.0 / max(1, labels), max_norm=train.clip)
-        optimizer.step()
-        seconds.append(time.perf_counter() - start)
-        tokens.append(batch.num_tokens)
-    # The first step includes allocation and the choice of kernels.
-    return sum(seconds[1:]) / sum(tokens[1:]) * parts.mean_tokens
-
-
-def _validation_seconds(found: Candidate) -> float:
-    began = time.perf_counter()
-    found.module.eval()
-    with torch.no_grad():
-        found.parts.validate(found.module)
-    return time.perf_counter() - began

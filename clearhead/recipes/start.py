@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.recipes.fit import STARTUP_SECONDS, Fitted, Fitting, write
+from clearhead.recipes.fit import STARTUP_SECONDS, Fitted, Fitting, lacks_memory, write
 from clearhead.recipes.run_file import Choice, DataPlan, Start
 from clearhead.recipes.survey import TextSurvey
 from clearhead.recipes.table import LORA_RANK, start_recipe
 from clearhead.training.init_from import InitialModel, find_initial_model
-from clearhead.training.preflight import free_memory, is_out_of_memory, size
+from clearhead.training.preflight import free_memory, size
 from clearhead.training.progress.reports import duration
-from clearhead.training.random_state import deterministic_algorithms, preserved_random_state
+from clearhead.training.random_state import preserved_random_state
 from clearhead.training.runfile.rules import FAMILIES
 
 # Weights, gradients and the two moments of an optimizer, 4 bytes each; and room for activations.
@@ -77,7 +77,7 @@ def started(plan: DataPlan, reference: str, minutes: float, say: Callable[[str],
             lambda: write(plan, recipe, choice, found, minutes, say),
         )
 
-    with preserved_random_state(), deterministic_algorithms():
+    with preserved_random_state():
         return choose_way(tried, num_parameters, minutes).write()
 
 
@@ -106,8 +106,8 @@ def choose_way(tried: Callable[[int | None, str], Way], num_parameters: int, min
         return tried(LORA_RANK, too_large)
     try:
         whole = tried(None, "")
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
+    except InputError as error:
+        if not lacks_memory(error):
             raise
         return tried(LORA_RANK, too_large)
     passes = (60 * minutes - STARTUP_SECONDS) / whole.step_seconds / whole.steps_per_epoch

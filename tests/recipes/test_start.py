@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clearhead.errors import InputError
 from clearhead.recipes import start
 from clearhead.recipes.fit import Fitted
 
@@ -25,7 +26,7 @@ def test_low_rank_matrices_where_memory_or_time_is_short(
     def tried(one: int | None, why: str) -> start.Way:
         seconds = whole if one is None else low_rank
         if seconds is None:
-            raise torch.OutOfMemoryError("too large")
+            raise InputError("too large") from torch.OutOfMemoryError("too large")
         assert (why == "") is (one is None)
         return start.Way(seconds, 100, lambda: Fitted(f"rank {one}", 1, 1.0))
 
