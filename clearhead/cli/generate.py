@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import print_json, print_result, print_text
+from clearhead.cli.console import print_json, print_message, print_result, print_text
 from clearhead.cli.lines import read_lines
 from clearhead.cli.options import (
     BatchSize,
@@ -40,12 +40,14 @@ PromptFile = Annotated[
 ]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens generated; by default 100.")]
 MinNewTokens = Annotated[int | None, typer.Option("--min-new-tokens", help="Fewest tokens before an end.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most probable token each time.")]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="Sample from logits divided by this; 0 is greedy.")
+    float | None, typer.Option("--temperature", help="Sample from logits divided by this; by default 0.8.")
 ]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Sample from the K most probable tokens.")]
 TopP = Annotated[
-    float | None, typer.Option("--top-p", help="Sample from the smallest set of tokens with probability P.")
+    float | None,
+    typer.Option("--top-p", help="Sample from the smallest set of tokens with probability P; 0.95 by default."),
 ]
 MinP = Annotated[
     float | None, typer.Option("--min-p", help="Sample from tokens with P times the largest probability or more.")
@@ -81,6 +83,7 @@ def generate(
     prompt_file: PromptFile = None,
     max_new_tokens: MaxNewTokens = None,
     min_new_tokens: MinNewTokens = None,
+    greedy: Greedy = False,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -110,13 +113,14 @@ def generate(
       clearhead generate runs/stories --prompt "Once" --temperature 0.7 --seed 7
       clearhead generate runs/code --prompt-file begin.py --beam-size 4 --json
 
-    Generation is greedy unless --temperature, --top-k, --top-p, --min-p, --seed or several sequences ask for sampling.
-    The output is the text after the prompt. Several sequences, and the best of --beam-size, are printed once they are
-    finished, with a line --- between them; the score is the sum of log-probabilities / length ** A. --json writes
-    {"index", "prompt", "text", "tokens", "score", "stop_reason"} for each. A model with learned positions refuses a
-    longer prompt and stops at the last position; one with computed positions generates beyond its trained length, where
-    quality may drop. --task puts the prefix of a task in front of each prompt and uses the settings that the checkpoint
-    lists for it; `clearhead inspect` shows them.
+    Text is sampled as the settings of the checkpoint say; without any, with temperature 0.8 and, unless a filter is
+    given, top-p 0.95. A line on stderr says so and names the seed, which gives the same text again. --greedy,
+    --beam-size and --penalty-alpha do not sample. The output is the text after the prompt. Several sequences, and the
+    best of --beam-size, are printed once they are finished, with a line --- between them; the score is the sum of
+    log-probabilities / length ** A. --json writes {"index", "prompt", "text", "tokens", "score", "stop_reason", "seed"}
+    for each. A model with learned positions refuses a longer prompt and stops at the last position; one with computed
+    positions generates beyond its trained length, where quality may drop. --task puts the prefix of a task in front of
+    each prompt and uses the settings that the checkpoint lists for it; `clearhead inspect` shows them.
     """
     # The parameters alone, before anything else has a name here.
     given = dict(locals())
@@ -124,17 +128,28 @@ def generate(
 
     prompts = _prompts(prompt or [], prompt_file)
     options = {name: given[name] for name in GenerateKwargs.__annotations__ if given[name] not in (None, [])}
+    if greedy:
+        if temperature is not None:
+            raise InputError("--greedy and --temperature are two ways to choose a token: give one of them")
+        options["temperature"] = 0
     streams = _check(options, prompts) and not as_json
     import clearhead
 
     set_threads_and_seed(threads, seed)
     model = clearhead.load(located(ref), device=device, precision=precision)
     model, prompts = _for_task(model, task, prompts)
-    if streams and _is_single_sequence(model, options):
+    settled = model.generate_options(**options)
+    if settled.seed is not None:
+        options["seed"] = settled.seed
+    if streams and settled.beam_size == settled.num_return_sequences == 1:
         streamed = {name: value for name, value in options.items() if name in StreamKwargs.__annotations__}
-        _show_stream(model.stream(prompts[0], chat=chat, **streamed))
+        pieces = model.stream(prompts[0], chat=chat, **streamed)
+        _say_how(settled)
+        _show_stream(pieces)
     else:
-        _show_all(prompts, model.generate(prompts, chat=chat, **options), as_json)
+        found = model.generate(prompts, chat=chat, **options)
+        _say_how(settled)
+        _show_all(prompts, found, as_json)
 
 
 def _prompts(texts: Sequence[str], file: Path | None) -> list[str]:
@@ -163,12 +178,13 @@ def _for_task(model: Model, task: str | None, prompts: list[str]) -> tuple[Model
     return chosen, [prefix + prompt for prompt in prompts]
 
 
-def _is_single_sequence(model: Model, options: dict[str, Any]) -> bool:
-    """Return whether one sequence is generated without beam search, by the checkpoint's settings too."""
-    if model.hf_checkpoint is None:
-        return True
-    merged = model.hf_checkpoint.options(options, model.module)
-    return all(merged.get(name, 1) == 1 for name in ("beam_size", "num_return_sequences"))
+def _say_how(options: GenerateOptions) -> None:
+    """Say on stderr that text is sampled, with what, and from which seed."""
+    if options.method == "sample":
+        filters = {"top-k": options.top_k or None, "top-p": options.top_p, "min-p": options.min_p or None}
+        shown = [f"{name} {value:g}" for name, value in filters.items() if value not in (None, 1.0)]
+        settings = ", ".join([f"temperature {options.divisor:g}", *shown, f"seed {options.seed}"])
+        print_message(f"sampled with {settings}; --greedy takes the most probable token each time")
 
 
 def _as_flags(message: str, options: type[GenerateOptions]) -> str:

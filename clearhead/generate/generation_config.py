@@ -29,6 +29,8 @@ _OPTIONS: Mapping[str, str] = {
     "min_new_tokens": "min_new_tokens",
 }
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+# What asks for sampling where a checkpoint's settings turn it off.
+_ASKING = ("top_k", "top_p", "min_p", "seed", "num_return_sequences")
 # Keys that change what is generated and are not supported, with the values that have no effect.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (1.0,),
@@ -205,6 +207,8 @@ class GenerationConfig:
             given: the options of the call.
         """
         merged = {**self.options, **given}
+        if merged.get("temperature") == 0 and "temperature" not in given and any(name in given for name in _ASKING):
+            del merged["temperature"]
         unused: tuple[str, ...] = ()
         if merged.get("beam_size", 1) > 1:
             unused = (*_SAMPLING, "penalty_alpha")
@@ -264,7 +268,7 @@ def _ids(ids: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _options(given: _Settings) -> dict[str, Any]:
-    """Return the default options; those of sampling only if the settings turn sampling on."""
+    """Return the default options; those of sampling only if the settings turn it on, temperature 0 if off."""
     found = {ours: value for key, ours in _OPTIONS.items() if (value := getattr(given, key)) is not None}
     samples = given.do_sample is True and found.get("beam_size", 1) == 1
     if samples:
@@ -272,7 +276,9 @@ def _options(given: _Settings) -> dict[str, Any]:
         return found
     contrasts = found.get("penalty_alpha", 0) > 0
     kept = ("top_k",) if contrasts else ()
-    return {name: value for name, value in found.items() if name not in _SAMPLING or name in kept}
+    options = {name: value for name, value in found.items() if name not in _SAMPLING or name in kept}
+    is_greedy = given.do_sample is False and not contrasts and found.get("beam_size", 1) == 1
+    return options | ({"temperature": 0} if is_greedy else {})
 
 
 def _unsupported(settings: Mapping[str, Any], lasts: tuple[int, ...]) -> tuple[str, ...]:

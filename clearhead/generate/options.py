@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
 from clearhead.errors import InputError, nearest
@@ -12,6 +13,8 @@ from clearhead.errors import InputError, nearest
 DEFAULT_TARGET_PER_SOURCE = 2
 DEFAULT_TARGET_EXTRA = 10
 GREATEST_LENGTH_PENALTY = 10.0
+# Of sampling where nothing else is said.
+TEMPERATURE, TOP_P = 0.8, 0.95
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,25 @@ class GenerateOptions:
         """Whether an option is set that only sampling uses."""
         several = self.num_return_sequences > 1
         return several or self.seed is not None or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+def with_default_sampling(options: Mapping[str, Any]) -> GenerateOptions:
+    """Return options that sample, from a seed, where nothing says how a token is chosen.
+
+    Args:
+        options: of a call and of its checkpoint; without a temperature it is `TEMPERATURE`, and without a filter too
+            top_p is `TOP_P`. Beam and contrastive search, and a temperature of 0, stay as they are.
+
+    Raises:
+        InputError: as for `GenerateOptions`.
+    """
+    chosen = dict(options)
+    if "temperature" not in chosen and chosen.get("beam_size", 1) == 1 and not chosen.get("penalty_alpha"):
+        chosen["temperature"] = TEMPERATURE
+        if not any(name in chosen for name in ("top_k", "top_p", "min_p")):
+            chosen["top_p"] = TOP_P
+    found = GenerateOptions(**chosen)
+    return replace(found, seed=secrets.randbelow(2**31)) if found.method == "sample" and found.seed is None else found
 
 
 class StreamKwargs(TypedDict, total=False):

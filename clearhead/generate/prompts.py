@@ -67,7 +67,7 @@ def generate_texts(
     request = generate_request(module, tokenizers, prompts, options, continues, prompt_format)
     found = generate_ids(module, request)
     return [
-        [_generation(tokenizers.target, sequence, request.context(number)) for sequence in sequences]
+        [_generation(tokenizers.target, sequence, request.context(number), options.seed) for sequence in sequences]
         for number, sequences in enumerate(found)
     ]
 
@@ -101,7 +101,7 @@ def stream_text(
 
     def stream() -> Generator[str, None, Generation]:
         found = yield from pieces
-        return _generation(tokenizers.target, found, request.context(0))
+        return _generation(tokenizers.target, found, request.context(0), options.seed)
 
     return stream()
 
@@ -239,8 +239,8 @@ def unused_outputs(module: Transformer, tokenizer: Tokenizer) -> range:
     return range(tokenizer.vocab_size, len(module.head.projection().weight_VD))
 
 
-def _generation(tokenizer: Tokenizer, found: Continuation, context: Sequence[int]) -> Generation:
+def _generation(tokenizer: Tokenizer, found: Continuation, context: Sequence[int], seed: int | None) -> Generation:
     """Return a continuation in text."""
     ids = found.ids[:-1] if found.stop_reason == "end" else found.ids
     text = continuation_text(tokenizer.decode, ids, context) if found.text is None else found.text
-    return Generation(text, tokenizer.tokens(found.ids), found.score, found.stop_reason)
+    return Generation(text, tokenizer.tokens(found.ids), found.score, found.stop_reason, seed)

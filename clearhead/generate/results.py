@@ -87,9 +87,11 @@ class Generation(Printed):
         tokens: all generated tokens as strings, with the end token and those of a stop text.
         score: length-normalised log-probability, before temperature and filters.
         stop_reason: "end": the end token came; "stop": a stop text was complete; "length": the limit was reached.
+        seed: that it was sampled with; None: it was not sampled.
     """
 
     text: str
     tokens: list[str]
     score: float
     stop_reason: StopReason
+    seed: int | None = None

@@ -18,6 +18,7 @@ from clearhead.generate.options import (
     StreamKwargs,
     TranslateKwargs,
     given_options,
+    with_default_sampling,
 )
 from clearhead.generate.prompts import PromptFormat, generate_texts, score_texts, stream_text
 from clearhead.generate.results import Generation, Hypothesis
@@ -148,7 +149,8 @@ class Model(Predictions):
             prompt: one text, or a list of them; an empty one starts a text.
             chat: the prompt is a message, which the checkpoint's chat template formats.
             options: those of `GenerateOptions`, by name; its docstring says which method follows from them. The
-                checkpoint's own settings are the defaults; a filter without a setting is off.
+                checkpoint's own settings are the defaults; where they do not say how, text is sampled: see
+                `with_default_sampling`. temperature=0 is greedy; a `seed` gives the same text again.
 
         Returns:
             The generated sequences, without the prompt.
@@ -164,7 +166,7 @@ class Model(Predictions):
                 self.module,
                 self.tokenizers,
                 prompts,
-                self._generate_options(given),
+                self.generate_options(**options),
                 continues=self._continues,
                 prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
             ),
@@ -186,10 +188,23 @@ class Model(Predictions):
             self.module,
             self.tokenizers,
             prompt,
-            self._generate_options(given),
+            self.generate_options(**options),
             continues=self._continues,
             prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
         )
+
+    def generate_options(self, **options: Unpack[GenerateKwargs]) -> GenerateOptions:
+        """Return all options of a call of `generate`: those given, the checkpoint's settings, and the defaults.
+
+        Args:
+            options: as for `generate`; without a seed, sampling has a new one.
+
+        Raises:
+            InputError: options out of range or without effect.
+        """
+        given = given_options(options, GenerateKwargs)
+        checkpoint = self.hf_checkpoint
+        return with_default_sampling(given if checkpoint is None else checkpoint.options(given, self.module))
 
     def for_task(self, task: str) -> tuple[Model, str]:
         """Return the model with its checkpoint's settings for a listed task, and the prefix of that task's prompts."""

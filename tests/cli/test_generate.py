@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 import clearhead
 from clearhead.cli.main import main
+from clearhead.generate.options import GenerateOptions, with_default_sampling
 from tests.cli.test_commands import run
 
 Runs = Callable[[str], Path]
@@ -31,11 +33,11 @@ def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.err
 
 
-@pytest.mark.parametrize("options", [[], ["--temperature", "0.7", "--top-k", "5", "--seed", "3"]])
+@pytest.mark.parametrize("options", [["--greedy"], ["--temperature", "0.7", "--top-k", "5", "--seed", "3"]])
 def test_the_stream_is_the_text(options: list[str], runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     ref = str(runs("generate"))
     out = run(capfd, "generate", ref, "--prompt", "a m u", "--max-new-tokens", "13", *options)
-    chosen: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "seed": 3} if options else {}
+    chosen: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "seed": 3} if "--seed" in options else {"temperature": 0}
     (expected,) = clearhead.load(ref).generate("a m u", max_new_tokens=13, **chosen)
     assert expected.text and out.removesuffix("\n") == expected.text.removesuffix("\n") and out.endswith("\n")
 
@@ -46,11 +48,15 @@ def test_options_reach_the_model(
     seen: dict[str, Any] = {}
 
     class Recorder:
+        def generate_options(self, **options: Any) -> GenerateOptions:
+            return with_default_sampling(options)
+
         def generate(self, prompts: list[str], **options: Any) -> list[list[object]]:
             seen.update(options, prompts=prompts)
             return [[] for _ in prompts]
 
     monkeypatch.setattr(clearhead, "load", lambda *_, **__: Recorder())
+    monkeypatch.setattr("clearhead.cli.generate.located", str)
     run(
         capfd, "generate", "r", "--prompt", "a", "--prompt", "b", "--max-new-tokens", "7", "--temperature", "0.5",
         "--top-k", "11", "--top-p", "0.9", "--min-p", "0.1", "--repetition-penalty", "1.3", "--no-repeat-ngram-size",
@@ -87,7 +93,7 @@ def test_a_prompt_file_is_the_prompt(
     ref, text = str(runs("generate")), "a m u\nb n v"
     (tmp_path / "prompt").write_text(f"{text}\n", encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{text}\n".encode())))
-    options = ("--max-new-tokens", "5", "--json")
+    options = ("--max-new-tokens", "5", "--seed", "3", "--json")
     records = [
         json.loads(run(capfd, "generate", ref, *prompt, *options))
         for prompt in (["--prompt", text], ["--prompt-file", str(tmp_path / "prompt")], ["--prompt-file", "-"])
@@ -97,9 +103,31 @@ def test_a_prompt_file_is_the_prompt(
 
 def test_no_prompt_begins_a_text(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     ref = str(runs("generate"))
-    assert run(capfd, "generate", ref, "--max-new-tokens", "5") == run(
-        capfd, "generate", ref, "--prompt", "", "--max-new-tokens", "5"
-    )
+    options = ("--max-new-tokens", "5", "--greedy")
+    assert run(capfd, "generate", ref, *options) == run(capfd, "generate", ref, "--prompt", "", *options)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--prompt", "a", "--prompt", "b"]])
+def test_without_options_it_samples_and_says_from_which_seed(
+    options: list[str], runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", str(runs("generate")), "--max-new-tokens", "29", *options]
+    assert main(words) == 0
+    captured = capfd.readouterr()
+    (found,) = re.findall(r"^sampled with temperature 0.8, top-p 0.95, seed (\d+);.*\n", captured.err)
+    assert main([*words, "--seed", found]) == 0
+    again = capfd.readouterr()
+    assert (again.out, again.err) == (captured.out, captured.err)
+    assert main(words) == 0 and capfd.readouterr().out != captured.out
+
+
+@pytest.mark.parametrize("options", [["--greedy"], ["--beam-size", "2"], ["--penalty-alpha", "0.6", "--top-k", "3"]])
+def test_nothing_is_said_where_nothing_is_sampled(
+    options: list[str], runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", str(runs("generate")), "--max-new-tokens", "5", *options]
+    for _ in range(2):
+        assert main(words) == 0 and capfd.readouterr().err == ""
 
 
 def test_json_has_one_object_for_each_sequence(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +137,8 @@ def test_json_has_one_object_for_each_sequence(runs: Runs, capfd: pytest.Capture
     assert [record["index"] for record in records] == [0, 0, 0, 1, 1, 1]
     assert [record["prompt"] for record in records] == ["a m"] * 3 + ["b"] * 3
     for record in records:
-        assert set(record) == {"index", "prompt", "text", "tokens", "score", "stop_reason"}
+        assert set(record) == {"index", "prompt", "text", "tokens", "score", "stop_reason", "seed"}
+        assert record["seed"] == 2
         assert 1 <= len(record["tokens"]) <= 5 and record["stop_reason"] in ("end", "length") and record["score"] < 0
 
 
@@ -133,6 +162,8 @@ def test_a_model_with_an_encoder_goes_on_from_what_it_read(runs: Runs, capfd: py
     ("arguments", "expected"),
     [
         (["--temperature", "0", "--top-k", "3", "--top-p", "0.9"], ["--top-k is 3", "--top-p is 0.9"]),
+        (["--greedy", "--seed", "3"], ["--seed is 3"]),
+        (["--greedy", "--temperature", "0.5"], ["give one of them"]),
         (["--beam-size", "3", "--seed", "1", "--stop", "x"], ["--seed is 1", "--stop is ['x']"]),
         (["--beam-size", "2", "--num-return-sequences", "3"], ["raise --beam-size to at least 3"]),
         (["--top-p", "1.5", "--max-new-tokens", "0"], ["--top-p must be", "--max-new-tokens must be"]),
@@ -160,10 +191,11 @@ def test_a_model_that_says_no_next_token(kind: str, runs: Runs, capfd: pytest.Ca
 class _Stream:
     """A model that was trained here and whose stream is cut off."""
 
-    hf_checkpoint = None
-
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+    def generate_options(self) -> GenerateOptions:
+        return GenerateOptions()
 
     def stream(self, prompt: str, *, chat: bool) -> Iterator[str]:
         yield "a m"
@@ -178,6 +210,7 @@ def test_what_was_shown_stays(
     error: BaseException, code: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clearhead, "load", lambda *_, **__: _Stream(error))
+    monkeypatch.setattr("clearhead.cli.generate.located", str)
     assert main(["generate", "r", "--prompt", "x"]) == code
     captured = capfd.readouterr()
     assert captured.out == "a m u\n" and "Traceback" not in captured.err

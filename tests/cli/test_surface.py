@@ -30,6 +30,7 @@ SURFACE = {
         "--prompt",
         "--prompt-file",
         "--max-new-tokens",
+        "--greedy",
         "--temperature",
         "--top-k",
         "--top-p",

@@ -50,6 +50,9 @@ def test_files_are_read_whole() -> None:
 def test_chance_counts_only_where_it_is_asked_for() -> None:
     assert rules(top_p=0.9).options == {}
     assert rules(top_p=0.9, do_sample=True).options == {"top_p": 0.9, "temperature": 1.0}
+    greedy = rules(do_sample=False, top_p=0.9)
+    assert greedy.options == {"temperature": 0}
+    assert greedy.options_with({}) == {"temperature": 0} and greedy.options_with({"top_k": 3}) == {"top_k": 3}
     sampled = rules(top_p=0.9, top_k=7, do_sample=True)
     assert sampled.options_with({"temperature": 0}) == {"temperature": 0}
     assert sampled.options_with({"beam_size": 3}) == {"beam_size": 3}

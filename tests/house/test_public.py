@@ -46,8 +46,8 @@ METHODS = {
     """,
     "Cache": "extend select",
     "Model": """
-        answer attention capture classify edit embed evaluate fill for_languages for_task generate heads replaced save
-        score spec special_tokens stream tag tokenizer translate translate_n_best
+        answer attention capture classify edit embed evaluate fill for_languages for_task generate generate_options
+        heads replaced save score spec special_tokens stream tag tokenizer translate translate_n_best
     """,
     "MultiHeadAttention": "attention extra_repr forward train",
     "TrainResult": "load",
