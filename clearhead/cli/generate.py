@@ -124,23 +124,28 @@ def generate(
     """
     # The parameters alone, before anything else has a name here.
     given = dict(locals())
-    from clearhead.generate.options import GenerateKwargs, StreamKwargs
+    from clearhead.generate.options import GenerateKwargs
 
     prompts = _prompts(prompt or [], prompt_file)
     options = {name: given[name] for name in GenerateKwargs.__annotations__ if given[name] not in (None, [])}
-    if greedy:
-        if temperature is not None:
-            raise InputError("--greedy and --temperature are two ways to choose a token: give one of them")
-        options["temperature"] = 0
+    options |= _temperature(greedy, temperature)
     streams = _check(options, prompts) and not as_json
     import clearhead
 
     set_threads_and_seed(threads, seed)
     model = clearhead.load(located(ref), device=device, precision=precision)
     model, prompts = _for_task(model, task, prompts)
+    _run(model, prompts, options, chat=chat, streams=streams, as_json=as_json)
+
+
+def _run(
+    model: Model, prompts: list[str], options: dict[str, Any], *, chat: bool, streams: bool, as_json: bool
+) -> None:
+    """Generate, with a seed that is drawn here where none was given, and say how."""
+    from clearhead.generate.options import StreamKwargs
+
     settled = model.generate_options(**options)
-    if settled.seed is not None:
-        options["seed"] = settled.seed
+    options |= {} if settled.seed is None else {"seed": settled.seed}
     if streams and settled.beam_size == settled.num_return_sequences == 1:
         streamed = {name: value for name, value in options.items() if name in StreamKwargs.__annotations__}
         pieces = model.stream(prompts[0], chat=chat, **streamed)
@@ -150,6 +155,12 @@ def generate(
         found = model.generate(prompts, chat=chat, **options)
         _say_how(settled)
         _show_all(prompts, found, as_json)
+
+
+def _temperature(greedy: bool, temperature: float | None) -> dict[str, float]:
+    if greedy and temperature is not None:
+        raise InputError("--greedy and --temperature are two ways to choose a token: give one of them")
+    return {"temperature": 0} if greedy else {}
 
 
 def _prompts(texts: Sequence[str], file: Path | None) -> list[str]:

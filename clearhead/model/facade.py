@@ -166,7 +166,7 @@ class Model(Predictions):
                 self.module,
                 self.tokenizers,
                 prompts,
-                self.generate_options(**options),
+                self._settled(given),
                 continues=self._continues,
                 prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
             ),
@@ -188,7 +188,7 @@ class Model(Predictions):
             self.module,
             self.tokenizers,
             prompt,
-            self.generate_options(**options),
+            self._settled(given),
             continues=self._continues,
             prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
         )
@@ -202,7 +202,9 @@ class Model(Predictions):
         Raises:
             InputError: options out of range or without effect.
         """
-        given = given_options(options, GenerateKwargs)
+        return self._settled(given_options(options, GenerateKwargs))
+
+    def _settled(self, given: dict[str, Any]) -> GenerateOptions:
         checkpoint = self.hf_checkpoint
         return with_default_sampling(given if checkpoint is None else checkpoint.options(given, self.module))
 

@@ -36,7 +36,7 @@ from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
 from clearhead.training.preflight import is_out_of_memory
-from clearhead.training.progress.plots import Plotter
+from clearhead.training.progress.plots import Plotter, training_loss_note
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport, duration
 from clearhead.training.protocols import Batches, BatchT, Tally
 from clearhead.training.random_state import (
@@ -115,7 +115,8 @@ class _Training(Generic[BatchT]):
         self.parameters = [parameter for parameter in parts.module.parameters() if parameter.requires_grad]
         self.end_step = planned_steps(self.settings, parts.batches.batches_per_epoch)
         self.log = MetricsLog(run)
-        self.plotter = Plotter(run / "plots", parts.progress.message) if self.settings.plots else None
+        note = training_loss_note(parts.module, self.settings.label_smoothing)
+        self.plotter = Plotter(run / "plots", parts.progress.message, note=note) if self.settings.plots else None
         self.rows: list[Metrics] = []
         self.ema = ExponentialAverage(parts.module, self.settings.ema) if self.settings.ema is not None else None
         self.choices: dict[str, Any] = {}

@@ -20,6 +20,8 @@ from clearhead.files import replacing
 
 FONT = FontProperties(family="DejaVu Sans", size=10)
 INK, FAINT, EDGE, GRID = "#1f2933", "#8a94a0", "#c5ccd3", "#e4e8ec"
+# Of lines, in the order in which they are used.
+COLOURS = ("#2a78b8", "#d95f30", "#1f9e77", "#8e63b5", "#b8860b", "#c8557f", "#4f6272", "#7a9a2e")
 
 
 def new_figure(width: float, height: float, title: str, lines: Sequence[str] = (), *, left: float = 0.25) -> Figure:

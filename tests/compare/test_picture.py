@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from clearhead.compare.picture import curve_of, draw_curves, mean_curve, separate
+from clearhead.compare.picture import curve_of, draw_curves, mean_curve
 from clearhead.compare.table import Row, read_rows
 from clearhead.errors import InputError
+from clearhead.view.line_labels import separate
 from tests.compare.made_runs import Made, learning
 
 

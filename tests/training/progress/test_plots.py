@@ -12,9 +12,11 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from clearhead.kernels.dropout import Dropout
 from clearhead.runs.metrics import Metrics
-from clearhead.training.progress import plots
-from clearhead.training.progress.plots import Plotter, smooth, write_plots
+from clearhead.training.progress import pictures
+from clearhead.training.progress.pictures import smooth, write_plots
+from clearhead.training.progress.plots import Plotter, training_loss_note
 
 
 def rows(count: int = 30, *, valid: bool = True, score: bool = True) -> list[Metrics]:
@@ -52,7 +54,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: list[Metrics]) 
         real(self, fname, format=format)
 
     monkeypatch.setattr(Figure, "savefig", keep)
-    write_plots(tmp_path, made, score_name="BLEU")
+    write_plots(tmp_path, made, score_name="BLEU", note="with dropout")
     return figures
 
 
@@ -63,10 +65,12 @@ def test_the_pictures_show_the_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path
     lines = {str(line.get_label()): line for line in loss.get_lines()}
     assert list(loss.get_lines()[0].get_xydata()[:, 1]) == [row.loss for row in made]
     assert list(lines["validation"].get_xdata()) == [50, 100, 150, 200, 250, 300]
-    assert any(label.startswith("best: 0.2667 at step 300") for label in lines)
+    texts = {name: [text.get_text() for text in figure.texts] for name, figure in figures.items()}
+    assert texts["loss"] == ["Loss", "star: the best validation, 0.2667 at step 300", "with dropout"]
+    assert texts["score"] == ["Validation BLEU", "star: the best validation, 30 at step 300"]
+    assert [text.get_text() for text in loss.texts] == ["training", "validation"]
     assert list(rate.get_lines()[0].get_ydata()) == [row.learning_rate for row in made]
-    assert any("best: 30 at step 300" in str(line.get_label()) for line in score.get_lines())
-    assert score.get_ylabel() == "BLEU" and loss.get_xlabel() == "step" and "nats" in loss.get_ylabel()
+    assert score.get_ylabel() == "BLEU" and loss.get_xlabel() == "training step" and "nats" in loss.get_ylabel()
 
 
 def test_the_start_does_not_flatten_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -105,19 +109,32 @@ def test_a_plot_that_fails_is_told_once_and_stops_nothing(tmp_path: Path) -> Non
 def test_pictures_are_drawn_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, calls = [1000.0], []
 
-    def slow(folder: Path, rows: list[Metrics], *, score_name: str) -> list[Path]:
+    def slow(folder: Path, rows: list[Metrics], *, score_name: str, note: str) -> list[Path]:
         calls.append(now[0])
         now[0] += 3.0
         return []
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(plots, "write_plots", slow)
+    monkeypatch.setattr(pictures, "write_plots", slow)
     plotter = Plotter(tmp_path, pytest.fail, every_seconds=20.0, share=0.02)
     for _ in range(400):
         plotter.draw_if_due(rows(3))
         now[0] += 1.0
     assert calls[0] == pytest.approx(1020.0)
     assert calls[1] - calls[0] == pytest.approx(3.0 + 3.0 / 0.02), "three seconds of drawing are two percent of 150"
+
+
+@pytest.mark.parametrize(
+    ("dropout", "smoothing", "expected"),
+    [
+        (0.0, 0.0, ""),
+        (0.1, 0.0, "the training loss includes dropout; the validation loss does not"),
+        (0.0, 0.1, "the training loss includes label smoothing 0.1; the validation loss does not"),
+        (0.1, 0.1, "the training loss includes dropout and label smoothing 0.1; the validation loss does not"),
+    ],
+)
+def test_the_losses_say_what_is_in_them(dropout: float, smoothing: float, expected: str) -> None:
+    assert training_loss_note(torch.nn.Sequential(Dropout(dropout)), smoothing) == expected
 
 
 def test_no_numbers_no_pictures(tmp_path: Path) -> None:

@@ -1,0 +1,136 @@
+"""Plots of a run's metrics: loss, learning rate and validation score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.text import Annotation
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from clearhead.runs.metrics import Metrics
+from clearhead.view.figures import COLOURS, INK, new_figure, save_figure, style_line_axes
+from clearhead.view.line_labels import THICK, THIN, label_line, place_labels
+
+_TRAIN, _VALID, _BEST = COLOURS[:3]
+
+
+def write_plots(folder: Path, rows: Sequence[Metrics], *, score_name: str = "score", note: str = "") -> list[Path]:
+    """Draw every plot that has data.
+
+    Args:
+        folder: of the plots; created if missing.
+        rows: lines of `metrics.jsonl` in the order of their steps.
+        score_name: name of the validation score.
+        note: a sentence below the title of the losses.
+
+    Returns:
+        The files written: loss.png, learning_rate.png, and score.png where there is a score.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    best_loss = _best(((row.step, row.valid_loss) for row in rows), min)
+    best_score = _best(((row.step, row.valid_score) for row in rows), max)
+    peak = max(rows, key=lambda row: row.learning_rate)
+    highest = [f"at most {peak.learning_rate:.4g}, at step {peak.step:,}"]
+    pictures = {
+        "loss.png": _Plot("Loss", [*best_loss, note], "mean loss of a label, in nats", _draw_loss),
+        "learning_rate.png": _Plot("Learning rate", highest, "learning rate", _draw_learning_rate),
+    }
+    if best_score:
+        pictures["score.png"] = _Plot(f"Validation {score_name}", best_score, score_name, _draw_score)
+    return [_write(folder / name, plot, rows) for name, plot in pictures.items()]
+
+
+def smooth(values: Sequence[float], steps: Sequence[int], reach: float) -> list[float]:
+    """Return running means whose weights halve every `reach` steps to both sides, so that the curve does not lag."""
+    forward = _running_sums(values, steps, reach)
+    backward = _running_sums(values[::-1], steps[::-1], reach)[::-1]
+    return [
+        (before + after - value) / (weight_before + weight_after - 1.0)
+        for value, (before, weight_before), (after, weight_after) in zip(values, forward, backward, strict=True)
+    ]
+
+
+def _running_sums(values: Sequence[float], steps: Sequence[int], reach: float) -> list[tuple[float, float]]:
+    sums, total, weight, last = [], 0.0, 0.0, steps[0] if steps else 0
+    for value, step in zip(values, steps, strict=True):
+        keep = 0.5 ** (abs(step - last) / reach)
+        total, weight, last = keep * total + value, keep * weight + 1.0, step
+        sums.append((total, weight))
+    return sums
+
+
+def _draw_loss(axes: Axes, rows: Sequence[Metrics]) -> list[Annotation]:
+    steps, losses = [row.step for row in rows], [row.loss for row in rows]
+    smoothed = smooth(losses, steps, max(1.0, steps[-1] / 150))
+    axes.plot(steps, losses, color=_TRAIN, alpha=0.25, linewidth=THIN)
+    axes.plot(steps, smoothed, color=_TRAIN, linewidth=THICK, label="training")
+    labels = [label_line(axes, (steps[-1], smoothed[-1]), _TRAIN, "training")]
+    valid = [(row.step, row.valid_loss) for row in rows if row.valid_loss is not None]
+    if valid:
+        labels.append(_draw_validations(axes, valid, min(valid, key=lambda point: point[1])))
+    # The high losses of the first steps are cut off.
+    seen = [loss for loss, step in zip(losses, steps, strict=True) if step >= steps[-1] * 0.02] + [y for _, y in valid]
+    low, high = min(seen), max(seen)
+    margin = 0.06 * ((high - low) or 1.0)
+    axes.set_ylim(low - margin, high + margin)
+    return labels
+
+
+def _draw_learning_rate(axes: Axes, rows: Sequence[Metrics]) -> list[Annotation]:
+    axes.plot([row.step for row in rows], [row.learning_rate for row in rows], color=_TRAIN, linewidth=THICK)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+    return []
+
+
+def _draw_score(axes: Axes, rows: Sequence[Metrics]) -> list[Annotation]:
+    points = [(row.step, row.valid_score) for row in rows if row.valid_score is not None]
+    return [_draw_validations(axes, points, max(points, key=lambda point: point[1]))]
+
+
+def _draw_validations(axes: Axes, points: Sequence[tuple[int, float]], best: tuple[int, float]) -> Annotation:
+    x, y = zip(*points, strict=True)
+    marker_size = 5 if len(points) <= 40 else 0
+    axes.plot(x, y, color=_VALID, linewidth=THICK, marker="o", markersize=marker_size, label="validation")
+    axes.plot(*best, color=_BEST, marker="*", markersize=14, markeredgecolor="white", linestyle="none", label="best")
+    return label_line(axes, (x[-1], y[-1]), _VALID, "validation")
+
+
+def _best(points: Iterable[tuple[int, float | None]], choose: Callable[..., tuple[int, float]]) -> list[str]:
+    found = [(step, value) for step, value in points if value is not None]
+    if not found:
+        return []
+    step, value = choose(found, key=lambda point: point[1])
+    return [f"star: the best validation, {value:.4g} at step {step:,}"]
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """One picture: its title, the lines below it, the label of the vertical axis, and what draws the curves."""
+
+    title: str
+    lines: Sequence[str]
+    label: str
+    draw: Callable[[Axes, Sequence[Metrics]], list[Annotation]]
+
+
+def _write(path: Path, plot: _Plot, rows: Sequence[Metrics]) -> Path:
+    width, height, left = 7.6, 4.6, 0.095
+    lines = [line for line in plot.lines if line]
+    figure = new_figure(width, height, plot.title, lines, left=left * width)
+    axes = figure.add_subplot()
+    figure.subplots_adjust(left=left, right=0.985, bottom=0.55 / height, top=1 - (0.72 + 0.2 * len(lines)) / height)
+    style_line_axes(axes, "training step")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
+    axes.set_ylabel(plot.label, color=INK)
+    labels = plot.draw(axes, rows)
+    if labels:
+        place_labels(axes, labels)
+    else:
+        axes.set_xlim(left=0)
+    save_figure(figure, path)
+    return path
