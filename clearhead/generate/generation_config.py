@@ -192,13 +192,12 @@ class GenerationConfig:
         }
         found = several | {key: (index,) for key, index in single.items() if index is not None}
         largest = {key: max(ids) for key, ids in found.items() if ids}
-        faults = [
-            f"{source}: {key} has the id {index}, but the model has {rows} rows for ids, so the last is {rows - 1}"
-            for key, index in largest.items()
-            if index >= rows
-        ]
-        if faults:
-            raise InputError.from_faults(faults, subject=source)
+        outside = [f"{key} = {index}" for key, index in largest.items() if index >= rows]
+        if outside:
+            raise InputError(
+                f"{source}: {' and '.join(outside)} {'is' if len(outside) == 1 else 'are'} outside the vocabulary, "
+                f"which has {rows} entries, 0 to {rows - 1}: correct generation_config.json or config.json"
+            )
 
     def options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call: given options replace settings, and settings without effect are dropped.

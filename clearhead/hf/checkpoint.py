@@ -70,7 +70,8 @@ class HFCheckpoint(Printed):
         generation_config = read_generation_config(folder)
         tokenizers = load_tokenizers(folder)
         loaded = load_module(folder, dtype=dtype)
-        _refuse_ids_outside(folder, generation_config, loaded.module)
+        if loaded.module.decoder is not None:
+            generation_config.refuse_ids_beyond(loaded.module.num_target_ids, str(folder))
         tokenizers = with_decoder_tokens(tokenizers, generation_config, loaded.module)
         return cls(folder, tokenizers, generation_config, loaded.config, loaded)
 
@@ -205,29 +206,6 @@ class HFCheckpoint(Printed):
         return replace(self, tokenizers=replace(self.tokenizers, pair=TokenizerPair(first, second, pair.joint)))
 
 
-def _refuse_ids_outside(folder: Path, config: GenerationConfig, module: Transformer) -> None:
-    """Refuse ids of special tokens that a decoder cannot read or write: a text would never end.
-
-    Raises:
-        InputError: one sentence that names all of them.
-    """
-    rows = module.num_target_ids
-    named = {
-        "decoder_start_token_id": (config.decoder_start_id,),
-        "bos_token_id": (config.bos_id,),
-        "eos_token_id": config.eos_ids,
-        "pad_token_id": (config.pad_id,),
-        "forced_bos_token_id": (config.forced_bos_id,),
-        "forced_eos_token_id": (config.forced_eos_id,),
-    }
-    outside = [f"{key} = {index}" for key, ids in named.items() for index in ids if index is not None and index >= rows]
-    if module.decoder is not None and outside:
-        raise InputError(
-            f"{folder}: {' and '.join(outside)} {'is' if len(outside) == 1 else 'are'} outside the vocabulary, which "
-            f"has {rows} entries, 0 to {rows - 1}: correct generation_config.json or config.json"
-        )
-
-
 def with_decoder_tokens(
     tokenizers: CheckpointTokenizers, config: GenerationConfig, module: Transformer
 ) -> CheckpointTokenizers:
@@ -237,15 +215,11 @@ def with_decoder_tokens(
         tokenizers: with the special tokens of their files, which do not depend on the model.
         config: the generation settings.
         module: of the checkpoint.
-
-    Raises:
-        InputError: the settings have ids beyond the vocabulary.
     """
     pair = tokenizers.pair
     special_tokens = pair.target.special_tokens
     if module.decoder is None:
         return tokenizers
-    config.refuse_ids_beyond(module.num_target_ids, "the generation settings")
     if module.encoder is None:
         opening = pair.target.bos_id if config.bos_id is None else config.bos_id
         end = config.eos_ids[0] if config.eos_ids else pair.target.eos_id

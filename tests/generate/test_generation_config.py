@@ -89,7 +89,7 @@ def test_a_setting_out_of_range_is_refused_by_name(settings: dict[str, object]) 
 )
 def test_an_id_beyond_the_vocabulary_is_named(settings: dict[str, object]) -> None:
     rules(**settings).refuse_ids_beyond(30, "g.json")
-    with pytest.raises(InputError, match=rf"{next(iter(settings))} has the id 29, but the model has 29 rows"):
+    with pytest.raises(InputError, match=rf"{next(iter(settings))} = 29 is outside the vocabulary"):
         rules(**settings).refuse_ids_beyond(29, "g.json")
 
 
