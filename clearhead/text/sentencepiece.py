@@ -160,7 +160,10 @@ def load_pieces(content: bytes, name: str) -> sentencepiece.SentencePieceProcess
         InputError: it is no SentencePiece model.
     """
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=content)
+        # The library takes no bytes for no model, and fails at the first text.
+        if content:
+            return sentencepiece.SentencePieceProcessor(model_proto=content)
+        raise ValueError("no bytes")
     except (RuntimeError, ValueError):
         raise InputError(f"{name}: expected a SentencePiece model, but it cannot be read as one") from None
 

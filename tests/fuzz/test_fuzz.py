@@ -11,7 +11,7 @@ from tests.fuzz.cases import Findings, fuzz
 from tests.fuzz.folders import KINDS
 from tests.fuzz.mutations import mutated_bytes, mutated_json
 
-CASES = 120
+CASES = 80
 
 
 def test_changed_files_are_refused_or_still_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,6 +323,7 @@ def test_places_of_pieces(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"spiece.model": b"no model", "config.json": {"model_type": "t5"}}, "expected a SentencePiece model"),
+        ({"spiece.model": b"", "config.json": {"model_type": "t5"}}, "expected a SentencePiece model"),
         ({"spiece.model": "ok"}, "tokenizer_config.json names no class"),
         ({"spiece.model": "ok", "tokenizer_config.json": {"tokenizer_class": "XlmRobertaTokenizer"}},
          r"'XlmRobertaTokenizer' is not known"),
