@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.files import replacing
@@ -32,6 +33,7 @@ NOTEBOOK_HEIGHT = 720  # pixels
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+@checked
 class AttentionMaps(AttentionRun):
     """What one run of a model attended to, at every layer and head of every stack; a notebook shows it as a page."""
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.arguments import checked
 from clearhead.core.context import Context
 from clearhead.core.hooks import HookPoints
 from clearhead.core.stack import Layer, Stack
@@ -101,6 +102,7 @@ def matching_addresses(module: nn.Module, patterns: str | Sequence[str]) -> list
     return list(found)
 
 
+@checked
 @contextmanager
 def capture(module: nn.Module, patterns: str | Sequence[str]) -> Iterator[Captured]:
     """Collect activations while the block is open.
@@ -125,6 +127,7 @@ def capture(module: nn.Module, patterns: str | Sequence[str]) -> Iterator[Captur
         yield found
 
 
+@checked
 @contextmanager
 def edit(module: nn.Module, edits: Mapping[str, Edit]) -> Iterator[None]:
     """Put something else in the place of activations while the block is open; gradients flow through it.

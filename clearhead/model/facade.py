@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.evaluate.tasks import EvaluateKwargs, EvaluateOptions, evaluate_model
@@ -55,6 +56,7 @@ from clearhead.text.special_tokens import SpecialTokens
 from clearhead.weights.files import save_tensors
 
 
+@checked
 class Model(Predictions):
     """A trained model with its tokenizers.
 
@@ -267,13 +269,15 @@ class Model(Predictions):
                 ),
             )
         parts = self._languages(None, None)
-        targets: list[str] = answer_each([target] if isinstance(target, str) else target, list)
+        # Sources and targets belong together, so that both are read whole.
+        targets = list(answer_each([target] if isinstance(target, str) else target, list))
+        sources = list(source) if isinstance(source, Iterator) else source
 
         def scored(sources: list[str]) -> list[PairScore]:
             given = self.module, self.tokenizers, sources, targets, *parts
             return score_translations(*given, length_penalty=length_penalty, batch_size=batch_size)
 
-        return answer_each(source, scored)
+        return answer_each(sources, scored)
 
     def evaluate(
         self,
@@ -338,7 +342,7 @@ class Model(Predictions):
 
     def heads(
         self,
-        texts: Sequence[str] | Sequence[tuple[str, str]],
+        texts: str | Sequence[str] | Sequence[tuple[str, str]],
         targets: Sequence[str] | None = None,
         *,
         precision: str = "fp32",

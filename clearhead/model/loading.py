@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from clearhead.arguments import checked
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.files.tensor_files import stored_dtype
@@ -15,6 +16,7 @@ from clearhead.runs.loading import load_saved
 from clearhead.weights.fill import refuse_nan
 
 
+@checked
 def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> Model:
     """Load a trained model.
 

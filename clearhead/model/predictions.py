@@ -8,9 +8,10 @@ from typing import overload
 from jaxtyping import Float32
 from numpy import ndarray
 
+from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.hf.checkpoint import HFCheckpoint
-from clearhead.model.texts import answer_each
+from clearhead.model.texts import PAIR, answer_each
 from clearhead.predict.answer import Answer, answer
 from clearhead.predict.classify import Classification, classify
 from clearhead.predict.embed import check_vectors, embed
@@ -22,6 +23,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 
 
+@checked
 class Predictions:
     """The predictions of a `Model`.
 
@@ -102,7 +104,7 @@ class Predictions:
         return answer_each(
             texts,
             lambda texts: classify(self.module, self.tokenizer, self.task, texts, batch_size=batch_size),
-            parts="a pair of texts",
+            parts=PAIR,
             is_paired=bool(self.task.is_paired),
             batch_size=batch_size,
         )
@@ -164,7 +166,7 @@ class Predictions:
         return answer_each(
             texts,
             lambda texts: embed(self.module, self.tokenizer, texts, **options),
-            parts="a pair of texts",
+            parts=PAIR,
             batch_size=batch_size,
         )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from clearhead.errors import InputError
 
+Parts = Literal["a pair of texts", "a list of words"]
+PAIR: Parts = "a pair of texts"
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 # In texts. Batches are sorted by length inside a window: 128 translations at a time take no longer than 1,024.
@@ -46,7 +48,7 @@ def answer_each(
     given: object,
     answer: Callable[[list[Any]], AnswersT],
     *,
-    parts: str = "",
+    parts: Parts | None = None,
     is_paired: bool = False,
     batch_size: int | None = None,
 ) -> AnswersT | Any:
@@ -55,14 +57,14 @@ def answer_each(
     Args:
         given: what the caller gave: one text, or several.
         answer: answers a list of texts.
-        parts: what a text may be beside a string, in words, such as "a list of words".
+        parts: what a text may be beside a string.
         is_paired: whether a tuple of strings is one text.
         batch_size: as for `window_sizes`.
 
     Raises:
         InputError: neither a text nor several.
     """
-    if isinstance(given, str) or (is_paired and isinstance(given, tuple) and _are_texts(given)):
+    if isinstance(given, str) or (is_paired and isinstance(given, tuple) and _are_texts(given, parts)):
         return answer([given])[0]
     expected = f"a text{f' or {parts}' if parts else ''}"
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
@@ -70,9 +72,9 @@ def answer_each(
 
     def checked(texts: list[Any], first: int = 1) -> list[Any]:
         for number, text in enumerate(texts, start=first):
-            if not isinstance(text, str) and not (parts and _are_texts(text)):
+            if not isinstance(text, str) and not _are_texts(text, parts):
                 raise InputError(f"text {number} is {text!r:.80}; expected {expected}")
-        return texts
+        return [tuple(text) if parts == PAIR and not isinstance(text, str) else text for text in texts]
 
     if not isinstance(given, Iterator):
         return answer(checked(list(given)))
@@ -98,5 +100,6 @@ def _renumbered(message: str, before: int) -> str:
     return _NUMBERED.sub(lambda found: f"text {int(found[1]) + before}", message)
 
 
-def _are_texts(parts: object) -> bool:
-    return isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts)
+def _are_texts(given: object, parts: Parts | None) -> bool:
+    is_list = parts is not None and isinstance(given, list | tuple) and all(isinstance(part, str) for part in given)
+    return is_list and (parts != PAIR or len(given) == 2)  # type: ignore[arg-type]

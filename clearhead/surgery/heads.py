@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
+from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.kernels.positions import alibi_slopes
@@ -17,6 +18,7 @@ from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, select_rows,
 from clearhead.surgery.report import AnyModel, EditedModel
 
 
+@checked
 def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
     """Remove attention heads: the output is that of the whole model with the output of these heads set to zero.
 
@@ -35,6 +37,7 @@ def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> Edite
     return apply_plan(model, lambda module: _plan_heads(module, heads))
 
 
+@checked
 def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
     """Remove neurons of the inner layer of feed-forward networks: the output is that with these neurons set to zero.
 

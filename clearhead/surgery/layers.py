@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clearhead import spec
+from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.surgery.addresses import Side, stack_of
@@ -12,6 +13,7 @@ from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_or
 from clearhead.surgery.report import AnyModel, EditedModel
 
 
+@checked
 def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = None) -> EditedModel[AnyModel]:
     """Keep some layers of a stack, in the order given; a layer that is named twice is copied, weights included.
 

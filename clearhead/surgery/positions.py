@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.arguments import checked
 from clearhead.core import Transformer
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError
 from clearhead.surgery.addresses import Side, branch_functions, stacks_of, update_nodes
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel
@@ -20,6 +21,7 @@ from clearhead.surgery.report import AnyModel, EditedModel
 By = Literal["repeat", "interpolate", "draw"]
 
 
+@checked
 def resize_positions(
     model: AnyModel, length: int, *, by: By = "repeat", stack: Side | None = None
 ) -> EditedModel[AnyModel]:
@@ -44,6 +46,7 @@ def resize_positions(
     )
 
 
+@checked
 def scale_rotary(
     model: AnyModel,
     scaling: spec.RotaryScaling | None,
@@ -68,10 +71,6 @@ def scale_rotary(
 
 
 def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) -> SurgeryPlan:
-    if by not in get_args(By):
-        raise InputError(
-            f"by='{by}' is not known{nearest(by, get_args(By))}; expected 'repeat', 'interpolate' or 'draw'"
-        )
     if length < 1:
         raise InputError(f"length must be a number of tokens, at least 1; got {length}")
     stacks = {side: stack for side, stack in stacks_of(module.spec).items() if name in (None, side)}

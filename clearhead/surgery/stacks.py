@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clearhead import spec
+from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.surgery.addresses import redirect_references, token_output, word_table
@@ -10,6 +11,7 @@ from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, task_of, unc
 from clearhead.surgery.report import AnyModel, EditedModel
 
 
+@checked
 def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
     """Make an encoder-decoder from an encoder: the decoder is a copy with a causal mask and attention to the memory.
 
@@ -27,6 +29,7 @@ def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
     return apply_plan(model, _plan_decoder, task=task_of)
 
 
+@checked
 def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> EditedModel[AnyModel]:
     """Make an encoder from a decoder by removing its causal mask; of two stacks, the encoder is kept.
 
@@ -44,6 +47,7 @@ def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> EditedModel
     return apply_plan(model, lambda module: _plan_encoder(module, head), task=task_of)
 
 
+@checked
 def replace_head(model: AnyModel, head: spec.Head | None) -> EditedModel[AnyModel]:
     """Replace the head of a model; its first layers keep the weights of equal layers of the old head.
 

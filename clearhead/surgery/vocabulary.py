@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.model.facade import Model
@@ -16,6 +17,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 
 
+@checked
 def grow_vocabulary(
     model: AnyModel,
     words: int | Sequence[str],
@@ -59,6 +61,7 @@ def grow_vocabulary(
     return _with_tokenizer(model, side, new, rows, start)
 
 
+@checked
 def cut_vocabulary(
     model: AnyModel, keep: Sequence[int], *, side: VocabularySide | None = None
 ) -> EditedModel[AnyModel]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clearhead.arguments import checked
 from clearhead.data.sources.examples import json_lines, json_lines_entry, parse_examples
 from clearhead.data.sources.tables import Examples
 from clearhead.errors import InputError, RunFailure, nearest
@@ -21,6 +22,7 @@ from clearhead.training.settings import TrainResult
 _PARTS = ("train", "valid")
 
 
+@checked
 def train(
     run_file: str | Path | Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,

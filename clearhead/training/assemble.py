@@ -111,7 +111,7 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         if resume:
             _warn_of_new_schedule(run_file, choices, trainer.settings, progress)
         else:
-            _preflight(trainer, parts, module, memory_before)
+            _preflight(trainer, parts, module, memory_before, task.init)
         return trainer.run(resume=resume)
 
 
@@ -264,7 +264,7 @@ def _warn_of_new_schedule(
         )
 
 
-def _token_side(side: DataSide, module: Transformer) -> TokenSide:
+def _token_side(side: DataSide, module: Transformer, init: str) -> TokenSide:
     return TokenSide(
         name=side.name,
         largest_id=side.largest_id,
@@ -272,17 +272,20 @@ def _token_side(side: DataSide, module: Transformer) -> TokenSide:
         longest=side.longest,
         max_positions=module.max_positions,
         special_ids={role: getattr(side.tokenizer, f"{role}_id") for role in ("pad", "bos", "eos")},
+        init=init,
     )
 
 
-def _preflight(trainer: Trainer[Batch], parts: TaskParts[Batch], module: Transformer, memory_before: int) -> None:
+def _preflight(
+    trainer: Trainer[Batch], parts: TaskParts[Batch], module: Transformer, memory_before: int, init: str
+) -> None:
     """Check the data against the model, and report the forecast of the cost."""
     report = preflight(
         module,
         trainer.optimizer,
         Workload(parts.loss, parts.batches, parts.widest, parts.valid_share, parts.score_seconds),
         trainer.settings,
-        sides=[_token_side(side, module) for side in parts.sides],
+        sides=[_token_side(side, module, init) for side in parts.sides],
         memory_before=memory_before,
     )
     for line in report.lines():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ class TokenSide:
         longest: tokens of the longest sequence, with special tokens.
         max_positions: the longest sequence that the module can read, or None for no limit.
         special_ids: ids of the special tokens by role, such as "pad" and "eos".
+        init: the trained model that the run starts from; empty: none.
     """
 
     name: str
@@ -51,6 +53,7 @@ class TokenSide:
     longest: int
     max_positions: int | None
     special_ids: Mapping[str, int]
+    init: str = ""
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,7 @@ def side_faults(side: TokenSide) -> list[str]:
     if side.max_positions is not None and side.longest > side.max_positions:
         faults.append(
             f"The longest {side.name} has {side.longest} tokens, but the model has {side.max_positions} positions: "
-            f"lower data.max_length to {side.max_positions}, or raise model.max_positions."
+            f"lower data.max_length to {side.max_positions}, or {_more_positions(side.init, side.longest)}."
         )
     for role, token_id in side.special_ids.items():
         if not 0 <= token_id < side.vocabulary_rows:
@@ -213,6 +216,18 @@ def side_faults(side: TokenSide) -> list[str]:
                 f"{side.vocabulary_rows - 1}."
             )
     return faults
+
+
+def _more_positions(init: str, longest: int) -> str:
+    """Say how a model gets more positions: in the run file, or, where one is trained further, before the run."""
+    if not init:
+        return "raise model.max_positions"
+    saved = f"{Path(init.partition('@')[0]).name}-{longest}"
+    code = f"import clearhead as ch; ch.surgery.resize_positions(ch.load({init!r}), {longest}).model.save({saved!r})"
+    return (
+        f"give {init} more of them with: python -c {shlex.quote(code)} - and then train with "
+        f"{shlex.quote(f'task.init={saved}')}"
+    )
 
 
 def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]:

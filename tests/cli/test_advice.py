@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import clearhead as ch
 from clearhead.cli.main import main
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.task import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.read import load_run_file
 from tests.cli.test_bad_input import refused
 from tests.cli.tiny_tasks import LINES, SENTENCES, label_of, write_lines
@@ -85,3 +90,30 @@ def test_numbers_that_are_all_different_have_an_option(tmp_path: Path, capfd: py
     assert "check --labels, or for numbers set --label-kind" in message
     assert main([*words, *shlex.split(message.rpartition("for numbers set ")[2])]) == 0
     assert load_run_file(tmp_path / "run.toml").task.labels == "regression"
+
+
+def test_a_started_model_gets_more_positions_by_the_line_of_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = train_tokenizer("character", LINES, vocab_size=100)
+    sizes = Hyperparameters(
+        family="decoder", layers=1, width=14, heads=2, feedforward=11, positions="learned", max_positions=7
+    )
+    spec = build_spec(sizes, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size)
+    ch.Model(ch.build(spec), TokenizerPair(tokenizer, tokenizer, True), TaskRecord(kind="generate")).save("first model")
+    write_lines(tmp_path / "text.txt", LINES)
+    (tmp_path / "run.toml").write_text(
+        '[task]\nkind = "generate"\ninit = "first model"\n[data]\ntrain = { text = "text.txt" }\nvalid = 0.1\n'
+        'max_length = 13\n[train]\nrun = "run"\nsteps = 2\nbatch_tokens = 101\n',
+        encoding="utf-8",
+    )
+    message = refused(capfd, "train", "run.toml")
+    assert "has 13 tokens, but the model has 7 positions: lower data.max_length to 7, or" in message
+    assert "model.max_positions" not in message
+    words = shlex.split(message)
+    at = words.index("-c")
+    assert words[at - 1] == "python" and words[at + 3 : -1] == ["and", "then", "train", "with"]
+    exec(compile(words[at + 1], "advice", "exec"), {})
+    assert main(["train", "run.toml", words[-1].removesuffix(".")]) == 0
+    assert main(["train", "run.toml", "data.max_length=7", "train.run=shorter"]) == 0

@@ -1,0 +1,135 @@
+"""Arguments of public functions: a value of a wrong type is one sentence, not a failure somewhere inside."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from clearhead.errors import InputError, nearest
+
+CheckedT = TypeVar("CheckedT", bound=Callable[..., Any])
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_NUMBERS: Mapping[Any, type] = {int: Integral, float: Real}
+_WORDS: Mapping[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    NoneType: "None",
+    Path: "a path",
+    Mapping: "a dictionary",
+    Sequence: "a list",
+    list: "a list",
+    tuple: "a tuple",
+    Callable: "a function",
+}
+
+
+def checked(target: CheckedT) -> CheckedT:
+    """Let a function, or the public methods of a class, refuse arguments whose type its annotations do not name.
+
+    What no plain type says, such as the shape of a tensor or the range of a number, is left to the function.
+
+    Args:
+        target: the function or the class; the function then raises an `InputError` that names the argument.
+    """
+    if not isinstance(target, type):
+        function: CheckedT = _checked_function(target)
+        return function
+    for name, member in list(vars(target).items()):
+        if inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
+            setattr(target, name, _checked_function(member))
+    return target
+
+
+def _checked_function(function: Any) -> Any:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # a missing or an unknown argument, which Python names when it calls the function
+            given = {}
+        hints = _hints(function)
+        for name, value in given.items():
+            if name in hints and not _fits(value, hints[name]):
+                expected = " or ".join(dict.fromkeys(_words(hints[name])))
+                texts = [one.strip("'") for one in _words(hints[name]) if one.startswith("'")]
+                hint = nearest(value, texts) if isinstance(value, str) else ""
+                raise InputError(f"{name}: expected {expected}, got {value!r:.80}{hint}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+@functools.cache
+def _hints(function: Any) -> dict[str, Any]:
+    """Return the types of the parameters of a function, without those that only a type checker imports."""
+    names = inspect.unwrap(function).__globals__
+    hints = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if isinstance(parameter.annotation, str) and parameter.kind not in _VARIABLE:
+            try:
+                hints[parameter.name] = eval(parameter.annotation, names)  # noqa: S307 - our own source
+            except NameError:
+                continue
+    return hints
+
+
+def _fits(value: object, hint: Any) -> bool:
+    parts = _alternatives(hint)
+    if parts is not None:
+        return any(_fits(value, part) for part in parts)
+    if hint in _NUMBERS:
+        return isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool)
+    if hint is Path:
+        return isinstance(value, os.PathLike)
+    origin, args = get_origin(hint) or hint, get_args(hint)
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in args)
+    if not isinstance(origin, type) or origin in (object, Any) or origin.__module__.startswith("jaxtyping"):
+        return True
+    if issubclass(origin, Mapping):
+        pairs = value.items() if isinstance(value, Mapping) else [(value, value)]
+        return isinstance(value, Mapping) and (not args or all(_items_fit(pair, args, tuple) for pair in pairs))
+    if issubclass(origin, Collection) and not issubclass(origin, str | bytes):
+        is_such = isinstance(value, Sequence if origin is list else origin) and not isinstance(value, str | bytes)
+        return is_such and _items_fit(value, args, origin)
+    return isinstance(value, origin)
+
+
+def _items_fit(items: Any, args: tuple[Any, ...], origin: type) -> bool:
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        return len(items) == len(args) and all(map(_fits, items, args))
+    return all(_fits(item, args[0]) for item in items if args)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...] | None:
+    """Return the parts of a union, or of what stands for one; None: it is a single type."""
+    if isinstance(hint, TypeVar):
+        return hint.__constraints__ or ((hint.__bound__,) if hint.__bound__ is not None else (object,))
+    if get_origin(hint) is Annotated:
+        return (get_args(hint)[0],)
+    if get_origin(hint) in (Union, UnionType):
+        return get_args(hint)
+    return (NoneType,) if hint is None else None
+
+
+def _words(hint: Any) -> list[str]:
+    parts = _alternatives(hint)
+    if parts is not None:
+        return [word for part in parts for word in _words(part)]
+    origin, args = get_origin(hint) or hint, get_args(hint)
+    if origin is Literal:
+        return [repr(one) for one in args]
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        return [f"a tuple of {len(args)}"]
+    return [_WORDS.get(origin) or f"a {getattr(origin, '__name__', origin)}"]
