@@ -396,6 +396,11 @@ def read_text_file(path: Path, what: str) -> str:
     return decoded(data, str(path))
 
 
+def binary(name: object) -> InputError:
+    """Return the error of a file, by its name, that has zero bytes, which no text has."""
+    return InputError(f"{name}: expected text in UTF-8, but it has zero bytes, as binary files and UTF-16 have")
+
+
 def decoded(data: bytes, name: str) -> str:
     """Return bytes as text.
 
@@ -409,6 +414,8 @@ def decoded(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
+        if b"\0" in data:
+            raise binary(name) from None
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(
             f"{name}:{line}: not valid UTF-8 (byte 0x{data[error.start]:02x}); save the file as UTF-8"

@@ -188,7 +188,7 @@ def _refuse_few(count: int, what: str, where: str) -> None:
 
 
 def _pair_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.pairs import parallel_files, read_pairs
+    from clearhead.data.sources.pairs import parallel_files, read_pairs, same_sides
 
     source, target = options.source, options.target
     assert source is not None and target is not None, "the options were checked"
@@ -209,7 +209,9 @@ def _pair_draft(options: NewOptions) -> Draft:
             for path, side in zip(paths, ("source", "target"), strict=True):
                 files |= {path: [data[side][row] for row in getattr(held, part)]} if path else {}
     train, valid = ({"source": str(paths[0]), "target": str(paths[1])} for paths in names)
+    same = same_sides(data)
     facts = f", {found.num_words} distinct words; the longest side has {found.longest} {found.unit}"
+    facts += f"; {same}" if same else ""
     examples = _Examples("pairs", found.num_pairs, found, held, train, valid, facts, files, overlapping)
     return examples.draft(options, "-".join(ends))
 
@@ -386,13 +388,14 @@ def _label_kind(data: Table, wanted: str | None) -> LabelKind:
 
 def _tag_draft(options: NewOptions) -> Draft:
     from clearhead.data.sources.tagged import parse_tagged_source, read_tagged
-    from clearhead.data.stores.tag_set import TagSet, find_scheme
+    from clearhead.data.stores.tag_set import find_scheme, learn_tags
 
     assert options.text is not None, "the options were checked"
     train: dict[str, Value] = {"text": str(options.text)}
     data = read_tagged(parse_tagged_source(train))
-    _refuse_few(len(data), "tagged sentences", f"{options.text} has")
     scheme = find_scheme(data)
+    tags = learn_tags(data, scheme)
+    _refuse_few(len(data), "tagged sentences (an empty line ends one)", f"{options.text} has")
     found = survey([(" ".join(words),) for words in data.words])
     keys, overlapping = [[tuple(words)] for words in data.words], 0
     held, files = HeldOut(range(len(data))), dict[Path, Sequence[str]]()
@@ -405,7 +408,7 @@ def _tag_draft(options: NewOptions) -> Draft:
         train, valid = _copies(
             options.folder, held, lambda row: {"tokens": list(data.words[row]), "tags": list(data.tags[row])}, files
         )
-    facts = f"; {len(TagSet.of(data.tags, scheme).names)} tags, scheme {scheme}"
+    facts = f"; {len(tags.names)} tags, scheme {scheme}"
     examples = _Examples("sentences", len(data), found, held, train, valid, facts, files, overlapping)
     return examples.draft(options, _data_name(options))
 

@@ -16,6 +16,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.read import load_run_file
 from tests.cli.test_bad_input import refused
+from tests.cli.test_new_tasks import SMALL
 from tests.cli.tiny_tasks import LINES, SENTENCES, label_of, write_lines
 
 Runs = Callable[[str], Path]
@@ -34,7 +35,7 @@ def test_a_picture_in_a_folder_of_texts_is_left_out_with_the_option_of_the_messa
     words = [command, "generate" if command == "new" else str(runs("generate")), "--text", str(tmp_path / "texts")]
     words += ["--output", str(tmp_path / "run.toml")] if command == "new" else []
     message = refused(capfd, *words)
-    assert "b.png: expected text, but this looks like a binary file; or leave it out: --pattern" in message
+    assert "as binary files and UTF-16 have; or leave it out: --pattern" in message
     assert main([*words, *shlex.split(message.rpartition("leave it out: ")[2])]) == 0
     if command == "new":
         assert set((tmp_path / "run-data" / "train.txt").read_text(encoding="utf-8").splitlines()) < set(LINES)
@@ -117,3 +118,49 @@ def test_a_started_model_gets_more_positions_by_the_line_of_the_message(
     exec(compile(words[at + 1], "advice", "exec"), {})
     assert main(["train", "run.toml", words[-1].removesuffix(".")]) == 0
     assert main(["train", "run.toml", "data.max_length=7", "train.run=shorter"]) == 0
+
+
+TAGGED = "".join(f"{one}\tB-A\n\n" for one in "abcdefghijklmnopqrstuvwxyz")
+PROSE = "".join(f"{one} walks to {other}\n" for one, other in zip(SENTENCES, LINES, strict=True))
+WRONG_DATA = {
+    # Kind, what the file holds, its name, the options beside --text, what the message says.
+    "UTF-16 without a mark": ("generate", "\n".join(LINES).encode("utf-16-le"), "a.txt", [], "zero bytes, as binary"),
+    "a name that promises gzip": ("generate", "\n".join(LINES).encode(), "a.gz", [], "give it a name without .gz"),
+    "one column for two": ("classify", "\n".join(SENTENCES), "a.tsv", ["--labels", "1"], "column for --text-column"),
+    "spaces for tabs": (
+        "classify", "\n".join(f"{one} x" for one in SENTENCES), "a.tsv", ["--labels", "2"], "write tabs or commas",
+    ),
+    "names that are no numbers": (
+        "classify", "\n".join(f"{one}\tl{one}" for one in SENTENCES), "a.tsv", ["--labels", "2"], "); check --labels\n",
+    ),
+    "all tags the same": (
+        "tag", TAGGED.replace("B-A", "O"), "a.conll", [], "all 26 words from here on have the tag 'O'",
+    ),
+    "plain text as tags": ("tag", PROSE, "a.txt", [], "expected in each line a word in the first column and its tag"),
+    "prose of equal lines": (
+        "tag", "\n".join(f"one two end{number % 41}" for number in range(99)), "a.txt", [],
+        "the 99 words from here on have 41 different tags",
+    ),
+    "no empty line between sentences": ("tag", TAGGED.replace("\n\n", "\n"), "a.conll", [], "an empty line ends one"),
+    "tags in JSON of other names": ("tag", '{"a": 1}', "a.jsonl", [], "there is no field 'tokens'; the fields are 'a'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_DATA)
+def test_wrong_data_is_named_with_what_was_expected(
+    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kind, content, name, options, words = WRONG_DATA[case]
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert words in refused(capfd, "new", kind, "--text", str(file), *options, "--output", str(tmp_path / "run.toml"))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_one_file_on_both_sides_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = str(write_lines(tmp_path / "a.txt", LINES))
+    words = ["--source", file, "--target", file, "--output", str(tmp_path / "run.toml")]
+    assert main(["new", "translate", *words]) == 0
+    assert f"{len(LINES)} of {len(LINES)} pairs have the same text on both sides" in capfd.readouterr().err
+    assert main(["train", str(tmp_path / "run.toml"), *SMALL, f"train.run={tmp_path}/run"]) == 0
+    assert "pairs have the same text on both sides" in capfd.readouterr().err

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from clearhead.errors import InputError
-from clearhead.files import absent
+from clearhead.files import absent, binary
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -123,7 +123,7 @@ def _decoded(path: Path) -> Iterator[str]:
             text, used = codecs.utf_8_decode(content, "strict", not block)
         except UnicodeDecodeError as error:
             if b"\0" in content and not guess:
-                raise InputError(f"{path}: expected text, but this looks like a binary file") from None
+                raise binary(path) from None
             line += content.count(b"\n", 0, error.start)
             line_start = content.rfind(b"\n", 0, error.start) + 1
             column = error.start - line_start + 1 + (0 if line_start else column)
@@ -131,6 +131,8 @@ def _decoded(path: Path) -> Iterator[str]:
                 f"{path}:{line}: invalid UTF-8, byte 0x{content[error.start]:02x} at byte {column} of the line{guess}; "
                 "convert the file to UTF-8"
             ) from None
+        if "\0" in text:
+            raise binary(path)
         last_feed = content.rfind(b"\n", 0, used)
         line += content.count(b"\n", 0, used)
         column = used - last_feed - 1 if last_feed >= 0 else column + used
@@ -172,7 +174,10 @@ def _decompressed(path: Path, begin: bytes) -> Iterator[bytes]:
         ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
         reason = "it is damaged" if begin == _GZIP_MAGIC else "it is not a gzip file"
-        raise InputError(f"{path}: expected gzip data because of the name, but {reason} ({error})") from None
+        raise InputError(
+            f"{path}: expected gzip data because of the name, but {reason} ({error}); if it is plain text, give "
+            "it a name without .gz"
+        ) from None
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:

@@ -36,6 +36,12 @@ def read_pairs(source: TableSource) -> Table:
     return read_table(source, what="pair")
 
 
+def same_sides(pairs: Table) -> str:
+    """Return a warning where most pairs have the same text on both sides; else nothing."""
+    same = sum(source == target != "" for source, target in zip(pairs["source"], pairs["target"], strict=True))
+    return f"{same:,} of {len(pairs):,} pairs have the same text on both sides" if 2 * same > len(pairs) else ""
+
+
 def _fields(table: Mapping[str, Any]) -> dict[str, str]:
     return {role: table.get(key, role) for role, key in _FIELDS.items()}
 

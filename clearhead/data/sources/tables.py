@@ -31,6 +31,7 @@ _OTHER_SEPARATORS = {
     "|": "bars, write tabs or commas in their place",
     ",": "commas, give the file a name that ends in .csv",
 }
+_OTHERWISE = "anything else, write tabs or commas in its place"
 _MOST_SHOWN = 12
 
 
@@ -159,7 +160,8 @@ class DelimitedFile:
         positions = [next(free) if position is None else position for position in found.values()]
         for role, position in zip(found, positions, strict=True):
             if position > len(names):
-                raise self._missing(number, names, f"there is no column {position}", role)
+                wanted = f"column {position}" if self.columns[role] else f"further column for {self._key(role)}"
+                raise self._missing(number, names, f"there is no {wanted}", role)
         if self.is_distinct and len(set(positions)) < len(positions):
             [(twice, _)] = Counter(positions).most_common(1)
             roles = [role for role, position in zip(found, positions, strict=True) if position == twice]
@@ -180,9 +182,9 @@ class DelimitedFile:
         """Return the error of a line without a column, with what can be chosen in it."""
         parts = [f"{self.place(number)}: {fault}", f"its columns, separated by {_SEPARATORS[self.separator]}, are"]
         parts[1] += f" {_shown(cells)}"
-        others = (way for sign, way in _OTHER_SEPARATORS.items() if sign in cells[0]) if len(cells) == 1 else ()
-        if way := next(iter(others), ""):
-            parts.append(f"if they are separated by {way}")
+        if len(cells) == 1 and role is not None:
+            ways = (way for sign, way in _OTHER_SEPARATORS.items() if sign in cells[0])
+            parts.append(f"if they are separated by {next(ways, _OTHERWISE)}")
         elif role is not None:
             parts.append(f"choose one with {self._key(role)}, by its name in the first line or its number from 1")
         return InputError("; ".join(parts))

@@ -52,19 +52,25 @@ class TaggedFile:
         tags: list[list[str]] = []
         starts: list[int] = []
         is_open = False
-        separator: str | None = None
+        separator, width = None, 0
         for number, line in enumerate(read_lines(self.path), start=1):
             if not line.strip() or line.startswith(_DOCUMENT_MARK):
                 is_open = False
                 continue
             if not starts:
                 separator = "\t" if "\t" in line else None
+                width = len(line.split(separator))
             columns = line.split(separator)
             if len(columns) < 2 or not columns[0].strip() or not columns[-1].strip():
                 between = "a tab" if separator else "white space"
                 raise InputError(
                     f"{self.path}:{number}: expected a word and its tag with {between} between them, received "
                     f"{json_text(line)}"
+                )
+            if len(columns) != width:
+                raise InputError(
+                    f"{self.path}:{number}: this line has {len(columns)} columns and those before it {width}; expected "
+                    f"in each line a word in the first column and its tag in the last, received {json_text(line)}"
                 )
             if not is_open:
                 words.append([])
@@ -165,6 +171,8 @@ def read_tagged(source: TaggedSource, share: Share = WHOLE) -> TaggedTexts:
     """
     found = source.read()
     first, last = (round(border * len(found)) for border in share)
+    if not len(found):
+        raise InputError(f"{source.name}: expected words with tags, found none")
     if first == last:
         raise InputError(
             f"{source.name}: expected at least one tagged sentence from {share[0]:.0%} to {share[1]:.0%} of "

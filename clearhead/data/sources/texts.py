@@ -69,6 +69,8 @@ class TextFiles:
             return [self.path]
         every = list(_visible_files(self.path))
         found = [path for path in every if path.match(self.pattern)]
+        if not every:
+            raise InputError(f"{self.path}: there is no file in this folder")
         if not found:
             endings = sorted({path.suffix for path in every if path.suffix})
             there = f"its files end in {', '.join(endings[:8])}" if endings else "it has no files with an ending"

@@ -117,7 +117,8 @@ def learn_labels(data: Table, kind: LabelKind) -> LabelSet:
     if kind == "single_label" and len(names) == len(data) >= _SUSPICIOUS:
         raise InputError(
             f"{place}: each of the {len(data)} texts from here on has a label of its own ({_listed(sorted(names))}); "
-            f"check {key('labels')}, or for numbers set {key('task.labels', 'regression')}"
+            f"check {key('labels')}"
+            + (f", or for numbers set {key('task.labels', 'regression')}" if all(map(_is_number, names)) else "")
         )
     return LabelSet(kind, names=tuple(sorted(names, key=_order)))
 
@@ -126,6 +127,12 @@ def _order(name: str) -> tuple[int, float, str]:
     """Sort whole numbers by size, in front of words by their letters."""
     is_number = name.lstrip("-").isdecimal() and name.isascii()
     return (0, float(name), name) if is_number else (1, 0.0, name)
+
+
+def _is_number(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return math.isfinite(float(name))
+    return False
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -144,7 +151,7 @@ def _names(data: Table, row: int, kind: LabelKind) -> list[str]:
     if kind == "single_label":
         name = _name(label, place, f"several labels need a model with {key('task.labels', 'multi_label')}")
         if not name:
-            raise InputError(f"{place}: the label is missing; expected the name of a class")
+            raise InputError(f"{place}: the label is missing; expected the name of a class, or no such line")
         return [name]
     parts = label if isinstance(label, list | tuple) else label.split(",") if isinstance(label, str) else [label]
     names = [_name(part, place, "a list of labels holds names") for part in parts]

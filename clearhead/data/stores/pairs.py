@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray
 
-from clearhead.data.sources.pairs import read_pairs
+from clearhead.data.sources.pairs import read_pairs, same_sides
 from clearhead.data.sources.tables import TableSource
 from clearhead.data.stores.arrays import Arrays, ArrayStore, Rows, encode_texts, write_arrays
 from clearhead.data.stores.cache import load_or_make
@@ -27,17 +27,21 @@ class FilterReport:
         empty: dropped because a side has no token.
         too_long: dropped because a side, with its special tokens, is longer than allowed.
         mismatched: dropped because one side is too many times as long as the other.
+        note: what is strange about them.
     """
 
     kept: int
     empty: int = 0
     too_long: int = 0
     mismatched: int = 0
+    note: str = ""
 
     def __str__(self) -> str:
         dropped = self.empty + self.too_long + self.mismatched
         reasons = f"{self.empty:,} empty, {self.too_long:,} too long, {self.mismatched:,} badly matched"
-        return f"{self.kept + dropped:,} pairs read, {self.kept:,} kept, {dropped:,} dropped ({reasons})"
+        return f"{self.kept + dropped:,} pairs read, {self.kept:,} kept, {dropped:,} dropped ({reasons})" + (
+            f"; {self.note}" if self.note else ""
+        )
 
 
 class PairStore(ArrayStore):
@@ -101,7 +105,7 @@ def keep_pairs(
     too_long = ~empty & (longest > max_length)
     mismatched = np.zeros_like(empty) if max_ratio is None else ~empty & ~too_long & (longer > max_ratio * shorter)
     keep = ~(empty | too_long | mismatched)
-    return keep, FilterReport(*(int(group.sum()) for group in (keep, empty, too_long, mismatched)))
+    return keep, FilterReport(int(keep.sum()), int(empty.sum()), int(too_long.sum()), int(mismatched.sum()))
 
 
 def prepare_pairs(
@@ -157,7 +161,7 @@ def prepare_pairs(
             "target": targets.truncate(targets.lengths, keep),
             "lines": np.flatnonzero(keep),
         }
-        write_arrays(folder, arrays, {"report": asdict(report)})
+        write_arrays(folder, arrays, {"report": asdict(replace(report, note=same_sides(data)))})
 
     inputs = [source.identity(), tokenizers.fingerprint, max_length, ratio, num_special]
     return load_or_make("pairs", inputs, lambda folder: PairStore(folder, tokenizers), make)

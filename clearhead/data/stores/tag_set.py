@@ -19,6 +19,8 @@ from clearhead.errors import InputError, nearest
 OUTSIDE = "O"
 Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]
 _PREFIXED = re.compile(r"([BIES])-(.+)")
+# From so many tags on, with fewer words for each of them, a text was taken for tags.
+_SUSPICIOUS, _LEAST_WORDS = 20, 10
 _ENDS = frozenset("ESO")
 
 
@@ -47,6 +49,27 @@ def find_scheme(data: TaggedTexts) -> Scheme:
         return "IOB1"
     _check(data, _breaks_iob2, "where other entities begin with B- (IOB2)")
     raise AssertionError("a scheme that is not IOB2 breaks it somewhere")
+
+
+def learn_tags(data: TaggedTexts, scheme: Scheme) -> TagSet:
+    """Return the tags of training data.
+
+    Raises:
+        InputError: there is only one tag, or so many that the last column cannot hold tags.
+    """
+    tags, num_words = TagSet.of(data.tags, scheme), sum(map(len, data.tags))
+    if len(tags.names) < 2:
+        raise InputError(
+            f"{data.where(0, 0)}: all {num_words} words from here on have the tag '{tags.names[0]}'; a tagger needs at "
+            "least two"
+        )
+    if len(tags.names) >= _SUSPICIOUS and scheme == "plain" and num_words < _LEAST_WORDS * len(tags.names):
+        raise InputError(
+            f"{data.where(0, 0)}: the {num_words} words from here on have {len(tags.names)} different tags, such as "
+            f"{', '.join(map(json_text, tags.names[:3]))}; that looks like plain text: expected in each line a word in "
+            "the first column and its tag in the last"
+        )
+    return tags
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:

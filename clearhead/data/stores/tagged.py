@@ -16,7 +16,7 @@ from clearhead.data.sources.tables import WHOLE, Share
 from clearhead.data.sources.tagged import TaggedSource, TaggedTexts, read_tagged
 from clearhead.data.stores.arrays import Arrays, ArrayStore, Ragged, Rows, id_dtype, pack, write_arrays
 from clearhead.data.stores.cache import load_or_make
-from clearhead.data.stores.tag_set import TagSet, find_scheme, to_iob2
+from clearhead.data.stores.tag_set import Scheme, TagSet, find_scheme, learn_tags, to_iob2
 from clearhead.data.stores.word_chunks import NO_WORD, WordChunk, chunk_words
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError
@@ -129,8 +129,8 @@ def prepare_tagged(
         raise InputError(f"max_length is {max_length}; expected at least {shortest}, the special ids and one token")
 
     def make(folder: Path) -> None:
-        data, found_tags = _read(source, share)
-        _write(folder, data, tags or _learn_tags(data, found_tags), tokenizer, max_length)
+        data, scheme = _read(source, share)
+        _write(folder, data, tags or learn_tags(data, scheme), tokenizer, max_length)
 
     inputs = [source.identity(), tokenizer.fingerprint, max_length, None if tags is None else tags.names, share]
     return load_or_make("tagged", inputs, lambda folder: TagStore(folder, tokenizer), make)
@@ -170,21 +170,13 @@ def _write(folder: Path, data: TaggedTexts, tags: TagSet, tokenizer: Tokenizer, 
     write_arrays(folder, arrays, {"report": asdict(report), "names": tags.names, "splitter": asdict(splitter)})
 
 
-def _read(source: TaggedSource, share: Share) -> tuple[TaggedTexts, TagSet]:
-    """Return the sentences, with borders of entities as in IOB2 or BIOES, and the tags that such data can have."""
+def _read(source: TaggedSource, share: Share) -> tuple[TaggedTexts, Scheme]:
+    """Return the sentences, with borders of entities as in IOB2 or BIOES, and the scheme that they had."""
     data = read_tagged(source, share)
     scheme = find_scheme(data)
     if scheme == "IOB1":
         data = TaggedTexts(data.words, [to_iob2(sentence) for sentence in data.tags], data.where)
-    return data, TagSet.of(data.tags, scheme)
-
-
-def _learn_tags(data: TaggedTexts, tags: TagSet) -> TagSet:
-    if len(tags.names) < 2:
-        raise InputError(
-            f"{data.where(0, 0)}: all words from here on have the tag '{tags.names[0]}'; a tagger needs at least two"
-        )
-    return tags
+    return data, scheme
 
 
 def _describe(data: TaggedTexts) -> str:
