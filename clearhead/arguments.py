@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from clearhead.errors import InputError, nearest
 
@@ -74,13 +75,12 @@ def _checked_function(function: Any) -> Any:
 def _hints(function: Any) -> dict[str, Any]:
     """Return the types of the parameters of a function, without those that only a type checker imports."""
     names = inspect.unwrap(function).__globals__
-    hints = {}
+    hints: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if isinstance(parameter.annotation, str) and parameter.kind not in _VARIABLE:
-            try:
-                hints[parameter.name] = eval(parameter.annotation, names)  # noqa: S307 - our own source
-            except NameError:
-                continue
+            one = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+            with contextlib.suppress(NameError):
+                hints |= get_type_hints(one, names, include_extras=True)
     return hints
 
 
