@@ -141,11 +141,15 @@ class Model(Predictions):
     def generate(
         self, prompt: list[str], *, chat: bool = False, **options: Unpack[GenerateKwargs]
     ) -> list[list[Generation]]: ...
+    @overload
+    def generate(
+        self, prompt: Iterator[str], *, chat: bool = False, **options: Unpack[GenerateKwargs]
+    ) -> Iterator[list[Generation]]: ...
 
     def generate(
         self, prompt: object, *, chat: bool = False, **options: Unpack[GenerateKwargs]
-    ) -> list[Generation] | list[list[Generation]]:
-        """Continue a text; a list of texts gives one list for each.
+    ) -> list[Generation] | list[list[Generation]] | Iterator[list[Generation]]:
+        """Continue a text; a list of texts gives one list for each, and an iterator an iterator of them.
 
         Args:
             prompt: one text, or a list of them; an empty one starts a text.
@@ -269,15 +273,13 @@ class Model(Predictions):
                 ),
             )
         parts = self._languages(None, None)
-        # Sources and targets belong together, so that both are read whole.
-        targets = list(answer_each([target] if isinstance(target, str) else target, list))
-        sources = list(source) if isinstance(source, Iterator) else source
+        targets: list[str] = answer_each([target] if isinstance(target, str) else target, list)
 
         def scored(sources: list[str]) -> list[PairScore]:
             given = self.module, self.tokenizers, sources, targets, *parts
             return score_translations(*given, length_penalty=length_penalty, batch_size=batch_size)
 
-        return answer_each(sources, scored)
+        return answer_each(source, scored)
 
     def evaluate(
         self,

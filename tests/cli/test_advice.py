@@ -121,7 +121,7 @@ def test_a_started_model_gets_more_positions_by_the_line_of_the_message(
 
 
 TAGGED = "".join(f"{one}\tB-A\n\n" for one in "abcdefghijklmnopqrstuvwxyz")
-PROSE = "".join(f"{one} walks to {other}\n" for one, other in zip(SENTENCES, LINES, strict=True))
+PROSE = "".join(f"{one} walks{' on' * (number % 3)}\n" for number, one in enumerate(SENTENCES))
 WRONG_DATA = {
     # Kind, what the file holds, its name, the options beside --text, what the message says.
     "UTF-16 without a mark": ("generate", "\n".join(LINES).encode("utf-16-le"), "a.txt", [], "zero bytes, as binary"),
