@@ -45,13 +45,20 @@ def wide_constructors(source: Source) -> list[str]:
 def passed_through(source: Source) -> list[str]:
     """Every function that takes `**options` and hands them on unseen.
 
-    A pydantic base class is let off: its constructor's keywords are the fields of the class, and others are refused.
+    A pydantic base class is let off: its constructor's keywords are the fields of the class, and others are refused; so
+    is what `functools.wraps` gives the signature of another function.
     """
     classes = [node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)]
     fields = [part for node in classes if "BaseModel" in map(ast.unparse, node.bases) for part in node.body]
+    functions = [node for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef)]
+    wrappers = [node for node in functions if any("wraps(" in ast.unparse(one) for one in node.decorator_list)]
     faults = []
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.args.kwarg and node not in fields:
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.args.kwarg
+            and node not in fields + wrappers
+        ):
             name = node.args.kwarg.arg
             calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
             spread = [word.value for call in calls for word in call.keywords if word.arg is None]
