@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.arguments import checked
 from clearhead.core.context import Cache, Sequence, check_boolean
 from clearhead.core.head import Head
 from clearhead.core.hooks import HookPoints
@@ -170,7 +169,6 @@ class Transformer(HookPoints):
         return Output(output.hidden, self.point("logits", self.head(output.hidden, mask)), output.memory)
 
 
-@checked
 def build(model: spec.Model, *, device: torch.device | str = "cpu") -> Transformer:
     """Build a model with weights from torch's global generator; on "meta" nothing is allocated and nothing drawn.
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from clearhead.arguments import checked
 from clearhead.errors import InputError, nearest
 from clearhead.files import parse_json, read_text_file
 from clearhead.spec.base import AnyNode, Node, Reference
@@ -93,6 +94,7 @@ class Model(Node):
             raise error.within(str(path)) from None
 
 
+@checked
 def validate(node: AnyNode) -> AnyNode:
     """Return the node, or raise one `InputError` that lists every inconsistency in it."""
     faults = consistency_faults(node) if isinstance(node, Model) else node_faults(node, "")

@@ -17,6 +17,7 @@ from clearhead import presets, surgery
 from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, token_head, vector_head
+from clearhead.spec import Full
 from clearhead.task import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -55,9 +56,11 @@ USUAL: dict[str, Any] = {
     "patterns": "*", "pattern": "*", "edits": {}, "path": "out", "from_language": None, "to_language": None,
     "vocab_size": 23, "width": 14, "num_heads": 2, "length": 7, "ref": "nowhere", "run_file": {"task": {}},
     "heads": {}, "neurons": {}, "layers": [0], "words": ["x"], "keep": [0, 1, 2], "scaling": None, "head": None,
+    "node": Full(),
 }  # fmt: skip
 FUNCTIONS = {
-    **{f"ch.{name}": getattr(ch, name) for name in ("build", "load", "train", "capture", "edit", "MultiHeadAttention")},
+    "spec.validate": ch.spec.validate,  # with which every module is built
+    **{f"ch.{name}": getattr(ch, name) for name in ("load", "train", "capture", "edit")},
     **{f"presets.{name}": getattr(presets, name) for name in presets.__all__},
     **{f"surgery.{name}": getattr(surgery, name) for name in surgery.__all__ if name[0].islower()},
     **{

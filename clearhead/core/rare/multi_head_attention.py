@@ -7,7 +7,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.arguments import checked
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context, Masking, check_boolean
 from clearhead.core.initialize import initialize
@@ -20,7 +19,6 @@ from clearhead.printing import PrintedModule
 Attended = Float[Tensor, "batch queries width"]
 
 
-@checked
 class MultiHeadAttention(PrintedModule, nn.Module):
     """Multi-head attention with fresh weights.
 
