@@ -172,7 +172,7 @@ def read_tagged(source: TaggedSource, share: Share = WHOLE) -> TaggedTexts:
     found = source.read()
     first, last = (round(border * len(found)) for border in share)
     if not len(found):
-        raise InputError(f"{source.name}: expected words with tags, found none")
+        raise InputError(f"{source.name}: expected at least one tagged sentence, found none")
     if first == last:
         raise InputError(
             f"{source.name}: expected at least one tagged sentence from {share[0]:.0%} to {share[1]:.0%} of "
