@@ -216,4 +216,4 @@ def check_two_stacks(module: Transformer) -> None:
         InputError: a stack is missing.
     """
     if module.encoder is None or module.decoder is None:
-        raise InputError("translation needs a model with encoder and decoder; this one has one: generate or fill")
+        raise InputError("translation needs a model with encoder and decoder; this one has a single stack")
