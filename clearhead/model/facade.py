@@ -141,10 +141,6 @@ class Model(Predictions):
     def generate(
         self, prompt: list[str], *, chat: bool = False, **options: Unpack[GenerateKwargs]
     ) -> list[list[Generation]]: ...
-    @overload
-    def generate(
-        self, prompt: Iterator[str], *, chat: bool = False, **options: Unpack[GenerateKwargs]
-    ) -> Iterator[list[Generation]]: ...
 
     def generate(
         self, prompt: object, *, chat: bool = False, **options: Unpack[GenerateKwargs]
