@@ -111,7 +111,7 @@ _TAG_TRAIN: Mapping[str, Value] = {
 }  # fmt: skip
 _EMBED: Mapping[str, Value] = {"pool": "mean", "temperature": 0.05}
 _EMBED_TRAIN: Mapping[str, Value] = {
-    **_MUON, "batch_tokens": 6144, "learning_rate": 4e-3, "weight_decay": 0.1, "metric": "score",
+    **_MUON, "batch_tokens": 4096, "learning_rate": 4e-3, "weight_decay": 0.1, "metric": "score",
 }  # fmt: skip
 
 _NAIVE_BAYES = "naive Bayes over words and pairs of words"
@@ -174,7 +174,7 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
             task=_CLASSIFY, below=_NAIVE_BAYES,
         ),
         Recipe(
-            12_000, "bpe", 8_000, 512, (Size(2, 128, 4, 256, 0.4),), _ENCODER, _CLASSIFY_TRAIN, most_epochs=10,
+            12_000, "bpe", 8_000, 512, (Size(1, 256, 4, 512, 0.7),), _ENCODER, _CLASSIFY_TRAIN, most_epochs=10,
             task=_CLASSIFY, below=_NAIVE_BAYES,
         ),
         Recipe(
@@ -216,8 +216,8 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
             task=_EMBED, below=_TF_IDF,
         ),
         Recipe(
-            12_000, "bpe", 4_000, 256, (Size(1, 128, 4, 256, 0.2), Size(2, 256, 4, 512, 0.2, 4_000_000)),
-            _ENCODER, _EMBED_TRAIN, most_epochs=60, task=_EMBED, below=_TF_IDF,
+            12_000, "bpe", 4_000, 256, (Size(1, 128, 4, 256, 0.2), Size(1, 256, 4, 512, 0.3, 1_500_000)),
+            _ENCODER, _EMBED_TRAIN, most_epochs=60, task=_EMBED,
         ),
         Recipe(
             None, "bpe", 8_000, 256, (Size(1, 128, 4, 256, 0.1), Size(2, 256, 4, 512, 0.1, 4_000_000)),
