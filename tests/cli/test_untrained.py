@@ -33,6 +33,7 @@ def test_a_start_without_some_of_its_weights_is_refused(runs: Callable[[str], Pa
     del tensors
     file.unlink()
     save_tensors(file, kept)
+    (saved / "manifest.json").unlink()
     start = find_initial_model(str(saved), None, None)
     assert start is not None
     with pytest.raises(ch.InputError, match=f"lack {gone}"):

@@ -196,6 +196,11 @@ class ArrayStore:
         """The number of ids that each stack of a model reads of each example, special ids included."""
         raise NotImplementedError
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of all examples together."""
+        return sum(int(side.sum()) for side in self.input_lengths)
+
     def ragged(self, name: str) -> Ragged:
         """Return rows that were written as `Ragged`."""
         return Ragged(self.arrays[f"{name}_ids"], self.arrays[f"{name}_offsets"])

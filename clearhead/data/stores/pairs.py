@@ -78,6 +78,11 @@ class PairStore(ArrayStore):
         )
         return self.sources.lengths + len(source), self.targets.lengths + len(target) - 1
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of ids in all pairs together, without special ids; it takes no decoder to count them."""
+        return len(self.sources.ids) + len(self.targets.ids)
+
 
 def keep_pairs(
     source_lengths: Rows,

@@ -175,8 +175,7 @@ class Stores(Generic[StoreT]):
     @property
     def valid_share(self) -> float:
         """Tokens of the validation data, as a share of those of the training data."""
-        train, valid = (sum(int(side.sum()) for side in store.input_lengths) for store in self)
-        return valid / train
+        return self.valid.num_tokens / self.train.num_tokens
 
 
 @dataclass(frozen=True)
