@@ -160,7 +160,7 @@ def _run(
 def _temperature(greedy: bool, temperature: float | None) -> dict[str, float]:
     if greedy and temperature is not None:
         raise InputError("--greedy and --temperature are two ways to choose a token: give one of them")
-    return {"temperature": 0} if greedy else {}
+    return {"temperature": 0.0} if greedy else {}
 
 
 def _prompts(texts: Sequence[str], file: Path | None) -> list[str]:

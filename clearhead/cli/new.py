@@ -104,11 +104,11 @@ _TAGGED = """  train.conll         a word and its tag in each line, the tag in t
   train.jsonl         {"tokens": ["Ada", "sleeps"], "tags": ["B-PER", "O"]}
                       in each line"""
 
-_QUESTIONS = """  train.json          the SQuAD layout, version 1.1 or 2.0
-  train.jsonl         {"context": "Ada built it.", "question": "Who built it?",
-                      "answer": "Ada", "start": 0} in each line; the start counts
-                      characters; both are lists where several answers are right,
-                      and null where the context holds none"""
+_QUESTIONS = """  train.json    the SQuAD layout, version 1.1 or 2.0
+  train.jsonl   {"context": "Ada built it.", "question": "Who built it?",
+                "answer": "Ada", "start": 0} in each line; the start counts
+                characters; both are lists where several answers are right,
+                and null where the context holds none"""
 
 _OF_PAIRS = ("source", "target"), ("valid_source", "valid_target")
 _OF_TEXTS = ("text",), ("text_column", "document", "pattern", "valid_text")

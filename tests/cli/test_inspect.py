@@ -114,7 +114,7 @@ def test_an_unknown_reference_names_the_nearest(
     assert main(["inspect", "tarnsformer"]) == 2
     assert "did you mean 'transformer'?" in capfd.readouterr().err
     assert main(["inspect", "zzz"]) == 2
-    assert "presets are transformer, transformer-big, bert" in capfd.readouterr().err
+    assert "or a preset: transformer, transformer-big, bert" in capfd.readouterr().err
 
 
 def test_the_architecture_is_drawn(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -155,5 +155,5 @@ def test_a_picture_that_cannot_be_written(
     Path("file").write_text("")
     assert main(["inspect", "gpt2", *options]) == 2
     captured = capfd.readouterr()
-    assert expected in captured.err and captured.err.count("\n") == 1 and not captured.out
+    assert expected in captured.err.splitlines()[-1] and "Traceback" not in captured.err and not captured.out
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
