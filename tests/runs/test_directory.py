@@ -230,7 +230,7 @@ def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
         ("@step-15", "steps it kept are: 10, 20, 30"),
         ("@step-x", "is not a checkpoint"),
         ("@averaged", "no averaged weights yet"),
-        ("/elsewhere", "not a run directory"),
+        ("/elsewhere", "there is no such run directory: .* has no 'run' .*did you mean 'run@home'"),
     ],
 )
 def test_a_reference_to_nothing_says_what_there_is(run: Path, suffix: str, words: str) -> None:
