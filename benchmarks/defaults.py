@@ -4,7 +4,8 @@
 
 Each cell is a JSON file in benchmarks/results/defaults, and a cell that has one is skipped without --again, so that the
 table fills in several sittings; it is printed at the end. On a busy machine, --steps N trains that many steps, and
---steps-of FOLDER the steps and the model of the same cells in FOLDER, which an idle machine wrote.
+--steps-of FOLDER the steps and the model of the same cells in FOLDER, which an idle machine wrote, whole or with
+--recipes FOLDER, which only runs `new`.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--steps-of", type=Path, metavar="FOLDER")
+    parser.add_argument("--recipes", type=Path, metavar="FOLDER")
     parser.add_argument("--work", type=Path, default=Path("runs/defaults"), help="for data and runs")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--again", action="store_true")
@@ -119,25 +121,46 @@ def main() -> None:
     for seed in (1, 2) if options.seed is None else (options.seed,):
         for cell in CELLS:
             if options.task in (None, cell.task) and options.size in (None, cell.size):
-                file = RESULTS / f"{cell.name}-{seed}.json"
+                file = (options.recipes or RESULTS) / f"{cell.name}-{seed}.json"
                 if options.again or not file.exists():
-                    record = run(cell, seed, options)
+                    record = (recipe if options.recipes else run)(cell, seed, options)
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(table())
+    if not options.recipes:
+        print(table())
 
 
-def run(cell: Cell, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one cell, and return its record."""
+def prepare(cell: Cell, seed: int, options: argparse.Namespace) -> tuple[Parts, Path, Path]:
+    """Write the data of a cell, and return it with the paths of its run file and of its run."""
     folder = options.work / f"{cell.name}-{seed}"
     if folder.exists():
         sys.exit(f"{folder} is in the way: remove it")
     folder.mkdir(parents=True)
     parts = PARTS[cell.task if cell.size != "demo" else f"{cell.task}-demo"](cell, options.data, folder)
-    run_file, run_folder = folder / "run.toml", folder / "run"
-    threads, minutes = ["--threads", str(options.threads)], ["--minutes", str(options.minutes)]
+    return parts, folder / "run.toml", folder / "run"
+
+
+def new_run_file(
+    cell: Cell, parts: Parts, run_file: Path, run_folder: Path, minutes: float
+) -> tuple[dict[str, Any], float]:
+    """Write the run file of a cell."""
     shown = ["-o", str(run_file), "--run", str(run_folder), "--json"]
-    new, new_seconds = command("new", cell.task, *parts.new, *minutes, *shown)
+    return command("new", cell.task, *parts.new, "--minutes", str(minutes), *shown)
+
+
+def recipe(cell: Cell, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the model and the steps of a cell that `new` writes on this machine."""
+    parts, run_file, run_folder = prepare(cell, seed, options)
+    _, seconds = new_run_file(cell, parts, run_file, run_folder, options.minutes)
+    steps = tomllib.loads(run_file.read_text(encoding="utf-8"))["train"]["steps"]
+    return {"steps": steps, "model": model_of(run_file), "seconds": {"new": seconds}}
+
+
+def run(cell: Cell, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one cell, and return its record."""
+    parts, run_file, run_folder = prepare(cell, seed, options)
+    threads = ["--threads", str(options.threads)]
+    new, new_seconds = new_run_file(cell, parts, run_file, run_folder, options.minutes)
     changes = [f"train.seed={seed}", *steps_to_take(cell, seed, options)]
     trained, train_seconds = command("train", str(run_file), *changes, *threads, "--json")
     scores, evaluate_seconds = command("evaluate", str(run_folder), *parts.evaluate, *threads, "--json")
@@ -156,7 +179,7 @@ def run(cell: Cell, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "minutes": options.minutes,
         "steps": trained["step"],
         "best": trained["best"],
-        "model": model_of(run_folder),
+        "model": model_of(run_folder / "run.toml"),
         "new": {key: value for key, value in new.items() if key not in ("file", "run")},
         "seconds": {"new": new_seconds, "train": train_seconds, "evaluate": evaluate_seconds},
         "changes": changes,
@@ -185,8 +208,8 @@ def steps_to_take(cell: Cell, seed: int, options: argparse.Namespace) -> list[st
     return [f"train.steps={options.steps}", "train.validate_every=0.1"] if options.steps is not None else []
 
 
-def model_of(run_folder: Path) -> dict[str, Any]:
-    table = tomllib.loads((run_folder / "run.toml").read_text(encoding="utf-8"))["model"]
+def model_of(run_file: Path) -> dict[str, Any]:
+    table = tomllib.loads(run_file.read_text(encoding="utf-8"))["model"]
     return {key: table[key] for key in MODEL_KEYS}
 
 
