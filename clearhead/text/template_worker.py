@@ -1,7 +1,7 @@
 """The process that renders chat templates, which come from strangers: a sandbox, with little memory and no more.
 
-Started by `chat.py` as `python -m clearhead.text.template_worker`; it imports nothing but jinja2. Every line of its
-input is a template and its values; every line of its output is the text, or why there is none.
+Started by `chat.py` outside the package; it imports nothing but jinja2. Every line of its input is a template and its
+values; every line of its output is the text, or why there is none.
 
 Source: the chat templates of the transformers library, with the same environment and extensions.
 """
@@ -122,7 +122,3 @@ def main() -> None:
             template, values = json.loads(line)
             answers.write(json.dumps(rendered(template, values)) + "\n")
             answers.flush()
-
-
-if __name__ == "__main__":
-    main()
