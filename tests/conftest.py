@@ -12,7 +12,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 from jaxtyping import install_import_hook
 
-install_import_hook("clearhead", "beartype.beartype")
+import tests.typechecker  # noqa: F401 - the hook looks it up in `tests`
+
+install_import_hook("clearhead", "tests.typechecker.outer_functions")
 
 import random
 import shutil
