@@ -1,28 +1,34 @@
-"""The cases of the fuzz: a folder is copied, changed and used, under a limit of time and of memory."""
+"""The cases of the fuzz: a folder is copied, changed and used, in a process with limits of time and memory."""
 
 from __future__ import annotations
 
-import faulthandler
+import importlib
+import json
+import os
+import pkgutil
 import random
 import resource
 import shutil
 import signal
 import sys
+import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import torch
 
-import clearhead as ch
-from clearhead.compare.runs import read_run
+import clearhead
 from clearhead.errors import InputError, RunFailure
 from tests.fuzz.folders import KINDS
 from tests.fuzz.mutations import mutate
+from tests.fuzz.uses import draw_use, prepare
 
-SECONDS, HARD_SECONDS, MEGABYTES = 20, 120, 1500
+# Of the processor, since others may keep it busy; and of the clock, for what waits.
+SECONDS, CLOCK_SECONDS, MEGABYTES = 20, 240, 1500
 
 
 class TooLong(BaseException):
@@ -31,19 +37,30 @@ class TooLong(BaseException):
 
 @dataclass
 class Findings:
-    """What came out of the cases: their number by outcome, and one case for each different fault."""
+    """What came out of the cases: their number by outcome, and one case for each different fault, printed at once."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    uses: Counter[str] = field(default_factory=Counter)
     faults: dict[str, str] = field(default_factory=dict)
+    slowest: tuple[float, str] = (0.0, "")
+    files: int = 0
 
     def report(self) -> str:
-        """Return both for a person."""
-        counts = [f"{count:7,}  {name}" for name, count in self.outcomes.most_common()]
-        return "\n".join([*counts, *(f"\nFINDING {place}\n  {case}" for place, case in self.faults.items())])
+        """Return the numbers for a person."""
+        lines = [f"{count:7,}  {name}" for name, count in self.outcomes.most_common()]
+        lines += [f"{count:7,}  of {name}" for name, count in sorted(self.uses.items())]
+        lines.append(
+            f"each of {self.files} files was changed {sum(self.outcomes.values()) // max(1, self.files)} times"
+        )
+        lines.append(f"the slowest took {self.slowest[0]:.1f} s: {self.slowest[1]}")
+        return "\n".join(lines)
 
 
 def fuzz(folder: Path, seed: int, found: Findings, *, first: int = 0) -> Iterator[int]:
     """Try one case after another without end, and yield its number.
+
+    Every file of every kind of folder is changed once, in an order that the seed determines, before any is changed for
+    the second time.
 
     Args:
         folder: an empty one.
@@ -51,70 +68,127 @@ def fuzz(folder: Path, seed: int, found: Findings, *, first: int = 0) -> Iterato
         found: takes what comes out.
         first: number of the first case.
     """
-    for name, make in KINDS.items():
-        make(folder / name)
+    _import_all()
+    # Training starts threads, which would be missing in the processes of the cases.
+    _in_a_process(lambda: [make(folder / name) for name, make in KINDS.items()] and None, folder, seconds=None)
+    files = sorted((kind, name) for kind in KINDS for name in _files(folder / kind))
+    found.files = len(files)
+    work = folder / "work"
     number = first
     while True:
+        order = random.Random(f"{seed} round {number // len(files)}").sample(files, len(files))
+        kind, name = order[number % len(files)]
         draw = random.Random(f"{seed} {number}")
-        kind = draw.choice(sorted(KINDS))
-        case = folder / "case"
-        shutil.rmtree(case, ignore_errors=True)
-        shutil.copytree(folder / kind, case)
-        what = f"case {number}: {kind}/{mutate(case, draw)}"
-        outcome, message = _limited(case)
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(folder / kind, work / "case")
+        prepare(work)
+        changed = mutate(work / "case", name, draw)
+        words, use = draw_use(work, kind, draw)
+        what = f"case {number}: {kind}/{changed}: {words}"
+        begun = time.process_time() + psutil.Process().cpu_times().children_user
+        outcome, message = _in_a_process(use, work, seconds=SECONDS)
+        took = time.process_time() + psutil.Process().cpu_times().children_user - begun
+        found.slowest = max(found.slowest, (took, what))
         found.outcomes[outcome] += 1
-        if message is not None:
-            found.faults.setdefault(outcome, f"{what}: {message}")
+        found.uses[words.partition(" ")[0]] += 1
+        if (work / "outside").read_text() != "from outside" or (work / "escaped").exists():
+            outcome, message = "something outside was changed", ""
+        if message is not None and outcome not in found.faults:
+            found.faults[outcome] = f"{what}: {message}"
+            print(f"FINDING {outcome}\n  {found.faults[outcome]}\n", flush=True)
         yield number
         number += 1
 
 
-def _limited(case: Path) -> tuple[str, str | None]:
-    """Use a folder; return the outcome, and the message of a finding."""
-    before = psutil.Process().memory_info().vms
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (before + MEGABYTES * 2**20, limits[1]))
-    handler = signal.signal(signal.SIGALRM, _alarm)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    # What hangs inside a library hears no signal.
-    faulthandler.dump_traceback_later(HARD_SECONDS, exit=True)
-    try:
-        use(case)
-    except (InputError, RunFailure) as error:
-        return type(error).__name__, None
-    except BaseException as error:  # every other kind is what is looked for
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        frames = [f for f in traceback.extract_tb(sys.exc_info()[2]) if "/clearhead/" in f.filename]
-        last = frames[-1] if frames else None
-        place = "" if last is None else f"{last.filename.partition('/clearhead/')[2]}:{last.lineno}"
-        return f"{type(error).__name__} at {place}", str(error)[:150]
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        faulthandler.cancel_dump_traceback_later()
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-    return "usable", None
+def _files(folder: Path) -> list[str]:
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return sorted(name for name in names if not name.endswith(".png"))
 
 
-def _alarm(number: int, frame: object) -> None:
+def _import_all() -> None:
+    """Import the library, so that no case has to."""
+    torch.set_num_threads(1)
+    for module in pkgutil.walk_packages(clearhead.__path__, "clearhead."):
+        if not module.name.endswith(("__main__", "template_worker")):
+            importlib.import_module(module.name)
+
+
+def _in_a_process(use: Callable[[], None], folder: Path, *, seconds: int | None) -> tuple[str, str | None]:
+    """Call a function in a process of its own; return the outcome, and the message of a finding.
+
+    Args:
+        use: the function.
+        folder: the current directory of the process, which writes `stdout` and `stderr` there.
+        seconds: of the processor that it may take; None: it has no limits, and may not fail.
+    """
+    outcome = folder / "outcome"
+    for name in ("stdout", "stderr", "outcome"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).touch()
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        try:
+            _redirect(folder)
+            if seconds is not None:
+                _limit(seconds)
+            outcome.write_text(json.dumps(_outcome(use)))
+        finally:
+            os._exit(0)
+    status = _waited(process)
+    text = outcome.read_text()
+    assert seconds is not None or text.startswith('["usable"'), (text, (folder / "stderr").read_text())
+    if not text:
+        return f"a process that ended with {status}", (folder / "stderr").read_text(errors="replace")[-300:]
+    name, message = json.loads(text)
+    return name, message
+
+
+def _waited(process: int) -> str:
+    """Wait for a process, but not for ever; return how it ended."""
+    end, pause = time.monotonic() + CLOCK_SECONDS, 0.001
+    while time.monotonic() < end:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            code = os.waitstatus_to_exitcode(status)
+            return signal.Signals(-code).name if code < 0 else f"code {code}"
+        time.sleep(pause)
+        pause = min(0.05, 1.5 * pause)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return f"no end within {CLOCK_SECONDS} s"
+
+
+def _redirect(folder: Path) -> None:
+    os.chdir(folder)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        descriptor = os.open(name, os.O_WRONLY | os.O_APPEND)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    # Those of pytest would keep what is written.
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+
+def _limit(seconds: int) -> None:
+    signal.signal(signal.SIGXCPU, _too_long)
+    # What hangs inside a library hears no signal of Python's, and is killed at the hard limit.
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, 3 * seconds))
+    most = psutil.Process().memory_info().vms + MEGABYTES * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _too_long(number: int, frame: object) -> None:
     raise TooLong
 
 
-def use(folder: Path) -> None:
-    """Load a model and let it do what it is for."""
-    if (folder / "checkpoints").is_dir():
-        read_run(folder)
-    model = ch.load(folder, device="cpu", precision="fp32")
-    text = "the cat sat on a mat"
-    match model.task.kind:
-        case "embed":
-            model.embed([text])
-        case "translate":
-            model.translate(text)
-        case "classify":
-            model.classify(text)
-        case _:
-            model.generate(text, max_new_tokens=3)
-            has_chat = model.hf_checkpoint is not None and model.hf_checkpoint.tokenizers.chat is not None
-            model.generate(text, chat=has_chat, max_new_tokens=3, temperature=0)
+def _outcome(use: Callable[[], None]) -> tuple[str, str | None]:
+    try:
+        use()
+    except (InputError, RunFailure) as error:
+        return type(error).__name__, None
+    except BaseException as error:  # noqa: BLE001 every other kind is what is looked for
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "/clearhead/" in f.filename]
+        places = [f"{frame.filename.rpartition('/clearhead/')[2]}:{frame.lineno}" for frame in reversed(frames)]
+        return f"{type(error).__name__} at {next(iter(places), '')}", f"{str(error)[:300]}\n  {' < '.join(places[:8])}"
+    return "usable", None

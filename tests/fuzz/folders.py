@@ -1,65 +1,88 @@
-"""Tiny folders of every kind that a model is read from, made in a moment and without training."""
+"""Tiny folders of every kind that a model is read from, made in a moment."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 import clearhead as ch
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.runs.checkpoint import Checkpoint, save_checkpoint, write_best
-from clearhead.runs.metrics import Metrics, MetricsLog
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests.hf.tokenizer_folders import SENTENCES, pieces_model, processor, write
+from tests.hf.tokenizer_folders import SENTENCES, merges, pieces_model, processor, word_list, write
 
 _CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
+_SEQ2SEQ = Hyperparameters(layers=1, width=14, heads=2, feedforward=22, max_positions=31)
+_DECODER = Hyperparameters(
+    family="decoder", layers=2, width=16, heads=2, feedforward=22, activation="silu", gated=True, norm="rms",
+    norm_place="pre", positions="rotary", bias=False, embedding_scale=1.0, max_positions=31,
+)  # fmt: skip
+_ENCODER = Hyperparameters(
+    family="encoder", layers=1, width=14, heads=2, feedforward=22, activation="gelu", positions="learned",
+    embedding_norm=True, segments=2, max_positions=31, embedding_scale=1.0, norm_eps=1e-12,
+)  # fmt: skip
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def _model(task: TaskRecord, hparams: Hyperparameters) -> ch.Model:
+def _model(kind: Any, hparams: Hyperparameters, vocab_size: int) -> ch.Model:
     tokenizer = train_tokenizer("byte-bpe", SENTENCES, vocab_size=300)
     torch.manual_seed(3)
-    sizes = {"source_vocab": tokenizer.vocab_size, "target_vocab": tokenizer.vocab_size}
-    module = ch.build(build_spec(hparams, **sizes)).eval()
-    return ch.Model(module, TokenizerPair(tokenizer, tokenizer, joint=True), task)
-
-
-def _translator() -> ch.Model:
-    hparams = Hyperparameters(layers=1, width=14, heads=2, feedforward=22, max_positions=31)
-    return _model(TaskRecord(kind="translate", max_length=24), hparams)
-
-
-def _language_model() -> ch.Model:
-    hparams = Hyperparameters(
-        family="decoder", layers=2, width=16, heads=2, feedforward=22, activation="silu", gated=True, norm="rms",
-        norm_place="pre", positions="rotary", bias=False, embedding_scale=1.0, max_positions=31,
-    )  # fmt: skip
-    return _model(TaskRecord(kind="generate", max_length=24), hparams)
+    spec = build_spec(hparams, source_vocab=vocab_size, target_vocab=vocab_size)
+    pair = TokenizerPair(tokenizer, tokenizer, joint=True)
+    return ch.Model(ch.build(spec).eval(), pair, TaskRecord(kind=kind, max_length=24))
 
 
 def decoder(folder: Path) -> None:
-    """A causal language model in the layout of the hub, with a chat template and generation settings."""
-    _language_model().save(folder, format="hf")
+    """A causal language model in the layout of the hub, with chat templates and generation settings."""
+    _model("generate", _DECODER, 300).save(folder, format="hf")
     settings = {"eos_token_id": [1, 2], "max_new_tokens": 5, "num_beams": 2, "bad_words_ids": [[7], [8, 9]]}
     write(folder, {"generation_config.json": settings, "chat_template.jinja": _CHAT})
+    write(folder / "additional_chat_templates", {"tools.jinja": _CHAT})
 
 
-def pieces(folder: Path) -> None:
+def shards(folder: Path) -> None:
+    """A causal language model in two safetensors files with an index, and the tokenizer files of GPT-2."""
+    vocabulary, pairs = merges(("<|endoftext|>",))
+    _model("generate", _DECODER, len(json.loads(vocabulary)) + 1).save(folder, format="hf", max_shard_size=20_000)
+    assert (folder / "model.safetensors.index.json").is_file(), "its weights are in several files"
+    for name in _TOKENIZER_FILES:
+        (folder / name).unlink()
+    config = {"tokenizer_class": "GPT2Tokenizer", "chat_template": [{"name": "default", "template": _CHAT}]}
+    older = {"bos_token": "<|endoftext|>", "eos_token": {"content": "<|endoftext|>", "lstrip": False}}
+    added = {"<|user|>": len(json.loads(vocabulary))}
+    write(folder, {"vocab.json": vocabulary, "merges.txt": pairs, "tokenizer_config.json": config})
+    write(folder, {"special_tokens_map.json": older, "added_tokens.json": added})
+
+
+def pickled(folder: Path) -> None:
+    """A causal language model in pickled files with an index, and a SentencePiece model."""
+    pieces = pieces_model("bpe")
+    _model("generate", _DECODER, processor(pieces).get_piece_size()).save(folder, format="hf")
+    tensors = list(load_file(folder / "model.safetensors").items())
+    for name in ("model.safetensors", *_TOKENIZER_FILES):
+        (folder / name).unlink()
+    parts = {"pytorch_model-00001-of-00002.bin": tensors[::2], "pytorch_model-00002-of-00002.bin": tensors[1::2]}
+    for name, part in parts.items():
+        torch.save(dict(part), folder / name)
+    index = {"metadata": {}, "weight_map": {key: name for name, part in parts.items() for key, _ in part}}
+    config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
+    write(folder, {"pytorch_model.bin.index.json": index, "tokenizer.model": pieces, "tokenizer_config.json": config})
+
+
+def translator(folder: Path) -> None:
     """A translator in the layout of the hub, with a SentencePiece model for each side."""
     source, target = pieces_model("unigram"), pieces_model("bpe")
     models = [processor(content) for content in (source, target)]
     words = [model.id_to_piece(number) for model in models for number in range(3, model.get_piece_size())]
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(["</s>", "<unk>", *words, "<pad>"]))}
-    hparams = Hyperparameters(layers=1, width=14, heads=2, feedforward=22, max_positions=31)
-    tokenizer = train_tokenizer("word", SENTENCES, vocab_size=len(vocabulary))
-    module = ch.build(build_spec(hparams, source_vocab=len(vocabulary), target_vocab=len(vocabulary))).eval()
-    pair = TokenizerPair(tokenizer, tokenizer, joint=True)
-    ch.Model(module, pair, TaskRecord(kind="translate")).save(folder, format="hf")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    _model("translate", _SEQ2SEQ, len(vocabulary)).save(folder, format="hf")
+    for name in _TOKENIZER_FILES:
         (folder / name).unlink()
     write(folder, {"source.spm": source, "target.spm": target, "vocab.json": vocabulary})
     ids = {"decoder_start_token_id": len(vocabulary) - 1, "eos_token_id": 0, "pad_token_id": len(vocabulary) - 1}
@@ -67,35 +90,35 @@ def pieces(folder: Path) -> None:
 
 
 def encoder(folder: Path) -> None:
-    """A sentence encoder with its pooling, in the layout of the hub."""
-    hparams = Hyperparameters(
-        family="encoder", layers=1, width=14, heads=2, feedforward=22, activation="gelu", positions="learned",
-        embedding_norm=True, segments=2, max_positions=31, embedding_scale=1.0, norm_eps=1e-12,
-    )  # fmt: skip
-    model = _model(TaskRecord(kind="embed", max_length=24), hparams)
+    """A sentence encoder with its pooling, in the layout of the hub, with a list of words."""
+    model = _model("embed", _ENCODER, word_list().count("\n"))
     spec = model.spec.model_copy(update={"head": ch.spec.Head(layers=(ch.spec.Pool(by="mean"), ch.spec.L2Normalize()))})
     ch.Model(ch.build(spec).eval(), model.tokenizers, model.task).save(folder, format="hf")
+    (folder / "tokenizer.json").unlink()
+    write(folder, {"vocab.txt": word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"}})
 
 
 def saved(folder: Path) -> None:
-    """A model in our own layout; its manifest is left out, so that changes reach what is behind it."""
-    _translator().save(folder)
-    (folder / "manifest.json").unlink()
+    """A model in our own layout, with the files of the checkpoint that it came from."""
+    source = folder.with_name(f"{folder.name}.source")
+    translator(source)
+    ch.load(source, device="cpu", precision="fp32").save(folder)
 
 
 def run(folder: Path) -> None:
-    """A run directory with one checkpoint."""
-    model = _language_model()
-    model.save(folder)
-    for name in ("manifest.json", "weights.safetensors"):
-        (folder / name).unlink()
-    optimizer = torch.optim.AdamW(model.module.parameters())
-    state = {"choices": {"threads": 1, "tokenizer": model.tokenizers.fingerprint}}
-    save_checkpoint(folder, Checkpoint(3, model.module.state_dict(), optimizer.state_dict(), None, state))
-    write_best(folder, 3)
-    log = MetricsLog(folder)
-    log.append(Metrics(**asdict(Metrics(3, 70, 1.5, 0.25, 1e-3, 700.0, 0.5, 2.0))))
-    write(folder, {"run.toml": '[task]\nkind = "generate"\n[train]\nsteps = 3\n'})
+    """A run that was trained for a few steps from another model, with checkpoints, an average and averaged weights."""
+    source, text = folder.with_name(f"{folder.name}.source"), folder.with_name(f"{folder.name}.txt")
+    decoder(source)
+    text.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
+    data = {name: {"text": str(text), "document": "line"} for name in ("train", "valid")}
+    train = {
+        "run": str(folder), "steps": 4, "validate_every": 2, "batch_tokens": 60, "average": 2, "ema": 0.5,
+        "precision": "fp32", "threads": 1, "device": "cpu",
+    }  # fmt: skip
+    task = {"kind": "generate", "init": str(source)}
+    ch.train({"task": task, "data": {**data, "max_length": 24}, "train": train})
 
 
-KINDS: dict[str, Callable[[Path], None]] = {one.__name__: one for one in (decoder, pieces, encoder, saved, run)}
+KINDS: dict[str, Callable[[Path], None]] = {
+    one.__name__: one for one in (decoder, shards, pickled, translator, encoder, saved, run)
+}

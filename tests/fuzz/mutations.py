@@ -1,11 +1,15 @@
-"""One change to one file of a folder, drawn from a seed: bytes, JSON structure, or what the file is."""
+"""Changes to one file of a folder, drawn from a seed: bytes, lines, JSON structure, archives, or what the file is."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import random
 import struct
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +19,72 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 # What the json module would not write, in place of a string that it does.
 RAW = ("NaN", "1e999", "9" * 5000, "[" * 3000, "[" * 150 + "]" * 150, '"\\ud800"', '{"a": 1, "a": 2}', "-", "")
+LINES = (
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.popen('touch escaped').read() }}",
+    "{{ raise_exception(messages) }}{{ strftime_now(5) }}",
+    "{{ messages | map(attribute='__class__') | list }}",
+    "{% for i in range(99999999) %}{% for j in range(99999999) %}{{ j }}{% endfor %}{% endfor %}",
+    "{{ 'a' * 10 ** 10 }}{{ '%999999999d' % 1 }}",
+    "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% set x.y = 1 %}{% if %}",
+    "{{ '\\ud800' }}",
+    "step-99999999999999999999999999", "step-2", "../step-2", "[train]", "a = 1", "a.b.c = [[1]]", "#version: 9",
+    "a b c", "\0", "\x1b[31m", "\ufeff", "\u2028", "a" * 30_000, "",
+)  # fmt: skip
+# A pickle that would run a command.
+_PICKLE = b"cposix\nsystem\n(S'touch escaped'\ntR."
 _MARK = "\ue000raw\ue000"
 
 
-def mutate(folder: Path, draw: random.Random) -> str:
-    """Change one file of a folder; return what was done, in a few words."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    name = draw.choice(names)
+def mutate(folder: Path, name: str, draw: random.Random) -> str:
+    """Change one file of a folder; return what was done, in a few words.
+
+    Manifests are brought up to date in most cases, as by somebody who hides the change: else little would come further
+    than to them.
+    """
     path = folder / name
-    content = path.read_bytes()
     if draw.random() < 0.06:
-        return f"{name}: {_replaced(path, draw)}"
-    if name.endswith((".json", ".jsonl")) and draw.random() < 0.85:
-        changed, what = mutated_json(content, draw)
-    elif name.endswith(".safetensors") and draw.random() < 0.7:
-        (length,) = struct.unpack("<Q", content[:8])
-        header, what = mutated_json(content[8 : 8 + length], draw)
-        changed = struct.pack("<Q", len(header)) + header + content[8 + length :]
+        what = _replaced(path, folder, draw)
     else:
-        changed, what = mutated_bytes(content, draw)
-    path.write_bytes(changed)
+        content, whats = path.read_bytes(), []
+        for _ in range(draw.choice([1, 1, 1, 2, 3])):
+            content, what = _changed(content, name, draw)
+            whats.append(what)
+        path.write_bytes(content)
+        what = ", ".join(whats)
+    if draw.random() < 0.8:
+        for manifest in folder.rglob("manifest.json"):
+            if manifest != path:
+                _reseal(manifest)
     return f"{name}: {what}"
+
+
+def _changed(content: bytes, name: str, draw: random.Random) -> tuple[bytes, str]:
+    suffix = name.rpartition(".")[2]
+    change: Callable[[bytes, random.Random], tuple[bytes, str]] = mutated_bytes
+    if draw.random() < 0.8:
+        change = {
+            "json": mutated_json, "jsonl": _mutated_rows, "safetensors": _mutated_header, "bin": _mutated_archive,
+            "model": mutated_bytes, "spm": mutated_bytes, "toml": _mutated_toml,
+        }.get(suffix, mutated_lines)  # fmt: skip
+    return change(content, draw)
 
 
 def mutated_json(content: bytes, draw: random.Random) -> tuple[bytes, str]:
     """Return JSON with one value or key changed."""
     try:
         tree = [json.loads(content)]
-    except ValueError:
+    except (ValueError, RecursionError):
         return mutated_bytes(content, draw)
-    # Down a random path: near the root as often as deep inside.
-    holder: Any = tree
-    key: Any = 0
-    path = []
-    while isinstance(holder[key], dict | list) and holder[key] and draw.random() < 0.8:
-        holder = holder[key]
-        key = draw.choice(list(holder)) if isinstance(holder, dict) else draw.randrange(len(holder))
-        path.append(str(key)[:20])
+    holder, key, path = _place(tree, draw)
     raw = ""
-    match draw.choice(["value", "value", "value", "raw", "delete", "rename", "repeat", "wrap"]):
+    match draw.choice(["value", "value", "value", "near", "near", "raw", "delete", "rename", "repeat", "wrap", "swap"]):
         case "value":
             holder[key] = draw.choice(VALUES)
+            what = f"= {holder[key]!r}"
+        case "near":
+            holder[key] = _near(holder[key], draw)
             what = f"= {holder[key]!r}"
         case "raw":
             raw, holder[key] = draw.choice(RAW), _MARK
@@ -69,11 +98,42 @@ def mutated_json(content: bytes, draw: random.Random) -> tuple[bytes, str]:
         case "wrap":
             holder[key] = draw.choice([[holder[key]], {"a": holder[key]}, str(holder[key])])
             what = "wrapped"
+        case "swap":
+            holder2, key2, path2 = _place(tree, draw)
+            # A copy, since one place can be inside the other.
+            holder[key] = json.loads(json.dumps(holder2[key2]))
+            what = f"= that of {'.'.join(path2)}"
         case _:
             holder[key] = [holder[key]] * draw.choice([2, 300])
             what = "repeated"
     text = json.dumps(tree[0] if tree else None).replace(json.dumps(_MARK), raw)
     return text.encode(), f"{'.'.join(path)} {what[:40]}"
+
+
+def _place(tree: list[Any], draw: random.Random) -> tuple[Any, Any, list[str]]:
+    """Go down a random path: near the root as often as deep inside."""
+    holder: Any = tree
+    key: Any = 0
+    path = []
+    while isinstance(holder[key], dict | list) and holder[key] and draw.random() < 0.8:
+        holder = holder[key]
+        key = draw.choice(list(holder)) if isinstance(holder, dict) else draw.randrange(len(holder))
+        path.append(str(key)[:20])
+    return holder, key, path
+
+
+def _near(value: Any, draw: random.Random) -> Any:
+    """Return a value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return draw.choice([value + 1, value - 1, -value, 2 * value, value * 10**3, value * 10**6])
+    if isinstance(value, str):
+        place = draw.randrange(len(value) + 1)
+        return value[:place] + draw.choice(["", "x", " ", "(a+)+$", "\u2581", *LINES]) + value[place:]
+    if isinstance(value, list):
+        return draw.sample(value, len(value)) if draw.random() < 0.5 else value + value
+    return {key: draw.choice(list(value.values())) for key in value} if isinstance(value, dict) else 0
 
 
 def mutated_bytes(content: bytes, draw: random.Random) -> tuple[bytes, str]:
@@ -90,19 +150,118 @@ def mutated_bytes(content: bytes, draw: random.Random) -> tuple[bytes, str]:
     return content[:place] + middle + (b"" if what == "cut off" else content[end:]), f"{what} at {place}"
 
 
-def _replaced(path: Path, draw: random.Random) -> str:
+def mutated_lines(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+    """Return a text with a line put in, left out, repeated, exchanged or joined to the next."""
+    lines = content.decode("utf-8", "replace").split("\n")
+    place, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+    what = draw.choice(["put in", "put in", "left out", "repeated", "exchanged", "joined"])
+    match what:
+        case "put in":
+            lines.insert(place, draw.choice(LINES))
+        case "left out":
+            del lines[place]
+        case "repeated":
+            lines[place:place] = [lines[other]] * draw.choice([1, 300])
+        case "exchanged":
+            lines[place], lines[other] = lines[other], lines[place]
+        case _:
+            lines[place : place + 2] = ["".join(lines[place : place + 2])]
+    return "\n".join(lines).encode("utf-8", "replace"), f"line {place + 1} {what}"
+
+
+def _mutated_rows(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+    rows = content.split(b"\n")
+    number = draw.randrange(len(rows))
+    rows[number], what = mutated_json(rows[number], draw)
+    return b"\n".join(rows), f"line {number + 1} {what}"
+
+
+def _mutated_toml(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+    """Return a run file with one value changed."""
+    lines = content.decode("utf-8", "replace").split("\n")
+    places = [number for number, line in enumerate(lines) if "=" in line]
+    if not places or draw.random() < 0.3:
+        return mutated_lines(content, draw)
+    place = draw.choice(places)
+    key, value = lines[place].split("=", 1)[0], draw.choice(VALUES)
+    lines[place] = f"{key}= {json.dumps(value)}"
+    return "\n".join(lines).encode("utf-8", "replace"), lines[place][:60]
+
+
+def _mutated_header(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+    """Return a safetensors file with its header changed."""
+    if len(content) < 8:
+        return mutated_bytes(content, draw)
+    (length,) = struct.unpack("<Q", content[:8])
+    header, what = mutated_json(content[8 : 8 + length], draw)
+    return struct.pack("<Q", len(header)) + header + content[8 + length :], what
+
+
+def _mutated_archive(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+    """Return a file of torch with one of its entries changed, and perhaps compressed."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OSError):
+        return mutated_bytes(content, draw)
+    if not entries:
+        return mutated_bytes(content, draw)
+    # Half of the time the pickle, which says what the others are.
+    pickles = [number for number, (name, _) in enumerate(entries) if name.endswith("data.pkl")]
+    number = draw.choice(pickles) if pickles and draw.random() < 0.5 else draw.randrange(len(entries))
+    name, entry = entries[number]
+    changed, what = (_PICKLE, "runs a command") if draw.random() < 0.05 else mutated_bytes(entry, draw)
+    entries[number] = name, changed
+    compression = zipfile.ZIP_DEFLATED if draw.random() < 0.1 else zipfile.ZIP_STORED
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", compression) as archive:
+        for entry_name, data in entries:
+            archive.writestr(zipfile.ZipInfo(entry_name), data, compression)
+    return made.getvalue(), f"{name} {what}"
+
+
+def _replaced(path: Path, folder: Path, draw: random.Random) -> str:
     """Put something else in the place of a file."""
+    content = path.read_bytes()
     path.unlink()
-    what = draw.choice(["missing", "a folder", "a link out", "a link to itself", "a pipe", "empty"])
+    kinds = [
+        "missing",
+        "a folder",
+        "a link out",
+        "a link to itself",
+        "a link to a device",
+        "a pipe",
+        "empty",
+        "another",
+    ]
+    what = draw.choice(kinds)
     match what:
         case "a folder":
             path.mkdir()
         case "a link out":
-            path.symlink_to(__file__)
+            path.symlink_to(folder.parent / "outside")
         case "a link to itself":
             path.symlink_to(path.name)
+        case "a device":
+            path.symlink_to(draw.choice(["/dev/zero", "/dev/full", "/dev/stdin"]))
         case "a pipe":
             os.mkfifo(path)
         case "empty":
             path.write_bytes(b"")
+        case "another":
+            others = sorted(one for one in folder.rglob("*") if one.is_file() and one.suffix == path.suffix)
+            path.write_bytes(draw.choice(others).read_bytes() if others else content)
     return what
+
+
+def _reseal(manifest: Path) -> None:
+    """Bring the sizes and digests of a manifest up to date."""
+    content = json.loads(manifest.read_bytes())
+    for name in list(content["files"]):
+        file = manifest.parent / name
+        if file.is_file() and not file.is_symlink():
+            data = file.read_bytes()
+            content["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        elif not os.path.lexists(file):
+            del content["files"][name]
+    manifest.write_text(json.dumps(content))

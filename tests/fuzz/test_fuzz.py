@@ -1,4 +1,4 @@
-"""A small part of the fuzz, always the same; `make fuzz` runs as much of it as there is time for."""
+"""What the fuzz finds; `make fuzz` runs it."""
 
 from __future__ import annotations
 
@@ -7,33 +7,45 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz import cases, uses
 from tests.fuzz.cases import Findings, fuzz
 from tests.fuzz.folders import KINDS
 from tests.fuzz.mutations import mutated_bytes, mutated_json
 
-CASES = 80
 
-
-def test_changed_files_are_refused_or_still_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Findings()
-    for number in fuzz(tmp_path, 16, found):
-        if number + 1 == CASES:
-            break
-    assert not found.faults, found.report()
-    assert found.outcomes["InputError"] > CASES / 3 and found.outcomes["usable"] > CASES / 12, found.report()
-
-
-def test_a_finding_is_counted_and_shown_with_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(folder: Path) -> None:
-        raise KeyError("a key")
-
-    for name, make in list(KINDS.items()):
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        ("raise KeyError('a key')", "KeyError"),
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("while True: pass", "TooLong"),
+        ("bytearray(2**33)", "MemoryError"),
+        ("open('escaped', 'w')", "outside"),
+    ],
+)
+def test_a_fault_of_any_kind_is_shown_with_its_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: str, expected: str
+) -> None:
+    for name in KINDS:
         monkeypatch.setitem(KINDS, name, lambda folder: (folder / "a").mkdir(parents=True) or (folder / "b").touch())
-        assert make
-    monkeypatch.setattr("tests.fuzz.cases.use", fail)
+    monkeypatch.setattr(cases, "draw_use", lambda *given: ("python", lambda: exec(broken)))
+    monkeypatch.setattr(cases, "SECONDS", 1)
+    monkeypatch.setattr(cases, "_import_all", lambda: None)
     found = Findings()
     next(fuzz(tmp_path, 1, found))
-    assert list(found.outcomes.values()) == [1] and "case 0: " in found.report() and "KeyError" in found.report()
+    shown = capsys.readouterr().out
+    assert list(found.uses.values()) == [1] and "case 0: " in shown and expected in shown
+
+
+@pytest.mark.parametrize("words", [["inspect", "nothing"], ["inspect", "case", "--no-such-option"]])
+def test_a_refused_command_line_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stderr").write_text("clearhead: refused")
+    with pytest.raises(uses.InputError):
+        uses.command(words, tmp_path)
+    monkeypatch.setattr(uses.command_line, "main", lambda words: (tmp_path / "left").touch() or 2)
+    with pytest.raises(uses.Fault, match="left"):
+        uses.command(words, tmp_path)
 
 
 @pytest.mark.parametrize("mutated", [mutated_json, mutated_bytes])
