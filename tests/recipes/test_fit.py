@@ -17,7 +17,7 @@ from clearhead.recipes import fit
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import survey
 from clearhead.recipes.table import RECIPES, Architecture, Recipe, Size, recipe_for
-from clearhead.task import TaskRecord
+from clearhead.task import Noise, TaskRecord
 from clearhead.training.runfile.model_table import resolve_spec
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import ModelSection
@@ -95,7 +95,8 @@ def saved_models() -> list[tuple[str, Architecture]]:
 
 @pytest.mark.parametrize(("task", "model"), saved_models())
 def test_a_model_is_saved_as_the_run_file_says(task: str, model: Architecture, tmp_path: Path) -> None:
-    family = "decoder" if task == "generate" else "encoder"
+    families = {"generate": "decoder", "translate": "encoder-decoder", "denoise": "encoder-decoder"}
+    family = families.get(task, "encoder")
     section = ModelSection(family=family, layers=1, width=16, heads=2, feedforward=22, dropout=0.1, **model.keys)  # type: ignore[arg-type]
     head = {
         "classify": label_head(16, 3, pool="mean", inner="gelu"),
@@ -103,5 +104,9 @@ def test_a_model_is_saved_as_the_run_file_says(task: str, model: Architecture, t
         "embed": vector_head(pool="mean"),
     }.get(task)
     spec = resolve_spec(section, kind=task, source_vocab=53, target_vocab=53, joint=True, head=head)
-    record = TaskRecord(kind=task, labels=("a", "b", "c") if task in ("classify", "tag") else ())  # type: ignore[arg-type]
+    record = TaskRecord(
+        kind=task,  # type: ignore[arg-type]
+        labels=("a", "b", "c") if task in ("classify", "tag") else (),
+        noise=Noise(kind="spans", share=0.15) if task == "denoise" else None,
+    )
     assert save_module(build(spec), tmp_path, task=record).model_type == model.saved_as
