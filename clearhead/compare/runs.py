@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from pydantic import BaseModel
+
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.files import absent, runs_nearby
+from clearhead.files import absent, runs_nearby, typed
 from clearhead.printing import Printed
-from clearhead.runs.checkpoint import newest_sound, read_state
+from clearhead.runs.checkpoint import Tally, newest_sound, read_state
 from clearhead.runs.directory import (
     RUN_FILE,
     SPEC_FILE,
@@ -105,12 +108,13 @@ class Run(Printed):
         """The progress of an unfinished run, as text; None: it is finished, or that is not known."""
         if self.state is None:
             return None
-        tally, planned = self.state["tally"], int(self.choices.get(PLANNED_STEPS) or self.key("train.steps") or 0)
+        tally = Tally(**self.state.get("tally", {}))
+        planned = int(self.choices.get(PLANNED_STEPS) or self.key("train.steps") or 0)
         seconds, patience = self.key("train.seconds"), self.key("train.early_stop.patience")
         ended = [
-            planned > 0 and tally["step"] >= planned,
-            seconds is not None and tally["seconds"] >= seconds,
-            patience is not None and tally["misses"] >= patience,
+            planned > 0 and tally.step >= planned,
+            seconds is not None and tally.seconds >= seconds,
+            patience is not None and tally.misses >= patience,
         ]
         if any(ended) or not (planned or seconds or patience):
             return None
@@ -185,7 +189,33 @@ def _configuration(file: Path) -> dict[str, Any]:
     tree = read_configuration(file)
     if not isinstance(tree.get("task"), dict) or not isinstance(tree.get("train"), dict):
         raise InputError(f"{file} has no [task] and [train]: restore the run file that 'clearhead train' wrote")
+    # TOML has dates and times, and a run file none.
+    typed(json.loads(json.dumps(tree, default=str)), _Configuration, name=str(file))
     return tree
+
+
+class _EarlyStop(BaseModel):
+    patience: int | None = None
+
+
+class _Train(BaseModel):
+    seed: int | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    seconds: float | None = None
+    early_stop: _EarlyStop | None = None
+
+
+class _Task(BaseModel):
+    kind: str
+    init: str | None = None
+
+
+class _Configuration(BaseModel):
+    """The keys of a run file that a comparison computes with."""
+
+    task: _Task
+    train: _Train
 
 
 def _newest_state(run: Path) -> dict[str, Any] | None:

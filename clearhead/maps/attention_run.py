@@ -199,7 +199,7 @@ class AttentionRun:
         Raises:
             InputError: there is no such output, or the model gives no probabilities.
         """
-        return choose_outcome(of, self._streams, self._output_names, self.reading.labels)
+        return choose_outcome(of, self._streams, self.output_names, self.reading.labels)
 
     def effects(self, of: Chosen = None, *, notify: Notify | None = None) -> list[HeadEffect]:
         """Return how much the log-probability of an output changes when each head is switched off.
@@ -259,7 +259,7 @@ class AttentionRun:
         Raises:
             InputError: top_k is out of range, or the model gives no probabilities.
         """
-        return logit_lens(self._streams, self._output_names, top_k, self.reading.labels)
+        return logit_lens(self._streams, self.output_names, top_k, self.reading.labels)
 
     def _record_of(self, stack: str, layer: int, head: int) -> tuple[AttentionRecord, int]:
         """Return a layer and a head that it has, all of whose weights can be made at once."""
@@ -273,7 +273,7 @@ class AttentionRun:
         return Streams.of(self.module, self.reading.source, self.reading.target)
 
     @cached_property
-    def _output_names(self) -> OutputNames:
+    def output_names(self) -> OutputNames:
         """The names of the model's outputs.
 
         Raises:

@@ -311,11 +311,8 @@ class _SampleBuilder:
         return "encoder" if self.run.module.decoder is None else "decoder"
 
     def _lens(self) -> Lens | None:
-        head = self.run.module.head
-        if head is None:
-            return None
         try:
-            lens = self.run.lens(min(self.options.top_k, len(head.projection().weight_VD)))
+            lens = self.run.lens(min(self.options.top_k, len(self.run.output_names.names)))
         except InputError:
             return None
         tokenizer = self.run.tokenizers.source if self.top == "encoder" else self.run.tokenizers.target

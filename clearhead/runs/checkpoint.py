@@ -14,11 +14,11 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -28,6 +28,7 @@ from clearhead.runs.manifest import manifest_damage, seal
 from clearhead.weights.files import load_tensors, save_tensors
 
 FORMAT: Final = 2
+MOST_THREADS: Final = 1024
 WEIGHTS: Final = "weights.safetensors"
 AVERAGED_WEIGHTS: Final = "ema.safetensors"
 OPTIMIZER: Final = "optimizer.safetensors"
@@ -55,6 +56,41 @@ class Checkpoint:
     optimizer: Mapping[str, Any]
     ema: Mapping[str, Tensor] | None
     state: Mapping[str, Any]
+
+
+@dataclass
+class Tally:
+    """The counters of a run, saved in every checkpoint.
+
+    Attributes:
+        step: optimizer steps taken.
+        tokens: source and target tokens seen.
+        seconds: wall-clock seconds, over all resumptions.
+        best_step: the step of the best validation, None before the first.
+        best_value: its loss or score.
+        misses: validations since the best one.
+        validated_step: the last step that was validated.
+        logged_step: the last step that has a line of metrics.
+        recent: the last validated steps, for averaging.
+        loss_sum, loss_count: training loss and labels since the last line of metrics.
+        window_tokens, window_seconds: tokens and training time since the last line of metrics.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best_step: int | None = None
+    best_value: float | None = None
+    misses: int = 0
+    validated_step: int = 0
+    logged_step: int = 0
+    recent: list[int] = field(default_factory=list)
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    window_tokens: int = 0
+    window_seconds: float = 0.0
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -119,15 +155,25 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 class _Optimizer(BaseModel):
-    state: dict[str, dict[str, Any]]
+    state: dict[Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")], dict[str, Any]]
     param_groups: list[dict[str, Any]]
+
+
+class _Choices(BaseModel):
+    __pydantic_extra__: dict[str, str | int | float | bool | None] = Field(init=False)
+    model_config = ConfigDict(extra="allow")
+
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
+    precision: Literal["fp32", "bf16"] | None = None
+    planned_steps: int | None = None
 
 
 class _State(BaseModel):
     format: int
     step: Annotated[int, Field(ge=0, lt=2**63)]
     optimizer: _Optimizer
-    choices: dict[str, str | int | float | bool | None] = {}
+    choices: _Choices = _Choices()
+    tally: Tally = Tally()
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -303,6 +349,8 @@ def _join_optimizer(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     state = {int(index): dict(parameter) for index, parameter in values["state"].items()}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
+        if index not in values["state"]:
+            raise InputError(f"{STATE} knows no parameter of the optimizer's tensor '{name}'")
         state[int(index)][key] = tensor
     groups = [
         {key: tuple(value) if isinstance(value, list) and key != "params" else value for key, value in group.items()}

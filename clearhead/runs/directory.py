@@ -382,9 +382,10 @@ def read_configuration(path: Path) -> dict[str, Any]:
     Raises:
         InputError: it is missing or not TOML.
     """
+    text = read_model_text(path, what="a run file")
     try:
-        return tomllib.loads(read_model_text(path, what="a run file"))
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and deep tables
         raise InputError(
             f"{path} is not a valid run file ({error}): restore it, or name another run directory."
         ) from None

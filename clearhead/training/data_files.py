@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clearhead.errors import InputError
+from clearhead.files import parse_json, typed
 from clearhead.training.runfile.sections import RunFile, Section
 
 DATA_FILES: Final = "data_files"
@@ -47,7 +48,7 @@ def changed_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -
     """
     if DATA_FILES not in choices:
         return []
-    before, now = json.loads(str(choices[DATA_FILES])), json.loads(describe_files(run_file))
+    before, now = _described(str(choices[DATA_FILES]), run), _described(describe_files(run_file), run)
     changes = {
         part: [
             _change(name, old, now[part].get(name)) for name, old in before[part].items() if now[part].get(name) != old
@@ -67,7 +68,16 @@ def changed_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -
     return []
 
 
-def _change(name: str, old: list[Any], new: list[Any] | None) -> str:
+def _described(text: str, run: Path) -> dict[str, dict[str, tuple[int, str]]]:
+    """Return what `describe_files` wrote as text."""
+    try:
+        found = typed(parse_json(text), dict[str, dict[str, tuple[int, str]]], name=f"{run}, the files of its data")
+    except json.JSONDecodeError as error:
+        raise InputError(f"{run}: expected the files of its data in JSON, but {error.msg.lower()}") from None
+    return {part: found.get(part, {}) for part in ("train", "valid")}
+
+
+def _change(name: str, old: tuple[int, str], new: tuple[int, str] | None) -> str:
     if new is None:
         return f"{name} is missing"
     if old[0] == new[0]:

@@ -11,7 +11,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NoReturn
@@ -33,12 +33,13 @@ from clearhead.runs.recent_weights import (
     save_averaged,
 )
 from clearhead.training.optim.gradients import scale_gradients
+from clearhead.training.optim.optimizers import load_optimizer
 from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
 from clearhead.training.preflight import is_out_of_memory
 from clearhead.training.progress.plots import Plotter, training_loss_note
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport, duration
-from clearhead.training.protocols import Batches, BatchT, Tally
+from clearhead.training.protocols import Batches, BatchT
 from clearhead.training.random_state import (
     deterministic_algorithms,
     environment,
@@ -103,6 +104,18 @@ class Trainer(Generic[BatchT]):
             return training.train()
 
 
+@contextlib.contextmanager
+def _refused(folder: Path) -> Iterator[None]:
+    """Turn what a checkpoint of something else, or an altered one, makes libraries raise into an `InputError`."""
+    try:
+        yield
+    except (InputError, RunFailure):
+        raise
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{folder} was written by a different model or optimizer, or was altered: {reason}") from error
+
+
 class _Training(Generic[BatchT]):
     """The state of one call of `Trainer.run`."""
 
@@ -111,7 +124,7 @@ class _Training(Generic[BatchT]):
         self.settings = parts.settings
         self.run = run
         self.signals = signals
-        self.tally = Tally()
+        self.tally = files.Tally()
         self.parameters = [parameter for parameter in parts.module.parameters() if parameter.requires_grad]
         self.end_step = planned_steps(self.settings, parts.batches.batches_per_epoch)
         self.log = MetricsLog(run)
@@ -146,13 +159,8 @@ class _Training(Generic[BatchT]):
         for damage in skipped:
             self.parts.progress.message(f"{damage} It is skipped; the newest undamaged checkpoint is {folder.name}.")
         saved = files.load_checkpoint(folder)
-        torch.set_num_threads(self.settings.threads or saved.state["choices"]["threads"])
-        self.choices = self._choices_here()
-        changes = environment_changes(saved.state["environment"], environment())
-        if changes is not None:
-            self.parts.progress.message(changes)
-        self._restore(saved, folder)
-        self.tally = Tally(**saved.state["tally"])
+        with _refused(folder):
+            self._restore(saved)
         self.clock = time.monotonic() - self.tally.seconds
         self.saved_step = self.tally.step
         for number in self.log.damaged_lines():
@@ -166,19 +174,23 @@ class _Training(Generic[BatchT]):
         # Last: nothing above may draw random numbers after the generators are restored.
         restore_random_state(saved.state["random"])
 
-    def _restore(self, saved: files.Checkpoint, folder: Path) -> None:
-        parts = self.parts
-        try:
-            parts.module.load_state_dict(saved.weights)
-            parts.optimizer.load_state_dict(dict(saved.optimizer))
-            if self.ema is not None:
-                assert saved.ema is not None, "the run was started without an average"
-                self.ema.load(saved.ema, saved.state["ema_updates"])
-        except (RuntimeError, ValueError, KeyError, AssertionError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(f"{folder} was written by a different model or optimizer: {reason}") from error
-        parts.schedule.load_state(saved.state["schedule"])
-        parts.batches.load_state(saved.state["batches"])
+    def _restore(self, saved: files.Checkpoint) -> None:
+        """Restore all that is in memory, before a file of the run is changed."""
+        parts, state = self.parts, saved.state
+        torch.set_num_threads(self.settings.threads or state["choices"]["threads"])
+        self.choices = self._choices_here()
+        changes = environment_changes(state["environment"], environment())
+        if changes is not None:
+            parts.progress.message(changes)
+        parts.module.load_state_dict(saved.weights)
+        load_optimizer(parts.optimizer, saved.optimizer)
+        if self.ema is not None:
+            assert saved.ema is not None, "the run was started without an average"
+            self.ema.load(saved.ema, state["ema_updates"])
+        parts.schedule.load_state(state["schedule"])
+        parts.batches.load_state(state["batches"])
+        self.tally = files.Tally(**state["tally"])
+        restore_random_state(state["random"])
 
     def _restore_best(self) -> None:
         """Make the file `best` agree with the checkpoint: a later best checkpoint may be damaged."""

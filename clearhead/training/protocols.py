@@ -1,8 +1,7 @@
-"""The protocol of training batches, and the counters of a run."""
+"""The protocol of training batches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 
@@ -35,36 +34,3 @@ class Batches(Protocol[BatchT_co]):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go to a position in the data."""
-
-
-@dataclass
-class Tally:
-    """The counters of a run, saved in every checkpoint.
-
-    Attributes:
-        step: optimizer steps taken.
-        tokens: source and target tokens seen.
-        seconds: wall-clock seconds, over all resumptions.
-        best_step: the step of the best validation, None before the first.
-        best_value: its loss or score.
-        misses: validations since the best one.
-        validated_step: the last step that was validated.
-        logged_step: the last step that has a line of metrics.
-        recent: the last validated steps, for averaging.
-        loss_sum, loss_count: training loss and labels since the last line of metrics.
-        window_tokens, window_seconds: tokens and training time since the last line of metrics.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best_step: int | None = None
-    best_value: float | None = None
-    misses: int = 0
-    validated_step: int = 0
-    logged_step: int = 0
-    recent: list[int] = field(default_factory=list)
-    loss_sum: float = 0.0
-    loss_count: int = 0
-    window_tokens: int = 0
-    window_seconds: float = 0.0

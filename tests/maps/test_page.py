@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from clearhead import core, spec
 from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.page import SampleOptions, explorer_page, run_sample, token_row
@@ -143,3 +144,11 @@ def test_a_page_is_one_file_and_a_notebook_shows_it(maps: AttentionMaps, tmp_pat
     assert "A \\u003cmodel\\u003e" in text and "http://" not in text and "https://" not in text
     assert maps._repr_html_().startswith("<iframe")
     assert explorer_page("t", [("a", maps), ("b", maps)], is_timeline=True).is_timeline
+
+
+def test_a_model_of_embeddings_has_a_page_without_predictions(tokenizer: Tokenizer) -> None:
+    model = model_of(tokenizer, "encoder", "embed")
+    head = spec.Head(layers=(spec.Pool(by="mean"), spec.L2Normalize()))
+    module = core.build(model.spec.model_copy(update={"head": head})).eval()
+    sample = run_sample(Model(module, model.tokenizers, model.task).attention(TEXT), "first", SampleOptions())
+    assert sample.lens is None and len(sample.attentions) > 0

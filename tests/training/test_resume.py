@@ -7,8 +7,14 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+
+from clearhead.errors import InputError
 from clearhead.runs import checkpoint as files
 from clearhead.runs.metrics import read_metrics
 from tests.runs.test_checkpoint import same
@@ -98,3 +104,49 @@ def test_the_test_can_fail(tmp_path: Path) -> None:
     other = chain_trainer(run)
     other.run(resume=True)
     assert not equal_states(before, dict(other.module.state_dict()))
+
+
+def _set(path: str, value: object) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    def change(state: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        *holders, key = path.split(".")
+        holder = {"state": state, "optimizer": optimizer}
+        for name in holders:
+            holder = holder[int(name) if name.isdecimal() else name]
+        holder[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        _set("state.tally", {"step": -1, "more": 0}),
+        _set("state.tally.recent", ["a"]),
+        _set("state.random.torch", "AAAA"),
+        _set("state.random.numpy", [1]),
+        _set("state.random", None),
+        _set("state.schedule", 0),
+        _set("state.choices.threads", 10**9),
+        _set("state.environment", []),
+        _set("optimizer.param_groups", []),
+        _set("optimizer.state.0.exp_avg", torch.zeros(2, 3, 5)),
+        _set("optimizer.state.0.more", 1),
+    ],
+)
+def test_an_altered_state_is_refused_before_a_file_changes(
+    tmp_path: Path, alter: Callable[[dict[str, Any], dict[str, Any]], None]
+) -> None:
+    run = tmp_path / "run"
+    trainer = chain_trainer(run)
+    trainer.run()
+    step = files.checkpoint_steps(run)[-1]
+    saved = files.load_checkpoint(files.checkpoint_folder(run, step))
+    state, optimizer = dict(saved.state), dict(saved.optimizer)
+    alter(state, optimizer)
+    files.save_checkpoint(run, files.Checkpoint(step, saved.weights, optimizer, saved.ema, state))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("{")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(InputError):
+        chain_trainer(run).run(resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

@@ -5,7 +5,7 @@ Shape suffixes: K matrices of one shape, R the smaller and C the larger of their
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -69,6 +69,32 @@ def build_optimizer(
         return Muon(groups, betas=betas, eps=eps)
     family = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
     return family(groups, lr=learning_rate, betas=betas, eps=eps, fused=_can_fuse(matrices + others))
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Restore the state of every parameter; the settings of the groups stay those that the optimizer was built with.
+
+    Args:
+        optimizer: that takes it.
+        state: a state dict, perhaps altered.
+
+    Raises:
+        ValueError: it is that of other parameters.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    if [group.get("params") for group in state["param_groups"]] != [group["params"] for group in groups]:
+        raise ValueError("its optimizer groups other parameters")
+    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+    for group in optimizer.param_groups:
+        kept = [
+            (parameter, optimizer.state[parameter]) for parameter in group["params"] if parameter in optimizer.state
+        ]
+        if len({frozenset(values) for _, values in kept}) > 1:
+            raise ValueError("its optimizer keeps other values for some parameters")
+        for parameter, values in kept:
+            tensors = (value for value in values.values() if isinstance(value, Tensor))
+            if any(tensor.numel() != 1 and tensor.shape != parameter.shape for tensor in tensors):
+                raise ValueError("its optimizer keeps tensors of other shapes")
 
 
 def matrix_parameters(module: nn.Module) -> list[nn.Parameter]:

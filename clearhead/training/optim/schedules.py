@@ -79,7 +79,8 @@ class Plateau(Schedule):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
-        self._best, self._misses, self._reductions = state["best"], state["misses"], state["reductions"]
+        self._best = None if state["best"] is None else float(state["best"])
+        self._misses, self._reductions = int(state["misses"]), int(state["reductions"])
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def parse_tables(text: str, name: str, overrides: Sequence[str] = ()) -> dict[st
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         message = str(error)
         place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
         line = place.group(1) if place and place.group(1) else text.count("\n") + 1
@@ -130,7 +130,7 @@ def _override_value(text: str) -> Any:
     """Parse a value as TOML; anything else is text, except an invalid list, table or quoted text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return _BROKEN if text.startswith(("[", "{", '"', "'")) else text
     return parsed["value"] if list(parsed) == ["value"] else text
 
