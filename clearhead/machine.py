@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from typing import Final, Literal
 
 import torch
 
 from clearhead.errors import InputError
+
+MOST_THREADS: Final = 4
+"""For each processor; so many threads only wait for each other."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -27,6 +31,17 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= count:
         raise InputError(f"there is no device '{name}' on this machine: use auto or cpu")
     return device
+
+
+def too_many_threads(threads: int) -> str | None:
+    """Return what is wrong with a number of CPU threads that only wait for each other; None: nothing."""
+    processors = os.cpu_count() or 1
+    if threads <= MOST_THREADS * processors:
+        return None
+    return (
+        f"{threads} is far more than the {processors} processors of this machine; give at most "
+        f"{MOST_THREADS * processors}"
+    )
 
 
 def has_fast_bf16(device: torch.device) -> bool:

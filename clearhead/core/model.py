@@ -16,6 +16,7 @@ from clearhead.core.initialize import initialize
 from clearhead.core.shapes import Ids, Memory, Real, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.errors import InputError
+from clearhead.machine import choose_device
 from clearhead.printing import Printed
 
 TargetIds = Int[Tensor, "targets target_tokens"]
@@ -173,7 +174,7 @@ def build(model: spec.Model, *, device: torch.device | str = "cpu") -> Transform
     """Build a model with weights from torch's global generator; on "meta" nothing is allocated and nothing drawn.
 
     Raises:
-        InputError: the spec is inconsistent; every fault is named.
+        InputError: the spec is inconsistent, every fault is named; or the device is none of this machine.
     """
-    with torch.device(device):
+    with choose_device(str(device)):
         return Transformer(model)

@@ -156,9 +156,12 @@ class _Examples:
             labels=labels,
             command=options.command,
         )
-        empty = "have an empty side" if what == "pairs" else "are empty"
+        has_empty = "has an empty side|have an empty side" if what == "pairs" else "is empty|are empty"
         messages = [f"{self.count} {what}, {found.num_units} {found.unit}{self.facts}"]
-        messages += [f"{found.num_empty} {what} {empty}; training leaves them out"] if found.num_empty else []
+        if found.num_empty:
+            messages.append(
+                f"{_counted(found.num_empty, what, has_empty)}; training leaves {_them(found.num_empty)} out"
+            )
         if held.valid:
             messages.append(
                 f"held out {len(held.valid)} {what} for validation, drawn at random; training reads the copies in "
@@ -172,14 +175,27 @@ class _Examples:
 
 
 def _overlap_note(count: int, what: str) -> str:
-    return f"{count} {what} have a text that training reads too" if count else ""
+    return (
+        _counted(count, what, "has a text that training reads too|have a text that training reads too") if count else ""
+    )
 
 
 def _overlap(count: int, what: str) -> str:
+    has = "has" if count == 1 else "have"
     return (
-        f"{count} of your validation {what} have a text that training reads too, which makes scores too good: leave "
-        "them out, or let `new` hold out a part"
+        f"{count} of your validation {what} {has} a text that training reads too, which makes scores too good: leave "
+        f"{_them(count)} out, or let `new` hold out a part"
     )
+
+
+def _counted(count: int, what: str, does: str) -> str:
+    """Return "1 pair has a text" or "3 pairs have a text"."""
+    one, several = does.split("|")
+    return f"{count} {what.removesuffix('s')} {one}" if count == 1 else f"{count} {what} {several}"
+
+
+def _them(count: int) -> str:
+    return "it" if count == 1 else "them"
 
 
 def _refuse_few(count: int, what: str, where: str) -> None:

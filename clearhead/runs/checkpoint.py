@@ -34,6 +34,7 @@ AVERAGED_WEIGHTS: Final = "ema.safetensors"
 OPTIMIZER: Final = "optimizer.safetensors"
 STATE: Final = "state.json"
 UNTOUCHED: Final = "earlier checkpoints are untouched, and the run continues from them with --resume"
+NOTHING_TRAINED: Final = "no step was taken: make room there, or name another folder with train.run, and start again"
 
 _STEP_NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
 _OS_ERROR_NUMBER: Final = re.compile(r"os error (\d+)")
@@ -74,6 +75,7 @@ class Tally:
         recent: the last validated steps, for averaging.
         loss_sum, loss_count: training loss and labels since the last line of metrics.
         window_tokens, window_seconds: tokens and training time since the last line of metrics.
+        validation_seconds: of the last validation; before the first, the forecast of one.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -91,6 +93,7 @@ class Tally:
     loss_count: int = 0
     window_tokens: int = 0
     window_seconds: float = 0.0
+    validation_seconds: float = 0.0
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -123,7 +126,8 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
     folder = checkpoint_folder(run, checkpoint.step)
     values, tensors = _split_optimizer(checkpoint.optimizer)
     state = {"format": FORMAT, "step": checkpoint.step, "optimizer": values, **checkpoint.state}
-    with writing_folder(folder, otherwise=UNTOUCHED) as temporary:
+    is_first = not any(step < checkpoint.step for step in checkpoint_steps(run))
+    with writing_folder(folder, otherwise=NOTHING_TRAINED if is_first else UNTOUCHED) as temporary:
         save_tensors(temporary / WEIGHTS, checkpoint.weights)
         save_tensors(temporary / OPTIMIZER, tensors)
         if checkpoint.ema is not None:

@@ -167,7 +167,7 @@ def resolve_reference(reference: str) -> Path:
     if not (run / "checkpoints").is_dir():
         raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
     best = read_best(run)
-    match label or ("last" if best is None else "best"):
+    match ("last" if best is None else "best") if label is None else label:
         case "last":
             return _last(run)
         case "best" if best is not None:
@@ -331,7 +331,7 @@ def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
     if path.exists() and not path.is_dir():
         raise InputError(f"The run directory {path} is a file: name a folder.")
     if resume and not path.exists():
-        raise InputError(f"There is no run directory {path} to resume: start the run without --resume.")
+        raise InputError(f"{path}: {absent(path, 'run directory', runs_nearby())}; start the run without --resume")
     known = {RUN_FILE, LOCK, "checkpoints", "spec.json", "metrics.jsonl", "best", "plots", "data"}
     entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
     if entries and not entries & known:

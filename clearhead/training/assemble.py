@@ -9,6 +9,7 @@ from typing import Literal
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
+from clearhead.files import absent, runs_nearby
 from clearhead.hf.export import save_origin
 from clearhead.machine import choose_device, choose_precision
 from clearhead.runs.checkpoint import (
@@ -18,7 +19,7 @@ from clearhead.runs.checkpoint import (
     saved_choices,
     weights_damage,
 )
-from clearhead.runs.directory import SPEC_FILE, TASK_FILE, RunDirectory, is_run_directory, open_run
+from clearhead.runs.directory import SPEC_FILE, TASK_FILE, RunDirectory, is_run_directory, open_run, split_reference
 from clearhead.runs.recent_weights import recent_folder, save_averaged
 from clearhead.spec import Model
 from clearhead.text.pair import TokenizerPair
@@ -128,8 +129,13 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
     Raises:
         InputError: the folder is not a run, is in use, or has fewer undamaged checkpoints.
     """
+    whole, label = split_reference(str(run))
+    if label is not None and is_run_directory(whole):
+        raise InputError(f"{run} names one checkpoint, but the last ones of a run are averaged: name {whole}")
+    if not run.exists():
+        raise InputError(f"{run}: {absent(run, 'run directory', runs_nearby())}")
     if not is_run_directory(run):
-        raise InputError(f"{run} is not a run directory")
+        raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
     found = {step: weights for step, weights in _kept_weights(run).items() if step > 0}
     if last > len(found):
         kept = ", ".join(map(str, sorted(found))) or "none"

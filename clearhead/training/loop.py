@@ -147,6 +147,7 @@ class _Training(Generic[BatchT]):
         self.log.cut_back(0)
         restore_recent(self.run, [])
         files.remove_folder(self.run / "checkpoints" / AVERAGED)
+        self.tally.validation_seconds = self.parts.validation_seconds
         seed_everything(self.settings.seed)
         self._save()
 
@@ -239,7 +240,7 @@ class _Training(Generic[BatchT]):
             parameters=sum(parameter.numel() for parameter in self.parameters),
             score_name=self.settings.score_name,
             validate_every=self.settings.validate_every,
-            validation_seconds=self.parts.validation_seconds,
+            validation_seconds=self.tally.validation_seconds,
         )
         self.parts.progress.begin(plan)
 
@@ -354,6 +355,7 @@ class _Training(Generic[BatchT]):
         is_best = self._judge(found)
         self._write_line(found)
         self.parts.schedule.observe(found.loss)
+        self.tally.validation_seconds = time.monotonic() - began
         self._save()
         report = ValidationReport(step, found.loss, found.score, is_best, time.monotonic() - began)
         self.parts.progress.validated(report)

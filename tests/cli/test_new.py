@@ -68,6 +68,11 @@ def test_given_validation_is_used_and_nothing_is_held_out(
     assert written.data.valid.model_dump() == {"source": "val.source", "target": "val.target"}
     assert written.train.run == "runs/x"
     assert "7 of your validation pairs have a text that training reads too" in capfd.readouterr().err
+    write_pairs(tmp_path, "val", PAIRS[:1])
+    assert main([*data, "--valid-source", "val.source", "--valid-target", "val.target", "-o", "b.toml"]) == 0
+    said = capfd.readouterr().err
+    assert "1 of your validation pairs has a text" in said and "leave it out" in said
+    assert "# 1 pair has a text that training reads too" in (tmp_path / "b.toml").read_text("utf-8")
     assert not list(tmp_path.glob("*-data"))
 
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.hf.saving import save_module
+from clearhead.model.facade import Model
 from clearhead.presets.task_heads import label_head, token_head, vector_head
 from clearhead.recipes import fit
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import survey
 from clearhead.recipes.table import RECIPES, Architecture, Recipe, Size, recipe_for
 from clearhead.task import Noise, TaskRecord
+from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.model_table import resolve_spec
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import ModelSection
+from clearhead.training.tasks.base import one_sided
 from tests.cli.tiny_run import PAIRS, write_pairs
 
 SIZES = tuple(Size(1, 16 * width, 2, 32, 0.1, least_tokens=1_000 * width - 1_000) for width in (1, 2, 3))
@@ -95,6 +99,9 @@ def saved_models() -> list[tuple[str, Architecture]]:
 
 @pytest.mark.parametrize(("task", "model"), saved_models())
 def test_a_model_is_saved_as_the_run_file_says(task: str, model: Architecture, tmp_path: Path) -> None:
+    """And transformers computes what we compute."""
+    options: dict[str, Any] = {"mask": task == "fill", "sentinels": 3 if task == "denoise" else 0}
+    tokenizer = train_tokenizer("word", [source for source, _ in PAIRS], vocab_size=53, **options)
     families = {"generate": "decoder", "translate": "encoder-decoder", "denoise": "encoder-decoder"}
     family = families.get(task, "encoder")
     section = ModelSection(family=family, layers=1, width=16, heads=2, feedforward=22, dropout=0.1, **model.keys)  # type: ignore[arg-type]
@@ -103,10 +110,23 @@ def test_a_model_is_saved_as_the_run_file_says(task: str, model: Architecture, t
         "tag": token_head(3),
         "embed": vector_head(pool="mean"),
     }.get(task)
-    spec = resolve_spec(section, kind=task, source_vocab=53, target_vocab=53, joint=True, head=head)
+    size = tokenizer.vocab_size
+    spec = resolve_spec(section, kind=task, source_vocab=size, target_vocab=size, joint=True, head=head)
     record = TaskRecord(
         kind=task,  # type: ignore[arg-type]
         labels=("a", "b", "c") if task in ("classify", "tag") else (),
+        label_kind="single_label" if task == "classify" else None,
         noise=Noise(kind="spans", share=0.15) if task == "denoise" else None,
     )
-    assert save_module(build(spec), tmp_path, task=record).model_type == model.saved_as
+    torch.manual_seed(3)
+    module = build(spec).eval()
+    Model(module, one_sided(tokenizer), record).save(tmp_path / "out", format="hf")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == model.saved_as
+    other = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path / "out").eval()
+    ids, target = torch.randint(6, size, (3, 7)), torch.randint(6, size, (3, 5))
+    read, given = ((ids, target), {"decoder_input_ids": target}) if family == "encoder-decoder" else ((ids,), {})
+    with torch.no_grad():
+        ours, theirs = module(*read), other(input_ids=ids, attention_mask=torch.ones_like(ids), **given)
+    found, expected = (ours.hidden, theirs.last_hidden_state) if task == "embed" else (ours.logits, theirs.logits)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)

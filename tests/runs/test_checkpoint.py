@@ -231,6 +231,18 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     assert files.checkpoint_damage(before) is None
 
 
+def test_a_first_checkpoint_that_fails_offers_nothing_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFailure, match=r"the disk is full; no step was taken: make room there, or name another"):
+        files.save_checkpoint(tmp_path, some_checkpoint(0))
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
 REFUSED_WRITE = """
 import resource, sys
 from pathlib import Path

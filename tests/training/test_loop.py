@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -166,11 +167,26 @@ def test_a_run_of_epochs_ends_after_them(tmp_path: Path) -> None:
 def test_a_run_of_seconds_ends_validated_and_stays_ended(tmp_path: Path) -> None:
     trainer = small_trainer(tmp_path / "run", steps=None, seconds=0.3, validate_every=10**6)
     result = trainer.run()
-    assert result.reason == "the time limit of 0.3 s is reached" and result.best == f"step-{result.step}"
+    assert result.reason == "the time limit of 300 ms is reached" and result.best == f"step-{result.step}"
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1].step == result.step and rows[-1].valid_loss is not None
     assert [row.step for row in rows] == sorted({row.step for row in rows})
     assert small_trainer(tmp_path / "run", steps=None, seconds=0.3).run(resume=True).step == result.step
+
+
+def test_a_resumed_run_forecasts_its_validations_by_the_one_before(tmp_path: Path) -> None:
+    """The time of which stands in the checkpoint; before the first it is that of the forecast."""
+
+    def slow(module: nn.Module) -> Validation:
+        time.sleep(0.05)
+        return validation(module)
+
+    parts = [small_trainer(tmp_path / "run", validate=slow, steps=steps) for steps in (3, 6)]
+    parts[0].validation_seconds = 100.0
+    parts[0].run()
+    parts[1].run(resume=True)
+    first, again = (recorder(one).plans[0].validation_seconds for one in parts)
+    assert first == 100.0 and 0.05 <= again < 100.0
 
 
 def test_impossible_settings_are_all_named() -> None:

@@ -164,7 +164,9 @@ def step_of(step: int, steps: int | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration with its unit: "0.4 s", "42 s", "3 min 05 s", "2 h 10 min"."""
+    """Return a duration with its unit: "93 ms", "4.2 s", "42 s", "3 min 05 s", "2 h 10 min"."""
+    if 0 < seconds < 0.9995:
+        return f"{1000 * seconds:.0f} ms" if seconds >= 0.00995 else f"{1000 * seconds:.1f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -5,7 +5,6 @@ The rules check the valid values, so a fault in one key does not hide a fault be
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -15,8 +14,6 @@ from clearhead.training.runfile.faults import Address, Fault, name_of
 from clearhead.training.runfile.sections import SUBWORD_KINDS, RunFile, Section, Train
 
 LENGTHS = ("steps", "epochs", "seconds")
-MOST_THREADS = 4
-"""Threads for each processor that are still taken; so many only wait for each other."""
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 Kind = TypeVar("Kind", bound=Section)
 Family = Literal["encoder", "decoder", "encoder-decoder"]
@@ -250,9 +247,13 @@ def _device(run: RunFile) -> Iterator[Fault]:
         yield _fault(
             "train.device", f"must be one of {', '.join(_DEVICES)} or cuda:N, received the text '{run.train.device}'"
         )
-    threads, processors = run.train.threads, os.cpu_count() or 1
-    if threads is not None and threads > MOST_THREADS * processors:
-        yield _fault("train.threads", f"= {threads} is far more than the {processors} processors of this machine")
+    if run.train.threads is not None:
+        # Only now: it loads torch, for which a fault in the run file should not wait.
+        from clearhead.machine import too_many_threads
+
+        fault = too_many_threads(run.train.threads)
+        if fault is not None:
+            yield _fault("train.threads", f"= {fault}")
 
 
 def _given(section: Section) -> list[str]:

@@ -222,7 +222,8 @@ def test_tensorboard_gets_every_number_and_passes_every_report_on(
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.44, "0.4 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"),
+        (0, "0.0 s"), (0.0042, "4.2 ms"), (0.0931, "93 ms"), (0.44, "440 ms"), (4.44, "4.4 s"), (9.96, "10 s"),
+        (59.4, "59 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"),
         (3599.6, "1 h 00 min"), (7800, "2 h 10 min"), (360000, "100 h 00 min"),
     ],
 )  # fmt: skip
