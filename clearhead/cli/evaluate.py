@@ -67,12 +67,12 @@ _SEARCH = ("--tokenize", "--lowercase", "--beam-size", "--length-penalty", "--fr
 OPTIONS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "translate": (("--source", "--target"), _SEARCH),
     "generate": (("--text",), ("--text-column", "--document", "--pattern", "--window", "--stride", "--batch-size")),
-    "fill": (("--text",), ("--text-column", "--document", "--pattern")),
-    "denoise": (("--text",), ("--text-column", "--document", "--pattern")),
+    "fill": (("--text",), ("--text-column", "--document", "--pattern", "--batch-size")),
+    "denoise": (("--text",), ("--text-column", "--document", "--pattern", "--batch-size")),
     "classify": (("--text", "--labels"), ("--text-column", "--pair", "--plot", "--batch-size")),
     "tag": (("--text",), ("--batch-size",)),
     "embed": (("--source", "--target"), ("--labels", "--batch-size")),
-    "answer": (("--text",), ()),
+    "answer": (("--text",), ("--batch-size",)),
 }
 
 
@@ -137,13 +137,13 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
     from clearhead.evaluate.tasks import EvaluateKwargs
-    from clearhead.files import refuse_existing, write_output
+    from clearhead.files import refuse_unwritable, write_output
 
     written = [path for path in (plot, given.get("output")) if path is not None]
     if force and not written:
         raise InputError("--force has no effect without --output or --plot")
     for path in written:
-        refuse_existing(path, force=force)
+        refuse_unwritable(path, force=force)
     model = compute.load_model(ref)
     if plot is not None and model.task.label_kind != "single_label":
         raise InputError("--plot draws which class is taken for which, and this model gives no single class")

@@ -46,6 +46,7 @@ def evaluate_answers(
     record: TaskRecord,
     source: AnswerSource,
     *,
+    batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> AnswerEvaluation:
     """Answer the questions of a source and score the answers.
@@ -55,6 +56,7 @@ def evaluate_answers(
         tokenizer: the tokenizer it was trained with.
         record: the task it was trained for.
         source: questions with their contexts.
+        batch_size: most windows of one batch; None: no limit but the tokens.
         batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer window is a batch of its own.
 
     Raises:
@@ -63,7 +65,10 @@ def evaluate_answers(
     """
     collator = answer_collator(module, tokenizer, record)
     store = prepare_answers(source, tokenizer, max_length=window_length(module, record))
-    return evaluate_answer_store(module, collator, store, max_tokens=longest_answer(record), batch_tokens=batch_tokens)
+    most = longest_answer(record)
+    return evaluate_answer_store(
+        module, collator, store, max_tokens=most, batch_size=batch_size, batch_tokens=batch_tokens
+    )
 
 
 def evaluate_answer_store(
@@ -72,6 +77,7 @@ def evaluate_answer_store(
     store: AnswerStore,
     *,
     max_tokens: int,
+    batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> AnswerEvaluation:
     """Answer prepared questions and score the answers; "no answer" is possible where a question has none.
@@ -82,7 +88,7 @@ def evaluate_answer_store(
         collator: how the model reads pairs.
         store: the questions and the windows of their contexts.
         max_tokens: most tokens of an answer.
-        batch_tokens: as for `evaluate_answers`.
+        batch_size, batch_tokens: as for `evaluate_answers`.
 
     Raises:
         InputError: a question has no answer, and the tokenizer no token that could say so.
@@ -96,9 +102,8 @@ def evaluate_answer_store(
     best: dict[int, tuple[float, int, int]] = {}
     nowhere: dict[int, float] = {}
     total = 0.0
-    for row, starts, ends in window_scores(
-        module, collator, [one for one, _ in ids], [other for _, other in ids], batch_tokens=batch_tokens
-    ):
+    texts = [one for one, _ in ids], [other for _, other in ids]
+    for row, starts, ends in window_scores(module, collator, *texts, batch_size=batch_size, batch_tokens=batch_tokens):
         first, last = (0 if token == NO_ANSWER else token + 1 for token in store.labels[row].tolist())
         total -= float(starts[first] + ends[last]) / 2
         question, front = int(store.rows[row]), int(store.borders[row, 0])

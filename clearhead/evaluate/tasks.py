@@ -22,7 +22,7 @@ from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.sources.answers import AnswerRows, parse_answer_source
 from clearhead.data.sources.examples import parse_examples
 from clearhead.data.sources.labelled import parse_labelled_source
-from clearhead.data.sources.pairs import parse_pair_source, read_pairs
+from clearhead.data.sources.pairs import parse_pair_source, read_pairs, same_sides
 from clearhead.data.sources.reading import read_alike
 from clearhead.data.sources.tables import Examples, Table
 from clearhead.data.sources.tagged import TaggedRows, parse_tagged_source
@@ -36,12 +36,14 @@ from clearhead.evaluate.retrieval import recall_at
 from clearhead.evaluate.tags import evaluate_tags
 from clearhead.evaluate.text_loss import sequence_loss, target_loss
 from clearhead.evaluate.token_accuracy import score_tokens
-from clearhead.evaluate.translations import bleu_chrf, join_segments
+from clearhead.evaluate.translations import bleu_chrf, join_segments, tokenize_faults
 from clearhead.generate.batching import device_of
-from clearhead.generate.options import TranslateKwargs
+from clearhead.generate.options import SearchOptions, TranslateKwargs
 from clearhead.generate.prefill import has_prefix_mask
+from clearhead.generate.translation import longest_sentence
 from clearhead.predict.embed import similarity
 from clearhead.task import Noise, Reading, TaskRecord
+from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 
@@ -55,8 +57,11 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "classify": ("batch_size",),
     "tag": ("batch_size",),
     "embed": ("similarities", "batch_size"),
+    "fill": ("batch_size",),
+    "denoise": ("batch_size",),
+    "answer": ("batch_size",),
 }
-"""The options of each kind of task that has any."""
+"""The options of each kind of task."""
 
 
 @runtime_checkable
@@ -126,7 +131,7 @@ class EvaluateOptions:
     similarities: Sequence[float | int] | None = None
 
     def __post_init__(self) -> None:
-        """Check the values; those of the search are checked there."""
+        """Check the values."""
         values = {name: getattr(self, name) for name in ("window", "stride", "batch_size")}
         faults = [
             f"{name} must be a whole number of at least 1, not {value!r}."
@@ -136,8 +141,11 @@ class EvaluateOptions:
         numbers: Sequence[object] = () if self.similarities is None else self.similarities
         if not all(isinstance(number, int | float | np.floating) and math.isfinite(number) for number in numbers):
             faults.append("every similarity must be a finite number.")
+        faults += [] if self.tokenize is None else tokenize_faults(self.tokenize)
         if faults:
             raise InputError.from_faults(faults, subject="the options")
+        search: dict[str, Any] = {"beam_size": self.beam_size, "length_penalty": self.length_penalty}
+        SearchOptions(**{name: value for name, value in search.items() if value is not None})
 
     def refuse_unused(self, kind: str) -> None:
         """Refuse options without effect on a kind of task.
@@ -145,15 +153,15 @@ class EvaluateOptions:
         Raises:
             InputError: one sentence that names all of them.
         """
-        used = _OPTIONS.get(kind, ())
+        used = _OPTIONS[kind]
         unused = [
             name for name, value in vars(self).items() if name not in used and value is not None and value is not False
         ]
         if unused:
             verb = "has" if len(unused) == 1 else "have"
             raise InputError(
-                f"{', '.join(unused)} {verb} no effect on a model trained to '{kind}'; "
-                + (f"its options are {', '.join(used)}" if used else "leave out every option")
+                f"{', '.join(unused)} {verb} no effect on a model trained to '{kind}'; its options are "
+                + ", ".join(used)
             )
 
 
@@ -214,7 +222,7 @@ def _measured(model: Evaluated, kind: str, data: object, options: EvaluateOption
         case "tag":
             return _tags(model, data, options, notify)
         case "answer":
-            return _answers(model, data, notify)
+            return _answers(model, data, options, notify)
         case "embed":
             return _vectors(model, data, options)
         case _:
@@ -243,7 +251,7 @@ def _translations(model: Evaluated, data: object, options: EvaluateOptions, noti
     """Compare a model's translations with references, and measure the loss of the references."""
     table = _pairs(data)
     sources, references = list(table["source"]), list(table["target"])
-    notify(f"translating {len(sources)} lines")
+    notify("; ".join(filter(None, [f"translating {len(sources)} lines", same_sides(table)])))
     started = time.perf_counter()
     found = model.translate(
         sources, beam_size=options.beam_size, length_penalty=options.length_penalty, batch_size=options.batch_size
@@ -258,11 +266,16 @@ def _translations(model: Evaluated, data: object, options: EvaluateOptions, noti
     )
     # An empty source is not translated, so that its reference has no loss.
     pairs = [pair for pair in zip(sources, references, strict=True) if pair[0].strip()]
-    source, target = model.tokenizers.source, model.tokenizers.target
+    source, target, special = model.tokenizers.source, model.tokenizers.target, model.special_tokens
+    most = longest_sentence(model.module, model.task.max_length)
+    # Of sources that are too long, `translate` warned.
+    source_ids, _ = encode_start(source, [pair[0] for pair in pairs], most - len(special.for_source([])))
+    target_ids, is_cut = encode_start(target, [pair[1] for pair in pairs], most - len(special.for_target([])))
+    warn_of_long_texts(sum(is_cut), most)
     loss = target_loss(
         model.module,
-        [model.special_tokens.for_source(ids) for ids in source.encode_batch([pair[0] for pair in pairs])],
-        [model.special_tokens.for_target(ids) for ids in target.encode_batch([pair[1] for pair in pairs])],
+        [special.for_source(ids) for ids in source_ids],
+        [special.for_target(ids) for ids in target_ids],
         pad_id=target.pad_id,
         batch_size=options.batch_size,
     )
@@ -288,13 +301,13 @@ def _text(model: Evaluated, data: object, options: EvaluateOptions, notify: Noti
     objective = _objective(model)
     if objective is None:
         return _next_tokens(model, corpus, options)
-    for option in ("window", "stride", "batch_size"):
+    for option in ("window", "stride"):
         if getattr(options, option) is not None:
             raise InputError(
                 f"{option} has no effect here: this model predicts the rest of a text from its beginning, not each "
                 "next token"
             )
-    return _hidden_tokens(model, corpus, objective)
+    return _hidden_tokens(model, corpus, objective, options.batch_size)
 
 
 def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> Record:
@@ -338,14 +351,15 @@ def _usual_noise(model: Evaluated) -> Noise:
     return Noise(kind="infill", share=0.3, mean_span=3.0)
 
 
-def _hidden_tokens(model: Evaluated, corpus: Corpus, objective: Objective) -> Record:
-    """Measure the loss of the tokens that the objective hides; the same ones are hidden every time."""
+def _hidden_tokens(model: Evaluated, corpus: Corpus, objective: Objective, batch_size: int | None) -> Record:
+    """Measure the loss of the tokens that the objective hides; the same ones are hidden for every size of batches."""
     length = model.task.max_length or model.module.max_positions
     if length is None:
         raise InputError("the record of this model does not say how long the texts were that it was trained on")
     batches = window_epoch(corpus, objective, length=length)
+    parts = (part for batch in batches for part in batch.parts(batch_size))
     with torch.inference_mode():
-        found = score_tokens(model.module, batches, device_of(model.module))
+        found = score_tokens(model.module, parts, device_of(model.module))
     assert found.score is not None, "tokens have a score"
     return {"loss": found.loss, "perplexity": math.exp(min(found.loss, 700.0)), "accuracy": found.score / 100}
 
@@ -389,17 +403,18 @@ def _tags(model: Evaluated, data: object, options: EvaluateOptions, notify: Noti
     }
 
 
-def _answers(model: Evaluated, data: object, notify: Notify) -> Record:
+def _answers(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Record:
     """Compare a model's answers with the right ones, as the SQuAD evaluation does."""
     source = _source(data, "answer", parse_answer_source)
     rows = AnswerRows(source) if isinstance(source, Examples) else source
-    found = evaluate_answers(model.module, model.tokenizers.source, model.task, rows)
+    parts = model.module, model.tokenizers.source, model.task
+    found = evaluate_answers(*parts, rows, batch_size=options.batch_size)
     notify(found.report)
-    parts = {"has_answer": found.has_answer, "no_answer": found.no_answer}
+    kinds = {"has_answer": found.has_answer, "no_answer": found.no_answer}
     return {
         **found.scores.record(),
         "loss": _finite(found.loss),
-        **{name: scores.record() for name, scores in parts.items() if scores is not None},
+        **{name: scores.record() for name, scores in kinds.items() if scores is not None},
     }
 
 
@@ -418,6 +433,8 @@ def _vectors(model: Evaluated, data: object, options: EvaluateOptions) -> Record
         parts = model.module, model.tokenizers.source, firsts, seconds
         cosines = similarity(*parts, max_length=model.task.max_length, batch_size=options.batch_size)
         return {"spearman": spearman(cosines, expected), "pearson": pearson(cosines, expected), "pairs": len(firsts)}
+    if len(firsts) < 2:
+        raise InputError("there is 1 pair, whose texts find each other in any case: give at least 2 pairs")
     first_ND, second_ND = (model.embed(side, batch_size=options.batch_size) for side in (firsts, seconds))
     # Pairs that share a text are right answers to each other, as in training.
     found = recall_at(first_ND, second_ND, groups=positive_groups(zip(firsts, seconds, strict=True)))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, key, nearest
 
 # sacreBLEU's other tokenizations need further packages or downloads.
 TOKENIZATIONS = ("13a", "none", "intl", "zh", "char")
@@ -27,6 +27,14 @@ def join_segments(text: str) -> str:
     return re.sub(r"@@(?: |$)", "", text)
 
 
+def tokenize_faults(tokenize: str) -> list[str]:
+    """Return what is wrong with a tokenization, in no sentence or in one."""
+    if tokenize in TOKENIZATIONS:
+        return []
+    valid = ", ".join(TOKENIZATIONS)
+    return [f"{key('tokenize')} must be one of {valid}, not '{tokenize}'{nearest(tokenize, TOKENIZATIONS)}."]
+
+
 def bleu_chrf(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
 ) -> TranslationScores:
@@ -43,10 +51,7 @@ def bleu_chrf(
 
     Source: Post 2018 (BLEU); Popovic 2015 (chrF).
     """
-    faults = []
-    if tokenize not in TOKENIZATIONS:
-        valid = ", ".join(TOKENIZATIONS)
-        faults.append(f"tokenize must be one of {valid}, not '{tokenize}'{nearest(tokenize, TOKENIZATIONS)}.")
+    faults = tokenize_faults(tokenize)
     if len(hypotheses) != len(references):
         faults.append(f"there are {len(hypotheses)} translations but {len(references)} references: give one for each.")
     elif not references:

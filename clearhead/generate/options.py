@@ -24,7 +24,7 @@ class SearchOptions:
     Lengths count target tokens with the end token.
 
     Args:
-        beam_size: unfinished hypotheses kept for each sentence, at least 1.
+        beam_size: unfinished hypotheses kept for each sentence, 1 to 1,000.
         length_penalty: exponent alpha, 0 to 10, in score = sum of log-probabilities / length ** alpha.
         n_best: hypotheses returned for each sentence, from 1 to `beam_size`.
         max_length: longest hypothesis, at least 1; None: twice the source tokens plus ten.
@@ -90,7 +90,7 @@ class GenerateOptions:
         encoder_no_repeat_ngram_size: no n-gram of this size of the source, or of the prompt of a decoder-only model, is
             repeated; 0: off.
         num_return_sequences: sequences for each prompt, at least 1; in beam search at most `beam_size`.
-        beam_size: unfinished hypotheses kept for each prompt, at least 1.
+        beam_size: unfinished hypotheses kept for each prompt, 1 to 1,000.
         length_penalty: exponent alpha, 0 to 10, in score = sum of log-probabilities / length ** alpha.
         penalty_alpha: weight of the similarity penalty of contrastive search, from 0 (off) to 1.
         stop: one stop text or several; generation ends at the first of them, which the result excludes.
@@ -236,6 +236,10 @@ _LOWEST = {
     "num_return_sequences": 1, "beam_size": 1, "seed": 0, "batch_size": 1, "n_best": 1, "max_length": 1,
     "min_length": 0, "batch_tokens": 1,
 }  # fmt: skip
+# Their highest values: a seed has 63 bits, and more beams than this only wait for each other.
+_HIGHEST = {"seed": 2**63 - 1, "beam_size": 1000}
+MOST = 2**31 - 1
+"""The highest value of every other whole number."""
 # Ranges of options that are real numbers, in words and as a test.
 _RANGES: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "temperature": ("of at least 0", lambda x: x >= 0),
@@ -257,6 +261,8 @@ def _value_faults(options: SearchOptions | GenerateOptions) -> list[str]:
             continue
         if name in _LOWEST and not (is_number and isinstance(value, int) and value >= _LOWEST[name]):
             faults.append(f"{name} must be a whole number of at least {_LOWEST[name]}, not {value!r}.")
+        elif name in _LOWEST and value > _HIGHEST.get(name, MOST):
+            faults.append(f"{name} must be at most {_HIGHEST.get(name, MOST):,}, not {value!r}.")
         elif name in _RANGES and not (is_number and _RANGES[name][1](value)):
             faults.append(f"{name} must be a number {_RANGES[name][0]}, not {value!r}.")
         elif name == "stop":

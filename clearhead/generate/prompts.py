@@ -20,6 +20,7 @@ from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.scoring.texts import score_sequences
 from clearhead.generate.streaming_decoder import continuation_text
 from clearhead.text.chat import ChatTemplate
+from clearhead.text.long_texts import refuse_enormous
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 
@@ -128,6 +129,7 @@ def score_texts(
     Raises:
         InputError: the model does not predict next tokens, or cannot read such a window.
     """
+    refuse_enormous(texts, module.max_positions)
     return score_sequences(
         module,
         with_special_tokens(tokenizer, texts),
@@ -162,6 +164,7 @@ def generate_request(
     """
     source, target, has_encoder = tokenizers.source, tokenizers.target, module.encoder is not None
     check_model(module, with_sources=has_encoder)
+    refuse_enormous(prompts, module.max_positions, "prompt")
     contexts = prompt_ids(source if has_encoder else target, prompts, prompt_format)
     if prompt_format is None:
         config = GenerationConfig(banned_ids=(target.bos_id, target.pad_id))

@@ -15,7 +15,7 @@ from clearhead.generate.results import Candidate, Hypothesis
 from clearhead.generate.scoring.targets import PairScore, score_targets
 from clearhead.generate.search.beam import beam_search
 from clearhead.generate.search.recorder import BeamRecorder
-from clearhead.text.long_texts import encode_start, warn_of_long_texts
+from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 
@@ -117,10 +117,20 @@ def encode_sources(
         module, tokenizers, special_tokens, max_length: as for `translate_texts`.
         texts: one sentence each.
     """
-    limit = module.max_positions or max(max_length or 0, LONGEST_SOURCE)
+    limit = longest_sentence(module, max_length)
     sources, is_cut = encode_start(tokenizers.source, texts, limit - len(special_tokens.for_source([])))
     warn_of_long_texts(sum(is_cut), limit)
     return [special_tokens.for_source(ids) for ids in sources]
+
+
+def longest_sentence(module: Transformer, max_length: int | None) -> int:
+    """Return how many tokens of a text are read, special ones included.
+
+    Args:
+        module: an encoder-decoder model.
+        max_length: as for `translate_texts`.
+    """
+    return module.max_positions or max(max_length or 0, LONGEST_SOURCE)
 
 
 def translate_ids(
@@ -197,6 +207,8 @@ def score_translations(
         InputError: a single stack, unequal counts, or a sequence beyond the model's positions.
     """
     check_two_stacks(module)
+    refuse_enormous(sources, module.max_positions)
+    refuse_enormous(targets, module.max_positions, "target")
     return score_targets(
         module,
         [special_tokens.for_source(ids) for ids in tokenizers.source.encode_batch(list(sources))],

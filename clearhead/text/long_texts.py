@@ -5,20 +5,40 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from clearhead.errors import LongTexts
+from clearhead.errors import InputError, LongTexts
 from clearhead.text.tokenizer import Tokenizer
 
 # Tokens are a few characters long; what is behind so many is truncated before the text is tokenized.
 CHARACTERS_PER_TOKEN = 64
 
 MOST_CHARACTERS = 1_000_000
-"""The longest text that is read in chunks."""
+"""The longest text that is read whole, or in chunks."""
 
 
 def warn_of_long_texts(count: int, limit: int, unit: str = "tokens") -> None:
     """Warn of texts that were truncated, if there are any."""
     if count:
         warnings.warn(LongTexts(count, limit, unit), stacklevel=2)
+
+
+def refuse_enormous(texts: Sequence[str], most: int | None, what: str = "text") -> None:
+    """Refuse texts that are far longer than a model reads, before they are tokenized.
+
+    Args:
+        texts: each is to be read whole.
+        most: the ids that the model reads; None: there is no limit.
+        what: they are, for the message.
+
+    Raises:
+        InputError: a text has too many characters; of several it is named by its number, counted from 1.
+    """
+    limit = MOST_CHARACTERS if most is None else min(MOST_CHARACTERS, most * CHARACTERS_PER_TOKEN)
+    for number, text in enumerate(texts, start=1):
+        if len(text) > limit:
+            name = f"the {what}" if len(texts) == 1 else f"{what} {number}"
+            raise InputError(
+                f"{name} has {len(text):,} characters, but at most {limit:,} are read at once: split or shorten it"
+            )
 
 
 def encode_start(tokenizer: Tokenizer, texts: Sequence[str], most: int) -> tuple[list[list[int]], list[bool]]:

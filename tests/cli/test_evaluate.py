@@ -134,7 +134,9 @@ def test_a_stride_gives_each_token_more_before_it(runs: Runs, capfd: pytest.Capt
 
 @pytest.mark.parametrize("kind", ["fill", "denoise", "prefix"])
 def test_hidden_tokens_are_the_same_every_time(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also in batches of another size."""
     first, second = (evaluated(kind, runs, capfd, "--seed", seed) for seed in ("1", "2"))
+    assert evaluated(kind, runs, capfd, "--batch-size", "3") == pytest.approx(first, rel=1e-5)
     assert first == second and set(first) == {"loss", "perplexity", "accuracy"}
     assert math.isclose(first["perplexity"], math.exp(first["loss"]), rel_tol=1e-9) and 0 <= first["accuracy"] <= 1
 
@@ -204,6 +206,11 @@ def test_entities_for_a_person(runs: Runs, capfd: pytest.CaptureFixture[str]) ->
     out = run(capfd, "evaluate", str(found), *data_of(found, "tag"))
     assert "NAME" in out and "accuracy of tags" in out
     assert run(capfd, "evaluate", str(found), *data_of(found, "tag"), "--batch-size", "2") == out
+
+
+def test_answers_do_not_depend_on_the_batches(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    record = evaluated("answer", runs, capfd)
+    assert evaluated("answer", runs, capfd, "--batch-size", "2") == pytest.approx(record, rel=1e-5)
 
 
 def test_similarities_follow_scores(
@@ -355,6 +362,8 @@ def test_python_passes_on_options_and_messages(runs: Runs, capfd: pytest.Capture
         ("tag", [], {}, "data: expected at least one tagged sentence"),
         ("answer", [("a", "b c", "c", 1)], {}, 'data, example 1: the answer "c" does not begin at character 1'),
         ("embed", [("a", " ")], {}, "data, example 1: one side of the pair is empty"),
+        ("embed", [("a", "b")], {}, "there is 1 pair, whose texts find each other in any case"),
+        ("generate", ["a m"], {"length_penalty": -1}, "length_penalty must be a number from 0 to 10"),
         ("embed", [("a", "b")], {"similarities": [math.nan]}, "every similarity must be a finite number"),
         ("embed", {"source": "x"}, {}, "'target' is missing"),
     ],

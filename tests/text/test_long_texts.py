@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, encode_start
+from clearhead.errors import InputError
+from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, MOST_CHARACTERS, encode_start, refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 
@@ -38,3 +39,12 @@ def test_no_more_is_tokenized_than_can_be_read(text: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(Tokenizer, "encode_batch", note)
     (ids,), (is_cut,) = encode_start(found, [text], 17)
     assert len(ids) <= 17 and is_cut and seen == [17 * CHARACTERS_PER_TOKEN]
+
+
+@pytest.mark.parametrize(("most", "limit"), [(3, 3 * CHARACTERS_PER_TOKEN), (None, MOST_CHARACTERS)])
+def test_a_text_far_too_long_is_refused_by_its_number(most: int | None, limit: int) -> None:
+    refuse_enormous(["a" * limit], most)
+    with pytest.raises(InputError, match=f"the prompt has {limit + 1:,} characters, but at most {limit:,} are read"):
+        refuse_enormous(["a" * (limit + 1)], most, "prompt")
+    with pytest.raises(InputError, match=r"text 2 has .* split or shorten it"):
+        refuse_enormous(["a", "a" * (limit + 1)], most)

@@ -5,6 +5,7 @@ Shape suffixes: B rows, T columns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -64,6 +65,24 @@ class Batch(DeviceBatch):
     documents: Int64[Tensor, "batch source"] | None = None
     segments: Int64[Tensor, "batch source"] | None = None
     prefix: Bool[Tensor, "batch source"] | None = None
+
+    def parts(self, most: int | None) -> Iterator[Batch]:
+        """Yield the batch in parts, which keep its padding.
+
+        Args:
+            most: rows of a part; None: all of them.
+        """
+        size = len(self.ids) if most is None else most
+        for start in range(0, len(self.ids), size):
+            values = {field.name: getattr(self, field.name) for field in fields(self)}
+            cut: dict[str, Any] = {
+                name: value[start : start + size]
+                for name, value in values.items()
+                if isinstance(value, Tensor | ndarray)
+            }
+            sides = ((cut["ids"], cut.get("mask")), (cut.get("target_ids"), cut.get("target_mask")))
+            tokens = sum(int(ids.numel() if mask is None else mask.sum()) for ids, mask in sides if ids is not None)
+            yield replace(self, **cut, num_labels=int((cut["labels"] != NO_LABEL).sum()), num_tokens=tokens)
 
 
 @dataclass(frozen=True)

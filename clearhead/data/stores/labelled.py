@@ -20,6 +20,7 @@ from clearhead.data.stores.cache import load_or_make
 from clearhead.data.stores.label_set import LabelSet, learn_labels
 from clearhead.errors import InputError
 from clearhead.task import LabelKind
+from clearhead.text.long_texts import CHARACTERS_PER_TOKEN
 from clearhead.text.tokenizer import Tokenizer
 
 _COLUMNS = ("first", "second")
@@ -146,14 +147,17 @@ def _write(folder: Path, data: Table, tokenizer: Tokenizer, max_length: int, lab
             f"max_length is {max_length}; expected at least {shortest}, the special ids and one token each"
         )
     values = labels.encode(data)
-    texts = [encode_texts(column, tokenizer) for column in columns]
+    room = max_length - num_special
+    starts = [[text[: room * CHARACTERS_PER_TOKEN] for text in column] for column in columns]
+    texts = [encode_texts(column, tokenizer) for column in starts]
     lengths = [part.lengths for part in texts]
     keep = np.all([part > 0 for part in lengths], axis=0)
     if not keep.any():
         raise InputError(f"{data.place(0)}: all {len(data)} texts from here on are empty; nothing is left to use")
-    room = max_length - num_special
     kept = [np.minimum(lengths[0], room)] if len(lengths) == 1 else truncate_pair(lengths[0], lengths[1], room)
     is_cut = np.any([now < before for now, before in zip(kept, lengths, strict=True)], axis=0)
+    for column in columns:
+        is_cut |= [len(text) > room * CHARACTERS_PER_TOKEN for text in column]
     empty = np.flatnonzero(~keep)
     report = LabelReport(
         kept=int(keep.sum()),
