@@ -65,14 +65,34 @@ def write_json(path: Path, content: object, *, is_indented: bool = False) -> Non
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
-    """Refuse to write a file that is there, before the work for it begins.
+def refuse_unwritable(path: Path, *, force: bool) -> None:
+    """Refuse to write a file that cannot be written, or that is there, before the work for it begins.
 
     Raises:
-        InputError: the file exists and is not to be replaced.
+        InputError: the file exists and is not to be replaced; it is a folder or a device; or as for
+            `refuse_unwritable_place`.
     """
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file in it")
+    if path.exists() and not path.is_file():
+        # A complete file takes the place of what has its name, and must not take that of a device.
+        raise InputError(f"{path} is a device or a pipe, not a file: name a file")
     if path.exists() and not force:
         raise InputError(f"{path} exists already: name another file, or replace it with --force")
+    refuse_unwritable_place(path)
+
+
+def refuse_unwritable_place(path: Path) -> None:
+    """Refuse a file or a folder that cannot be made where it is named.
+
+    Raises:
+        InputError: the nearest folder that is there is a file, or refuses new files.
+    """
+    folder = next(one for one in Path(os.path.abspath(path)).parents if os.path.lexists(one))
+    if not folder.is_dir():
+        raise InputError(f"{path} cannot be written: {folder} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written: {folder} refuses new files; name another place")
 
 
 def write_output(path: Path, text: str, *, force: bool) -> None:
@@ -86,7 +106,7 @@ def write_output(path: Path, text: str, *, force: bool) -> None:
     Raises:
         InputError: the file exists, or cannot be written.
     """
-    refuse_existing(path, force=force)
+    refuse_unwritable(path, force=force)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
@@ -393,6 +413,8 @@ def read_text_file(path: Path, what: str) -> str:
         raise InputError(f"{path} is a folder; expected a {what}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    if b"\0" in data:
+        raise binary(path)
     return decoded(data, str(path))
 
 

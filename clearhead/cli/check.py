@@ -46,11 +46,14 @@ def check(
     "causes"} and more.
     """
     from clearhead.check.parity import compare_with_transformers
+    from clearhead.files import absent
 
     if against is None:
         raise InputError("name the library to compare with: --against transformers")
     if against != "transformers":
         raise InputError(f"--against {against} is not known; expected transformers")
+    if reference is not None and not reference.exists():
+        raise InputError(f"--reference {reference}: {absent(reference, 'folder')}")
     if reference is not None and not (reference / "config.json").is_file():
         raise InputError(f"{reference} is not a Hugging Face checkpoint: it has no config.json")
     with _folder(ref) as folder:

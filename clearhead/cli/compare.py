@@ -73,13 +73,11 @@ def compare(
 
 def _check_picture(output: Path, force: bool) -> None:
     """Refuse a picture that cannot be written, before anything is read."""
-    from clearhead.files import refuse_existing
+    from clearhead.files import refuse_unwritable
 
     if output.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but -o names {output}: give a name that ends in .png")
-    if output.is_dir():
-        raise InputError(f"-o names the folder {output}: give the name of a file in it, such as {output / PICTURE}")
-    refuse_existing(output, force=force)
+    refuse_unwritable(output, force=force)
 
 
 def _draw(rows: Sequence[Row], fairness: Fairness, output: Path) -> Path | None:

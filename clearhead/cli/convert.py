@@ -42,6 +42,8 @@ def convert(
     are split into shards with an index. --from-bin reads pickled weights, which no other command does, and writes the
     same folder with safetensors. --json ends with {"path", "format"}, and with "model_type" for --to hf.
     """
+    from clearhead.files import refuse_unwritable_place
+
     if from_bin == (to is not None):
         raise InputError("give one of --to hf and --from-bin")
     if to not in (None, "hf"):
@@ -51,6 +53,7 @@ def convert(
     size = None if max_shard_size is None else _bytes(max_shard_size)
     if out.exists():
         raise InputError(f"{out} exists already; give a new folder")
+    refuse_unwritable_place(out)
     record = {"path": str(out), "format": "safetensors" if from_bin else "hf"}
     if from_bin:
         _convert_bin(ref, out)

@@ -82,7 +82,7 @@ def embed(
 
 
 def _check_output(output: Path | None, force: bool, pair: bool, similarity: bool) -> None:
-    from clearhead.files import refuse_existing
+    from clearhead.files import refuse_unwritable
 
     if similarity and (pair or output is not None):
         other = "--pair reads both texts as one" if pair else "-o keeps vectors"
@@ -92,7 +92,7 @@ def _check_output(output: Path | None, force: bool, pair: bool, similarity: bool
     if force and output is None:
         raise InputError("--force has no effect without -o")
     if output is not None:
-        refuse_existing(output, force=force)
+        refuse_unwritable(output, force=force)
 
 
 def _save(output: Path, rows: Sequence[ndarray], name: str | None, as_json: bool) -> None:

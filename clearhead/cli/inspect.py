@@ -89,7 +89,7 @@ def inspect(
 
 def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int | None, as_json: bool) -> None:
     """Refuse options without effect, and a file that must not be written, before anything is read."""
-    from clearhead.files import refuse_existing
+    from clearhead.files import refuse_unwritable
 
     if length is not None and (addresses or svg is not None) and not as_json:
         raise InputError(f"--length has no effect with {'--addresses' if addresses else '--svg'}: it is for the cost")
@@ -98,7 +98,7 @@ def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int 
     if svg is not None:
         if svg.suffix.lower() != ".svg":
             raise InputError(f"the picture is an SVG, but --svg names {svg}: give a name that ends in .svg")
-        refuse_existing(svg, force=force)
+        refuse_unwritable(svg, force=force)
 
 
 def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:

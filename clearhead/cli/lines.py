@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from clearhead.cli.progress import Progress
 from clearhead.errors import InputError
+from clearhead.files import binary
 from clearhead.model.texts import window_sizes
 from clearhead.watching import watching_batches
 
@@ -67,12 +68,12 @@ class Input:
         """Return the lines of a file, which is read whole, or those of standard input, as they arrive.
 
         Raises:
-            InputError: the file is missing, empty or unreadable, or a line is not valid UTF-8.
+            InputError: the input is missing, empty or unreadable, or a line is not valid UTF-8.
         """
         from clearhead.data.sources.lines import read_lines as read_file
 
         if is_standard_input(file):
-            return cls(name_of(file), _arriving(sys.stdin.buffer.read1), None)  # type: ignore[union-attr]
+            return cls(name_of(file), _filled(_arriving(sys.stdin.buffer.read1)), None)  # type: ignore[union-attr]
         lines = read_file(file)
         return cls(name_of(file), [lines], len(lines))
 
@@ -196,7 +197,19 @@ def _arriving(read: Callable[[int], bytes]) -> Iterator[list[str]]:
         yield [_decoded(rest, number)]
 
 
+def _filled(blocks: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Yield the lines of standard input; without any it is refused, as an empty file is."""
+    is_empty = True
+    for block in blocks:
+        is_empty = False
+        yield block
+    if is_empty:
+        raise InputError(f"{name_of(STANDARD_INPUT)} is empty; expected at least one line of text")
+
+
 def _decoded(line: bytes, number: int) -> str:
+    if b"\0" in line:
+        raise binary(f"standard input:{number}")
     try:
         return line.decode("utf-8").removesuffix("\r")
     except UnicodeDecodeError as error:

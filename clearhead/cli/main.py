@@ -34,7 +34,7 @@ from clearhead.cli.tag import tag
 from clearhead.cli.train import train
 from clearhead.cli.translate import translate
 from clearhead.cli.view import view
-from clearhead.errors import InputError, RunFailure, nearest
+from clearhead.errors import InputError, RunFailure, nearest_name
 from clearhead.training.signals import Interrupted
 from clearhead.version import __version__
 
@@ -132,7 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
     """Run a command and return its exit code; every error becomes one message."""
     try:
-        code = typer.main.get_command(make_app()).main(words, prog_name="clearhead", standalone_mode=False)
+        program = typer.main.get_command(make_app())
+        try:
+            code = program.main(words, prog_name="clearhead", standalone_mode=False)
+        except InputError as error:
+            raise InputError(*_as_options(f"{error}", program, words).split("\n")) from error
         sys.stdout.flush()
     except _UsageError as error:
         print_message(_usage_sentence(error, words))
@@ -156,6 +160,14 @@ def _run(words: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
     if code == INTERRUPTED:
         print_message("clearhead: interrupted")
     return code if isinstance(code, int) else DONE
+
+
+def _as_options(message: str, program: Any, words: Sequence[str]) -> str:
+    """Write the Python arguments that a message names, such as top_k, as options of the command."""
+    command = program.commands.get(next((word for word in words if word in program.commands), None))
+    parameters = [] if command is None else [one for one in command.params if one.param_type_name == "option"]
+    options = {one.name: one.opts[0] for one in parameters if "_" in one.name}
+    return re.sub(r"(?<![\w.'-])[a-z]+(?:_[a-z]+)+(?![\w.'-])", lambda found: options.get(found[0], found[0]), message)
 
 
 def _failed(sentence: str, code: int, debug: bool) -> int:
@@ -190,11 +202,14 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
     if getattr(error, "param", None) is not None and error.message:
         message, needed = _bad_value(error, words), []
     elif wanted and error.message.startswith("No such option"):
-        known = [option for parameter in parameters for option in parameter.opts if option[:1] == "-"]
-        message = f"no such option: {wanted}{nearest(wanted, known)}"
+        # Without the dashes, in which all options agree.
+        known = {option.lstrip("-"): option for one in parameters for option in one.opts if option[:1] == "-"}
+        found = nearest_name(wanted.lstrip("-"), known)
+        message = f"no such option: {wanted}" + ("" if found is None else f" (did you mean '{known[found]}'?)")
     else:
         message = error.format_message().replace("\n", " ").replace(". Did you mean", " (did you mean").rstrip(".")
         message = message.removesuffix("?") + "?)" if "(did you mean" in message else message
+    needed = [option for option in needed if option not in message]
     takes = f"; it needs {' and '.join(needed)}" if needed else ""
     return f"{name}: {message[:1].lower()}{message[1:]}{takes}; see {name} --help"
 

@@ -14,7 +14,7 @@ import typer
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import DATA_OPTIONS, Force, Json, Pattern
 from clearhead.errors import keys_as_options
-from clearhead.files import refuse_existing, write_output
+from clearhead.files import refuse_unwritable, write_output
 from clearhead.recipes.draft import Draft, NewOptions, draft
 
 if TYPE_CHECKING:
@@ -220,11 +220,11 @@ def _write_run_file(
 ) -> None:
     wanted = NewOptions(kind, output.with_name(f"{output.stem}-data"), run, **data)
     wanted.check_options()
-    refuse_existing(output, force=force)
+    refuse_unwritable(output, force=force)
     with keys_as_options(DATA_OPTIONS):
         found = draft(wanted)
-    if found.files:
-        refuse_existing(wanted.folder, force=force)
+    for path in found.files:
+        refuse_unwritable(path, force=force)
     for message in found.messages:
         print_message(message)
     written = _write_all(output, found, wanted.folder, minutes, init, force=force)

@@ -11,8 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.errors import InputError
+
 if TYPE_CHECKING:
     from clearhead import Model
+
+
+def _at_most(most: int) -> Callable[[Any, Any, int | None], int | None]:
+    """Return a check of a number; a range of typer's would stand in the help with all its digits."""
+
+    def check(ctx: typer.Context, param: typer.CallbackParam, value: int | None) -> int | None:
+        if value is not None and value > most:
+            raise InputError(f"{param.opts[0]} must be at most {most:,}, received {value}")
+        return value
+
+    return check
+
 
 Ref = Annotated[
     str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
@@ -22,8 +36,13 @@ Paired = Annotated[bool, typer.Option("--pair", help="A line holds two texts, wi
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Precision = Annotated[str, typer.Option("--precision", help="auto, fp32 or bf16.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sentences computed together.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of every random choice.")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, callback=_at_most(2**31 - 1), help="Sentences computed together."),
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, callback=_at_most(2**63 - 1), help="Seed of every random choice.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")]
@@ -41,11 +60,11 @@ LengthPenalty = Annotated[
     float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
 ]
 
-# The options that stand for keys of a run file.
+# The options that stand for keys of a run file, and for arguments of Python.
 DATA_OPTIONS = {
     name: f"--{name.replace('_', '-')}"
     for name in ("source", "target", "text", "labels", "text_column", "pair", "document", "pattern")
-} | {"field": "--text-column", "task.labels": "--label-kind"}
+} | {"field": "--text-column", "task.labels": "--label-kind", "tokenize": "--tokenize"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +89,10 @@ def located(ref: str) -> str:
     """Return a reference with the folder in place of a name on the hub, and say that the hub was asked.
 
     Raises:
-        InputError: the name of a model that is neither here nor on the hub.
+        InputError: it is empty, or the name of a model that is neither here nor on the hub.
     """
+    if not ref:
+        raise InputError("REF is empty: name a run directory, a checkpoint's folder or a model on the hub")
     from clearhead.cli.console import print_message
     from clearhead.hf.files.hub import find_checkpoint
 
@@ -98,13 +119,22 @@ def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def set_threads_and_seed(threads: int | None, seed: int | None) -> None:
-    """Set the number of CPU threads and seed all random generators, where given."""
+    """Set the number of CPU threads and seed all random generators, where given.
+
+    Raises:
+        InputError: there are far fewer processors.
+    """
     import random
 
     import numpy as np
     import torch
 
     if threads is not None:
+        from clearhead.machine import too_many_threads
+
+        fault = too_many_threads(threads)
+        if fault is not None:
+            raise InputError(f"--threads {fault}")
         torch.set_num_threads(threads)
     if seed is not None:
         random.seed(seed)

@@ -23,11 +23,13 @@ from clearhead.cli.options import (
     located,
     set_threads_and_seed,
 )
-from clearhead.errors import InputError
+from clearhead.errors import InputError, keys_as_options
 
 if TYPE_CHECKING:
     from clearhead import AttentionMaps, Model
 
+# The options that stand for arguments of Python.
+OPTIONS = {"stack": "--stack", "layer": "--layers", "head": "--heads", "of": "--of"}
 PAGE, PICTURES, ARRAYS, MATRIX = ".html", (".svg", ".png"), ".npz", "matrix"
 
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads; ___ or the mask token is a blank.")]
@@ -112,15 +114,16 @@ def view(
     _check_picture(path, picture, stack, *chosen)
     set_threads_and_seed(threads, None)
     attend = _Attend(device, precision, generate, beam_size, from_language, to_language)
-    maps = attend(ref, text, target)
-    if path.suffix == PAGE:
-        runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
-        _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of)), is_timeline=checkpoints)
-    elif path.suffix == ARRAYS:
-        maps.save(path, layers=chosen[0], heads=chosen[1])
-    else:
-        layer, head = (None if numbers is None else numbers[0] for numbers in chosen)
-        maps.save_picture(path, view=picture or MATRIX, stack=stack, layer=layer, head=head)
+    with keys_as_options(OPTIONS):
+        maps = attend(ref, text, target)
+        if path.suffix == PAGE:
+            runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
+            _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of)), is_timeline=checkpoints)
+        elif path.suffix == ARRAYS:
+            maps.save(path, layers=chosen[0], heads=chosen[1])
+        else:
+            layer, head = (None if numbers is None else numbers[0] for numbers in chosen)
+            maps.save_picture(path, view=picture or MATRIX, stack=stack, layer=layer, head=head)
     record = {"path": str(path), "tokens": maps.tokens, "target_tokens": maps.target_tokens}
     print_either(as_json, record, str(path))
 
@@ -201,7 +204,7 @@ def _write_page(
 
 def _check_options(path: Path, force: bool, together: list[str], has_outcome: bool) -> None:
     """Refuse options without effect, and a file that must not be written, before a model is loaded."""
-    from clearhead.files import refuse_existing
+    from clearhead.files import refuse_unwritable
 
     if path.suffix not in (PAGE, *PICTURES, ARRAYS):
         raise InputError(f"-o names {path}: expected a page .html, a picture .svg or .png, or arrays .npz")
@@ -210,7 +213,7 @@ def _check_options(path: Path, force: bool, together: list[str], has_outcome: bo
     if path.suffix != PAGE and (together or has_outcome):
         named = ", ".join([*together, *(["--effects or --of"] if has_outcome else [])])
         raise InputError(f"{named} has no effect on {path}: it is shown on a page, whose name ends in .html")
-    refuse_existing(path, force=force)
+    refuse_unwritable(path, force=force)
 
 
 def _check_picture(

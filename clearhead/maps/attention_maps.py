@@ -15,7 +15,7 @@ import torch
 
 from clearhead.arguments import checked
 from clearhead.core import Transformer
-from clearhead.errors import InputError
+from clearhead.errors import InputError, key
 from clearhead.files import replacing
 from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
@@ -115,14 +115,17 @@ class AttentionMaps(AttentionRun):
             raise InputError(f"there is no view '{view}'; a picture has the view matrix or overview")
         if view == "overview":
             if layer is not None or head is not None:
-                raise InputError("an overview shows every layer and head: leave layer and head out")
+                raise InputError(f"an overview shows every layer and head: leave {key('layer')} and {key('head')} out")
             names = self.stacks if stack is None else (stack,)
             chosen = [self.record(name, number) for name in names for number in self.layers(name)]
             draw_record_overview(chosen, Path(path), title="Where each head looks")
             return
         stack = self.stacks[0] if stack is None and len(self.stacks) == 1 else stack
         if stack is None or layer is None or head is None:
-            raise InputError(f"a matrix shows one head: give stack= ({', '.join(self.stacks)}), layer= and head=")
+            stacks = ", ".join(self.stacks)
+            raise InputError(
+                f"a matrix shows one head: give {key('stack')} ({stacks}), {key('layer')} and {key('head')}"
+            )
         weights = self.weights(stack, layer, head).numpy()
         title = f"{stack}, layer {layer}, head {head}"
         draw_matrix(weights, self.query_tokens(stack), self.key_tokens(stack), Path(path), title=title)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core import Transformer
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, key, nearest
 from clearhead.maps.streams import Streams
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
@@ -108,6 +108,8 @@ class OutputNames:
         if len(ids) != 1:
             pieces = ", ".join(f"'{name}'" for name in self.tokenizer.tokens(ids)) or "none"
             raise InputError(f"'{token}' must be one token, but the tokenizer makes these of it: {pieces}; choose one")
+        if ids[0] == self.tokenizer.unk_id:
+            raise InputError(f"the vocabulary has no token '{token}'{nearest(token, self.names)}")
         return ids[0]
 
 
@@ -142,7 +144,9 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
     place: int | None
     if streams.module.head.is_pooled:
         if position is not None:
-            raise InputError(f"of={of!r} names a position, but this model labels whole texts: name a label alone")
+            raise InputError(
+                f"{key('of')} {of!r} names a position, but this model labels whole texts: name a label alone"
+            )
         place = None
     elif predicts_next(streams, names):
         if position is None:
@@ -177,9 +181,12 @@ def _first_mask(streams: Streams, names: OutputNames) -> int:
     mask_id, ids = None if names.tokenizer is None else names.tokenizer.mask_id, streams.last.ids[0].tolist()
     if mask_id in ids:
         return ids.index(mask_id)
-    raise InputError("the text has no mask, so of= must name a position, such as of=3, or a pair, such as of=(3, 'x')")
+    raise InputError(
+        f"the text has no mask, so {key('of')} must name a position, such as 3"
+        + ("" if key("of").startswith("-") else ", or a pair, such as (3, 'x')")
+    )
 
 
 def _check_position(position: int, first: int, last: int, what: str) -> None:
     if not first <= position <= last:
-        raise InputError(f"of= names position {position}; expected {first} to {last}, the positions {what}")
+        raise InputError(f"{key('of')} names position {position}; expected {first} to {last}, the positions {what}")

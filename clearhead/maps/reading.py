@@ -23,7 +23,9 @@ from clearhead.generate.search.recorder import BeamRecorder, Considered
 from clearhead.generate.translation import search_translations
 from clearhead.predict.classify import check_paired
 from clearhead.predict.fill import masked_ids
+from clearhead.predict.outputs import LONGEST_INPUT
 from clearhead.task import TaskRecord
+from clearhead.text.long_texts import refuse_enormous
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
@@ -153,7 +155,7 @@ def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text
     columns = [text] if isinstance(text, str) else list(text)
     if is_paired and len(columns) != 2:
         raise InputError(f"expected a text or a pair of two texts, received {len(columns)} texts")
-    _check_filled(*columns)
+    _check_texts(module, *columns)
     if is_paired and task.kind in ("fill", "tag"):
         raise InputError(f"this model was trained to '{task.kind}' single texts, but received a pair: give one text")
     if task.kind == "answer" and not is_paired:
@@ -195,7 +197,7 @@ def read_prompt(
     Raises:
         InputError: the text is empty or longer than the model's positions, or the model cannot generate.
     """
-    _check_filled(text)
+    _check_texts(module, text)
     (ids,) = prompt_ids(tokenizers.target, [text], prompt_format)
     _check_length(ids, module, "text")
     written: tuple[int, ...] = ()
@@ -242,13 +244,13 @@ def read_translation(
     Raises:
         InputError: a text is empty or longer than the model's positions, or generation settings are not supported.
     """
-    _check_filled(text)
+    _check_texts(module, text)
     affixes = special_tokens.for_target
     source = special_tokens.for_source(tokenizers.source.encode(text))
     _check_length(source, module, "text")
     considered: tuple[Considered, ...] = ()
     if isinstance(target, str):
-        _check_filled(target)
+        _check_texts(module, target, what="target")
         written = affixes(tokenizers.target.encode(target))
         _check_length(written[:-1], module, "target")
         num_given = len(written) - 1
@@ -277,6 +279,7 @@ def _check_length(ids: Sequence[int], module: Transformer, what: str) -> None:
         )
 
 
-def _check_filled(*texts: str) -> None:
+def _check_texts(module: Transformer, *texts: str, what: str = "text") -> None:
     if not all(text.strip() for text in texts):
-        raise InputError("the text is empty; there is nothing to attend to")
+        raise InputError(f"the {what} is empty; there is nothing to attend to")
+    refuse_enormous(texts, module.max_positions or LONGEST_INPUT, what)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def test_run_directory_in_use(trained: Path, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_resume_without_a_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "no run directory" in refused(capfd, "train", str(write_run_file(tmp_path)), "--resume")
+    assert "there is no such run directory" in refused(capfd, "train", str(write_run_file(tmp_path)), "--resume")
     assert not (tmp_path / "run").exists()
 
 
@@ -193,11 +194,72 @@ def test_file_to_translate(
     assert str(file) in message and expected in message
 
 
-def test_standard_input_that_is_not_utf8(
-    trained: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "standard input is empty; expected at least one line of text"),
+        (b"a m u\n\xff\n", "standard input:2: not valid UTF-8"),
+        (b"a m\0 u\n", "standard input:1: expected text in UTF-8, but it has zero bytes"),
+    ],
+)
+def test_standard_input(
+    content: bytes, expected: str, trained: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a m u\n\xff\n")))
-    assert "standard input:2: not valid UTF-8" in refused(capfd, "translate", f"{trained}/run")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert expected in refused(capfd, "translate", f"{trained}/run")
+
+
+HUGE = "9" * 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["inspect", ""], "REF is empty: name a run directory"),
+        (["inspect", "RUN@"], "'@' is not a checkpoint of"),
+        (["translate", "RUN", "FILE", "--threads", "1000"], "--threads 1000 is far more than the "),
+        (["heads", "RUN", "FILE", "--threads", "1000"], "--threads 1000 is far more than the "),
+        (["translate", "RUN", "FILE", "--threads", HUGE], f"--threads {HUGE} is far more than the "),
+        (["translate", "RUN", "FILE", "--seed", HUGE], "--seed must be at most 9,223,372,036,854,775,807, received"),
+        (["translate", "RUN", "FILE", "--batch-size", HUGE], "--batch-size must be at most 2,147,483,647, received"),
+        (["translate", "RUN", "FILE", "--beam-size", "1001"], "--beam-size must be at most 1,000, not 1001"),
+        (["generate", "RUN", "--seed", HUGE], "--seed must be at most 9,223,372,036,854,775,807"),
+        (["generate", "RUN", "--max-new-tokens", HUGE], "--max-new-tokens must be at most 2,147,483,647"),
+        (["convert", "RUN", "FILE/x", "--to", "hf"], "FILE is not a folder"),
+        (["check", "RUN", "--against", "transformers", "--reference", "RUNS"], "no such folder: FOLDER has no 'runs'"),
+        (["average", "RUN"], "missing option '--last'; see clearhead average"),
+        (["translate", "RUN", "FILE", "--length-penalty", "inf"], "--length-penalty must be a number from 0 to 10"),
+        (["translate", "RUN", "FILE", "--n-bset", "2"], "no such option: --n-bset (did you mean '--n-best'?)"),
+        (["average", "RUN@best", "--last", "2"], "RUN@best names one checkpoint, but the last ones of a run"),
+        (["average", "RUNS", "--last", "2"], "there is no such run directory: FOLDER has no 'runs'"),
+        (["train", "RUN.toml", "train.run=RUNS", "--resume"], "no such run directory: FOLDER has no 'runs'"),
+        (["inspect", "RUN", "--svg", "FOLDER"], "give a name that ends in .svg"),
+        (["inspect", "RUN", "--svg", "FILE/x.svg"], "valid.source is not a folder"),
+    ],
+)
+def test_wrong_words(arguments: list[str], expected: str, trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A place in capitals stands for the run, its folder, a file of text or a folder that is not there."""
+    names = {"RUNS": "runs", "RUN": "run", "FILE": "valid.source"}
+
+    def filled(word: str) -> str:
+        for name, file in names.items():
+            word = word.replace(name, f"{trained}/{file}")
+        return word.replace("FOLDER", str(trained))
+
+    assert filled(expected) in refused(capfd, *map(filled, arguments))
+
+
+def test_a_file_never_takes_the_place_of_a_device(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is anything computed for a file that cannot be written."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, fault in (("folder", "is a folder: name a file in it"), ("pipe", "is a device or a pipe, not a file")):
+        data = ("--source", f"{trained}/valid.source", "--target", f"{trained}/valid.target")
+        message = refused(capfd, "evaluate", f"{trained}/run", *data, "-o", f"{tmp_path / name}", "--force")
+        assert message == f"clearhead: {tmp_path / name} {fault}" + ("\n" if name == "folder" else ": name a file\n")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize(
@@ -227,7 +289,7 @@ def test_faulty_option_of_evaluate(
 
 def test_average_of_more_than_there_is(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "has 2 undamaged checkpoints" in refused(capfd, "average", f"{trained}/run", "--last", "3")
-    assert "is not a run directory" in refused(capfd, "average", str(trained), "--last", "1")
+    assert "is not a run directory: it has no checkpoints" in refused(capfd, "average", str(trained), "--last", "1")
 
 
 def test_faulty_spec_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

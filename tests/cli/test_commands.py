@@ -102,13 +102,6 @@ def test_translate_reads_standard_input(
     assert piped.count("\n") == 3 and piped.split("\n")[1] == ""
 
 
-def test_translate_of_nothing_is_nothing(
-    trained: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    assert run(capfd, "translate", f"{trained}/run", "-") == ""
-
-
 def test_translations_do_not_depend_on_the_chunks(
     trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,7 @@ def test_a_score_that_one_run_lacks_gives_a_picture_of_the_loss(here: Path, capf
         (["a", "a"], "a is named twice"),
         (["a@best"], "whole runs are compared: name a"),
         (["a", "-o", "b.pdf"], "-o names b.pdf: give a name that ends in .png"),
-        (["a", "-o", "a.png"], "-o names the folder a.png"),
+        (["a", "-o", "a.png"], "a.png is a folder: name a file in it"),
         ([], "missing argument 'RUN'"),
     ],
 )

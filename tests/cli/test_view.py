@@ -110,11 +110,16 @@ def test_without_a_name_the_page_is_named_after_the_model(
         ([TEXT, "-o", "x.pdf"], "expected a page .html, a picture .svg or .png, or arrays .npz"),
         ([TEXT, "-o", "x.svg", "--effects"], "has no effect on x.svg"),
         ([TEXT, "-o", "x.svg", "--layers", "0-1"], "a picture shows one head"),
-        ([TEXT, "-o", "x.svg", "--layers", "0", "--heads", "0"], "give stack="),
+        (
+            [TEXT, "-o", "x.svg", "--layers", "0", "--heads", "0"],
+            "give --stack (encoder.self, decoder.self, decoder.memory), --layers and --heads",
+        ),
         ([TEXT, "--stack", "decoder.self"], "--view and --stack choose a picture"),
         ([TEXT, "--compare", "a", "--checkpoints"], "put different things side by side: give one of them"),
-        ([TEXT, "--of", "99"], "of= names position 99"),
-        ([TEXT, "-o", "file/x.html"], "cannot be written"),
+        ([TEXT, "--of", "99"], "--of names position 99"),
+        ([TEXT, "--of", "never"], "the vocabulary has no token 'never'"),
+        ([TEXT, "-o", "x.svg", "--view", "overview", "--heads", "0"], "leave --layers and --heads out"),
+        ([TEXT, "-o", "file/x.html"], "file is not a folder"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -275,9 +275,9 @@ def test_pictures_of_heads(pair_maps: AttentionMaps, models: dict[str, Model], t
     assert images == [2, 3 * LAYERS * HEADS + 1, LAYERS * HEADS + 1]
     for arguments, message in (
         ({"view": "lines"}, "there is no view 'lines'"),
-        ({"stack": "decoder.self", "layer": 1}, "give stack= "),
+        ({"stack": "decoder.self", "layer": 1}, r"give 'stack' \("),
         ({"layer": 1, "head": 1}, "encoder.self, decoder.self, decoder.memory"),
-        ({"view": "overview", "head": 1}, "leave layer and head out"),
+        ({"view": "overview", "head": 1}, "leave 'layer' and 'head' out"),
         ({"stack": "decoder.self", "layer": 1, "head": 9}, "has no head 9"),
     ):
         with pytest.raises(InputError, match=message):
