@@ -43,7 +43,7 @@ from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.translation import longest_sentence
 from clearhead.predict.embed import similarity
 from clearhead.task import Noise, Reading, TaskRecord
-from clearhead.text.long_texts import encode_start, warn_of_long_texts
+from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 
@@ -251,6 +251,8 @@ def _translations(model: Evaluated, data: object, options: EvaluateOptions, noti
     """Compare a model's translations with references, and measure the loss of the references."""
     table = _pairs(data)
     sources, references = list(table["source"]), list(table["target"])
+    # BLEU and chrF read a reference whole, whatever the model reads.
+    refuse_enormous(references, None, "reference")
     notify("; ".join(filter(None, [f"translating {len(sources)} lines", same_sides(table)])))
     started = time.perf_counter()
     found = model.translate(
