@@ -144,8 +144,8 @@ class EvaluateOptions:
         faults += [] if self.tokenize is None else tokenize_faults(self.tokenize)
         if faults:
             raise InputError.from_faults(faults, subject="the options")
-        search: dict[str, Any] = {"beam_size": self.beam_size, "length_penalty": self.length_penalty}
-        SearchOptions(**{name: value for name, value in search.items() if value is not None})
+        penalty = 1.0 if self.length_penalty is None else float(self.length_penalty)
+        SearchOptions(beam_size=1 if self.beam_size is None else self.beam_size, length_penalty=penalty)
 
     def refuse_unused(self, kind: str) -> None:
         """Refuse options without effect on a kind of task.
