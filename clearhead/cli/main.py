@@ -209,8 +209,8 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
     else:
         message = error.format_message().replace("\n", " ").replace(". Did you mean", " (did you mean").rstrip(".")
         message = message.removesuffix("?") + "?)" if "(did you mean" in message else message
-    needed = [option for option in needed if option not in message]
-    takes = f"; it needs {' and '.join(needed)}" if needed else ""
+    is_new = any(option not in message for option in needed)
+    takes = f"; it needs {' and '.join(needed)}" if is_new else ""
     return f"{name}: {message[:1].lower()}{message[1:]}{takes}; see {name} --help"
 
 
