@@ -48,8 +48,7 @@ class Transformer(HookPoints):
         self.head = Head(top.output_width, model.head) if model.head else None
         for path, node in spec.walk(model):
             if isinstance(node, spec.Reference | spec.TableHeads):
-                borrower = self.get_submodule(path.rpartition(".")[0])
-                vars(borrower)["borrowed"] = (self.get_submodule(node.path),)
+                vars(self.get_submodule(path.rpartition(".")[0]))["borrowed"] = (self.get_submodule(node.path),)
         if next(self.parameters()).device.type != "meta":
             initialize(self, model.initialization)
 
