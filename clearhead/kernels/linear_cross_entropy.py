@@ -23,6 +23,10 @@ NO_LABEL = -100
 _CHUNK_BYTES_CPU = 16 << 20
 _CHUNK_BYTES_GPU = 256 << 20
 
+# oneDNN makes a kernel for each number of rows of a 16-bit product, which costs milliseconds and megabytes. At most so
+# many numbers of rows come between one power of two and the next.
+_ROW_STEPS = 16
+
 # exp of plus or minus this is a normal float32, and so is a sum of millions of them.
 _SAFE_EXPONENT = 60.0
 
@@ -106,6 +110,14 @@ class _SelectRows(torch.autograd.Function):
         return gradient_ND.new_zeros(ctx.num_rows, gradient_ND.shape[1]).index_copy(0, rows, gradient_ND), None
 
 
+def product_rows(num_rows: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Return how many rows the products of so many rows have: on a CPU, few different numbers in 16 bits."""
+    if device.type != "cpu" or dtype.itemsize > 2 or num_rows == 0:
+        return num_rows
+    step = max(1, (1 << (num_rows.bit_length() - 1)) // _ROW_STEPS)
+    return -(-num_rows // step) * step
+
+
 @dataclass(frozen=True)
 class _Setting:
     label_smoothing: float
@@ -144,12 +156,16 @@ class _Sums:
     ) -> None:
         self.setting = setting
         self.dtype = torch.promote_types(setting.product_dtype, torch.float32)
+        self.num_rows = hidden_ND.shape[0]
+        # Behind the rows come some of zeros, whose rate is 0.
+        extra = product_rows(self.num_rows, setting.product_dtype, hidden_ND.device) - self.num_rows
         self.hidden_ND = (hidden_ND * setting.scale if setting.scale != 1.0 else hidden_ND).to(setting.product_dtype)
+        self.hidden_ND, self.labels_N = F.pad(self.hidden_ND, (0, 0, 0, extra)), F.pad(setting.labels_N, (0, extra))
         self.weight_VD = weight_VD.to(setting.product_dtype)
         self.bias_V = None if bias_V is None else bias_V.to(self.dtype)
         self.is_bounded = self._logits_are_bounded()
-        self.losses_N = hidden_ND.new_empty(hidden_ND.shape[0], dtype=self.dtype)
-        self.hidden_gradient_ND = hidden_ND.new_empty(hidden_ND.shape, dtype=self.dtype) if needed[0] else None
+        self.losses_N = hidden_ND.new_empty(len(self.hidden_ND), dtype=self.dtype)
+        self.hidden_gradient_ND = torch.empty_like(self.hidden_ND, dtype=self.dtype) if needed[0] else None
         self.weight_gradient_VD = weight_VD.new_zeros(weight_VD.shape, dtype=self.dtype) if needed[1] else None
         self.bias_gradient_V = weight_VD.new_zeros(weight_VD.shape[0], dtype=self.dtype) if needed[2] else None
 
@@ -180,14 +196,15 @@ class _Sums:
             for start in range(0, num_rows, chunk):
                 rows = slice(start, min(start + chunk, num_rows))
                 self._add_chunk(rows, buffer_CV[: rows.stop - start])
-            loss: Tensor = self.losses_N.sum() - self._spread_evenly()
+            loss: Tensor = self.losses_N[: self.num_rows].sum() - self._spread_evenly()
         return loss
 
     def gradients(self, inputs: tuple[Tensor, Tensor, Tensor | None]) -> list[Tensor | None]:
         """Return the gradients in the dtypes of the inputs, None where one is not needed."""
         if self.hidden_gradient_ND is not None and self.setting.scale != 1.0:
             self.hidden_gradient_ND.mul_(self.setting.scale)
-        made = (self.hidden_gradient_ND, self.weight_gradient_VD, self.bias_gradient_V)
+        hidden_ND = None if self.hidden_gradient_ND is None else self.hidden_gradient_ND[: self.num_rows]
+        made = (hidden_ND, self.weight_gradient_VD, self.bias_gradient_V)
         return [
             None if gradient is None or values is None else gradient.to(values.dtype)
             for gradient, values in zip(made, inputs, strict=True)
@@ -198,7 +215,7 @@ class _Sums:
         hidden_CD = self.hidden_ND[rows]
         self._write_logits(hidden_CD, logits_CV)
         label_share = 1.0 - self.setting.label_smoothing
-        labels_C1 = self.setting.labels_N[rows].unsqueeze(1)
+        labels_C1 = self.labels_N[rows].unsqueeze(1)
         label_logits_C1 = logits_CV.gather(1, labels_C1)
         if self.is_bounded:
             losses_C1 = -label_share * label_logits_C1
@@ -212,6 +229,7 @@ class _Sums:
         # The softmax is exp / total; the division is left to the small tensors on the other side of each product.
         gradient_CV = exp_CV.scatter_(1, labels_C1, exp_CV.gather(1, labels_C1) - label_share * total_C1)
         rate_C1 = total_C1.reciprocal()
+        rate_C1[max(0, self.num_rows - rows.start) :] = 0.0
         if self.bias_gradient_V is not None:
             self.bias_gradient_V.addmv_(gradient_CV.t(), rate_C1.squeeze(1))
         operand_CV = gradient_CV.to(self.setting.product_dtype)
@@ -244,17 +262,16 @@ class _Sums:
         share = self.setting.label_smoothing / self.weight_VD.shape[0]
         if share == 0.0:
             return self.losses_N.new_zeros(())
-        num_rows = self.losses_N.shape[0]
         hidden_sum_D = self.hidden_ND.sum(0, dtype=self.dtype)
         weight_sum_D = self.weight_VD.sum(0, dtype=self.dtype)
         logits_sum = hidden_sum_D @ weight_sum_D
         if self.bias_V is not None:
-            logits_sum = logits_sum + num_rows * self.bias_V.sum()
+            logits_sum = logits_sum + self.num_rows * self.bias_V.sum()
         if self.hidden_gradient_ND is not None:
             self.hidden_gradient_ND.sub_(weight_sum_D, alpha=share)
         if self.weight_gradient_VD is not None:
             self.weight_gradient_VD.sub_(hidden_sum_D, alpha=share)
         if self.bias_gradient_V is not None:
-            self.bias_gradient_V.sub_(share * num_rows)
+            self.bias_gradient_V.sub_(share * self.num_rows)
         spread: Tensor = share * logits_sum
         return spread

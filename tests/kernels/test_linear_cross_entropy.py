@@ -247,3 +247,33 @@ def test_the_loss_of_a_projection_is_that_of_its_outputs(cap: float | None) -> N
     torch.testing.assert_close(found, expected, check_dtype=False)
     for one, other in zip(case.gradients(found), case.gradients(expected), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [37, 64])
+def test_rows_of_zeros_that_fill_a_sixteen_bit_product_cannot_be_seen(rows: int) -> None:
+    """Against each row alone, which needs no filling; with a bias, which rows of zeros would still reach."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(*shape).bfloat16().requires_grad_() for shape in ((rows, WIDTH), (VOCABULARY, WIDTH))]
+    bias = torch.randn(VOCABULARY, requires_grad=True)
+    labels = torch.randint(0, VOCABULARY, (rows,))
+
+    def loss(chosen: slice) -> Tensor:
+        return linear_cross_entropy(leaves[0][chosen], leaves[1], bias, labels[chosen], label_smoothing=0.1)
+
+    found, expected = loss(slice(None)), sum(loss(slice(row, row + 1)) for row in range(rows))
+    assert isinstance(expected, Tensor) and far(found, expected) < 1e-5
+    inputs = [*leaves, bias]
+    for one, other in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs), strict=True):
+        assert far(one.float(), other.float()) < 2e-2
+
+
+def test_sixteen_bit_products_have_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+    product = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda one, other: seen.update(one.shape) or product(one, other))
+    weight = torch.randn(VOCABULARY, WIDTH, dtype=torch.bfloat16)
+    for rows in range(512, 1024, 5):
+        hidden = torch.randn(rows, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+        linear_cross_entropy(hidden, weight, None, torch.zeros(rows, dtype=torch.int64))
+    many = {size for size in seen if size >= 512}
+    assert 10 < len(many) <= 17 and max(many) <= 1024

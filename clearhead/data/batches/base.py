@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 from torch import Tensor
 
+from clearhead.data.batches.shapes import padded_length
 from clearhead.data.stores.arrays import Indices, Ragged
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.text.special_tokens import PrefixSuffix
@@ -103,16 +104,20 @@ class PaddedRows:
         return int(self.mask.sum())
 
 
-def pad_rows(rows: Ragged, special: PrefixSuffix = _NOTHING, *, fill: int) -> PaddedRows:
+def pad_rows(
+    rows: Ragged, special: PrefixSuffix = _NOTHING, *, fill: int, limit: int | None = None
+) -> PaddedRows:
     """Pad rows on the right.
 
     Args:
         rows: at least one.
         special: the special ids in front of each row and behind it.
         fill: the padding id.
+        limit: as of `padded_length`; None: rows are padded to the longest of them.
     """
     lengths_B, front = rows.lengths, len(special.prefix)
-    column_T = np.arange(int(lengths_B.max()) + len(special))
+    longest = int(lengths_B.max()) + len(special)
+    column_T = np.arange(longest if limit is None else padded_length(longest, limit))
     ids_BT = np.full((len(rows), len(column_T)), fill, dtype=np.int64)
     ids_BT[(column_T >= front) & (column_T < lengths_B[:, None] + front)] = rows.ids
     ids_BT[:, :front] = special.prefix
@@ -122,7 +127,13 @@ def pad_rows(rows: Ragged, special: PrefixSuffix = _NOTHING, *, fill: int) -> Pa
 
 
 def seq2seq_batch(
-    sources: Ragged, targets: Ragged, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, rows: Indices
+    sources: Ragged,
+    targets: Ragged,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    rows: Indices,
+    *,
+    limits: tuple[int | None, int | None] = (None, None),
 ) -> Batch:
     """Make a batch for two stacks: the encoder reads the sources, the decoder learns to write the targets.
 
@@ -130,11 +141,12 @@ def seq2seq_batch(
         sources, targets: ids without special ids.
         source_tokenizer, target_tokenizer: add the special ids and the padding.
         rows: which examples these are.
+        limits: of `pad_rows`, for each side.
     """
     special = target_tokenizer.special_tokens.for_target
-    source = pad_rows(sources, source_tokenizer.special_tokens.for_source, fill=source_tokenizer.pad_id)
-    target = pad_rows(targets, special.decoder_input, fill=target_tokenizer.pad_id)
-    labels = pad_rows(targets, special.labels, fill=NO_LABEL)
+    source = pad_rows(sources, source_tokenizer.special_tokens.for_source, fill=source_tokenizer.pad_id, limit=limits[0])
+    target = pad_rows(targets, special.decoder_input, fill=target_tokenizer.pad_id, limit=limits[1])
+    labels = pad_rows(targets, special.labels, fill=NO_LABEL, limit=limits[1])
     return Batch(
         ids=source.ids,
         mask=source.mask,

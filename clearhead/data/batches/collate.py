@@ -29,7 +29,8 @@ def collate_pairs(store: PairStore, rows: Indices) -> Batch:
         rows: which pairs, in the order of the batch; at least one.
     """
     tokenizers = store.tokenizers
-    return seq2seq_batch(store.sources.take(rows), store.targets.take(rows), tokenizers.source, tokenizers.target, rows)
+    sides = store.sources.take(rows), store.targets.take(rows)
+    return seq2seq_batch(*sides, tokenizers.source, tokenizers.target, rows, limits=store.longest)
 
 
 def collate_labelled(store: LabelStore, rows: Indices, collator: InputCollator) -> Batch:
@@ -40,7 +41,7 @@ def collate_labelled(store: LabelStore, rows: Indices, collator: InputCollator) 
         rows: which of them, in the order of the batch; at least one.
         collator: adds the special ids and the padding of the model.
     """
-    inputs = collator.collate(*([part[row] for row in rows] for part in store.texts))
+    inputs = collator.collate(*([part[row] for row in rows] for part in store.texts), limit=store.longest[0])
     values: Int64[ndarray, " batch"] | Float[ndarray, "batch ..."] = store.values[rows]
     labels = torch.from_numpy(values.astype(np.int64 if store.labels.kind == "single_label" else np.float32))
     return inputs.with_labels(labels, rows, num_labels=labels.numel())
@@ -54,7 +55,7 @@ def collate_tagged(store: TagStore, rows: Indices, collator: InputCollator) -> B
         rows: which of them, in the order of the batch; at least one.
         collator: adds the special ids and the padding of the model.
     """
-    inputs = collator.collate([store.chunks[row] for row in rows])
+    inputs = collator.collate([store.chunks[row] for row in rows], limit=store.longest[0])
     labels_BT = np.full(inputs.ids.shape, NO_LABEL, dtype=np.int64)
     for index, row in enumerate(rows):
         start, end = store.chunks.offsets[row : row + 2]
@@ -79,7 +80,7 @@ def collate_answers(store: AnswerStore, rows: Indices, collator: InputCollator) 
     Source: arXiv 1810.04805, section 4.2 and 4.3.
     """
     questions, contexts = zip(*map(store.ids, rows), strict=True)
-    inputs = collator.collate(questions, contexts)
+    inputs = collator.collate(questions, contexts, limit=store.longest[0])
     labels_BT2 = np.full((*inputs.ids.shape, 2), NO_LABEL, dtype=np.int64)
     for index, row in enumerate(rows):
         start = collator.second_place(len(questions[index]))

@@ -65,7 +65,10 @@ def collate_contrastive(store: PairStore, rows: Indices, groups: Rows, collator:
         collator: adds the special ids and the padding of the model.
     """
     special, pad = collator.special_tokens.for_text, collator.pad
-    first, second = (pad_rows(side.take(rows), special, fill=pad) for side in (store.sources, store.targets))
+    first, second = (
+        pad_rows(side.take(rows), special, fill=pad, limit=side.longest + len(special))
+        for side in (store.sources, store.targets)
+    )
     return ContrastiveBatch(
         ids=first.ids,
         mask=first.mask,
@@ -127,19 +130,13 @@ class ContrastivePlan(LengthPlan):
         order = np.argsort(bits[: len(self)], kind="stable")
         group_size = _GROUP * self.batch_tokens / float(self._longest.mean())
         groups = np.array_split(order, max(1, round(len(self) / group_size)))
-        batches = [rows for group in groups for rows in self._cut(group)]
+        batches = [rows for group in groups for rows in self._cut_group(group)]
         return [batches[index] for index in np.argsort(bits[len(self) : len(self) + len(batches)], kind="stable")]
 
-    def _cut(self, rows: Indices) -> list[Indices]:
-        """Sort a group by length, longest first, and cut it into batches."""
+    def _cut_group(self, rows: Indices) -> list[Indices]:
+        """Sort a group by length and cut it into batches, longest first."""
         # Pairs with the same longest side are sorted by their difference, so that the other side is narrow too.
-        order = rows[np.lexsort(((self._source - self._target)[rows], -self._longest[rows]))]
-        batches: list[Indices] = []
-        start = 0
-        while start < len(order):
-            count = self.batch_tokens // int(self._longest[order[start]])
-            batches.append(order[start : start + count])
-            start += count
+        batches = self._cut(rows[np.lexsort(((self._source - self._target)[rows], self._longest[rows]))])
         if len(batches) > 1 and len(batches[-1]) < len(batches[-2]):
             # A remainder of a few pairs would have next to nothing to tell apart.
             batches[-2:] = np.array_split(np.concatenate(batches[-2:]), 2)

@@ -15,6 +15,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from clearhead.data.batches.base import Batch, DeviceBatch
+from clearhead.data.batches.shapes import padded_length
 from clearhead.data.stores.arrays import Indices
 from clearhead.spec import Model
 from clearhead.task import Repeats
@@ -116,12 +117,15 @@ class InputCollator:
         template = [part for part, _ in self.special_tokens.template(paired=True)]
         return sum(num_first if part == "A" else 1 for part in template[: template.index("B")])
 
-    def collate(self, firsts: Sequence[Ids], seconds: Sequence[Ids] | None = None) -> ModelInputs:
+    def collate(
+        self, firsts: Sequence[Ids], seconds: Sequence[Ids] | None = None, *, limit: int | None = None
+    ) -> ModelInputs:
         """Add special ids and padding to some texts.
 
         Args:
             firsts: plain ids of each text; at least one text.
             seconds: plain ids of the second text of each pair; None: single texts.
+            limit: as of `padded_length`; None: texts are padded to the longest of them.
 
         Raises:
             InputError: there are pairs, and the tokenizer has no template for them.
@@ -130,7 +134,9 @@ class InputCollator:
         extra = self.special_tokens.num_added(paired=seconds is not None)
         lengths_B = np.array([len(first) for first in firsts]) + extra
         lengths_B += [len(second) for second in seconds] if seconds is not None else 0
-        ids_BT = np.full((len(firsts), int(lengths_B.max())), self.pad, dtype=np.int64)
+        longest = int(lengths_B.max())
+        length = longest if limit is None else padded_length(longest, limit)
+        ids_BT = np.full((len(firsts), length), self.pad, dtype=np.int64)
         segments_BT = np.zeros_like(ids_BT)
         for row, first in enumerate(firsts):
             texts: dict[str, Ids] = {"A": first, "B": seconds[row] if seconds is not None else ()}

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from clearhead.data.batches.shapes import padded_length, rounded_rows
 from clearhead.data.stores.arrays import ArrayStore, Indices, Rows
 from clearhead.errors import InputError
 
@@ -30,12 +31,12 @@ class BatchPlan(Protocol):
 
 
 class LengthPlan:
-    """Batches of examples of similar lengths, in which rows times the longest side stay within a budget.
+    """Batches of examples of similar lengths and of few shapes, in which rows times the padded length stay in a budget.
 
     Args:
         lengths: tokens of each example as the model reads it, special ones included; of the sources and of the targets
             if examples have two sides.
-        batch_tokens: the budget: the most that rows * longest side may be.
+        batch_tokens: the budget: the most that rows * longest side may be, padding included.
         seed: from 0; one seed gives one order for every epoch.
 
     Raises:
@@ -55,11 +56,12 @@ class LengthPlan:
         self.batch_tokens = batch_tokens
         self.seed = seed
         self._longest = np.maximum(self._source, self._target)
-        needed = self.least_rows * int(self._longest.max())
+        self._limits = int(self._source.max()), int(self._target.max())
+        needed = self.least_rows * max(self._limits)
         if needed > batch_tokens:
             rows = f" and a batch needs at least {self.least_rows} examples" if self.least_rows > 1 else ""
             raise InputError(
-                f"batch_tokens is {batch_tokens}, but the longest example has {self._longest.max()} tokens{rows}; "
+                f"batch_tokens is {batch_tokens}, but the longest example has {max(self._limits)} tokens{rows}; "
                 f"raise batch_tokens to at least {needed}, or lower max_length"
             )
 
@@ -77,7 +79,8 @@ class LengthPlan:
 
     def num_positions(self, rows: Indices) -> int:
         """Return how many positions a batch has, padding included, both sides together."""
-        return len(rows) * int(self._source[rows].max() + self._target[rows].max())
+        longest = int(self._source[rows].max()), int(self._target[rows].max())
+        return len(rows) * sum(map(padded_length, longest, self._limits))
 
     def epoch(self, number: int) -> list[Indices]:
         """Return the batches of an epoch, each the indices of its rows; every example is in exactly one.
@@ -86,6 +89,25 @@ class LengthPlan:
             number: the epoch, counted from 0.
         """
         raise NotImplementedError
+
+    def _cut(self, order: Indices, first_share: float = 1.0) -> list[Indices]:
+        """Cut an order into batches, from its end; the first takes only a share of what it could.
+
+        Args:
+            order: rows in ascending order of length: the last row of a batch is its longest and decides its shape.
+            first_share: moves every border, so that an order that varies little gives other batches.
+        """
+        batches: list[Indices] = []
+        end = len(order)
+        while end:
+            padded = padded_length(int(self._longest[order[end - 1]]), max(self._limits))
+            count = rounded_rows(self.batch_tokens // padded)
+            if not batches and count < end:
+                count = rounded_rows(max(1, round(count * first_share)))
+            start = max(0, end - count)
+            batches.append(order[start:end])
+            end = start
+        return batches
 
     def widest(self) -> Indices:
         """Return the rows of the batch of the first epoch with the most positions."""
@@ -115,7 +137,7 @@ class LengthSortedPlan(LengthPlan):
     def epoch(self, number: int) -> list[Indices]:
         """Return the batches of an epoch; as of `LengthPlan`."""
         if not self.shuffle:
-            return self._cut(self._order(np.zeros(len(self)), 1), 1.0)
+            return self._cut(self._order(np.zeros(len(self)), 1))[::-1]
         # Raw bits: numpy keeps this stream the same for ever, which it does not promise for its distributions.
         bits = np.random.PCG64(np.random.SeedSequence([self.seed, number])).random_raw(2 * len(self) + 2)
         draws = (bits >> np.uint64(11)) * 2.0**-53
@@ -132,22 +154,6 @@ class LengthSortedPlan(LengthPlan):
         turn = np.where(self._longest % 2 == 0, direction, -direction)
         return np.lexsort(((self._source - self._target) * turn + _JITTER * jitter, self._longest))
 
-    def _cut(self, order: Rows, first_share: float) -> list[Indices]:
-        """Cut an order into batches; the first takes only a share of what it could, which moves every border."""
-        longest = self._longest[order]
-        batches: list[Indices] = []
-        start = 0
-        while start < len(order):
-            # Lengths ascend, so the last row of a batch is its longest: the largest count of rows that fits.
-            window = longest[start : start + self.batch_tokens]
-            areas = window * np.arange(1, len(window) + 1)
-            count = int(np.searchsorted(areas, self.batch_tokens, side="right"))
-            if not batches and count < len(order):
-                count = max(1, round(count * first_share))
-            batches.append(order[start : start + count])
-            start += count
-        return batches
-
 
 def random_stream(seed: int, epoch: int, index: int) -> np.random.Generator:
     """Return the generator of one batch, which does not depend on what was drawn before."""
@@ -161,7 +167,7 @@ class EpochBatches(Generic[BatchT]):
     Args:
         plan: which rows form a batch.
         make: makes a batch of some rows, given the numbers of the epoch and of the batch within it.
-        identity: JSON values that tell these batches from others: data, seed, sizes.
+        identity: JSON values that tell these batches from others: data, seed, sizes; the rule of shapes is added.
     """
 
     def __init__(
@@ -169,7 +175,7 @@ class EpochBatches(Generic[BatchT]):
     ) -> None:
         self.plan = plan
         self._make = make
-        self._identity = dict(identity)
+        self._identity = {**identity, "shapes": "rounded"}
         self._epoch = 0
         self._position = 0
         self._batches = plan.epoch(0)

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,6 +52,11 @@ class Ragged:
     def lengths(self) -> Rows:
         """The number of ids of each row."""
         return np.diff(self.offsets)
+
+    @cached_property
+    def longest(self) -> int:
+        """The most ids of a row."""
+        return int(self.lengths.max())
 
     @property
     def row_numbers(self) -> Int64[ndarray, " tokens"]:
@@ -195,6 +201,12 @@ class ArrayStore:
     def input_lengths(self) -> tuple[Rows, ...]:
         """The number of ids that each stack of a model reads of each example, special ids included."""
         raise NotImplementedError
+
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """The largest of the first and of the last `input_lengths`."""
+        lengths = self.input_lengths
+        return int(lengths[0].max()), int(lengths[-1].max())
 
     @property
     def num_tokens(self) -> int:

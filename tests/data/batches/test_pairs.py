@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.collate import collate_pairs
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
+from clearhead.data.batches.shapes import padded_length, rounded_rows
 from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
@@ -72,6 +73,30 @@ def test_every_pair_once_and_inside_the_budget(count: int, budget: int, seed: in
     assert 0 <= plan.padding_waste(epoch) < 1
 
 
+def test_lengths_and_rows_come_from_few_numbers() -> None:
+    for number in range(1, 3000):
+        length, rows = padded_length(number, 3000), rounded_rows(number)
+        assert number <= length <= max(number + 1, number * 17 / 16) and number * 16 / 17 < rows <= number
+        assert padded_length(length, 3000) == length and rounded_rows(rows) == rows
+        assert padded_length(number, number) == number, "a model may have no more positions"
+    assert len({padded_length(number, 3000) for number in range(512, 1024)}) == 17
+    assert len({rounded_rows(number) for number in range(512, 1024)}) == 16
+
+
+def test_batches_have_few_shapes_and_those_that_the_plan_counts(tmp_path: Path) -> None:
+    store = make_store(tmp_path, count=997, longest=31)
+    plan = LengthSortedPlan(*store.input_lengths, batch_tokens=512, seed=5)
+    shapes: set[tuple[int, ...]] = set()
+    for epoch in range(8):
+        batches = plan.epoch(epoch)
+        assert sum(len(rows) != rounded_rows(len(rows)) for rows in batches) <= 1, "all but what is left at the end"
+        for rows in batches:
+            batch = collate_pairs(store, rows)
+            assert batch.ids.numel() + batch.target_ids.numel() == plan.num_positions(rows) <= 2 * 512
+            shapes.add((*batch.ids.shape, batch.target_ids.shape[1]))
+    assert {length for _, *lengths in shapes for length in lengths} <= {*range(2, 33, 2)}
+
+
 def test_an_epoch_is_a_function_of_seed_and_number() -> None:
     source, target = lengths(997, 5)
 
@@ -105,7 +130,7 @@ def test_one_order_on_every_machine() -> None:
     """The order is part of exact resume: written down, so that a change of library or code shows here."""
     source = np.arange(1, 14)
     plan = LengthSortedPlan(source, source[::-1].copy(), batch_tokens=40, seed=3)
-    assert [rows.tolist() for rows in plan.epoch(2)] == [[3, 2, 10], [11, 1, 0], [12], [6, 7], [5, 4, 8, 9]]
+    assert [rows.tolist() for rows in plan.epoch(2)] == [[9, 3, 2], [7, 5, 4, 8], [6], [0, 12], [10, 11, 1]]
 
 
 def test_few_pairs_that_fit_one_batch_stay_in_one() -> None:
@@ -149,8 +174,10 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
         assert (batch.target_ids[place][~read] == target_side.pad_id).all()
         assert (batch.labels[place][~read] == -100).all()
         assert real.tolist() == sorted(real.tolist(), reverse=True)
-    assert batch.ids.shape == (5, store.sources.lengths[rows].max() + 1)
-    assert batch.labels.shape == batch.target_ids.shape == (5, store.targets.lengths[rows].max() + 1)
+    width, target_width = (
+        padded_length(int(side.lengths[rows].max()) + 1, side.longest + 1) for side in (store.sources, store.targets)
+    )
+    assert batch.ids.shape == (5, width) and batch.labels.shape == batch.target_ids.shape == (5, target_width)
     assert batch.num_labels == int((batch.labels != -100).sum())
     assert batch.num_tokens == batch.num_labels + int(batch.mask.sum())
     assert batch.ids.dtype == batch.labels.dtype == torch.int64
@@ -162,7 +189,8 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
 def test_one_pair_is_a_batch_too(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     batch = collate_pairs(store, np.array([7]))
-    assert batch.mask.all() and batch.target_mask.all() and (batch.labels >= 0).all()
+    assert batch.num_tokens == int(batch.mask.sum() + batch.target_mask.sum())
+    assert batch.num_labels == store.targets.lengths[7] + 1 == int((batch.labels >= 0).sum())
 
 
 def test_training_goes_round_and_validation_once(tmp_path: Path) -> None:
