@@ -26,6 +26,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.data_files import DATA_FILES, changed_files, describe_files
 from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run, take_weights
+from clearhead.training.kernel_cache import limit_kernel_cache
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP, build_schedule
@@ -75,6 +76,7 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
     """
     run = Path(run_file.train.run)
     device = choose_device(run_file.train.device)
+    limit_kernel_cache()
     memory_before = memory_in_use(device)
     with open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=MAY_DIFFER) as directory:
         if run_file.train.tensorboard:

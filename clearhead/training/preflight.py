@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.training.kernel_cache import most_kernel_bytes
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.progress.reports import duration
 from clearhead.training.protocols import Batches, BatchT
@@ -269,13 +270,15 @@ def step_cost(
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         before = _start_peak(device)
-        dry.forward_backward(next(work.batches) if work.largest is None else work.largest)
-        dry.peak = max(dry.peak, _peak(device))
-        update = dry.update(optimizer, clip=settings.clip)
+        batch = next(work.batches) if work.largest is None else work.largest
+        dry.forward_backward(batch)
+        largest = dry.peak = max(dry.peak, _peak(device))
         passes: list[float] = []
+        shapes = {_shapes(batch)}
         while len(passes) < MOST_BATCHES and (not passes or time.perf_counter() - began < seconds):
             fetched = time.perf_counter()
             batch = next(work.batches)
+            shapes.add(_shapes(batch))
             fetching = time.perf_counter() - fetched
             spent = dry.forward_backward(batch)
             if time.perf_counter() - began < seconds:
@@ -286,7 +289,11 @@ def step_cost(
         validation = dry.forward(batch) * work.valid_share * work.batches.batches_per_epoch
         if work.score_seconds is not None:
             validation += dry.score(work.score_seconds)
-        memory = dry.peak - before + dry.state_bytes
+        # Batches of several shapes fill the cache of kernels in time.
+        kernels = most_kernel_bytes(device, settings.precision) if len(shapes) > 1 else 0
+        peak = max(dry.peak, _peak(device), largest + kernels)
+        update = dry.update(optimizer, clip=settings.clip)
+        memory = max(peak + dry.state_bytes, _peak(device)) - before
     work.batches.load_state(place)
     if settings.ema is not None:
         memory += sum(map(_bytes, module.parameters()))
@@ -377,6 +384,10 @@ class _DryRun(Generic[BatchT]):
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         return time.perf_counter() - began
+
+
+def _shapes(batch: object) -> tuple[torch.Size, ...]:
+    return tuple(value.shape for value in vars(batch).values() if isinstance(value, Tensor))
 
 
 def device_of(module: nn.Module) -> torch.device:

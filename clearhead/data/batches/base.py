@@ -104,9 +104,7 @@ class PaddedRows:
         return int(self.mask.sum())
 
 
-def pad_rows(
-    rows: Ragged, special: PrefixSuffix = _NOTHING, *, fill: int, limit: int | None = None
-) -> PaddedRows:
+def pad_rows(rows: Ragged, special: PrefixSuffix = _NOTHING, *, fill: int, limit: int | None = None) -> PaddedRows:
     """Pad rows on the right.
 
     Args:
@@ -144,7 +142,9 @@ def seq2seq_batch(
         limits: of `pad_rows`, for each side.
     """
     special = target_tokenizer.special_tokens.for_target
-    source = pad_rows(sources, source_tokenizer.special_tokens.for_source, fill=source_tokenizer.pad_id, limit=limits[0])
+    source = pad_rows(
+        sources, source_tokenizer.special_tokens.for_source, fill=source_tokenizer.pad_id, limit=limits[0]
+    )
     target = pad_rows(targets, special.decoder_input, fill=target_tokenizer.pad_id, limit=limits[1])
     labels = pad_rows(targets, special.labels, fill=NO_LABEL, limit=limits[1])
     return Batch(
