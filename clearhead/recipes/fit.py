@@ -17,7 +17,7 @@ from clearhead.recipes.table import VALIDATIONS, Recipe, Size, recipe_for
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.init_from import InitialModel, take_weights
 from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.preflight import Workload, is_out_of_memory, step_cost
+from clearhead.training.preflight import is_out_of_memory, step_cost
 from clearhead.training.progress.reports import Progress, duration
 from clearhead.training.random_state import preserved_random_state, seed_everything
 from clearhead.training.runfile.read import parse_run_file
@@ -225,9 +225,8 @@ class Fitting:
         train = run_file.train
         assert train.learning_rate is not None, "the run file fills its defaults"
         optimizer = build_optimizer(module, kind=train.optimizer, learning_rate=train.learning_rate)
-        work = Workload(parts.loss, parts.batches, parts.widest, parts.valid_share, parts.score_seconds)
         table = train.model_dump() | {"precision": choose_precision(train.precision, device)}
-        cost = step_cost(module, optimizer, work, TrainSettings(**table), seconds=_MEASURED_SECONDS)
+        cost = step_cost(module, optimizer, parts.workload(), TrainSettings(**table), seconds=_MEASURED_SECONDS)
         return Candidate(choice.size, parts, cost.step_seconds, parts.mean_tokens, cost.validation_seconds)
 
 

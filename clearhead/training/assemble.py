@@ -31,7 +31,7 @@ from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP, build_schedule
 from clearhead.training.optim.weight_averages import average_checkpoints
-from clearhead.training.preflight import TokenSide, Workload, memory_in_use, preflight
+from clearhead.training.preflight import TokenSide, memory_in_use, preflight
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
@@ -291,7 +291,7 @@ def _preflight(
     report = preflight(
         module,
         trainer.optimizer,
-        Workload(parts.loss, parts.batches, parts.widest, parts.valid_share, parts.score_seconds),
+        parts.workload(),
         trainer.settings,
         sides=[_token_side(side, module, init) for side in parts.sides],
         memory_before=memory_before,

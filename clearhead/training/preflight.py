@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
-from clearhead.training.kernel_cache import most_kernel_bytes
+from clearhead.training.kernel_cache import needs_kernels
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.progress.reports import duration
 from clearhead.training.protocols import Batches, BatchT
@@ -26,6 +26,8 @@ from clearhead.training.settings import TrainSettings, planned_steps
 
 OPTIMIZER_SLOTS: Final = 2
 """Values that an optimizer of the Adam family keeps for each parameter: two moments of the gradient."""
+LEAST_SHAPES: Final = 4
+"""So many are tried at least where each needs kernels of its own."""
 MOST_BATCHES: Final = 8
 """So many batches are tried at most: enough for an average."""
 CHECKPOINT_SPEED: Final = 2e8
@@ -80,6 +82,7 @@ class Workload(Generic[BatchT]):
         loss: gives, for a batch, the summed loss and the number of labels.
         batches: the training batches.
         largest: the training batch with the most positions; None: any.
+        num_shapes: of the batches of an epoch.
         valid_share: size of the validation data, as a share of the training data.
         score_seconds: called with the module in evaluation mode, returns the seconds that a score takes beside the
             validation loss; None: the score comes with the loss.
@@ -88,6 +91,7 @@ class Workload(Generic[BatchT]):
     loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
     batches: Batches[BatchT]
     largest: BatchT | None = None
+    num_shapes: int = 1
     valid_share: float = 0.0
     score_seconds: Callable[[nn.Module], float] | None = None
 
@@ -275,7 +279,11 @@ def step_cost(
         largest = dry.peak = max(dry.peak, _peak(device))
         passes: list[float] = []
         shapes = {_shapes(batch)}
-        while len(passes) < MOST_BATCHES and (not passes or time.perf_counter() - began < seconds):
+        makes_kernels = needs_kernels(device, settings.precision)
+        least = min(LEAST_SHAPES, work.num_shapes) if makes_kernels else 1
+        while len(passes) < MOST_BATCHES and (
+            not passes or len(shapes) < least or time.perf_counter() - began < seconds
+        ):
             fetched = time.perf_counter()
             batch = next(work.batches)
             shapes.add(_shapes(batch))
@@ -289,9 +297,10 @@ def step_cost(
         validation = dry.forward(batch) * work.valid_share * work.batches.batches_per_epoch
         if work.score_seconds is not None:
             validation += dry.score(work.score_seconds)
-        # Batches of several shapes fill the cache of kernels in time.
-        kernels = most_kernel_bytes(device, settings.precision) if len(shapes) > 1 else 0
-        peak = max(dry.peak, _peak(device), largest + kernels)
+        peak = max(dry.peak, _peak(device))
+        if makes_kernels and len(shapes) > 1:
+            # What the tried shapes added, all others will add as well.
+            peak = largest + (peak - largest) * max(1, work.num_shapes - 1) // (len(shapes) - 1)
         update = dry.update(optimizer, clip=settings.clip)
         memory = max(peak + dry.state_bytes, _peak(device)) - before
     work.batches.load_state(place)

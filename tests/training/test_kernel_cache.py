@@ -1,4 +1,4 @@
-"""The bound on cached kernels: ours unless the user has one, and a part of the forecast where shapes differ."""
+"""The bound on cached kernels: ours unless the user has one; and the forecast of those that all shapes need."""
 
 from __future__ import annotations
 
@@ -6,36 +6,47 @@ import os
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from clearhead.training import preflight as preflight_file
-from clearhead.training.kernel_cache import CAPACITY, KERNEL_BYTES, limit_kernel_cache, most_kernel_bytes
+from clearhead.training.kernel_cache import CAPACITY, limit_kernel_cache, needs_kernels
 from clearhead.training.preflight import Workload, step_cost
 from clearhead.training.settings import TrainSettings
-from tests.training.small import NextToken, ShuffledTokens, summed_loss
+from tests.training.small import NextToken, ShuffledTokens, Tokens, summed_loss
 
 OURS, OTHER = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, CAPACITY), (OURS, 7), (OTHER, 7)])
-def test_the_users_bound_comes_first(monkeypatch: pytest.MonkeyPatch, given: str | None, expected: int) -> None:
+@pytest.mark.parametrize("given", [None, OURS, OTHER])
+def test_the_users_bound_comes_first(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
     for name in (OURS, OTHER):
         monkeypatch.setenv(name, "7")
         if name != given:
             monkeypatch.delenv(name)
     limit_kernel_cache()
-    assert (OURS in os.environ) == (given != OTHER)
-    device = torch.device("cpu")
-    assert most_kernel_bytes(device, "bf16") == expected * KERNEL_BYTES
-    assert most_kernel_bytes(device, "fp32") == most_kernel_bytes(torch.device("cuda"), "bf16") == 0
+    assert os.environ.get(OURS) == {None: str(CAPACITY), OURS: "7", OTHER: None}[given]
 
 
-def test_batches_of_several_shapes_fill_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = 3_000_000_000
-    monkeypatch.setattr(preflight_file, "most_kernel_bytes", lambda device, precision: full)
+def test_kernels_are_needed_for_products_in_16_bits_on_a_cpu() -> None:
+    assert needs_kernels(torch.device("cpu"), "bf16")
+    assert not needs_kernels(torch.device("cpu"), "fp32") and not needs_kernels(torch.device("cuda"), "bf16")
 
-    def memory(num_batches: int) -> int:
-        module, batches = NextToken(), ShuffledTokens(num_batches=num_batches)
-        optimizer = torch.optim.AdamW(module.parameters())
-        return step_cost(module, optimizer, Workload(summed_loss, batches), TrainSettings(run="run")).memory_bytes
 
-    assert memory(1) < full // 10 < full <= memory(5) < full * 1.1
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_shapes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.MonkeyPatch, is_needed: bool) -> None:
+    """Each shape keeps 20 MB: of 41 shapes at least 4 are tried, although the time is over after the first pass."""
+    kept: dict[torch.Size, Tensor] = {}
+
+    def keeping(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+        kept.setdefault(batch.ids_BT.shape, torch.ones(5_000_000))
+        return summed_loss(module, batch)
+
+    monkeypatch.setattr(preflight_file, "needs_kernels", lambda device, precision: is_needed)
+    module = NextToken()
+    optimizer = torch.optim.AdamW(module.parameters())
+    work = Workload(keeping, ShuffledTokens(), num_shapes=41)
+    cost = step_cost(module, optimizer, work, TrainSettings(run="run"), seconds=0.0)
+    if is_needed:
+        assert len(kept) >= 4 and 700e6 < cost.memory_bytes < 1000e6
+    else:
+        assert len(kept) <= 2 and cost.memory_bytes < 100e6

@@ -29,6 +29,9 @@ class BatchPlan(Protocol):
     def epoch(self, number: int) -> list[Indices]:
         """Return the batches of an epoch, counted from 0, each the indices of its rows."""
 
+    def num_shapes(self) -> int:
+        """Return how many shapes the batches of the first epoch have."""
+
 
 class LengthPlan:
     """Batches of examples of similar lengths and of few shapes, in which rows times the padded length stay in a budget.
@@ -79,8 +82,12 @@ class LengthPlan:
 
     def num_positions(self, rows: Indices) -> int:
         """Return how many positions a batch has, padding included, both sides together."""
+        return len(rows) * sum(self._widths(rows))
+
+    def _widths(self, rows: Indices) -> tuple[int, ...]:
+        """Return the padded lengths of a batch."""
         longest = int(self._source[rows].max()), int(self._target[rows].max())
-        return len(rows) * sum(map(padded_length, longest, self._limits))
+        return tuple(map(padded_length, longest, self._limits))
 
     def epoch(self, number: int) -> list[Indices]:
         """Return the batches of an epoch, each the indices of its rows; every example is in exactly one.
@@ -108,6 +115,10 @@ class LengthPlan:
             batches.append(order[start:end])
             end = start
         return batches
+
+    def num_shapes(self) -> int:
+        """Return how many shapes the batches of the first epoch have."""
+        return len({(len(rows), *self._widths(rows)) for rows in self.epoch(0)})
 
     def widest(self) -> Indices:
         """Return the rows of the batch of the first epoch with the most positions."""

@@ -153,8 +153,15 @@ class _WindowPlan:
 
     def epoch(self, number: int) -> list[Indices]:
         """Return the batches of an epoch, each the indices of its rows."""
+        return self._sorted(number).epoch(number)
+
+    def num_shapes(self) -> int:
+        """Return how many shapes the batches of the first epoch have."""
+        return self._sorted(0).num_shapes()
+
+    def _sorted(self, number: int) -> LengthSortedPlan:
         lengths = _block_lengths(*self.layout(number))
-        return LengthSortedPlan(lengths, batch_tokens=self._batch_tokens, seed=self._seed).epoch(number)
+        return LengthSortedPlan(lengths, batch_tokens=self._batch_tokens, seed=self._seed)
 
 
 def _check_budget(length: int, batch_tokens: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.data.batches.base import Batch
+from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.sources.tables import WHOLE, Share
 from clearhead.data.stores.arrays import ArrayStore, Ragged
 from clearhead.data.stores.tokenizers import cached_tokenizer
@@ -24,8 +25,9 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.init_from import InitialModel
 from clearhead.training.losses.tokens import token_loss
+from clearhead.training.preflight import Workload
 from clearhead.training.progress.reports import Progress
-from clearhead.training.protocols import Batches, BatchT
+from clearhead.training.protocols import BatchT
 from clearhead.training.runfile.model_table import resolve_spec, with_dropout
 from clearhead.training.runfile.sections import RunFile, Section
 from clearhead.training.settings import Metric
@@ -201,7 +203,7 @@ class TaskParts(Generic[BatchT]):
 
     tokenizers: TokenizerPair
     spec: spec.Model
-    batches: Batches[BatchT]
+    batches: EpochBatches[BatchT]
     loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
     validate: Callable[[nn.Module], Validation]
     sides: list[DataSide]
@@ -213,6 +215,17 @@ class TaskParts(Generic[BatchT]):
     score_name: str = "score"
     best_by: Metric = field(default="loss")
     score_seconds: Callable[[nn.Module], float] | None = None
+
+    def workload(self) -> Workload[BatchT]:
+        """Return what a run of the task computes."""
+        return Workload(
+            self.loss,
+            self.batches,
+            largest=self.widest,
+            num_shapes=self.batches.plan.num_shapes(),
+            valid_share=self.valid_share,
+            score_seconds=self.score_seconds,
+        )
 
 
 def part_of(run_file: RunFile, name: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> tuple[SourceT, Share]:
