@@ -293,14 +293,15 @@ def step_cost(
                 # The first pass of a shape includes allocation and the choice of kernels.
                 spent = dry.forward_backward(batch)
             passes.append(fetching + spent)
-        one_batch = sum(passes) / len(passes)
-        validation = dry.forward(batch) * work.valid_share * work.batches.batches_per_epoch
-        if work.score_seconds is not None:
-            validation += dry.score(work.score_seconds)
         peak = max(dry.peak, _peak(device))
         if makes_kernels and len(shapes) > 1:
             # What the tried shapes added, all others will add as well.
             peak = largest + (peak - largest) * max(1, work.num_shapes - 1) // (len(shapes) - 1)
+        one_batch = sum(passes) / len(passes)
+        validation = dry.forward(batch) * work.valid_share * work.batches.batches_per_epoch
+        if work.score_seconds is not None:
+            validation += dry.score(work.score_seconds)
+        peak = max(peak, _peak(device))
         update = dry.update(optimizer, clip=settings.clip)
         memory = max(peak + dry.state_bytes, _peak(device)) - before
     work.batches.load_state(place)

@@ -38,7 +38,8 @@ def test_shapes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest
     kept: dict[torch.Size, Tensor] = {}
 
     def keeping(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
-        kept.setdefault(batch.ids_BT.shape, torch.ones(5_000_000))
+        if batch.ids_BT.shape not in kept:
+            kept[batch.ids_BT.shape] = torch.ones(5_000_000)
         return summed_loss(module, batch)
 
     monkeypatch.setattr(preflight_file, "needs_kernels", lambda device, precision: is_needed)
