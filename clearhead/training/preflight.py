@@ -26,8 +26,8 @@ from clearhead.training.settings import TrainSettings, planned_steps
 
 OPTIMIZER_SLOTS: Final = 2
 """Values that an optimizer of the Adam family keeps for each parameter: two moments of the gradient."""
-LEAST_SHAPES: Final = 4
-"""So many are tried at least where each needs kernels of its own."""
+LEAST_SIZES: Final = 4
+"""So many sizes of batches are tried at least where each needs kernels of its own."""
 MOST_BATCHES: Final = 8
 """So many batches are tried at most: enough for an average."""
 CHECKPOINT_SPEED: Final = 2e8
@@ -82,7 +82,7 @@ class Workload(Generic[BatchT]):
         loss: gives, for a batch, the summed loss and the number of labels.
         batches: the training batches.
         largest: the training batch with the most positions; None: any.
-        num_shapes: of the batches of an epoch.
+        num_sizes: different numbers of padded tokens that the stacks read in an epoch.
         valid_share: size of the validation data, as a share of the training data.
         score_seconds: called with the module in evaluation mode, returns the seconds that a score takes beside the
             validation loss; None: the score comes with the loss.
@@ -91,7 +91,7 @@ class Workload(Generic[BatchT]):
     loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
     batches: Batches[BatchT]
     largest: BatchT | None = None
-    num_shapes: int = 1
+    num_sizes: int = 1
     valid_share: float = 0.0
     score_seconds: Callable[[nn.Module], float] | None = None
 
@@ -274,29 +274,7 @@ def step_cost(
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         before = _start_peak(device)
-        batch = next(work.batches) if work.largest is None else work.largest
-        dry.forward_backward(batch)
-        largest = dry.peak = max(dry.peak, _peak(device))
-        passes: list[float] = []
-        shapes = {_shapes(batch)}
-        makes_kernels = needs_kernels(device, settings.precision)
-        least = min(LEAST_SHAPES, work.num_shapes) if makes_kernels else 1
-        while len(passes) < MOST_BATCHES and (
-            not passes or len(shapes) < least or time.perf_counter() - began < seconds
-        ):
-            fetched = time.perf_counter()
-            batch = next(work.batches)
-            shapes.add(_shapes(batch))
-            fetching = time.perf_counter() - fetched
-            spent = dry.forward_backward(batch)
-            if time.perf_counter() - began < seconds:
-                # The first pass of a shape includes allocation and the choice of kernels.
-                spent = dry.forward_backward(batch)
-            passes.append(fetching + spent)
-        peak = max(dry.peak, _peak(device))
-        if makes_kernels and len(shapes) > 1:
-            # What the tried shapes added, all others will add as well.
-            peak = largest + (peak - largest) * max(1, work.num_shapes - 1) // (len(shapes) - 1)
+        passes, batch, peak = dry.passes(work, seconds=seconds - (time.perf_counter() - began))
         one_batch = sum(passes) / len(passes)
         validation = dry.forward(batch) * work.valid_share * work.batches.batches_per_epoch
         if work.score_seconds is not None:
@@ -347,6 +325,33 @@ class _DryRun(Generic[BatchT]):
                 "and raise train.accumulate instead."
             ) from error
 
+    def passes(self, work: Workload[BatchT], *, seconds: float) -> tuple[list[float], BatchT, int]:
+        """Try the largest batch, and others while there is time.
+
+        Returns:
+            the seconds of each of the others, the last of them, and the peak of memory once all sizes were read.
+        """
+        began, needs_all = time.perf_counter(), needs_kernels(self.device, self.precision)
+        batch = next(work.batches) if work.largest is None else work.largest
+        self.forward_backward(batch)
+        largest = self.peak = max(self.peak, _peak(self.device))
+        first, sizes, taken = len(_sizes(batch)), _sizes(batch), list[float]()
+        least = min(LEAST_SIZES, work.num_sizes) if needs_all else 1
+        while len(taken) < MOST_BATCHES and (not taken or len(sizes) < least or time.perf_counter() - began < seconds):
+            fetched = time.perf_counter()
+            batch = next(work.batches)
+            fetching = time.perf_counter() - fetched
+            sizes |= _sizes(batch)
+            spent = self.forward_backward(batch)
+            if time.perf_counter() - began < seconds:
+                spent = self.forward_backward(batch)  # the first one of a size chose kernels as well
+            taken.append(fetching + spent)
+        peak = max(self.peak, _peak(self.device))
+        if needs_all and len(sizes) > first:
+            # What the tried sizes added, all others will add as well.
+            peak = largest + (peak - largest) * max(1, work.num_sizes - first) // (len(sizes) - first)
+        return taken, batch, peak
+
     def forward(self, batch: BatchT) -> float:
         """Return the seconds of a forward pass as in a validation."""
         self.module.eval()
@@ -396,8 +401,9 @@ class _DryRun(Generic[BatchT]):
         return time.perf_counter() - began
 
 
-def _shapes(batch: object) -> tuple[torch.Size, ...]:
-    return tuple(value.shape for value in vars(batch).values() if isinstance(value, Tensor))
+def _sizes(batch: object) -> set[int]:
+    """Return the numbers of padded tokens that the stacks read."""
+    return {value.numel() for value in vars(batch).values() if isinstance(value, Tensor) and value.dim() == 2}
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -1,4 +1,4 @@
-"""The bound on cached kernels: ours unless the user has one; and the forecast of those that all shapes need."""
+"""The bound on cached kernels: ours unless the user has one; and the forecast of those that all sizes need."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_kernels_are_needed_for_products_in_16_bits_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("is_needed", [True, False])
-def test_shapes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.MonkeyPatch, is_needed: bool) -> None:
-    """Each shape keeps 20 MB: of 41 shapes at least 4 are tried, although the time is over after the first pass."""
+def test_sizes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.MonkeyPatch, is_needed: bool) -> None:
+    """Each size keeps 20 MB: of 41 sizes at least 4 are tried, although the time is over after the first pass."""
     kept: dict[torch.Size, Tensor] = {}
 
     def keeping(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
@@ -45,7 +45,7 @@ def test_shapes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest
     monkeypatch.setattr(preflight_file, "needs_kernels", lambda device, precision: is_needed)
     module = NextToken()
     optimizer = torch.optim.AdamW(module.parameters())
-    work = Workload(keeping, ShuffledTokens(), num_shapes=41)
+    work = Workload(keeping, ShuffledTokens(), num_sizes=41)
     cost = step_cost(module, optimizer, work, TrainSettings(run="run"), seconds=0.0)
     if is_needed:
         assert len(kept) >= 4 and 700e6 < cost.memory_bytes < 1000e6

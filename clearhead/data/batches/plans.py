@@ -29,8 +29,8 @@ class BatchPlan(Protocol):
     def epoch(self, number: int) -> list[Indices]:
         """Return the batches of an epoch, counted from 0, each the indices of its rows."""
 
-    def num_shapes(self) -> int:
-        """Return how many shapes the batches of the first epoch have."""
+    def num_sizes(self) -> int:
+        """Return how many different numbers of padded tokens the stacks read in the first epoch."""
 
 
 class LengthPlan:
@@ -116,9 +116,9 @@ class LengthPlan:
             end = start
         return batches
 
-    def num_shapes(self) -> int:
-        """Return how many shapes the batches of the first epoch have."""
-        return len({(len(rows), *self._widths(rows)) for rows in self.epoch(0)})
+    def num_sizes(self) -> int:
+        """Return how many different numbers of padded tokens the stacks read in the first epoch."""
+        return len({len(rows) * width for rows in self.epoch(0) for width in self._widths(rows)})
 
     def widest(self) -> Indices:
         """Return the rows of the batch of the first epoch with the most positions."""

@@ -155,9 +155,9 @@ class _WindowPlan:
         """Return the batches of an epoch, each the indices of its rows."""
         return self._sorted(number).epoch(number)
 
-    def num_shapes(self) -> int:
-        """Return how many shapes the batches of the first epoch have."""
-        return self._sorted(0).num_shapes()
+    def num_sizes(self) -> int:
+        """Return how many different numbers of padded tokens the stacks read in the first epoch."""
+        return self._sorted(0).num_sizes()
 
     def _sorted(self, number: int) -> LengthSortedPlan:
         lengths = _block_lengths(*self.layout(number))

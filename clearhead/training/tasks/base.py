@@ -222,7 +222,7 @@ class TaskParts(Generic[BatchT]):
             self.loss,
             self.batches,
             largest=self.widest,
-            num_shapes=self.batches.plan.num_shapes(),
+            num_sizes=self.batches.plan.num_sizes(),
             valid_share=self.valid_share,
             score_seconds=self.score_seconds,
         )
