@@ -24,7 +24,7 @@ TASK = 'kind = "generate"'
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
 def test_it_learns_to_go_on(family: str, tmp_path: Path) -> None:
-    path = run_file(tmp_path, TASK, family, steps=100)
+    path = run_file(tmp_path, TASK, family, steps=130)
     train_run(load_run_file(path), resume=False, progress=Progress())
     model = ch.load(tmp_path / "run", device="cpu")
     prompts = [" ".join(WORDS[start : start + 3]) for start in range(len(WORDS) - 4)]
