@@ -366,13 +366,18 @@ def read_model_file(path: Path, *, what: str, largest: int = LARGEST_FILE) -> by
         return file.read(largest)
 
 
-def read_model_text(path: Path, *, what: str) -> str:
+def read_model_text(path: Path, *, what: str, largest: int = LARGEST_JSON) -> str:
     """Read a small UTF-8 file that came with a model or a run.
+
+    Args:
+        path: the file.
+        what: the expected content, for messages.
+        largest: size that is read, in bytes.
 
     Raises:
         InputError: as for `read_model_file`, or it is not UTF-8 (with the line).
     """
-    return decoded(read_model_file(path, what=what), str(path))
+    return decoded(read_model_file(path, what=what, largest=largest), str(path))
 
 
 def refuse_link_out(path: Path, directory: Path) -> None:

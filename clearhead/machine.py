@@ -1,16 +1,23 @@
-"""The device and the precision of this machine that "auto" selects."""
+"""What this machine has: the device and the precision that "auto" selects, and memory."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, Literal
 
+import psutil
 import torch
 
 from clearhead.errors import InputError
 
 MOST_THREADS: Final = 4
 """For each processor; so many threads only wait for each other."""
+
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_OWN_GROUPS: Final = Path("/proc/self/cgroup")
 
 
 def choose_device(name: str) -> torch.device:
@@ -64,3 +71,79 @@ def choose_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"]
     if name == "bf16":
         return "bf16"
     raise InputError(f"precision must be auto, fp32 or bf16; got '{name}'")
+
+
+def total_memory() -> int:
+    """Return the bytes of main memory that processes here can have, within the limit of their container."""
+    return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _container_memory())])
+
+
+def free_memory(device: torch.device | None = None) -> int:
+    """Return the bytes of memory that this process can still take, within the limit of its container.
+
+    Args:
+        device: whose memory; None, and every device without memory of its own: main memory.
+    """
+    if device is not None and device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) + _reserved(device)
+    return min([int(psutil.virtual_memory().available), *(max(0, free) for _, free in _container_memory())])
+
+
+def _reserved(device: torch.device) -> int:
+    """Return the bytes that torch holds of an accelerator and has not given to a tensor."""
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _container_memory() -> Iterator[tuple[int, int]]:
+    """Give the limit of every control group around this process, and what is free of it, in bytes."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in _OWN_GROUPS.read_text("ascii").splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            # Version 2 has no kinds.
+            root = _GROUPS / "memory" if kinds else _GROUPS
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
+            # A container may not see the folder of its own path, but then the root is its own.
+            own = root / path.strip("/")
+            for folder in [own, *(one for one in own.parents if one.is_relative_to(root))]:
+                # No limit is the word "max", or more than any machine has.
+                with contextlib.suppress(OSError, ValueError):
+                    limit, used = (int((folder / name).read_text("ascii")) for name in names)
+                    yield limit, limit - used + _cached(folder)
+
+
+def _cached(group: Path) -> int:
+    """Return the bytes of files in memory that the system gives up when a group needs memory."""
+    lines = (group / "memory.stat").read_text("ascii").splitlines()
+    found = dict(line.split()[:2] for line in lines)
+    return int(found.get("active_file", 0)) + int(found.get("inactive_file", 0))
+
+
+def refuse_memory(needed: int, what: str, *, free: int | None = None, advice: str = "") -> None:
+    """Refuse what does not fit into memory, before it takes any.
+
+    Args:
+        needed: bytes.
+        what: needs them, for the message.
+        free: bytes; None: of main memory, as `free_memory` says.
+        advice: how to need less.
+
+    Raises:
+        InputError: it does not fit.
+    """
+    free = free_memory() if free is None else free
+    if needed > free:
+        raise InputError(
+            f"{what} needs about {size(needed)} of memory, but only {size(free)} is free{advice and f': {advice}'}"
+        )
+
+
+def size(count: int) -> str:
+    """Return a number of bytes with its unit: "512 B", "41.7 MB", "1.2 GB"."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from clearhead import machine
 from clearhead.errors import InputError
-from clearhead.machine import choose_device, choose_precision
+from clearhead.machine import choose_device, choose_precision, free_memory, refuse_memory, size, total_memory
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,45 @@ def test_a_named_precision_is_taken_or_refused() -> None:
     assert choose_precision("bf16", cpu) == "bf16"
     with pytest.raises(InputError, match="precision must be auto, fp32 or bf16; got 'int4'"):
         choose_precision("int4", cpu)
+
+
+def test_free_memory_is_plausible() -> None:
+    assert 10**6 < free_memory() < total_memory() < 10**14
+
+
+@pytest.mark.parametrize(
+    ("own", "limit", "used"),
+    [
+        ("0::/pod/task", "memory.max", "memory.current"),
+        ("3:cpu:/other\n4:cpu,memory:/pod/task", "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ],
+)
+@pytest.mark.parametrize("place", ["", "pod", "pod/task"])
+def test_the_limit_of_a_container_counts(
+    own: str, limit: str, used: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of version 2 and 1; that of any group around the process; files that the system can drop are free."""
+    (tmp_path / "own").write_text(own + "\n", encoding="ascii")
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path)
+    monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own")
+    host = free_memory()
+    folder, name = (tmp_path / limit).parent / place, Path(limit).name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / Path(used).name).write_text("700000\n", encoding="ascii")
+    (folder / "memory.stat").write_text("anon 400000\nactive_file 100000\ninactive_file 200000\n", encoding="ascii")
+    (folder / name).write_text("max\n", encoding="ascii")
+    assert free_memory() == pytest.approx(host, rel=0.5)
+    (folder / name).write_text("1000000\n", encoding="ascii")
+    assert total_memory() == 1000000
+    assert free_memory() == 1000000 - 700000 + 300000
+    refuse_memory(600_000, "This")
+    with pytest.raises(InputError, match=r"This needs about 600 kB of memory, but only 600 kB is free: mend it"):
+        refuse_memory(600_001, "This", advice="mend it")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(512, "512 B"), (1500, "1.5 kB"), (99_960, "100 kB"), (41_700_000, "41.7 MB"), (2**50, "1125.9 TB")],
+)
+def test_sizes_read_as_a_person_writes_them(count: int, text: str) -> None:
+    assert size(count) == text

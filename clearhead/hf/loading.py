@@ -22,12 +22,10 @@ from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Family, Values, Variant
 from clearhead.hf.mapping.tensor_rules import BoundRule, bind
 from clearhead.hf.pooling import Pooling, has_pooling, read_pooling, with_head
-from clearhead.spec.model import MOST_LAYERS
+from clearhead.machine import refuse_memory
 from clearhead.task import LabelKind, TaskRecord
 
 MOST_FAULTS = 20
-LARGEST_SIZE = 2**26
-COUNTS = ("n_", "num_", "d_", "hidden_size", "intermediate_size", "vocab_size", "head_dim")
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedM
     family = family.with_layout(files)
     found = _FoundTensors.of(family, variant, files)
     values = _tying(found, parsed.values)
-    faults = [*parsed.faults, *_absurd_sizes(values)]
+    faults = list(parsed.faults)
     module = None
     if not faults:
         try:
@@ -92,6 +90,7 @@ def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedM
             faults.append(f"config.json: no model has these sizes: {str(error).splitlines()[0]}")
     if module is None:
         raise _report(faults, directory)
+    _refuse_memory(module, files, dtype or torch.float32, directory)
     is_tied = bool(values.get("tie_word_embeddings"))
     filled = found.fill(module, is_tied=is_tied, dtype=dtype or torch.float32, faults=faults)
     unused = found.rest(module.spec, faults)
@@ -112,16 +111,13 @@ def _refuse_quantized(directory: Path, config: Mapping[str, Any], files: TensorF
         )
 
 
-def _absurd_sizes(values: Values) -> list[str]:
-    """Refuse numbers of layers and sizes of tensors that no model has, before anything is built from them."""
-    faults = []
-    for name, value in values.items():
-        most = MOST_LAYERS if "layer" in name else LARGEST_SIZE
-        if isinstance(value, int) and not isinstance(value, bool) and value > most:
-            faults.append(f"config.json: {name} = {value} is absurd; at most {most} is supported")
-        if isinstance(value, int) and value < 0 and name.startswith(COUNTS):
-            faults.append(f"config.json: {name} = {value} must not be negative")
-    return faults
+def _refuse_memory(module: Transformer, files: TensorFiles, dtype: torch.dtype, directory: Path) -> None:
+    """Refuse weights that do not fit into memory; those that need no conversion stay in their mapped files."""
+    stored = {header.dtype for header in files.headers.values() if header.dtype in FLOATS}
+    if isinstance(files, PackedFiles) or any(FLOATS[one] != dtype for one in stored):
+        needed = sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
+        advice = "load it with the precision bf16" if dtype == torch.float32 else ""
+        refuse_memory(needed, f"{directory}: to load it", advice=advice)
 
 
 def _pooled(loaded: LoadedModule, directory: Path, dtype: torch.dtype) -> LoadedModule:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from clearhead.core import build
 from clearhead.errors import InputError
+from clearhead.machine import free_memory, size
 from clearhead.recipes.fit import STARTUP_SECONDS, Fitted, Fitting, lacks_memory, write
 from clearhead.recipes.run_file import Choice, DataPlan, Start
 from clearhead.recipes.survey import TextSurvey
 from clearhead.recipes.table import LORA_RANK, start_recipe
 from clearhead.training.init_from import InitialModel, find_initial_model
-from clearhead.training.preflight import free_memory, size
 from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import preserved_random_state
 from clearhead.training.runfile.rules import FAMILIES

@@ -11,7 +11,10 @@ from clearhead.errors import InputError
 from clearhead.printing import block, short
 from clearhead.spec.pydantic_errors import error_messages
 
-Count = Annotated[int, Field(ge=1)]
+# No model has more layers, or a larger size; weights of such sizes are refused before anything is built.
+MOST_LAYERS, LARGEST_SIZE = 2**10, 2**26
+
+Count = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 

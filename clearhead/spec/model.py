@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError
 
 from clearhead.arguments import checked
 from clearhead.errors import InputError, nearest
-from clearhead.files import parse_json, read_text_file
-from clearhead.spec.base import AnyNode, Node, Reference
+from clearhead.files import LARGEST_JSON, parse_json, read_text_file
+from clearhead.spec.base import MOST_LAYERS, AnyNode, Node, Reference
 from clearhead.spec.node_checks import node_faults
 from clearhead.spec.nodes import (
     Attention,
@@ -29,8 +29,6 @@ from clearhead.spec.nodes import (
 from clearhead.spec.positions import Disentangled, DistanceTable, RelativeBuckets, TableHeads
 from clearhead.spec.pydantic_errors import error_messages
 from clearhead.spec.traversal import walk
-
-MOST_LAYERS = 2**10
 
 
 class Model(Node):
@@ -56,6 +54,8 @@ class Model(Node):
         Raises:
             InputError: every error of structure, type and consistency, in one report.
         """
+        if len(text) > LARGEST_JSON:
+            raise InputError(f"the spec has {len(text):,} characters, more than any (at most {LARGEST_JSON:,})")
         try:
             tree = parse_json(text)
         except json.JSONDecodeError as error:
@@ -115,6 +115,8 @@ def _fold(layers: list[Any]) -> dict[str, Any]:
 
 def _unfold(layers: Any) -> Any:
     if not isinstance(layers, dict):
+        if isinstance(layers, list) and len(layers) > MOST_LAYERS:
+            raise InputError(f"layers: {len(layers)} layers are too many, at most {MOST_LAYERS} are supported")
         return layers
     distinct, order = layers.get("distinct"), layers.get("order")
     if not isinstance(distinct, list) or not isinstance(order, list):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from clearhead.spec.base import Count, LayerNorm, Node, Norm, Positive, Rate, Reference, RMSNorm
+from clearhead.spec.base import MOST_LAYERS, Count, LayerNorm, Node, Norm, Positive, Rate, Reference, RMSNorm
 from clearhead.spec.positions import EmbeddingPosition, Rotary, ScoreBias, ScoreTable
 from clearhead.spec.pydantic_errors import PLAIN_NAME
 
@@ -273,8 +273,8 @@ class Stack(Node):
 
     width: Count
     embedding: Embedding
-    layers: tuple[Layer, ...]
-    sharing: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    layers: Annotated[tuple[Layer, ...], Field(max_length=MOST_LAYERS)]
+    sharing: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=MOST_LAYERS)] | None = None
     final_norm: Norm | None = None
     projection_out: OutProjection | None = None
     score_table: ScoreTable | None = None

@@ -56,7 +56,8 @@ def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
 
 def _read_pairs(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     pairs = []
-    for number, line in enumerate(read_model_text(path, what="a list of merges").split("\n"), start=1):
+    text = read_model_text(path, what="a list of merges", largest=LARGEST_VOCABULARY)
+    for number, line in enumerate(text.split("\n"), start=1):
         line = line.removesuffix("\r")
         if not line or (number == 1 and line.startswith(_HEADER)):
             continue

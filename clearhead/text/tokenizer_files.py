@@ -182,7 +182,7 @@ def _wordpiece_document(path: Path, config: Mapping[str, Any], tokenizer_class: 
 
     Source: arXiv 1810.04805, and its code, tokenization.py.
     """
-    lines = read_model_text(path, what="a vocabulary").split("\n")
+    lines = read_model_text(path, what="a vocabulary", largest=LARGEST_VOCABULARY).split("\n")
     if config.get("do_basic_tokenize", True) is not True:
         raise InputError(f"{path}: do_basic_tokenize = false is not supported")
     entries = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]

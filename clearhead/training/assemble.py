@@ -31,7 +31,7 @@ from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP, build_schedule
 from clearhead.training.optim.weight_averages import average_checkpoints
-from clearhead.training.preflight import TokenSide, memory_in_use, preflight
+from clearhead.training.preflight import TokenSide, memory_in_use, preflight, refuse_large
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
@@ -104,6 +104,7 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         directory.seal()
         precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
         seed_everything(run_file.train.seed)
+        refuse_large(parts.spec, device, is_trained_whole=run_file.lora is None)
         module = build(parts.spec, device=device)
         new = str(choices.get(NEW_TENSORS, "")).split()
         if initial is not None and not resume:

@@ -16,7 +16,10 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from clearhead.core import build
 from clearhead.errors import InputError
+from clearhead.machine import free_memory, refuse_memory, size
+from clearhead.spec import Model
 from clearhead.training.kernel_cache import needs_kernels
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.progress.reports import duration
@@ -140,6 +143,24 @@ class Preflight:
         ]
 
 
+def refuse_large(model: Model, device: torch.device, *, is_trained_whole: bool) -> None:
+    """Refuse a model that does not fit into memory with what its training needs at least, before it is built.
+
+    Args:
+        model: its spec.
+        device: on which it will be trained.
+        is_trained_whole: each weight has a gradient and the two moments of an optimizer.
+
+    Raises:
+        InputError: it does not fit.
+    """
+    count = sum(parameter.numel() for parameter in build(model, device="meta").parameters())
+    needed = 4 * count * (2 + OPTIMIZER_SLOTS if is_trained_whole else 1)
+    refuse_memory(
+        needed, f"Training {count:,} parameters", free=free_memory(device), advice="lower model.layers or model.width"
+    )
+
+
 def preflight(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -175,15 +196,13 @@ def preflight(
         # Ids outside the vocabulary would fail inside the dry step, with a worse message.
         raise InputError.from_faults(faults, subject="the run")
     held = 0 if memory_before is None else max(0, memory_in_use(device_of(module)) - memory_before)
-    memory_free = free_memory() + held
+    memory_free = free_memory(device_of(module)) + held
     cost = step_cost(module, optimizer, work, settings)
     # A checkpoint is copied once while it is written.
     memory = held + cost.memory_bytes + checkpoint_bytes + (PLOT_BYTES if settings.plots else 0)
-    if memory > memory_free:
-        raise InputError(
-            f"Training needs about {size(memory)} of memory, but only {size(memory_free)} is free: "
-            "lower train.batch_tokens and raise train.accumulate instead."
-        )
+    refuse_memory(
+        memory, "Training", free=memory_free, advice="lower train.batch_tokens and raise train.accumulate instead"
+    )
     steps = planned_steps(settings, work.batches.batches_per_epoch)
     validations = -(-steps // settings.validate_every) if steps is not None else 0
     saved = replace(cost, validation_seconds=cost.validation_seconds + checkpoint_bytes / CHECKPOINT_SPEED)
@@ -414,26 +433,6 @@ def device_of(module: nn.Module) -> torch.device:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether torch ran out of memory, on an accelerator or on the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def free_memory() -> int:
-    """Return the bytes of main memory that this process can still take, within the limit of its container."""
-    free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
-        free = min(free, max(0, int(limit) - int(used)))
-    return free
-
-
-def size(count: int) -> str:
-    """Return a number of bytes with its unit: "512 B", "41.7 MB", "1.2 GB"."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
 
 
 @contextlib.contextmanager

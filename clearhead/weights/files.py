@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,10 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.files import open_model_file, parse_json
+from clearhead.machine import refuse_memory
+
+# More than any model has, all its files together.
+MOST_TENSORS = 2**17
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -86,11 +91,15 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read the named tensors of a safetensors file; names that shared a tensor share it again.
 
     Raises:
-        InputError: it is missing, no regular file, a link out of its folder, or no safetensors file.
+        InputError: it is missing, no regular file, a link out of its folder, or no safetensors file; or it holds too
+            many tensors, or more than fits into memory.
     """
-    with open_model_file(path, what="weights"):
+    with open_model_file(path, what="weights") as opened:
+        refuse_memory(os.fstat(opened.fileno()).st_size, f"{path}: to load it")
         try:
             with safe_open(path, framework="pt") as file:
+                if len(file.keys()) > MOST_TENSORS:
+                    raise InputError(f"{path}: {len(file.keys())} tensors are too many, at most {MOST_TENSORS}")
                 # Copied, because a tensor inside the mapped file may be unaligned, and some kernels round by alignment
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
                 aliases = parse_json((file.metadata() or {}).get("aliases", "{}"))

@@ -177,9 +177,9 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "tensor missing": (tensors(lambda found: found.pop(FIRST)), f"'{FIRST}' is missing"),
     "tensor unknown": (tensors(lambda found: found.update({"extra": torch.zeros(2)})), "'extra' has no slot in GPT2"),
     "key unknown": (config(n_hed=2), "gpt2 has no key 'n_hed', so it is not supported (did you mean 'n_head'?)"),
-    "layers absurd": (config(n_layer=10**9), "config.json: n_layer = 1000000000 is absurd"),
-    "rows absurd": (config(vocab_size=10**15), "config.json: vocab_size = 1000000000000000 is absurd"),
-    "width negative": (config(n_embd=-26), "config.json: n_embd = -26 must not be negative"),
+    "layers absurd": (config(n_layer=10**9), "config.json: n_layer = 1000000000 is out of range; expected 0 to 1024"),
+    "rows absurd": (config(vocab_size=10**15), "config.json: vocab_size = 1000000000000000 is out of range"),
+    "width negative": (config(n_embd=-26), "config.json: n_embd = -26 is out of range"),
     "heads of zero": (config(n_head=0), "config.json"),
     "shards disagree": (shards(disagree), "is in both"),
     "shard absent": (

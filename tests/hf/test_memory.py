@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from clearhead import machine
 from clearhead.core import build
+from clearhead.errors import InputError
 from clearhead.hf.files.tensor_files import BLOCK, TensorFiles
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
@@ -59,6 +61,15 @@ def test_what_is_converted_leaves_nothing_of_the_file_in_memory(tmp_path: Path) 
     assert not any(inside(module.state_dict(), mapped(folder)))
     plain = load_module(folder, dtype=torch.bfloat16).module.state_dict()
     assert all(torch.equal(one, plain[name].float()) for name, one in module.state_dict().items())
+
+
+def test_what_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved(tmp_path / "model", torch.bfloat16)
+    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
+    with pytest.raises(InputError, match=r"needs about .* but only 1\.0 kB is free: .* the precision bf16"):
+        load_module(folder)
+    # Nothing is copied out of the mapped file.
+    load_module(folder, dtype=torch.bfloat16)
 
 
 def test_a_tensor_larger_than_a_block_is_read_whole(tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clearhead.core import build
 from clearhead.errors import InputError
+from clearhead.presets.hyperparameters import build_spec
+from clearhead.presets.named import PRESETS
 from clearhead.runs import checkpoint as files
 from clearhead.training import preflight as module_under_test
 from clearhead.training.optim.optimizers import build_optimizer
@@ -25,10 +28,8 @@ from clearhead.training.preflight import (
     TokenSide,
     Workload,
     disk_forecast,
-    free_memory,
     preflight,
     side_faults,
-    size,
     step_cost,
 )
 from clearhead.training.settings import TrainSettings
@@ -141,7 +142,7 @@ def test_the_disk_forecast_covers_what_a_run_really_keeps(tmp_path: Path, option
 
 
 def test_too_little_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_under_test, "free_memory", lambda: 1000)
+    monkeypatch.setattr(module_under_test, "free_memory", lambda device: 1000)
     with pytest.raises(InputError, match=r"of memory, but only 1\.0 kB is free: lower train\.batch_tokens"):
         check(tmp_path / "run")
 
@@ -260,14 +261,12 @@ def test_other_errors_of_a_dry_step_are_not_hidden() -> None:
         cost_of(NextToken(), broken)
 
 
-def test_free_memory_is_plausible() -> None:
-    free = free_memory()
-    assert free is None or 10**6 < free < 10**14
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(512, "512 B"), (1500, "1.5 kB"), (99_960, "100 kB"), (41_700_000, "41.7 MB"), (2**50, "1125.9 TB")],
-)
-def test_sizes_read_as_a_person_writes_them(count: int, text: str) -> None:
-    assert size(count) == text
+def test_a_model_that_cannot_be_trained_here_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_spec(PRESETS["transformer"], source_vocab=7, target_vocab=7)
+    count = sum(one.numel() for one in build(model, device="meta").parameters())
+    monkeypatch.setattr(module_under_test, "free_memory", lambda device: 16 * count)
+    module_under_test.refuse_large(model, torch.device("cpu"), is_trained_whole=True)
+    monkeypatch.setattr(module_under_test, "free_memory", lambda device: 16 * count - 1)
+    module_under_test.refuse_large(model, torch.device("cpu"), is_trained_whole=False)
+    with pytest.raises(InputError, match=f"Training {count:,} parameters needs about .* lower model.layers"):
+        module_under_test.refuse_large(model, torch.device("cpu"), is_trained_whole=True)

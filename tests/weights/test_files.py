@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from clearhead import machine
+from clearhead.errors import InputError
+from clearhead.weights import files
 from clearhead.weights.files import load_tensors, save_tensors
 from tests.training.small import NextToken, equal_states
 
@@ -31,3 +35,17 @@ def test_loaded_tensors_are_aligned_as_torch_aligns_its_own(tmp_path: Path) -> N
     path = tmp_path / "t.safetensors"
     save_tensors(path, {f"odd{size}": torch.zeros(size, dtype=torch.int8) for size in (1, 3, 5)} | {"w": torch.ones(5)})
     assert all(tensor.data_ptr() % 64 == 0 for tensor in load_tensors(path).values())
+
+
+def test_too_many_tensors_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tensors(tmp_path / "weights", {name: torch.ones(1) for name in "abc"})
+    monkeypatch.setattr(files, "MOST_TENSORS", 2)
+    with pytest.raises(InputError, match="3 tensors are too many, at most 2"):
+        load_tensors(tmp_path / "weights")
+
+
+def test_weights_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tensors(tmp_path / "weights", {"a": torch.ones(1000)})
+    monkeypatch.setattr(machine, "free_memory", lambda: 3999)
+    with pytest.raises(InputError, match=r"to load it needs about 4\.1 kB of memory, but only 4\.0 kB is free"):
+        load_tensors(tmp_path / "weights")

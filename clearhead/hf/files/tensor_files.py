@@ -18,13 +18,13 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.files import LARGEST_VOCABULARY, parse_json, read_json_object, refuse_link_out, typed
+from clearhead.weights.files import MOST_TENSORS
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 READ = (".json", ".txt", ".model", ".spm", ".jinja", ".safetensors")
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 BLOCK = 2**22
-MOST_TENSORS = 2**18
 
 
 def inside(directory: Path, name: str) -> Path:
@@ -123,6 +123,8 @@ class TensorFiles(Mapping[str, Tensor]):
         index = self._index(faults)
         for name in dict.fromkeys(index.values()) if index is not None else [SINGLE]:
             self._read_headers(name, faults)
+            if len(self.headers) > MOST_TENSORS:
+                raise InputError(f"{directory / name}: more than {MOST_TENSORS} tensors are too many for a model")
         if index is not None:
             faults += [
                 f"{INDEX}: '{name}' should be in {file}, which lacks it"
@@ -230,8 +232,6 @@ def _headers(path: Path) -> Iterator[tuple[str, Header]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         content = parse_json(file.read(length).decode("utf-8"))
-    if len(content) > MOST_TENSORS:
-        raise SafetensorError(f"{len(content)} tensors are too many for one file, at most {MOST_TENSORS}")
     for name, entry in content.items():
         if name != "__metadata__":
             start, end = (8 + length + offset for offset in entry["data_offsets"])

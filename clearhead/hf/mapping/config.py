@@ -131,6 +131,9 @@ def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
         types = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "an object"}
         faults.append(f"config.json: {key.name} must be {types.get(kind, 'a list')}, got {shown(value)}")
         return key.default
+    if kind is int and isinstance(value, int) and not key.least <= value <= key.most:
+        faults.append(f"config.json: {key.name} = {shown(value)} is out of range; expected {key.least} to {key.most}")
+        return key.default
     if key.names is not None:
         name = str(value)
         if name not in key.names:

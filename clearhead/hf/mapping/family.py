@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.hf.mapping.tensor_rules import Rule
+from clearhead.spec.base import LARGEST_SIZE, MOST_LAYERS
 from clearhead.task import Repeats, TaskKind
 
 Address = str | Callable[[spec.Model], Any]
@@ -42,6 +43,16 @@ class Key:
     is_nullable: bool = False
     names: Mapping[str, Any] | None = None
     aliases: tuple[str, ...] = ()
+
+    @property
+    def least(self) -> int:
+        """The least whole number: 0, or the default where that is less and stands for none."""
+        return min(0, self.default or 0)
+
+    @property
+    def most(self) -> int:
+        """The greatest whole number: what no model exceeds."""
+        return MOST_LAYERS if "layer" in self.name else LARGEST_SIZE
 
 
 @dataclass(frozen=True)

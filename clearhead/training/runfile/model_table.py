@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from clearhead.errors import InputError, nearest
+from clearhead.machine import size, total_memory
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import with_head
@@ -60,12 +59,12 @@ def resolve_spec(
 
 def _refuse_too_large(hparams: Hyperparameters) -> None:
     """Refuse a model whose training could not fit into this machine, before anything is built."""
-    needed, total = TRAINING_BYTES * least_parameters(hparams), int(psutil.virtual_memory().total)
+    needed, total = TRAINING_BYTES * least_parameters(hparams), total_memory()
     if needed > total:
         raise InputError(
             f"{hparams.layers:,} layers of width {hparams.width:,} have at least {least_parameters(hparams):,} "
-            f"parameters; training takes {TRAINING_BYTES} bytes for each, {needed / 1e9:,.0f} GB, and this machine has "
-            f"{total / 1e9:,.1f} GB of memory"
+            f"parameters; training takes {TRAINING_BYTES} bytes for each, {size(needed)}, and this machine has "
+            f"{size(total)} of memory"
         )
 
 

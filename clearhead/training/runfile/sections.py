@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from clearhead.printing import Printed
+from clearhead.spec.base import MOST_LAYERS
 from clearhead.task import LabelKind, TaskKind
 
 TASK_KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
@@ -20,7 +21,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
-Layers = Annotated[int, Field(ge=1, le=1000)]
+Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 Positive = Annotated[float, Field(gt=0.0)]
 
 

@@ -190,7 +190,7 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         ("task = 3\n" + MINIMAL.replace('[task]\nkind = "translate"\n', ""), 1, "[task] must be a table"),
         (with_keys("model", "width = 130", "heads = 4"), 13, "heads must divide the width: 130 is not a multiple of 4"),
         (with_keys("model", "heads = 6", "kv_heads = 4"), 13, "kv_heads must divide the heads"),
-        (with_keys("model", "layers = 99999999"), 12, "layers must be at most 1000, received the number 99999999"),
+        (with_keys("model", "layers = 99999999"), 12, "layers must be at most 1024, received the number 99999999"),
         (with_keys("model", "width = 1000000"), 11, "width 1,000,000 have at least 72,049,152,000,000 parameters"),
         (with_keys("train", "threads = 100000"), 9, "threads = 100000 is far more than the"),
         (with_keys("model", "max_positions = 64"), 12, "less than [data] max_length = 128"),
