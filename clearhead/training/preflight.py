@@ -353,7 +353,7 @@ class _DryRun(Generic[BatchT]):
         began, needs_all = time.perf_counter(), needs_kernels(self.device, self.precision)
         batch = next(work.batches) if work.largest is None else work.largest
         self.forward_backward(batch)
-        largest = self.peak = max(self.peak, _peak(self.device))
+        self.peak, held = max(self.peak, _peak(self.device)), memory_in_use(self.device)
         first, sizes, taken = len(_sizes(batch)), _sizes(batch), list[float]()
         least = min(LEAST_SIZES, work.num_sizes) if needs_all else 1
         while len(taken) < MOST_BATCHES and (not taken or len(sizes) < least or time.perf_counter() - began < seconds):
@@ -367,8 +367,8 @@ class _DryRun(Generic[BatchT]):
             taken.append(fetching + spent)
         peak = max(self.peak, _peak(self.device))
         if needs_all and len(sizes) > first:
-            # What the tried sizes added, all others will add as well.
-            peak = largest + (peak - largest) * max(1, work.num_sizes - first) // (len(sizes) - first)
+            grown = max(0, memory_in_use(self.device) - held)  # as much for each size that was not tried
+            peak = max(peak, self.peak + grown * max(1, work.num_sizes - first) // (len(sizes) - first))
         return taken, batch, peak
 
     def forward(self, batch: BatchT) -> float:
