@@ -75,6 +75,13 @@ print("all refused")
 """
 
 
+def test_a_device_that_is_not_there_is_refused() -> None:
+    spec = tiny(DECODER).spec
+    with pytest.raises(InputError, match="'nonsense' is not a device: use auto, cpu, cuda, cuda:N or mps"):
+        build(spec, device="nonsense")
+    assert next(build(spec, device=torch.device("meta")).parameters()).is_meta
+
+
 def test_a_mask_that_is_not_boolean_is_refused() -> None:
     """The polarity of a numeric mask is ambiguous, and a kernel would add it to the scores."""
     done = subprocess.run([sys.executable, "-c", UNTYPED], cwd=ROOT, capture_output=True, text=True, timeout=120)

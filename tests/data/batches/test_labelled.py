@@ -204,7 +204,7 @@ def words(count: int, start: int = 0) -> str:
 
 
 def test_long_texts_keep_their_front(tmp_path: Path) -> None:
-    rows = [(words(length), str(length % 2)) for length in (1, 5, 6, 40)]
+    rows = [(words(length), str(length % 2)) for length in (1, 5, 6, 400)]
     store = store_of(tmp_path, rows, max_length=7)
     tokenizer = tokenizer_of([row[0] for row in rows])
     assert [store.ids(row)[0].tolist() for row in range(4)] == [tokenizer.encode(text)[:5] for text, _ in rows]
