@@ -6,15 +6,15 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from clearhead.errors import InputError, nearest
-from clearhead.recipes.held_out import HeldOut, draw, num_overlapping
+from clearhead.recipes.held_out import HeldOut, draw, num_overlapping, passages
 from clearhead.recipes.run_file import DataPlan
-from clearhead.recipes.survey import MOST_COUNTED, Survey, held_out_share, survey, survey_text
+from clearhead.recipes.survey import MOST_COUNTED, Survey, TextSurvey, held_out_share, survey, survey_text
 from clearhead.recipes.table import Value
 
 if TYPE_CHECKING:
@@ -266,6 +266,7 @@ def _text_draft(options: NewOptions) -> Draft:
     split = f"every {document['document']} is a document"
     messages = [f"{found.num_characters} characters, {found.num_distinct} distinct ones; {split}"]
     files: dict[Path, Sequence[str]] = {}
+    num_held: float = 0
     if options.valid_text is not None:
         valid, note = {"text": str(options.valid_text), **(train if options.valid_text.is_dir() else form)}, ""
         measure(parse_text_source(valid))
@@ -273,17 +274,16 @@ def _text_draft(options: NewOptions) -> Draft:
         if overlapping:
             note = _overlap_note(overlapping, "lines")
             messages.append(_overlap(overlapping, "lines"))
-    elif are_lines:
-        lines = _lines(table)
-        held = draw(_line_keys(lines))
+    elif pieces := _pieces(table, found):
+        held = draw(_line_keys("\n".join(piece) for piece in pieces))
         paths = {part: options.folder / f"{part}.txt" for part in PARTS}
-        files = {path: [lines[row] for row in getattr(held, part)] for part, path in paths.items()}
+        files = {path: [line for row in getattr(held, part) for line in pieces[row]] for part, path in paths.items()}
         table, valid = {"text": str(paths["train"]), **document}, {"text": str(paths["valid"]), **document}
-        note = held.note("lines")
-        messages.append(
-            f"held out {len(held.valid)} lines, drawn at random; training reads the copies in {options.folder}"
-        )
+        num_held, what = len(held.valid), "passages" if document["document"] == "file" else f"{document['document']}s"
+        note = held.note(what)
+        messages.append(f"held out {num_held} {what}, drawn at random; training reads the copies in {options.folder}")
     else:
+        num_held = valid
         messages.append(f"the last {valid:.1%} are for validation")
     plan = DataPlan(
         task=task,
@@ -296,8 +296,24 @@ def _text_draft(options: NewOptions) -> Draft:
         survey=found,
         command=options.command,
     )
-    num_held = len(files[paths["valid"]]) if files else valid if isinstance(valid, float) else 0
     return Draft(plan, {"characters": found.num_characters, "held_out": num_held}, messages, files)
+
+
+def _pieces(table: Mapping[str, Value], found: TextSurvey) -> list[list[str]]:
+    """Return the parts of a text that can be held out, each its lines; none of too much or too little text.
+
+    Lines and paragraphs are documents; the one document of a file is cut into passages, and several files into none.
+    """
+    if found.num_characters > MOST_COUNTED:
+        return []
+    texts = _lines(table)
+    if table["document"] == "line":
+        pieces = [[text] for text in texts]
+    elif table["document"] == "paragraph":
+        pieces = [[*text.split("\n"), ""] for text in texts]
+    else:
+        pieces = passages(texts[0].split("\n")) if len(texts) == 1 else []
+    return pieces if len(pieces) >= LEAST_EXAMPLES else []
 
 
 def _lines(table: Mapping[str, Value]) -> list[str]:
@@ -306,7 +322,7 @@ def _lines(table: Mapping[str, Value]) -> list[str]:
     return [chunk.text for chunk in parse_text_source(table).chunks()]
 
 
-def _line_keys(lines: Sequence[str]) -> list[list[str]]:
+def _line_keys(lines: Iterable[str]) -> list[list[str]]:
     return [[line.strip()] for line in lines]
 
 

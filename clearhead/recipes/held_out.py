@@ -12,6 +12,8 @@ from clearhead.errors import InputError
 MOST_HELD_OUT = 1_000
 HELD_OUT_SEED = 1
 _SHARE = 0.1
+# In characters: of a passage, which ends with a paragraph if one ends before twice as many.
+_PASSAGE = 2_000
 
 Keys = Sequence[Sequence[Hashable]]
 
@@ -71,6 +73,22 @@ def draw(keys: Keys, labels: Sequence[Hashable] | None = None) -> HeldOut:
     rows = range(len(keys))
     shared = sum(len(group) for group in groups if len(group) > 1)
     return HeldOut([row for row in rows if row not in held], sorted(held), shared)
+
+
+def passages(lines: Sequence[str]) -> list[list[str]]:
+    """Cut the lines of a text into passages."""
+    found: list[list[str]] = []
+    passage: list[str] = []
+    length = 0
+    for line in lines:
+        passage.append(line)
+        length += len(line) + 1
+        if length >= 2 * _PASSAGE or (length >= _PASSAGE and not line.strip()):
+            found.append(passage)
+            passage, length = [], 0
+    if passage:
+        found.append(passage)
+    return found
 
 
 def num_overlapping(train: Keys, valid: Keys) -> int:

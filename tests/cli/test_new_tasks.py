@@ -151,6 +151,18 @@ def test_sentences_are_documents_and_other_lines_are_not(lines: list[str], expec
     assert load_run_file(folder / "own.toml").data.train.model_dump()["document"] == "paragraph"
 
 
+def test_passages_of_one_long_text_are_held_out(folder: Path) -> None:
+    story = [line.removesuffix(".") for line in LINES] * (60_000 // sum(map(len, LINES)))
+    lines = [f"{row} {line}" for row, line in enumerate(story)]
+    write_lines(folder / "story.txt", lines)
+    assert main(["new", "generate", "--text", "story.txt"]) == 0
+    train, valid = (
+        (folder / "run-data" / f"{part}.txt").read_text("utf-8").splitlines() for part in ("train", "valid")
+    )
+    assert sorted(line for line in train + valid if line) == sorted(lines) and valid != lines[-len(valid) :]
+    assert 0.05 < len(valid) / len(lines) < 0.15
+
+
 def test_a_folder_of_text(folder: Path) -> None:
     (folder / "corpus").mkdir()
     for index in range(5):

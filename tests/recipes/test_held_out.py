@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.errors import InputError
-from clearhead.recipes.held_out import MOST_HELD_OUT, draw, num_overlapping
+from clearhead.recipes.held_out import MOST_HELD_OUT, draw, num_overlapping, passages
 
 numbers = st.integers(0, 40)
 
@@ -47,3 +47,13 @@ def test_an_example_without_text_is_not_held_out() -> None:
 def test_examples_that_all_share_a_text() -> None:
     with pytest.raises(InputError, match="give validation data"):
         draw([["the same"]] * 50)
+
+
+def test_passages_are_the_text_and_end_with_paragraphs() -> None:
+    paragraphs = [[f"{row} " + "word " * 40, "more", ""] for row in range(400)]
+    lines = [line for paragraph in paragraphs for line in paragraph]
+    found = passages(lines)
+    assert [line for passage in found for line in passage] == lines
+    assert all(passage[-1] == "" and 2_000 <= len("\n".join(passage)) < 2_500 for passage in found[:-1])
+    without = passages(["word " * 40] * 400)
+    assert all(4_000 <= len("\n".join(passage)) < 4_300 for passage in without[:-1])
