@@ -260,7 +260,8 @@ def _text_draft(options: NewOptions) -> Draft:
     document = {"document": options.document or found.document}
     train, form = train | document, form | document
     table: dict[str, Value] = {"text": str(text), **train}
-    valid: dict[str, Value] | float = held_out_share(found)
+    share = held_out_share(found)
+    valid: dict[str, Value] | float = share
     note = "the share of the text, from its end, that is held out of training"
     are_lines = document["document"] == "line" and found.num_characters <= MOST_COUNTED
     split = f"every {document['document']} is a document"
@@ -283,8 +284,8 @@ def _text_draft(options: NewOptions) -> Draft:
         note = held.note(what)
         messages.append(f"held out {num_held} {what}, drawn at random; training reads the copies in {options.folder}")
     else:
-        num_held = valid
-        messages.append(f"the last {valid:.1%} are for validation")
+        num_held = share
+        messages.append(f"the last {share:.1%} are for validation")
     plan = DataPlan(
         task=task,
         train=table,

@@ -16,8 +16,8 @@ DocumentKind = Literal["file", "line"]
 
 # Words are counted in the first part of a long text: more of it would change no size.
 MOST_COUNTED = 20_000_000
-# Up to this many, characters are a vocabulary by themselves; beyond this much text, words are worth learning.
-FEW_CHARACTERS, LITTLE_TEXT = 256, 5_000_000
+# Up to so many different characters are a vocabulary by themselves.
+FEW_CHARACTERS = 256
 NUM_BYTES = 256
 # Among so many of the longest lines is the one with the most tokens.
 NUM_LONGEST = 50
@@ -167,7 +167,7 @@ def tokenizer_kind(recipe: Recipe, data: Survey | TextSurvey) -> str:
     """Return the kind of tokenizer: the recipe's, if the text is neither segmented already nor too varied for it."""
     if isinstance(data, Survey):
         return recipe.tokenizer if data.kind == "bpe" else data.kind
-    is_varied = data.num_characters > LITTLE_TEXT or data.num_distinct > FEW_CHARACTERS
+    is_varied = data.num_distinct > FEW_CHARACTERS
     return "byte-bpe" if recipe.tokenizer == "character" and is_varied else recipe.tokenizer
 
 

@@ -139,8 +139,8 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
     "generate": (
         Recipe(200_000, "character", 1_000, 64, (Size(3, 96, 4, 256, 0.2),), _GENERATE, _GENERATE_TRAIN, 30),
         Recipe(
-            5_000_000, "character", 4_000, 128,
-            (Size(4, 128, 4, 320, 0.0), Size(4, 192, 4, 512, 0.05, 1_500_000), Size(6, 256, 4, 704, 0.1, 8_000_000)),
+            5_000_000, "byte-bpe", 1_500, 128,
+            (Size(4, 128, 4, 320, 0.1), Size(4, 192, 4, 512, 0.1, 1_200_000), Size(6, 256, 4, 704, 0.1, 8_000_000)),
             _GENERATE, _GENERATE_TRAIN, most_epochs=12,
         ),
         Recipe(

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import RootModel
+
 from clearhead.errors import InputError
 from clearhead.files import parse_json, typed
 from clearhead.training.runfile.sections import RunFile, Section
@@ -16,6 +18,10 @@ DATA_FILES: Final = "data_files"
 """The choice of a run under which its files are remembered."""
 
 _BLOCK: Final = 1 << 20
+
+
+class _Described(RootModel[dict[str, dict[str, tuple[int, str]]]]):
+    """Of each part of the data, by file: lines and digest."""
 
 
 def describe_files(run_file: RunFile) -> str:
@@ -71,7 +77,7 @@ def changed_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -
 def _described(text: str, run: Path) -> dict[str, dict[str, tuple[int, str]]]:
     """Return what `describe_files` wrote as text."""
     try:
-        found = typed(parse_json(text), dict[str, dict[str, tuple[int, str]]], name=f"{run}, the files of its data")
+        found = typed(parse_json(text), _Described, name=f"{run}, the files of its data").root
     except json.JSONDecodeError as error:
         raise InputError(f"{run}: expected the files of its data in JSON, but {error.msg.lower()}") from None
     return {part: found.get(part, {}) for part in ("train", "valid")}

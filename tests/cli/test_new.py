@@ -89,11 +89,13 @@ def test_what_it_writes_trains(data: list[str], tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "source-target" / "checkpoints").is_dir()
 
 
-@pytest.mark.parametrize("name", ["run.toml", "run-data"])
-def test_nothing_is_overwritten(name: str, data: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("name", "expected"), [("run.toml", "exists already"), ("run-data", "is not a folder")])
+def test_nothing_is_overwritten(
+    name: str, expected: str, data: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / name).write_text("mine", encoding="utf-8")
     assert main(data) == 2
-    assert f"{name} exists already" in capfd.readouterr().err
+    assert f"{name} {expected}" in capfd.readouterr().err
     assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
     assert {entry.name for entry in tmp_path.iterdir()} == {"train.source", "train.target", name}
 

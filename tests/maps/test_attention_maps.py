@@ -210,7 +210,7 @@ def test_a_layer_that_lost_a_head_has_no_numbers_there(models: dict[str, Model],
         ("decoder", {"text": TEXT, "precision": "fp8"}, "precision must be auto, fp32 or bf16"),
         ("decoder", {"text": TEXT, "layers": 3}, "there is no option 'layers'"),
         ("encoder-decoder", {"text": TEXT, "target": TARGET, "generate": 2}, "leave target or generate out"),
-        ("encoder-decoder", {"text": TEXT, "target": " "}, "the text is empty"),
+        ("encoder-decoder", {"text": TEXT, "target": " "}, "the target is empty"),
         ("encoder-decoder", {"text": TEXT, "from_language": "de"}, "leave the languages out"),
     ],
 )
