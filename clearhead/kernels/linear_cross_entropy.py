@@ -25,7 +25,7 @@ _CHUNK_BYTES_GPU = 256 << 20
 
 # oneDNN makes a kernel for each number of rows of a 16-bit product, which costs milliseconds and megabytes. At most so
 # many numbers of rows come between one power of two and the next.
-_ROW_STEPS = 16
+_STEPS = 16
 
 # exp of plus or minus this is a normal float32, and so is a sum of millions of them.
 _SAFE_EXPONENT = 60.0
@@ -112,10 +112,13 @@ class _SelectRows(torch.autograd.Function):
 
 def product_rows(num_rows: int, dtype: torch.dtype, device: torch.device) -> int:
     """Return how many rows the products of so many rows have: on a CPU, few different numbers in 16 bits."""
-    if device.type != "cpu" or dtype.itemsize > 2 or num_rows == 0:
-        return num_rows
-    step = max(1, (1 << (num_rows.bit_length() - 1)) // _ROW_STEPS)
-    return -(-num_rows // step) * step
+    is_rounded = device.type == "cpu" and dtype.itemsize <= 2 and num_rows > 0
+    return -(-num_rows // shape_step(num_rows)) * shape_step(num_rows) if is_rounded else num_rows
+
+
+def shape_step(number: int) -> int:
+    """Return the distance of rounded numbers near a number, at least 1."""
+    return max(1, (1 << (number.bit_length() - 1)) // _STEPS)
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,9 @@ class _Sums:
         # Behind the rows come some of zeros, whose rate is 0.
         extra = product_rows(self.num_rows, setting.product_dtype, hidden_ND.device) - self.num_rows
         self.hidden_ND = (hidden_ND * setting.scale if setting.scale != 1.0 else hidden_ND).to(setting.product_dtype)
-        self.hidden_ND, self.labels_N = F.pad(self.hidden_ND, (0, 0, 0, extra)), F.pad(setting.labels_N, (0, extra))
+        self.labels_N = setting.labels_N
+        if extra:  # padding by nothing is a copy
+            self.hidden_ND, self.labels_N = F.pad(self.hidden_ND, (0, 0, 0, extra)), F.pad(self.labels_N, (0, extra))
         self.weight_VD = weight_VD.to(setting.product_dtype)
         self.bias_V = None if bias_V is None else bias_V.to(self.dtype)
         self.is_bounded = self._logits_are_bounded()
