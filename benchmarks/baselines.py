@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -157,6 +158,35 @@ def commonest_tags(train: Sequence[Sequence[tuple[str, str]]], test: Sequence[Se
     best = {word: found.most_common(1)[0][0] for word, found in counts.items()}
     answers = [best.get(word, usual) == tag for sentence in test for word, tag in sentence]
     return 100 * sum(answers) / len(answers)
+
+
+def nearest_words(questions: Sequence[tuple[str, str]], length: int) -> list[str]:
+    """Answer each question with the words of its context that stand nearest to the words of the question.
+
+    Args:
+        questions: context and question.
+        length: of an answer, in words.
+
+    Source: Richardson et al. 2013, "MCTest", section 4.1.
+    """
+    return [_nearest_words(context, question, length) for context, question in questions]
+
+
+def _nearest_words(context: str, question: str, length: int) -> str:
+    found = list(re.finditer(r"\w+", context))
+    known = [one[0].lower() for one in found]
+    asked = set(re.findall(r"\w+", question.lower()))
+    places = {word: [place for place, other in enumerate(known) if other == word] for word in asked}
+    rarity = {word: math.log(1 + 1 / len(where)) for word, where in places.items() if where}
+
+    def score(start: int) -> float:
+        nearest = {word: min(abs(place - start) for place in places[word]) for word in rarity}
+        return sum(rarity[word] / (1 + nearest[word]) for word in rarity)
+
+    starts = range(max(1, len(found) - length + 1))
+    free = [start for start in starts if asked.isdisjoint(known[start : start + length])] or starts
+    best = max(free, key=score)
+    return context[found[best].start() : found[min(best + length, len(found)) - 1].end()]
 
 
 def commonest_token(train: Sequence[Sequence[int]], test: Sequence[Sequence[int]]) -> float:

@@ -29,12 +29,14 @@ from baselines import (
     commonest_token,
     naive_bayes,
     nearest_sentence,
+    nearest_words,
     ngram_bits,
     translated_retrieval,
     word_by_word,
 )
 from sacrebleu import corpus_bleu
 
+from clearhead.evaluate.metrics import answer_scores
 from clearhead.text.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "defaults"
@@ -67,7 +69,7 @@ class Cell:
 
 
 BLEU, RECALL, BITS = ("bleu", "BLEU"), ("recall_at_1", "recall@1"), ("bits_per_byte", "bits per character")
-ACCURACY, TAGS = ("accuracy", "accuracy"), ("tag_accuracy", "accuracy of tags")
+ACCURACY, TAGS, F1 = ("accuracy", "accuracy"), ("tag_accuracy", "accuracy of tags"), ("f1", "F1")
 CELLS = (
     Cell("translate", "5000", "Multi30k De-En", BLEU, 31.0),
     Cell("translate", "all", "Multi30k De-En", BLEU),
@@ -78,6 +80,8 @@ CELLS = (
     Cell("classify", "all", "SST-2", ACCURACY),
     Cell("tag", "5000", "Python's library, 99k tokens", TAGS, 88.0),
     Cell("tag", "all", "Python's library", TAGS),
+    Cell("answer", "5000", "Python's library", F1),
+    Cell("answer", "all", "Python's library", F1),
     Cell("fill", "5000", "Multi30k English", ACCURACY),
     Cell("fill", "all", "Multi30k English", ACCURACY),
     Cell("denoise", "5000", "Multi30k English", ACCURACY),
@@ -384,6 +388,25 @@ def tag(cell: Cell, data: Path, folder: Path) -> Parts:
     )
 
 
+def answer(cell: Cell, data: Path, folder: Path) -> Parts:
+    """Questions about the functions of the library, drawn at random; they decide how long the baseline's answers are."""
+    subprocess.run([sys.executable, str(EXAMPLES / "make_questions.py"), str(folder)], check=True, stdout=sys.stderr)
+    files = {part: folder / f"{part}.jsonl" for part in ("train", "valid", "test")}
+    lines = read(files["train"])
+    write(files["train"], random.Random(1).sample(lines, most(cell) or len(lines)))
+
+    def score(part: str, length: int) -> float:
+        asked = [json.loads(line) for line in read(files[part])][:1_500]
+        found = nearest_words([(one["context"], one["question"]) for one in asked], length)
+        return 100 * answer_scores(found, [[one["answer"]] for one in asked]).f1
+
+    def nearest(run_folder: Path) -> float:
+        return score("test", max(range(1, 9), key=lambda length: score("train", length)))
+
+    new = ["--text", str(files["train"]), "--valid-text", str(files["valid"])]
+    return Parts(new, ["--text", str(files["test"])], {"nearest words": nearest})
+
+
 # --- the data of the demos ---
 
 
@@ -426,6 +449,7 @@ PARTS: dict[str, Callable[[Cell, Path, Path], Parts]] = {
     "denoise": captions,
     "classify": classify,
     "tag": tag,
+    "answer": answer,
     "translate-demo": dates,
     "classify-demo": names,
     "generate-demo": sources,

@@ -1,4 +1,4 @@
-"""The makers of labelled data: trees become phrases, and source code becomes tokens that say what they are."""
+"""The makers of labelled data: trees become phrases, and source code becomes tagged tokens, or questions about it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from clearhead.data.sources.answers import parse_answer_source, read_answers
 from clearhead.data.sources.tagged import TaggedTexts, parse_tagged_source, read_tagged
 from clearhead.data.stores.tag_set import find_scheme
 
@@ -121,3 +122,42 @@ def test_files_that_can_be_learned_from(example, tmp_path: Path) -> None:  # typ
     assert all(find_scheme(part) == "IOB2" for part in parts)
     scores = example("tag_baseline").most_frequent_tags(*parts)
     assert 0.5 < scores.all.f1 < 0.95
+
+
+def test_questions_about_functions(example) -> None:  # type: ignore[no-untyped-def]
+    source = '''
+class K:
+    def f(self, n, /, *, m=(1, "a")):
+        """Add n
+        and m. Slowly."""
+        return n + m
+async def g(x, *rest: int, **n: str):
+    """No sentence here: """
+'''
+    (group,) = example("make_questions").contexts(source)
+    texts = ['def f(self, n, /, *, m=(1, \'a\')):\n    """Add n and m."""\n    return n + m', "def g(x, *rest, **n):"]
+    assert [one.text for one in group] == texts
+    asked = list(example("make_questions").questions(group))
+    context = "\n".join(texts)
+    assert all(context[start:].startswith(answer) for _, answer, start in asked)
+    assert {question: answer for question, answer, _ in asked} == {
+        "What does f do?": "Add n and m",
+        "What does f return?": "n + m",
+        "What is the default of m in f?": "(1, 'a')",
+        "What is the first parameter of f?": "n",
+        "What is the last parameter of f?": "m",
+        "What is the first parameter of g?": "x",
+        "What is the last parameter of g?": "n",
+        "Which function has the parameter m?": "f",
+        "Which function has the parameter x?": "g",
+        "Which function has the parameter rest?": "g",
+    }
+
+
+def test_questions_that_can_be_read(example, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    example("make_questions").make_questions(tmp_path, 60_000)
+    parts = {}
+    for name in ("train", "valid", "test"):
+        parts[name] = read_answers(parse_answer_source({"text": str(tmp_path / f"{name}.jsonl")}))
+        assert len(parts[name]) > 10 and all(len(one.answers) == 1 for one in parts[name])
+    assert {one.context for one in parts["train"]}.isdisjoint(one.context for one in parts["test"])
