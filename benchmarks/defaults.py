@@ -389,7 +389,7 @@ def tag(cell: Cell, data: Path, folder: Path) -> Parts:
 
 
 def answer(cell: Cell, data: Path, folder: Path) -> Parts:
-    """Questions about the functions of the library, drawn at random; they decide how long the baseline's answers are."""
+    """Questions about functions of the library, drawn at random; they decide how long answers of the baseline are."""
     subprocess.run([sys.executable, str(EXAMPLES / "make_questions.py"), str(folder)], check=True, stdout=sys.stderr)
     files = {part: folder / f"{part}.jsonl" for part in ("train", "valid", "test")}
     lines = read(files["train"])

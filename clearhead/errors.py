@@ -25,6 +25,12 @@ def visible(text: str, *, kept: str = "") -> str:
     return _UNSAFE.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
 
 
+def json_text(value: object) -> str:
+    """Return a value as a message shows it: as JSON, and shortened if it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 class InputError(ValueError):
     """Wrong input; the command line exits with code 2.
 

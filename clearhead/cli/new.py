@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ import typer
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import DATA_OPTIONS, Force, Json, Pattern
 from clearhead.errors import keys_as_options
-from clearhead.files import refuse_unwritable, write_output
+from clearhead.files import names_in, refuse_unwritable, write_output
 from clearhead.recipes.draft import Draft, NewOptions, draft
 
 if TYPE_CHECKING:
     from clearhead.recipes.fit import Fitted
+
+# The name of a file in a folder of held-out data that is not complete; the number of the process follows.
+UNFINISHED = ".unfinished-"
 
 # What names data, under the name of its parameter; each task takes some of them.
 DATA_PARAMETERS: Mapping[str, Any] = {
@@ -221,6 +225,8 @@ def _write_run_file(
     wanted = NewOptions(kind, output.with_name(f"{output.stem}-data"), run, **data)
     wanted.check_options()
     refuse_unwritable(output, force=force)
+    if is_unfinished(wanted.folder):
+        shutil.rmtree(wanted.folder)
     with keys_as_options(DATA_OPTIONS):
         found = draft(wanted)
     for path in found.files:
@@ -234,6 +240,14 @@ def _write_run_file(
         print_message(f"next: clearhead train {output}")
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder of held-out data is what a command left that was killed."""
+    import psutil
+
+    marks = [name.removeprefix(UNFINISHED) for name in names_in(folder) if name.startswith(UNFINISHED)]
+    return bool(marks) and not any(mark.isdigit() and psutil.pid_exists(int(mark)) for mark in marks)
+
+
 def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: str, *, force: bool) -> Fitted:
     """Write held-out data, fit the recipe to data and machine, write the run file last; a failure leaves nothing."""
     # Only now: the libraries for training take seconds to load, and a fault in the data should not wait for them.
@@ -241,7 +255,10 @@ def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: s
     from clearhead.recipes.start import started
 
     is_there = folder.exists()
+    mark = folder / f"{UNFINISHED}{os.getpid()}"
     try:
+        if found.files and not is_there:
+            write_output(mark, "`clearhead new` removes this file when it is done.\n", force=False)
         for path, lines in found.files.items():
             write_output(path, "".join(f"{line}\n" for line in lines), force=force)
         if init:
@@ -249,6 +266,7 @@ def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: s
         else:
             written = fitted(found.plan, minutes, print_message)
         write_output(output, written.text, force=force)
+        mark.unlink(missing_ok=True)
     except BaseException:
         if found.files and not is_there:
             shutil.rmtree(folder, ignore_errors=True)

@@ -41,6 +41,14 @@ def test_a_picture_in_a_folder_of_texts_is_left_out_with_the_option_of_the_messa
         assert set((tmp_path / "run-data" / "train.txt").read_text(encoding="utf-8").splitlines()) < set(LINES)
 
 
+def test_a_file_of_questions_that_is_not_there_is_said_before_its_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file, expected in (("nowhere", "there is no such file"), (".", ". is a folder: name a file in it")):
+        assert expected in refused(capfd, "new", "answer", "--text", file)
+
+
 def test_the_field_of_json_lines_has_an_option(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_lines(tmp_path / "a.jsonl", [f'{{"body": "{line}"}}' for line in LINES])
     words = ["new", "generate", "--text", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "run.toml")]
@@ -82,6 +90,24 @@ def test_columns_are_counted_from_1_and_named_by_the_options_of_the_command(
     given.pop("--label-kind", None)
     words = [word for option in ({"--text": file.name} | given).items() for word in option]
     assert main(["new", "classify", *words]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "advice"),
+    [
+        ("a.tsv", "a m\tu\tlate", 'received 3: 1 "a m", 2 "u", 3 "late"; a text cannot hold a tab'),
+        ("a.csv", "a, m,late", 'received 3: 1 "a", 2 " m", 3 "late"; put a text that holds a comma into'),
+        ("a.tsv", "a m u", 'received 1: 1 "a m u"; add what is missing'),
+    ],
+)
+def test_a_line_with_other_columns_than_the_first_is_refused(
+    name: str, line: str, advice: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    separator = {"a.tsv": "\t", "a.csv": ","}[name]
+    rows = ["text\tlabel", *(f"{one}\t{label_of(one)}" for one in SENTENCES)]
+    file = write_lines(tmp_path / name, [row.replace("\t", separator) for row in rows[:57]] + [line])
+    message = refused(capfd, "new", "classify", "--text", str(file), "--labels", "label")
+    assert f"{file}:58: expected 2 columns" in message and advice in message
 
 
 def test_numbers_that_are_all_different_have_an_option(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

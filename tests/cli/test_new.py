@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clearhead.cli.main import main
+from clearhead.cli.new import UNFINISHED
 from clearhead.training.runfile.read import load_run_file
 from tests.cli.tiny_run import PAIRS, write_pairs
 
@@ -98,6 +102,32 @@ def test_nothing_is_overwritten(
     assert f"{name} {expected}" in capfd.readouterr().err
     assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
     assert {entry.name for entry in tmp_path.iterdir()} == {"train.source", "train.target", name}
+
+
+def test_a_killed_command_does_not_block_the_next_one(
+    data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit, seen = sys.modules["clearhead.recipes.fit"].fitted, []
+
+    def fitted(*arguments: Any) -> object:
+        seen.extend(path.name for path in (tmp_path / "run-data").iterdir())
+        return fit(*arguments)
+
+    monkeypatch.setattr("clearhead.recipes.fit.fitted", fitted)
+    assert main(data) == 0
+    parts = {f"{part}.{side}" for part in ("train", "valid") for side in ("source", "target")}
+    assert set(seen) == {*parts, f"{UNFINISHED}{os.getpid()}"}
+    assert {path.name for path in (tmp_path / "run-data").iterdir()} == parts
+    # A kill leaves the mark, and no run file.
+    (tmp_path / "run.toml").unlink()
+    for pid, code in ((os.getpid(), 2), (2**22 + 1, 0)):
+        (tmp_path / "run-data" / f"{UNFINISHED}{pid}").touch()
+        (tmp_path / "run-data" / "old").touch()
+        assert main(data) == code
+        assert (tmp_path / "run-data" / "old").exists() == (code == 2)
+        for mark in (tmp_path / "run-data").glob(f"{UNFINISHED}*"):
+            mark.unlink()
+    assert {path.name for path in (tmp_path / "run-data").iterdir()} == parts
 
 
 def test_too_few_pairs(tmp_path: Path, data: list[str], capfd: pytest.CaptureFixture[str]) -> None:

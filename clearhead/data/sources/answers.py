@@ -17,10 +17,9 @@ from clearhead.data.sources.tables import (
     Share,
     checked_text,
     field_value,
-    json_text,
 )
-from clearhead.errors import InputError
-from clearhead.files import parse_json
+from clearhead.errors import InputError, json_text
+from clearhead.files import absent, parse_json
 
 _FIELDS = ("context", "question", "answer", "start")
 _RAW = ("answer", "start")
@@ -178,6 +177,10 @@ def _gold(text: object, start: object, context: str, place: str) -> GoldAnswer:
 
 def _source(table: Mapping[str, Any]) -> AnswerSource:
     path = user_path(table["text"])
+    if not path.exists():
+        raise InputError(f"{path}: {absent(path)}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file in it")
     if has_ending(path, ".jsonl"):
         return AnswerRows(JsonLinesFile(path, {field: field for field in _FIELDS}, raw=_RAW))
     if has_ending(path, ".json"):

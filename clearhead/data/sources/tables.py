@@ -12,19 +12,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import numpy as np
-from jaxtyping import Float64
-from numpy import ndarray
-
+from clearhead.data.sources.alignment import misalignment
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
-from clearhead.errors import InputError, key, nearest
+from clearhead.errors import InputError, json_text, key, nearest
 
 Column = int | str
 Row = tuple[int, tuple[Any, ...]]
 Share = tuple[float, float]
 WHOLE: Share = (0.0, 1.0)
 
-_SEPARATORS = {"\t": "tabs", ",": "commas"}
+# Their names, and how a line with too many of them is mended.
+_SEPARATORS = {
+    "\t": ("tabs", "a text cannot hold a tab: write a space in its place"),
+    ",": ("commas", 'put a text that holds a comma into "quotes"'),
+}
 _OTHER_SEPARATORS = {
     "\t": "tabs, give the file a name that ends in .tsv",
     ";": "semicolons, write tabs or commas in their place",
@@ -83,7 +84,7 @@ class AlignedFiles:
         first, *others = files = {path: read_lines(path) for path in self.columns.values()}
         for path in others:
             if len(files[path]) != len(files[first]):
-                guess = _misalignment(first, files[first], path, files[path]) if self.is_parallel else ""
+                guess = misalignment(first, files[first], path, files[path]) if self.is_parallel else ""
                 raise InputError(
                     f"{first} has {len(files[first])} lines, but {path} has {len(files[path])}; "
                     f"{guess or 'expected one for each line of text'}"
@@ -126,12 +127,11 @@ class DelimitedFile:
         except StopIteration:
             raise empty_file(self.path) from None
         positions = self._positions(number, names)
-        needed = max(positions)
         if not any(isinstance(column, str) for column in self.columns.values()):
             lines = (line for part in ([(number, names)], lines) for line in part)
         for number, cells in lines:
-            if len(cells) < needed:
-                raise self._missing(number, cells, f"there is no column {needed} in this line")
+            if len(cells) != len(names):
+                raise self._ragged(number, cells, len(names))
             yield number, tuple(cells[position - 1] for position in positions)
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
@@ -178,14 +178,22 @@ class DelimitedFile:
             return names.index(column) + 1
         return column
 
-    def _missing(self, number: int, cells: Sequence[str], fault: str, role: str | None = None) -> InputError:
-        """Return the error of a line without a column, with what can be chosen in it."""
-        parts = [f"{self.place(number)}: {fault}", f"its columns, separated by {_SEPARATORS[self.separator]}, are"]
+    def _ragged(self, number: int, cells: Sequence[str], expected: int) -> InputError:
+        """Return the error of a line with more or fewer columns than the first one."""
+        name, mend = _SEPARATORS[self.separator]
+        return InputError(
+            f"{self.place(number)}: expected {expected} columns, separated by {name}, as in the first line, received "
+            f"{len(cells)}: {_shown(cells)}; {mend if len(cells) > expected else 'add what is missing'}"
+        )
+
+    def _missing(self, number: int, cells: Sequence[str], fault: str, role: str) -> InputError:
+        """Return the error of a first line without a column, with what can be chosen in it."""
+        parts = [f"{self.place(number)}: {fault}", f"its columns, separated by {_SEPARATORS[self.separator][0]}, are"]
         parts[1] += f" {_shown(cells)}"
-        if len(cells) == 1 and role is not None:
+        if len(cells) == 1:
             ways = (way for sign, way in _OTHER_SEPARATORS.items() if sign in cells[0])
             parts.append(f"if they are separated by {next(ways, _OTHERWISE)}")
-        elif role is not None:
+        else:
             parts.append(f"choose one with {self._key(role)}, by its name in the first line or its number from 1")
         return InputError("; ".join(parts))
 
@@ -359,12 +367,6 @@ def read_table(source: TableSource, share: Share = WHOLE, *, what: str) -> Table
     return Table(columns, [number for number, _ in part], source.place)
 
 
-def json_text(value: object) -> str:
-    """Return a value as a message shows it: as JSON, and shortened if it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
 def _shown(cells: Sequence[str]) -> str:
     """Return the columns of a line with their numbers."""
     shown = [f"{number} {json_text(cell)}" for number, cell in enumerate(cells[:_MOST_SHOWN], start=1)]
@@ -448,46 +450,3 @@ def _class_name(value: object, names: Sequence[str], place: str) -> object:
             "the labels of this split may be hidden: use another split"
         )
     return names[value]
-
-
-def _misalignment(first: Path, lines: Sequence[str], second: Path, others: Sequence[str]) -> str:
-    """Describe which line looks like the first one without its partner."""
-    path, longer, shorter = (first, lines, others) if len(lines) > len(others) else (second, others, lines)
-    line = first_misaligned(longer, shorter)
-    if line > len(shorter):
-        return f"{path}:{line} and what follows has no partner, or the other file was cut short"
-    return (
-        f"by the lengths of the lines the first that looks wrong is {path}:{line} "
-        f"({json_text(longer[line - 1])} beside {json_text(shorter[line - 1])})"
-    )
-
-
-def first_misaligned(longer: Sequence[str], shorter: Sequence[str]) -> int:
-    """Return the line, counted from 1, at which two files of unequal length most likely lose their alignment.
-
-    Assumes that one block of lines is missing in the shorter file. Translations of each other have a steady ratio of
-    lengths; the gap is put where the ratios before it and after it are as steady as possible.
-
-    Args:
-        longer: the lines of the longer file.
-        shorter: the lines of the shorter file.
-
-    Returns:
-        The first line of `longer` that lacks its partner; len(shorter) + 1 if the surplus is at the end.
-
-    Source: the length-based cost follows Gale and Church 1993, with a median ratio in place of their fitted one.
-    """
-    surplus = len(longer) - len(shorter)
-    long, short = _log_lengths(longer), _log_lengths(shorter)
-    centre = float(np.median(long)) - float(np.median(short))
-    before = np.abs(long[: len(short)] - short - centre)
-    after = np.abs(long[surplus:] - short - centre)
-    # cost[k] = lines before k paired straight across, lines from k on paired with those behind the gap
-    cost = np.concatenate([[0.0], np.cumsum(before)]) + (after.sum() - np.concatenate([[0.0], np.cumsum(after)]))
-    # The last of equal costs: a gap may follow lines that fit either way, and the end is the usual place.
-    best = len(cost) - 1 - int(np.argmin(cost[::-1]))
-    return best + 1
-
-
-def _log_lengths(lines: Sequence[str]) -> Float64[ndarray, " lines"]:
-    return np.log1p(np.fromiter(map(len, lines), dtype=np.float64, count=len(lines)))

@@ -9,8 +9,8 @@ from typing import Any
 
 from clearhead.data.sources.lines import content_key, read_lines
 from clearhead.data.sources.run_file_tables import Form, has_ending, parse_form, user_path
-from clearhead.data.sources.tables import WHOLE, Examples, JsonLinesFile, Share, json_text
-from clearhead.errors import InputError
+from clearhead.data.sources.tables import WHOLE, Examples, JsonLinesFile, Share
+from clearhead.errors import InputError, json_text
 
 _FIELDS = ("tokens", "tags")
 _DOCUMENT_MARK = "-DOCSTART-"

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
-from clearhead.data.sources.tables import Table, json_text
-from clearhead.errors import InputError, key, nearest
+from clearhead.data.sources.tables import Table
+from clearhead.errors import InputError, json_text, key, nearest
 from clearhead.task import LabelKind
 
 _MOST_SHOWN = 12

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.data.sources.tables import json_text
 from clearhead.data.sources.tagged import TaggedTexts
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, json_text, nearest
 
 OUTSIDE = "O"
 Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]
