@@ -132,7 +132,7 @@ def test_unequal_real_translations(data_dir: Path, tmp_path: Path) -> None:
 def test_tsv_mistakes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "german\tenglish\na\tb\nonly\n")
     with pytest.raises(
-        InputError, match=r"a\.tsv:3: there is no column 2 in this line; its columns, separated by tabs, are 1 "
+        InputError, match=r"a\.tsv:3: expected 2 columns, separated by tabs, as in the first line, received 1: 1 "
     ):
         read_pairs(tsv(path))
     with pytest.raises(InputError, match=r"a\.tsv:1: there is no column 'germn'.*\(did you mean 'german'\?\)"):
