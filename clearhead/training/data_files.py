@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from pydantic import RootModel
 
+from clearhead.data.sources.lines import size_and_ends
+from clearhead.data.sources.texts import TextShard, parse_text_source, text_shards
 from clearhead.errors import InputError
 from clearhead.files import parse_json, typed
 from clearhead.training.runfile.sections import RunFile, Section
@@ -27,14 +29,18 @@ class _Described(RootModel[dict[str, dict[str, tuple[int, str]]]]):
 def describe_files(run_file: RunFile) -> str:
     """Return lines and digest of every file of the training and validation data, as JSON text.
 
+    Of a streamed text it is the bytes of each file and a digest of its ends.
+
     Args:
-        run_file: the checked run file; folders and datasets by name are left out.
+        run_file: the checked run file; folders that are not streamed and datasets by name are left out.
     """
     described: dict[str, dict[str, list[Any]]] = {}
     for part in ("train", "valid"):
         table = getattr(run_file.data, part)
         names = [str(value) for value in table.model_dump().values()] if isinstance(table, Section) else []
         described[part] = {name: list(_lines_and_digest(Path(name))) for name in names if _is_file(name)}
+    if run_file.data.stream:
+        described["train"] = {str(shard.path): list(size_and_ends(shard.path)) for shard in streamed_shards(run_file)}
     return json.dumps(described)
 
 
@@ -57,9 +63,11 @@ def changed_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -
     before, now = _described(str(choices[DATA_FILES]), run), _described(describe_files(run_file), run)
     changes = {
         part: [
-            _change(name, old, now[part].get(name)) for name, old in before[part].items() if now[part].get(name) != old
+            _change(name, before[part].get(name), now[part].get(name), unit)
+            for name in before[part] | now[part]
+            if now[part].get(name) != before[part].get(name)
         ]
-        for part in ("train", "valid")
+        for part, unit in (("train", "bytes" if run_file.data.stream else "lines"), ("valid", "lines"))
     }
     if changes["train"]:
         raise InputError(
@@ -83,13 +91,27 @@ def _described(text: str, run: Path) -> dict[str, dict[str, tuple[int, str]]]:
     return {part: found.get(part, {}) for part in ("train", "valid")}
 
 
-def _change(name: str, old: tuple[int, str], new: tuple[int, str] | None) -> str:
-    if new is None:
-        return f"{name} is missing"
+def _change(name: str, old: tuple[int, str] | None, new: tuple[int, str] | None, unit: str) -> str:
+    if new is None or old is None:
+        return f"{name} is {'missing' if new is None else 'new'}"
     if old[0] == new[0]:
-        return f"{name} has {new[0]:,} lines as before, but other content"
+        return f"{name} has {new[0]:,} {unit} as before, but other content"
     words = "more" if new[0] > old[0] else "fewer"
-    return f"{name} has {new[0]:,} lines, {abs(new[0] - old[0]):,} {words} than before"
+    return f"{name} has {new[0]:,} {unit}, {abs(new[0] - old[0]):,} {words} than before"
+
+
+def streamed_shards(run_file: RunFile) -> list[TextShard]:
+    """Return the files of a streamed training text.
+
+    Raises:
+        InputError: there is none, or the text is not in files.
+    """
+    table = run_file.data.train
+    assert isinstance(table, Section), "the rules of the run file want a table"
+    try:
+        return text_shards(parse_text_source(table.model_dump(exclude_none=True)))
+    except InputError as error:
+        raise error.within("[data] train") from None
 
 
 def _is_file(name: str) -> bool:

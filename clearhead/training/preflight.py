@@ -89,6 +89,7 @@ class Workload(Generic[BatchT]):
         valid_share: size of the validation data, as a share of the training data.
         score_seconds: called with the module in evaluation mode, returns the seconds that a score takes beside the
             validation loss; None: the score comes with the loss.
+        reading_seconds: that a batch of a streamed text takes to be read and tokenized, on average.
     """
 
     loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
@@ -97,6 +98,7 @@ class Workload(Generic[BatchT]):
     num_sizes: int = 1
     valid_share: float = 0.0
     score_seconds: Callable[[nn.Module], float] | None = None
+    reading_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -256,8 +258,7 @@ def _more_positions(init: str, longest: int) -> str:
 
 def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]:
     """Return the bytes of one checkpoint, and of everything that a run keeps at one time."""
-    unique = {(tensor.data_ptr(), tensor.shape): _bytes(tensor) for tensor in module.state_dict().values()}
-    weights = sum(unique.values())
+    weights = sum({(one.data_ptr(), one.shape): _bytes(one) for one in module.state_dict().values()}.values())
     trained = sum(_bytes(parameter) for parameter in module.parameters() if parameter.requires_grad)
     checkpoint = weights * (1 + (settings.ema is not None)) + trained * OPTIMIZER_SLOTS
     # The last checkpoints, the best one, and the one being written before an old one is deleted.
@@ -294,7 +295,7 @@ def step_cost(
             torch.set_num_threads(settings.threads)
         before = _start_peak(device)
         passes, batch, peak = dry.passes(work, seconds=seconds - (time.perf_counter() - began))
-        one_batch = sum(passes) / len(passes)
+        one_batch = sum(passes) / len(passes) + work.reading_seconds
         validation = dry.forward(batch) * work.valid_share * work.batches.batches_per_epoch
         if work.score_seconds is not None:
             validation += dry.score(work.score_seconds)

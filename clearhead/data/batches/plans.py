@@ -230,6 +230,17 @@ class EpochBatches(Generic[BatchT]):
         Raises:
             InputError: the position belongs to other data or to another plan.
         """
+        self.refuse_others(state)
+        epoch, position = int(state["epoch"]), int(state["batch"])
+        self._go(epoch, position)
+        assert 0 <= position < len(self._batches), "a position that state() returned is inside its epoch"
+
+    def refuse_others(self, state: Mapping[str, Any]) -> None:
+        """Refuse a position in other batches.
+
+        Raises:
+            InputError: the position belongs to other data or to another plan.
+        """
         own = self._identity
         changed = [key for key in own if state.get(key) != own[key]]
         if changed:
@@ -240,9 +251,6 @@ class EpochBatches(Generic[BatchT]):
                 f"the training data has changed since the checkpoint was written ({'; '.join(faults)}): restore it, or "
                 "start anew in another run directory"
             )
-        epoch, position = int(state["epoch"]), int(state["batch"])
-        self._go(epoch, position)
-        assert 0 <= position < len(self._batches), "a position that state() returned is inside its epoch"
 
 
 def training_batches(store: ArrayStore, plan: LengthPlan, collate: Callable[[Indices], BatchT]) -> EpochBatches[BatchT]:

@@ -5,8 +5,8 @@ Shape suffixes: B rows of a batch, W windows, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,11 @@ from numpy import ndarray
 
 from clearhead.data.batches.base import Batch, pad_rows
 from clearhead.data.batches.packing import pack_windows
-from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, random_stream
+from clearhead.data.batches.plans import BatchPlan, EpochBatches, LengthSortedPlan, random_stream
 from clearhead.data.batches.windows import Windows, cut_windows
 from clearhead.data.stores.arrays import Indices, Ragged
 from clearhead.data.stores.corpus import Corpus
+from clearhead.data.stores.documents import Documents
 from clearhead.errors import InputError
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.watching import watched
@@ -28,6 +29,25 @@ Objective = Callable[[Sequence[Any], np.random.Generator], Batch]
 # Keeps the choice of an epoch's windows apart from the order of its batches and from what is drawn for each of them.
 _WINDOW_STREAM = 1
 HELD_OUT_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class View:
+    """Documents as training batches.
+
+    Attributes:
+        plan: which windows form a batch.
+        make: makes a batch, as of `EpochBatches`.
+        identity: JSON values that tell this view of the documents from others.
+    """
+
+    plan: BatchPlan
+    make: Callable[[Indices, int, int], Batch]
+    identity: Mapping[str, Any]
+
+    def batches(self, data: str) -> EpochBatches[Batch]:
+        """Return endless training batches of documents whose hash is `data`."""
+        return EpochBatches(self.plan, self.make, identity={**self.identity, "data": data})
 
 
 def causal_batches(corpus: Corpus, *, block: int, batch_tokens: int, pack: bool, seed: int) -> EpochBatches[Batch]:
@@ -45,13 +65,20 @@ def causal_batches(corpus: Corpus, *, block: int, batch_tokens: int, pack: bool,
     Raises:
         InputError: the block does not fit into a batch, or the seed is negative.
     """
-    plan = _WindowPlan(corpus, length=block, batch_tokens=batch_tokens, seed=seed, pack=pack, with_special=False)
+    view = causal_view(corpus, block=block, batch_tokens=batch_tokens, pack=pack, seed=seed)
+    return view.batches(corpus.identity)
+
+
+def causal_view(documents: Documents, *, block: int, batch_tokens: int, pack: bool, seed: int) -> View:
+    """Return documents as `causal_batches` has those of a corpus."""
+    plan = _WindowPlan(documents, length=block, batch_tokens=batch_tokens, seed=seed, pack=pack, with_special=False)
 
     def make(rows: Indices, epoch: int, index: int) -> Batch:
         windows, blocks = plan.layout(epoch)
-        return _causal_batch(corpus, windows, blocks.take(rows), rows)
+        return _causal_batch(documents, windows, blocks.take(rows), rows)
 
-    return EpochBatches(plan, make, identity={"kind": "causal", "block": block, "pack": pack, **plan.identity()})
+    identity = {"kind": "causal", "block": block, "pack": pack, "batch_tokens": batch_tokens, "seed": seed}
+    return View(plan, make, identity)
 
 
 def causal_epoch(corpus: Corpus, *, block: int, batch_tokens: int) -> Iterator[Batch]:
@@ -88,12 +115,18 @@ def window_batches(
     Raises:
         InputError: a window does not fit into a batch, or the seed is negative.
     """
-    plan = _WindowPlan(corpus, length=length, batch_tokens=batch_tokens, seed=seed, pack=False, with_special=True)
+    view = window_view(corpus, objective, length=length, batch_tokens=batch_tokens, seed=seed)
+    return view.batches(corpus.identity)
+
+
+def window_view(documents: Documents, objective: Objective, *, length: int, batch_tokens: int, seed: int) -> View:
+    """Return documents as `window_batches` has those of a corpus."""
+    plan = _WindowPlan(documents, length=length, batch_tokens=batch_tokens, seed=seed, pack=False, with_special=True)
 
     def make(rows: Indices, epoch: int, index: int) -> Batch:
-        return _objective_batch(corpus, plan.layout(epoch)[0], rows, objective, random_stream(seed, epoch, index))
+        return _objective_batch(documents, plan.layout(epoch)[0], rows, objective, random_stream(seed, epoch, index))
 
-    return EpochBatches(plan, make, identity={"kind": "windows", "length": length, **plan.identity()})
+    return View(plan, make, {"kind": "windows", "length": length, "batch_tokens": batch_tokens, "seed": seed})
 
 
 def window_epoch(corpus: Corpus, objective: Objective, *, length: int) -> Iterator[Batch]:
@@ -118,19 +151,15 @@ class _WindowPlan:
     """Which rows form a batch in each epoch, and their windows; the layout of one epoch is kept at a time."""
 
     def __init__(
-        self, corpus: Corpus, *, length: int, batch_tokens: int, seed: int, pack: bool, with_special: bool
+        self, documents: Documents, *, length: int, batch_tokens: int, seed: int, pack: bool, with_special: bool
     ) -> None:
         if seed < 0:
             raise InputError(f"seed is {seed}; expected 0 or more")
         _check_budget(length, batch_tokens)
-        self._corpus = corpus
+        self._documents = documents
         self._length, self._batch_tokens, self._seed = length, batch_tokens, seed
         self._pack, self._with_special = pack, with_special
         self._kept: tuple[int, tuple[Windows, Ragged]] | None = None
-
-    def identity(self) -> dict[str, Any]:
-        """Return JSON values that tell this plan from others."""
-        return {"batch_tokens": self._batch_tokens, "seed": self._seed, "data": self._corpus.identity}
 
     def layout(self, epoch: int) -> tuple[Windows, Ragged]:
         """Return the windows of an epoch, and which of them each block holds."""
@@ -141,9 +170,9 @@ class _WindowPlan:
     def _lay_out(self, epoch: int) -> tuple[Windows, Ragged]:
         # Raw bits: numpy keeps this stream the same for ever, which it does not promise for its distributions.
         bits = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, 0, _WINDOW_STREAM]))
-        num_special = len(self._corpus.tokenizer.special_tokens.for_text) if self._with_special else 0
+        num_special = len(self._documents.tokenizer.special_tokens.for_text) if self._with_special else 0
         offset = int(bits.random_raw() % (self._length - num_special))
-        windows = cut_windows(self._corpus, self._length, offset=offset, with_special=self._with_special)
+        windows = cut_windows(self._documents, self._length, offset=offset, with_special=self._with_special)
         if not self._pack:
             return windows, _single(np.arange(len(windows)))
         # Windows of the same length meet others in every epoch.
@@ -183,7 +212,7 @@ def _block_lengths(windows: Windows, blocks: Ragged) -> Int64[ndarray, " blocks"
     return sums
 
 
-def _causal_batch(corpus: Corpus, windows: Windows, blocks: Ragged, rows: Indices) -> Batch:
+def _causal_batch(corpus: Documents, windows: Windows, blocks: Ragged, rows: Indices) -> Batch:
     """Make a batch of some blocks, each the windows of one row."""
     lengths_B = _block_lengths(windows, blocks)
     ids_N = np.concatenate([windows.ids(corpus, index) for index in blocks.ids])
@@ -205,6 +234,6 @@ def _causal_batch(corpus: Corpus, windows: Windows, blocks: Ragged, rows: Indice
 
 
 def _objective_batch(
-    corpus: Corpus, windows: Windows, rows: Indices, objective: Objective, generator: np.random.Generator
+    corpus: Documents, windows: Windows, rows: Indices, objective: Objective, generator: np.random.Generator
 ) -> Batch:
     return replace(objective([windows.ids(corpus, row) for row in rows], generator), rows=rows)

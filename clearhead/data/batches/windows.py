@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.data.stores.corpus import Corpus
+from clearhead.data.stores.documents import Documents
 from clearhead.errors import InputError
 from clearhead.text.special_tokens import PrefixSuffix
 
@@ -43,7 +43,7 @@ class Windows:
         lengths: Int64[ndarray, " windows"] = self.stop - self.start + len(self.special or ())
         return lengths
 
-    def ids(self, corpus: Corpus, index: int | np.int64) -> Int64[ndarray, " _"]:
+    def ids(self, corpus: Documents, index: int | np.int64) -> Int64[ndarray, " _"]:
         """Return what the model reads of one window, special ids included.
 
         Args:
@@ -56,7 +56,7 @@ class Windows:
         parts = (self.special.prefix, corpus.documents[document][start:stop], self.special.suffix)
         return np.concatenate(parts).astype(np.int64)
 
-    def labels(self, corpus: Corpus, index: int | np.int64) -> Int64[ndarray, " _"]:
+    def labels(self, corpus: Documents, index: int | np.int64) -> Int64[ndarray, " _"]:
         """Return the labels of one causal window: the next id at each position.
 
         Args:
@@ -68,7 +68,7 @@ class Windows:
 
 
 def cut_windows(
-    corpus: Corpus, length: int, *, offset: int = 0, stride: int | None = None, with_special: bool = False
+    corpus: Documents, length: int, *, offset: int = 0, stride: int | None = None, with_special: bool = False
 ) -> Windows:
     """Cut every document into windows, so that each of its ids is in one; a document that fits stays whole.
 

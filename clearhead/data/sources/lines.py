@@ -15,6 +15,7 @@ from clearhead.files import absent, binary
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _BLOCK_BYTES = 1 << 20
+_END_BYTES = 1 << 16
 
 
 def read_lines(path: Path) -> list[str]:
@@ -99,6 +100,22 @@ def content_key(path: Path) -> str:
     except OSError as error:
         raise _unreadable(path, error) from None
     return f"{'gz' if path.suffix == '.gz' else 'plain'} {digest}"
+
+
+def size_and_ends(path: Path) -> tuple[int, str]:
+    """Return the bytes of a file, and a digest of its first and its last ones, whatever its size.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            begin = file.read(_END_BYTES)
+            file.seek(max(0, size - _END_BYTES))
+            return size, hashlib.sha256(begin + file.read()).hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from None
 
 
 def empty_file(path: Path) -> InputError:

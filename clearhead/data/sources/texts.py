@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -80,13 +81,17 @@ class TextFiles:
     def chunks(self) -> Iterator[TextChunk]:
         """Go through the documents, chunk by chunk."""
         for path in self.files():
-            texts = stream_text(path) if path == self.path else self._member(path)
-            is_empty = True
-            for chunk in _documents(texts, self.document, str(path), first_line=1):
-                is_empty = False
-                yield chunk
-            if is_empty and path == self.path and not any(stream_text(path)):
-                raise empty_file(path)
+            yield from self.chunks_of(path)
+
+    def chunks_of(self, path: Path) -> Iterator[TextChunk]:
+        """Go through the documents of one of the files, chunk by chunk."""
+        texts = stream_text(path) if path == self.path else self._member(path)
+        is_empty = True
+        for chunk in _documents(texts, self.document, str(path), first_line=1):
+            is_empty = False
+            yield chunk
+        if is_empty and path == self.path and not any(stream_text(path)):
+            raise empty_file(path)
 
     def _member(self, path: Path) -> Iterator[str]:
         try:
@@ -134,6 +139,32 @@ class TextRows:
 
 
 TextSource = TextFiles | TextRows
+
+
+@dataclass(frozen=True)
+class TextShard:
+    """One file of a text.
+
+    Args:
+        path: the file.
+        chunks: goes through its documents, chunk by chunk.
+    """
+
+    path: Path
+    chunks: Callable[[], Iterator[TextChunk]]
+
+
+def text_shards(source: TextSource) -> list[TextShard]:
+    """Return the files of a text, in the order of their names.
+
+    Raises:
+        InputError: the text is not in files, or there is none.
+    """
+    if isinstance(source, TextFiles):
+        return [TextShard(path, partial(source.chunks_of, path)) for path in source.files()]
+    if isinstance(source.table, JsonLinesFile):
+        return [TextShard(source.table.path, source.chunks)]
+    raise InputError(f"{source.table.name} is not in text files, so it cannot be streamed: leave out {key('stream')}")
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Int64
-from numpy import ndarray
 
 from clearhead.data.sources.tables import WHOLE, Share
 from clearhead.data.sources.texts import TextChunk, TextSource, measure, read_chunks
-from clearhead.data.stores.arrays import ArrayStore, ArrayWriter, Rows, id_dtype
+from clearhead.data.stores.arrays import ArrayStore, ArrayWriter, id_dtype
 from clearhead.data.stores.cache import load_or_make
 from clearhead.data.stores.document_chunks import chunk_documents
+from clearhead.data.stores.documents import Documents
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 
@@ -24,10 +23,8 @@ _BATCH_CHARACTERS = 1 << 20
 _BATCH_PARTS = 20_000
 
 
-class Corpus(ArrayStore):
-    """Tokenized documents.
-
-    A document is stored without special ids; its sequence is these ids with the special ids of a decoder's target.
+class Corpus(Documents, ArrayStore):
+    """Tokenized documents in a folder.
 
     Args:
         folder: the store's folder.
@@ -42,41 +39,9 @@ class Corpus(ArrayStore):
     contents: ClassVar[str] = "tokenized text"
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
-        super().__init__(folder)
-        self.tokenizer = tokenizer
-        self.documents = self.ragged("document")
+        ArrayStore.__init__(self, folder)
+        Documents.__init__(self, self.ragged("document"), tokenizer)
         self.largest_id, self.text_bytes = int(self.record["largest_id"]), int(self.record["bytes"])
-
-    def __len__(self) -> int:
-        return len(self.documents)
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of ids in all documents together, without special ids."""
-        return len(self.documents.ids)
-
-    def sequence(self, document: int, start: int, stop: int) -> Int64[ndarray, " _"]:
-        """Return a part of a document's sequence.
-
-        Args:
-            document: the number of the document.
-            start: where the part begins; 0 is the first special id in front of the document.
-            stop: where it ends.
-        """
-        special, ids = self.tokenizer.special_tokens.for_target, self.documents[document]
-        front, last = len(special.prefix), len(special.prefix) + len(ids)
-        assert 0 <= start < stop <= last + len(special.suffix), "a part of a sequence lies within it"
-        parts = (
-            special.prefix[start:stop],
-            ids[max(start - front, 0) : max(stop - front, 0)],
-            special.suffix[max(start - last, 0) : max(stop - last, 0)],
-        )
-        return np.concatenate(parts).astype(np.int64)
-
-    @property
-    def input_lengths(self) -> tuple[Rows]:
-        """The number of ids of each document's sequence that are read: all but the last, which is only predicted."""
-        return (self.documents.lengths + len(self.tokenizer.special_tokens.for_target) - 1,)
 
 
 def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = WHOLE) -> Corpus:
@@ -116,8 +81,7 @@ def _write(writer: ArrayWriter, chunks: Iterable[TextChunk], tokenizer: Tokenize
             yield chunk
 
     offsets = [0]
-    for texts, starts in _batches(chunk_documents(counted(), tokenizer)):
-        rows = tokenizer.encode_batch(texts)
+    for rows, starts in encoded_parts(counted(), tokenizer):
         for row, is_new in zip(rows, starts, strict=True):
             if is_new and length:
                 end += length
@@ -132,6 +96,18 @@ def _write(writer: ArrayWriter, chunks: Iterable[TextChunk], tokenizer: Tokenize
     if length:
         writer.append("document_offsets", np.array([end + length], dtype=np.int64))
     return {"largest_id": largest, "bytes": num_bytes}
+
+
+def encoded_parts(
+    chunks: Iterable[TextChunk], tokenizer: Tokenizer
+) -> Iterator[tuple[Sequence[Sequence[int]], list[bool]]]:
+    """Tokenize documents in the order of the text, many parts at a time.
+
+    Returns:
+        for many parts together, the ids of each, and whether a document starts with it.
+    """
+    for texts, starts in _batches(chunk_documents(chunks, tokenizer)):
+        yield tokenizer.encode_batch(texts), starts
 
 
 def _batches(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[str], list[bool]]]:

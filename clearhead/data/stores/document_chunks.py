@@ -54,11 +54,25 @@ def chunk_documents(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterat
 
 def _find_cut(text: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
     """Return where the first part of a text may end and the rest may begin, or None where no place was found."""
-    spaces = list(_BETWEEN.finditer(text, _PART - _WINDOW, _PART + _CONTEXT))[-_CANDIDATES:]
-    found = _first_allowed(text, [cut for space in spaces for cut in _cuts_at(space)], tokenizer)
+    found = cut_before(_PART + _CONTEXT, text, tokenizer)
     if found is None and len(text) > _PATIENCE * _PART:
         found = _first_allowed(text, [(place, place) for place in range(_PART, _PART + _CANDIDATES)], tokenizer)
     return found
+
+
+def cut_before(limit: int, text: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """Find a cut at white space near the end of what fits.
+
+    Args:
+        limit: characters that the first part may have.
+        text: is cut.
+        tokenizer: gives the two parts the ids that it gives both together.
+
+    Returns:
+        where the first part ends and where the rest begins; None: there is no such place.
+    """
+    spaces = list(_BETWEEN.finditer(text, max(0, limit - _CONTEXT - _WINDOW), limit))[-_CANDIDATES:]
+    return _first_allowed(text, [cut for space in spaces for cut in _cuts_at(space)], tokenizer)
 
 
 def _cuts_at(space: re.Match[str]) -> list[tuple[int, int]]:

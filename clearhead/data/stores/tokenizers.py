@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from clearhead.data.sources.pairs import read_pairs
 from clearhead.data.sources.tables import WHOLE, Share, TableSource
-from clearhead.data.sources.texts import TextSize, TextSource, measure, read_chunks
+from clearhead.data.sources.texts import TextChunk, TextSize, TextSource, measure, read_chunks
 from clearhead.data.stores.cache import load_or_make
 from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
@@ -106,10 +106,7 @@ def cached_tokenizer(
 
 
 class _Excerpts:
-    """The text of a source for training a tokenizer, in excerpts of some thousand characters, any number of times.
-
-    A long text in one part would need a hundred times its memory, and only one core would work.
-    """
+    """The excerpts of a share of a source, any number of times."""
 
     def __init__(self, source: TextSource, share: Share) -> None:
         self._source, self._share = source, share
@@ -118,15 +115,23 @@ class _Excerpts:
     def __iter__(self) -> Iterator[str]:
         if self._size is None:
             self._size = measure(self._source)
-        rest = ""
-        for chunk in read_chunks(self._source, self._share, self._size):
-            if chunk.starts and rest:
-                yield rest
-                rest = ""
-            text, start = rest + chunk.text, 0
-            while stop := text.find("\n", start + _EXCERPT_CHARACTERS) + 1:
-                yield text[start:stop]
-                start = stop
-            rest = text[start:]
-        if rest:
+        yield from excerpts(read_chunks(self._source, self._share, self._size))
+
+
+def excerpts(chunks: Iterable[TextChunk]) -> Iterator[str]:
+    """Cut documents into excerpts of some thousand characters for training a tokenizer.
+
+    A long text in one part would need a hundred times its memory, and only one core would work.
+    """
+    rest = ""
+    for chunk in chunks:
+        if chunk.starts and rest:
             yield rest
+            rest = ""
+        text, start = rest + chunk.text, 0
+        while stop := text.find("\n", start + _EXCERPT_CHARACTERS) + 1:
+            yield text[start:stop]
+            start = stop
+        rest = text[start:]
+    if rest:
+        yield rest

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from clearhead.errors import InputError
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP
 from clearhead.training.runfile.faults import Address, Fault, name_of
-from clearhead.training.runfile.sections import SUBWORD_KINDS, RunFile, Section, Train
+from clearhead.training.runfile.sections import SUBWORD_KINDS, HubDataset, RunFile, Section, Train
 
 LENGTHS = ("steps", "epochs", "seconds")
 _DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -55,7 +55,7 @@ def check_rules(run: RunFile, faulty: Collection[Address] = ()) -> list[Fault]:
         faulty: the addresses of these keys; a rule that depends on a placeholder would report what is not there.
     """
     of_any_task = (_lora, _sizes, _positions, _length, _schedule, _device)
-    of_the_task = (_task, _sources, _tokenizer, _model, _validation)
+    of_the_task = (_task, _sources, _stream, _tokenizer, _model, _validation)
     rules = of_any_task if has_fault(faulty, "task", "kind") else of_the_task + of_any_task
     found = [fault for rule in rules for fault in rule(run)]
     return [fault for fault in found if not (fault.address[0] == "data" and has_fault(faulty, *fault.address[:2]))]
@@ -100,6 +100,27 @@ def _sources(run: RunFile) -> Iterator[Fault]:
     for key, kinds in (("pack", ("generate",)), ("max_ratio", ("translate", "embed"))):
         if getattr(run.data, key) is not None and run.task.kind not in kinds:
             yield _fault(f"data.{key}", f"has no effect for the task '{run.task.kind}'; remove it")
+
+
+def _stream(run: RunFile) -> Iterator[Fault]:
+    data = run.data
+    if not data.stream:
+        if data.shuffle_buffer is not None:
+            yield _fault("data.shuffle_buffer", "is for a streamed text, whose pieces it shuffles; remove it")
+        return
+    if run.task.kind != "generate":
+        yield _fault("data.stream", f"has no effect for the task '{run.task.kind}', only for 'generate'; remove it")
+        return
+    if isinstance(data.valid, float):
+        yield _fault("data.valid", "must be a text of its own for a streamed text, whose end is not known")
+    if isinstance(data.train, HubDataset):
+        yield _fault("data.stream", "reads text files, but a dataset by name is on disk as a whole; remove it")
+    if run.train.epochs is not None:
+        yield _fault(
+            "train.epochs",
+            "counts passes, and how many steps a pass over a streamed text has is known at its end only: give 'steps' "
+            "or 'seconds'; the beginning of the run says about how many steps a pass has",
+        )
 
 
 def _parser_of(kind: str) -> Callable[[Mapping[str, Any]], object]:
@@ -266,7 +287,7 @@ def fill_defaults(run: RunFile) -> RunFile:
     return run.model_copy(
         update={
             "task": _filled(run.task, _task_defaults(run)),
-            "data": _filled(run.data, {"pack": True} if run.task.kind == "generate" else {}),
+            "data": _filled(run.data, _data_defaults(run)),
             "tokenizer": _filled(run.tokenizer, _tokenizer_defaults(run)),
             "model": _filled(run.model, _model_defaults(run)),
             "train": _filled(run.train, _train_defaults(run)),
@@ -276,6 +297,11 @@ def fill_defaults(run: RunFile) -> RunFile:
 
 def _filled(section: Kind, defaults: dict[str, Any]) -> Kind:
     return section.model_copy(update={key: value for key, value in defaults.items() if getattr(section, key) is None})
+
+
+def _data_defaults(run: RunFile) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"pack": True} if run.task.kind == "generate" else {}
+    return defaults | ({"shuffle_buffer": 16_000_000} if run.data.stream else {})
 
 
 def _task_defaults(run: RunFile) -> dict[str, Any]:

@@ -132,13 +132,18 @@ SourceOrShare = Annotated[_Tables | Annotated[Share, Tag("by share")], Discrimin
 
 
 class Data(Section):
-    """The training and validation data; a number for `valid` takes that share from the end of `train`."""
+    """The training and validation data; a number for `valid` takes that share from the end of `train`.
+
+    With `stream`, the training text is read and tokenized while the run goes on, `shuffle_buffer` characters at a time.
+    """
 
     train: Source
     valid: SourceOrShare
     max_length: Annotated[int, Field(ge=2)] = 128
     max_ratio: Annotated[float, Field(ge=1.0)] | None = None
     pack: bool | None = None
+    stream: bool = False
+    shuffle_buffer: Count | None = None
 
 
 class TokenizerSection(Section):

@@ -198,7 +198,7 @@ class TaskParts(Generic[BatchT]):
         valid_data: identity of the validation data; scores on other data cannot be compared.
         score_name: name of the validation score.
         best_by: the metric that decides which checkpoint is best.
-        score_seconds: as of `preflight.Workload`.
+        score_seconds, reading_seconds: as of `preflight.Workload`.
     """
 
     tokenizers: TokenizerPair
@@ -215,6 +215,7 @@ class TaskParts(Generic[BatchT]):
     score_name: str = "score"
     best_by: Metric = field(default="loss")
     score_seconds: Callable[[nn.Module], float] | None = None
+    reading_seconds: float = 0.0
 
     def workload(self) -> Workload[BatchT]:
         """Return what a run of the task computes."""
@@ -225,6 +226,7 @@ class TaskParts(Generic[BatchT]):
             num_sizes=self.batches.plan.num_sizes(),
             valid_share=self.valid_share,
             score_seconds=self.score_seconds,
+            reading_seconds=self.reading_seconds,
         )
 
 
@@ -256,15 +258,20 @@ def prepare_stores(
         prepare: prepares "train" or "valid".
         describe: gives what is printed about a part.
     """
-    stores = []
-    for name in ("train", "valid"):
-        progress.message(f"{name}: reading and tokenizing")
-        try:
-            stores.append(prepare(name))
-        except InputError as error:
-            raise error.within(f"[data] {name}") from None
-        progress.message(f"{name}: {describe(stores[-1])}")
-    return Stores(*stores)
+    return Stores(*(prepare_store(progress, name, prepare, describe) for name in ("train", "valid")))
+
+
+def prepare_store(
+    progress: Progress, name: str, prepare: Callable[[str], StoreT], describe: Callable[[StoreT], object]
+) -> StoreT:
+    """Prepare "train" or "valid", as `prepare_stores` does."""
+    progress.message(f"{name}: reading and tokenizing")
+    try:
+        store = prepare(name)
+    except InputError as error:
+        raise error.within(f"[data] {name}") from None
+    progress.message(f"{name}: {describe(store)}")
+    return store
 
 
 def vocabulary(run_file: RunFile) -> tuple[str, int]:

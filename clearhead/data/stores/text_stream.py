@@ -1,0 +1,221 @@
+"""Text larger than memory and disk: read, tokenized and forgotten pool by pool, from any place on.
+
+A pool is as much text as is shuffled together. Where pools end depends on the text and the size of a pool alone, so
+every process finds the same ones, and a place is a few numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from clearhead.data.sources.lines import size_and_ends
+from clearhead.data.sources.texts import TextChunk, TextShard
+from clearhead.data.stores.arrays import Ragged, Rows, id_dtype
+from clearhead.data.stores.corpus import encoded_parts
+from clearhead.data.stores.document_chunks import cut_before
+from clearhead.data.stores.documents import Documents
+from clearhead.errors import InputError
+from clearhead.text.special_tokens import PrefixSuffix
+from clearhead.text.tokenizer import Tokenizer
+
+# Keeps the order of the files apart from what else a seed decides.
+_ORDER_STREAM = 2
+_MOST_SAMPLED = 1024
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a pool begins.
+
+    Args:
+        epoch: complete passes over the files.
+        shard: files of this pass that were read.
+        chunk: chunks of the next file that were read.
+        character: characters of the next chunk that were read.
+        last_id: the id in front of this place, if it lies inside a document; None: a document begins here.
+    """
+
+    epoch: int = 0
+    shard: int = 0
+    chunk: int = 0
+    character: int = 0
+    last_id: int | None = None
+
+
+class Pool(Documents):
+    """The tokenized documents of a pool; the first may have begun before it, and the last may go on behind it.
+
+    Args:
+        documents: their ids.
+        tokenizer: what they were tokenized with.
+        place: where the pool begins.
+        text_bytes: bytes of its text in UTF-8.
+        special: the ids around those of each document.
+    """
+
+    def __init__(
+        self,
+        documents: Ragged,
+        tokenizer: Tokenizer,
+        *,
+        place: Place,
+        text_bytes: int,
+        special: Sequence[PrefixSuffix],
+    ) -> None:
+        lengths = documents.lengths + np.array([len(one) for one in special], dtype=np.int64) - 1
+        kept = np.flatnonzero((documents.lengths > 0) & (lengths > 0))
+        super().__init__(documents.take(kept), tokenizer)
+        self.place, self.text_bytes = place, text_bytes
+        self._special: list[PrefixSuffix] = [special[index] for index in kept.tolist()]
+        self._lengths = lengths[kept]
+
+    def around(self, document: int) -> PrefixSuffix:
+        """Return the ids around those of a document in its sequence."""
+        return self._special[document]
+
+    @property
+    def input_lengths(self) -> tuple[Rows]:
+        """The number of ids of each document's sequence that are read."""
+        return (self._lengths,)
+
+
+@dataclass(frozen=True)
+class TextStream:
+    """The pools of some files, pass after pass, each in an order of the files that its seed decides.
+
+    Args:
+        shards: the files.
+        tokenizer: turns their text into ids.
+        characters: of a pool, at most; a document that is longer is cut where the tokenizer gives the same ids.
+        seed: from 0.
+    """
+
+    shards: Sequence[TextShard]
+    tokenizer: Tokenizer
+    characters: int
+    seed: int
+
+    @property
+    def identity(self) -> str:
+        """A hash of the sizes and ends of all files; a checkpoint remembers it."""
+        found = [[shard.path.name, *size_and_ends(shard.path)] for shard in self.shards]
+        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+    def pools(self, place: Place) -> Iterator[Pool]:
+        """Go through the pools from a place on, without end.
+
+        Raises:
+            InputError: a file cannot be read, or no file has a token in it.
+        """
+        while True:
+            count = 0
+            for pool in self._epoch(place):
+                if len(pool):
+                    count += 1
+                    yield pool
+            if not count and place == Place(place.epoch):
+                first = self.shards[0].path
+                raise InputError(
+                    f"{first}: expected text, found nothing but white space in all {len(self.shards)} files"
+                )
+            place = Place(place.epoch + 1)
+
+    def _epoch(self, place: Place) -> Iterator[Pool]:
+        """Go through the pools of one pass from a place on."""
+        begin, held, room = place, list[TextChunk](), self.characters
+
+        def close(shard: int, chunk: int, character: int, *, goes_on: bool) -> Pool:
+            nonlocal begin, held, room
+            pool, last_id = self._tokenized(held, begin, goes_on=goes_on)
+            begin, held, room = Place(place.epoch, shard, chunk, character, last_id), [], self.characters
+            return pool
+
+        for (shard, index, taken, chunk), following in _with_next(self._chunks(place)):
+            is_whole = chunk.starts and (following is None or following[-1].starts)
+            text, starts = chunk.text, chunk.starts
+            while len(text) > room:
+                fits_alone = is_whole and starts and len(text) <= self.characters
+                cut = None if fits_alone else cut_before(room, text, self.tokenizer)
+                if cut is None and not held:
+                    cut = (room, room)
+                if cut is not None:
+                    held.append(chunk._replace(text=text[: cut[0]], starts=starts))
+                    text, starts, taken = text[cut[1] :], False, taken + cut[1]
+                yield close(shard, index, taken, goes_on=not starts)
+            if text:
+                held.append(chunk._replace(text=text, starts=starts))
+                room -= len(text)
+        if held:
+            yield close(len(self.shards), 0, 0, goes_on=False)
+
+    def _chunks(self, place: Place) -> Iterator[tuple[int, int, int, TextChunk]]:
+        """Go through the chunks of one pass from a place on: file, number, characters that are left out, chunk."""
+        order = self._order(place.epoch)
+        for number in range(place.shard, len(order)):
+            first = place.chunk if number == place.shard else 0
+            chunks = itertools.islice(self.shards[order[number]].chunks(), first, None)
+            for index, chunk in enumerate(chunks, start=first):
+                taken = place.character if (number, index) == (place.shard, place.chunk) else 0
+                if taken:
+                    chunk = chunk._replace(text=chunk.text[taken:], starts=False)
+                yield number, index, taken, chunk
+
+    def _order(self, epoch: int) -> list[int]:
+        bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, 0, _ORDER_STREAM]))
+        return [int(number) for number in np.argsort(bits.random_raw(len(self.shards)), kind="stable")]
+
+    def _tokenized(self, chunks: Sequence[TextChunk], place: Place, *, goes_on: bool) -> tuple[Pool, int | None]:
+        """Return the pool of some chunks, and the last id of the document that goes on behind it."""
+        parts, lengths = [np.empty(0, dtype=id_dtype(self.tokenizer))], list[int]()
+        for rows, starts in encoded_parts(chunks, self.tokenizer):
+            flat = itertools.chain.from_iterable(rows)
+            parts.append(np.fromiter(flat, dtype=parts[0].dtype, count=sum(map(len, rows))))
+            for row, is_new in zip(rows, starts, strict=True):
+                if is_new:
+                    lengths.append(0)
+                lengths[-1] += len(row)
+        around = self.tokenizer.special_tokens.for_target
+        special = [around] * len(lengths)
+        last_id = place.last_id
+        if last_id is not None:
+            special[0] = PrefixSuffix((last_id,), special[0].suffix)
+        if goes_on:
+            special[-1] = replace(special[-1], suffix=())
+            if lengths[-1]:
+                last_id = int(parts[-1][-1])
+            elif len(lengths) > 1:
+                last_id = None
+        documents = Ragged.of(np.concatenate(parts), np.array(lengths, dtype=np.int64))
+        num_bytes = sum(len(chunk.text.encode()) for chunk in chunks)
+        pool = Pool(documents, self.tokenizer, place=place, text_bytes=num_bytes, special=special)
+        return pool, last_id if goes_on else None
+
+
+def sample(shards: Sequence[TextShard], characters: int) -> Iterator[TextChunk]:
+    """Go through the beginnings of the files, evenly, up to so many characters together."""
+    count = min(len(shards), _MOST_SAMPLED)
+    for number in range(count):
+        room = max(1, characters // count)
+        for chunk in shards[number * len(shards) // count].chunks():
+            yield chunk._replace(text=chunk.text[:room])
+            room -= len(chunk.text)
+            if room <= 0:
+                break
+
+
+def _with_next(items: Iterable[ItemT]) -> Iterator[tuple[ItemT, ItemT | None]]:
+    """Yield each item with the one behind it."""
+    iterator = iter(items)
+    current = next(iterator, None)
+    while current is not None:
+        following = next(iterator, None)
+        yield current, following
+        current = following
