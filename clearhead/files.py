@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
+from types import GenericAlias, UnionType
 from typing import Any, TypeVar
 
 from clearhead.errors import InputError, nearest_name
@@ -20,6 +21,8 @@ LARGEST_FILE, LARGEST_VOCABULARY, LARGEST_JSON = 2**28, 2**26, 2**24
 # A length that stands for "none" has 31 digits in honest files.
 MOST_CONTAINERS, DEEPEST, MOST_DIGITS, MOST_FAULTS = 2**21, 100, 40, 20
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_JSON_NAMES: dict[type, str] = {list: "a list", dict: "an object"}
+_EXPECTED = {"model_type": "an object", "dict_type": "an object", "list_type": "a list"}
 RUNS = Path("runs")
 
 T = TypeVar("T")
@@ -172,12 +175,12 @@ def read_typed(path: Path, kind: type[T], *, what: str) -> T:
     return typed(read_json_object(path, what=what), kind, name=str(path))
 
 
-def typed(content: object, kind: type[T], *, name: str) -> T:
+def typed(content: object, kind: type[T] | GenericAlias | UnionType, *, name: str) -> T:
     """Return parsed JSON as a type, without conversions but from lists to tuples.
 
     Args:
         content: what `parse_json` returned.
-        kind: a model or dataclass of pydantic.
+        kind: a model or dataclass of pydantic, or a type made of them.
         name: of the file, for messages.
 
     Raises:
@@ -187,25 +190,27 @@ def typed(content: object, kind: type[T], *, name: str) -> T:
 
     try:
         # Only in its JSON mode does pydantic take a list for a tuple, and yet no string for a number.
-        return TypeAdapter(kind).validate_json(json.dumps(content), strict=True)
+        adapter: TypeAdapter[T] = TypeAdapter(kind)  # type: ignore[arg-type]  # it knows no list[int] as a type
+        return adapter.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         found: dict[str, list[str]] = {}
         for fault in error.errors(include_url=False)[:MOST_FAULTS]:
             place, received = _place(fault["loc"], content)
-            is_container = isinstance(received, list | dict)
-            shown = f"a {type(received).__name__}" if is_container else repr(received)[:60]
-            message = fault["msg"].removeprefix("Input should be ").lower()
-            message = "but it is missing" if fault["type"] == "missing" else f"expected {message}, got {shown}"
+            shown = _JSON_NAMES.get(type(received)) or repr(received)[:60]
+            expected = _EXPECTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ").lower()
+            message = "but it is missing" if fault["type"] == "missing" else f"expected {expected}, got {shown}"
             found.setdefault(place, []).append(message)
         # Of several types that a value may have, pydantic reports each.
-        faults = [f"{name}: {place or 'the file'}: {'; or '.join(messages)}" for place, messages in found.items()]
+        faults = [f"{name}: {place}{': ' if place else ''}{'; or '.join(ms)}" for place, ms in found.items()]
         raise InputError.from_faults(faults, subject=name) from None
 
 
 def _place(location: Sequence[int | str], content: Any) -> tuple[str, Any]:
     """Return the path of a fault without the names of types that pydantic puts in, and what is there."""
-    parts = []
+    parts: list[str] = []
     for number, part in enumerate(location):
+        if part == "[key]":  # the fault is the name itself
+            return ".".join(parts[:-1]), parts[-1]
         if isinstance(content, dict) and isinstance(part, str) and (part in content or number == len(location) - 1):
             content = content.get(part)
         elif isinstance(content, list) and isinstance(part, int) and part < len(content):

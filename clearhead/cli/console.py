@@ -59,6 +59,8 @@ def long_texts_said_once() -> Iterator[None]:
         ) -> None:
             if isinstance(message, LongTexts):
                 found.append(message)
+            elif category is UserWarning:
+                print_message(f"clearhead: {message}")
             else:
                 show(message, category, filename, lineno, file, line)
 

@@ -207,7 +207,7 @@ def read_reference(ref: str) -> _Found:
     folder, file = (path, path / "spec.json") if path.is_dir() else (path.parent, path)
     if path.is_dir():
         refuse_altered(folder)
-    spec = Model.from_file(file, what="run directory or spec file")
+    spec = Model.from_file(file, what="a run directory or a spec file")
     return _Found(spec, read_task(folder) if (folder / TASK_FILE).is_file() else None, [])
 
 

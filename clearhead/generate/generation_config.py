@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -145,7 +146,7 @@ class GenerationConfig:
         Raises:
             InputError: values of a wrong type.
         """
-        given = typed({key: settings[key] for key in _Settings.model_fields if key in settings}, _Settings, name=source)
+        given = _typed(settings, source)
         words = [tuple(ids) for ids in given.bad_words_ids or ()]
         ends, lasts = _ids(given.eos_token_id), _ids(given.forced_eos_token_id)
         # The end token is never banned.
@@ -255,6 +256,19 @@ class GenerationConfig:
         shown += ["early stopping of beam search"] if self.early_stopping else []
         shown += [f"task {name}: {prefix}" for name, prefix in self.task_prefixes.items()]
         return [*shown, *(f"not supported: {key}" for key in self.unsupported)]
+
+
+def _typed(settings: Mapping[str, Any], source: str) -> _Settings:
+    """Return the settings with their types; where one asks for too much, the message says which option may."""
+    try:
+        return typed({key: settings[key] for key in _Settings.model_fields if key in settings}, _Settings, name=source)
+    except InputError as error:
+        # In quotation marks a key of a file is not taken for an option.
+        message = re.sub(rf": ({'|'.join(_Settings.model_fields)})(?=[:.])", r": '\1'", f"{error}")
+        names = {**_OPTIONS, "max_length": "max_new_tokens", "min_length": "min_new_tokens"}
+        larger = [names[key] for key in re.findall(r"'(\w+)': expected less than", message) if key in names]
+        hint = [f"correct it there; {' and '.join(larger)} may ask for more"] if larger else []
+        raise InputError(*"; ".join([message, *hint]).split("\n")) from None
 
 
 def _id(ids: int | list[int] | None) -> int | None:

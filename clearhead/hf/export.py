@@ -10,7 +10,7 @@ from typing import Any
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.files import read_json_object, write_json
+from clearhead.files import read_json_object, refuse_link_out, write_json
 from clearhead.hf.checkpoint import HFCheckpoint, with_decoder_tokens
 from clearhead.hf.files.tensor_files import CONFIG, inside, read_config
 from clearhead.hf.generation import GENERATION_CONFIG, read_generation_config
@@ -68,6 +68,7 @@ def load_origin(folder: Path, module: Transformer, task: TaskRecord, tokenizers:
         InputError: files are missing or damaged.
     """
     origin = folder / ORIGIN
+    refuse_link_out(origin, folder)
     if not origin.is_dir():
         return None
     config, generation_config = read_config(origin), read_generation_config(origin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +56,9 @@ def read_generation_config(folder: Path, task: str | None = None) -> GenerationC
     config = read_config(folder)
     config = {**DEFAULT_IDS.get(str(config.get("model_type")), {}), **config}
     listed = config.get("task_specific_params") or {}
-    prefixes = {name: one["prefix"] for name, one in listed.items() if isinstance(one.get("prefix"), str)}
+    prefixes = {name: one["prefix"] for name, one in listed.items() if one.get("prefix") is not None}
     path, settings = folder / GENERATION_CONFIG, config
-    if path.is_file():
+    if os.path.lexists(path):
         settings = read_json_object(path, what="a generation_config.json")
         # Special token ids that the settings lack are those of the model.
         ids = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")

@@ -6,19 +6,22 @@ folder of settings. Source: arXiv 1908.10084, section 3; the layout is that of r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import torch
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.files import read_json, write_json
+from clearhead.files import read_json, typed, write_json
 from clearhead.hf.files.tensor_files import FLOATS, SINGLE, TensorFiles, inside, read_config
+from clearhead.spec.base import Count
 from clearhead.weights.files import save_tensors
 from clearhead.weights.fill import built
 
@@ -42,8 +45,41 @@ _ACTIVATIONS = {
     "torch.nn.modules.activation.SiLU": "silu",
     "torch.nn.modules.linear.Identity": None,
 }
-_SIZES = ("word_embedding_dimension", "embedding_dimension")
-_INERT = frozenset({"include_prompt", "module_input_name", "module_output_name", *_SIZES})
+_INERT = frozenset({"include_prompt", "module_input_name", "module_output_name"})
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+class _Module(BaseModel):
+    path: str
+    type: str
+
+
+class _Pool(BaseModel):
+    pooling_mode: str | None = None
+    pooling_mode_cls_token: bool | None = None
+    pooling_mode_mean_tokens: bool | None = None
+    pooling_mode_max_tokens: bool | None = None
+    pooling_mode_mean_sqrt_len_tokens: bool | None = None
+    pooling_mode_lasttoken: bool | None = None
+    word_embedding_dimension: Count | None = None
+    embedding_dimension: Count | None = None
+
+
+class _Linear(BaseModel):
+    in_features: Count
+    out_features: Count
+    bias: bool = True
+    activation_function: str = next(iter(_ACTIVATIONS))
+
+
+class _Limits(BaseModel):
+    max_seq_length: Annotated[int, Field(ge=3, lt=2**31)] | None = None
+    do_lower_case: bool | None = None
+
+
+class _Prompts(BaseModel):
+    default_prompt_name: str | None = None
+    prompts: dict[str, str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +101,7 @@ class Pooling:
 
 def has_pooling(directory: Path) -> bool:
     """Whether a checkpoint is one of sentence-transformers."""
-    return (directory / MODULES).is_file()
+    return os.path.lexists(directory / MODULES)
 
 
 def read_pooling(directory: Path, *, width: int, dtype: torch.dtype) -> Pooling:
@@ -80,13 +116,9 @@ def read_pooling(directory: Path, *, width: int, dtype: torch.dtype) -> Pooling:
         InputError: a module, a setting or a size that is not supported; every fault is named.
     """
     modules = read_json(inside(directory, MODULES), what="a list of modules")
-    if not isinstance(modules, list):
-        raise InputError(f"{directory / MODULES}: expected a list of modules, received a {type(modules).__name__}")
     reader = _Reader(directory, width, dtype)
-    for index, module in enumerate(modules):
-        if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("path", "type")):
-            raise InputError(f"{directory / MODULES}: entry {index} must be an object with path and type")
-        reader.take(index, module["type"], module["path"])
+    for index, module in enumerate(typed(modules, list[_Module], name=str(directory / MODULES))):
+        reader.take(index, module.type, module.path)
     reader.limits()
     if not any(isinstance(layer, spec.Pool) for layer in reader.layers):
         reader.faults.append(f"{MODULES} has no Pooling, so there would be no embedding of a text")
@@ -127,42 +159,38 @@ class _Reader:
 
     def limits(self) -> None:
         """Read the greatest length of texts, and refuse settings that would change them."""
-        if (self.directory / LIMITS).is_file():
-            settings = self._json("", LIMITS)
-            longest = settings.get("max_seq_length")
-            if longest is not None and (not isinstance(longest, int) or longest < 3):
-                self.faults.append(f"{LIMITS}: max_seq_length must be a whole number of at least 3, got {longest}")
-            else:
-                self.max_length = longest
-            if settings.get("do_lower_case"):
+        if os.path.lexists(self.directory / LIMITS):
+            limits = self._json("", LIMITS, _Limits)
+            self.max_length = limits.max_seq_length
+            if limits.do_lower_case:
                 self.faults.append(f"{LIMITS}: do_lower_case = true is not supported; set it in the tokenizer")
-        if (self.directory / PROMPTS).is_file():
-            settings = self._json("", PROMPTS)
-            name = settings.get("default_prompt_name")
-            if name is not None and (settings.get("prompts") or {}).get(name):
+        if os.path.lexists(self.directory / PROMPTS):
+            found = self._json("", PROMPTS, _Prompts)
+            if found.default_prompt_name is not None and (found.prompts or {}).get(found.default_prompt_name):
                 self.faults.append(
                     f"{PROMPTS}: a default prompt in front of every text is not supported; write it into the texts and "
                     "set default_prompt_name to null"
                 )
 
-    def _json(self, path: str, name: str) -> dict[str, Any]:
-        content = read_config(self.directory / path if path else self.directory, name)
-        self.files[f"{path}/{name}" if path else name] = content
-        return content
+    def _json(self, path: str, name: str, kind: type[Settings]) -> Settings:
+        place = f"{path}/{name}" if path else name
+        self.files[place] = read_config(self.directory / path, name)
+        return typed(self.files[place], kind, name=str(self.directory / place))
 
     def _pool(self, path: str) -> None:
         inside(self.directory, path)
-        settings = self._json(path, SETTINGS)
-        chosen: list[Any] = [ours for name, ours in _POOLS.items() if settings.get(name)]
-        mode = settings.get("pooling_mode")
-        chosen += [_MODES[mode]] if isinstance(mode, str) and mode in _MODES else []
-        known = {*_POOLS, "pooling_mode"} | _INERT
-        others = sorted(name for name, value in settings.items() if name not in known and value)
+        settings = self._json(path, SETTINGS, _Pool)
+        chosen: list[Any] = [ours for name, ours in _POOLS.items() if getattr(settings, name)]
+        mode = settings.pooling_mode
+        chosen += [_MODES[mode]] if mode in _MODES else []
+        content, known = self.files[f"{path}/{SETTINGS}"], {*_Pool.model_fields, *_INERT}
+        others = sorted(name for name, value in content.items() if name not in known and value)
+        others += [] if mode is None or mode in _MODES else [mode]
         if others or len(chosen) != 1:
             found = ", ".join([*chosen, *others]) or "nothing"
             self.faults.append(f"{path}/{SETTINGS}: exactly one of {', '.join(_POOLS)} is supported, got {found}")
             return
-        size = next((settings[name] for name in _SIZES if name in settings), self.width)
+        size = settings.word_embedding_dimension or settings.embedding_dimension or self.width
         if size != self.width:
             self.faults.append(
                 f"{path}/{SETTINGS}: the pool is for a width of {size}, but hidden states have {self.width}"
@@ -171,10 +199,11 @@ class _Reader:
 
     def _linear(self, path: str) -> None:
         inside(self.directory, path)
-        settings = self._json(path, SETTINGS)
-        size, width, bias = settings.get("out_features"), settings.get("in_features"), settings.get("bias", True)
-        function = settings.get("activation_function", next(iter(_ACTIVATIONS)))
-        if not isinstance(size, int) or size < 1 or not isinstance(bias, bool) or width != self.width:
+        settings = self._json(path, SETTINGS, _Linear)
+        size, width, bias, function = (
+            settings.out_features, settings.in_features, settings.bias, settings.activation_function,
+        )  # fmt: skip
+        if width != self.width:
             self.faults.append(
                 f"{path}/{SETTINGS}: a linear layer from {width} to {size} cannot follow a width of {self.width}"
             )

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from clearhead.errors import InputError, RunFailure
-from clearhead.files import read_json_object, read_model_text, replacing, sync, typed
+from clearhead.files import read_json_object, read_model_text, refuse_link_out, replacing, sync, typed
 from clearhead.runs.manifest import manifest_damage, seal
 from clearhead.weights.files import load_tensors, save_tensors
 
@@ -36,7 +36,7 @@ STATE: Final = "state.json"
 UNTOUCHED: Final = "earlier checkpoints are untouched, and the run continues from them with --resume"
 NOTHING_TRAINED: Final = "no step was taken: make room there, or name another folder with train.run, and start again"
 
-_STEP_NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
+_STEP_NAME: Final = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 _OS_ERROR_NUMBER: Final = re.compile(r"os error (\d+)")
 
 
@@ -103,10 +103,20 @@ def checkpoint_folder(run: Path, step: int) -> Path:
 
 def checkpoint_steps(run: Path) -> list[int]:
     """Return the steps that have a checkpoint folder, damaged ones included, in ascending order."""
-    folder = run / "checkpoints"
+    return steps_in(run / "checkpoints")
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps that have a folder inside one of a run, in ascending order; links are none.
+
+    Raises:
+        InputError: it is itself a link out of the run.
+    """
     if not folder.is_dir():
         return []
-    matches = (_STEP_NAME.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir())
+    refuse_link_out(folder, folder.parent)
+    folders = (entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
+    matches = (_STEP_NAME.fullmatch(entry.name) for entry in folders)
     return sorted(int(match[1]) for match in matches if match)
 
 
@@ -231,7 +241,9 @@ def newest_sound(
         damage = damage_of(folder)
         if damage is None:
             return folder, skipped
-        skipped.append(damage)
+        # One that training deleted meanwhile is not damaged.
+        if folder.exists():
+            skipped.append(damage)
     return None, skipped
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +18,7 @@ from typing import Any, Final, TypeVar
 from filelock import BaseFileLock, FileLock, Timeout
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import absent, read_model_text, runs_nearby
+from clearhead.files import absent, read_model_text, refuse_link_out, runs_nearby
 from clearhead.runs.checkpoint import (
     checkpoint_folder,
     checkpoint_steps,
@@ -166,17 +168,20 @@ def resolve_reference(reference: str) -> Path:
         raise InputError(f"{run}: {absent(run, 'run directory', runs_nearby())}")
     if not (run / "checkpoints").is_dir():
         raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
+    has_best = (run / "best").exists()
     best = read_best(run)
-    match ("last" if best is None else "best") if label is None else label:
+    match ("best" if has_best else "last") if label is None else label:
         case "last":
             return _last(run)
         case "best" if best is not None:
             return _at_step(run, best)
+        case "best" if has_best:
+            raise InputError(f"{run / 'best'} does not name a checkpoint: restore it, or use {run}@last.")
         case "best":
             raise InputError(f"{run} has no best checkpoint yet, because no step was validated: use {run}@last.")
         case "averaged":
             return _averaged(run)
-        case text if text.startswith("step-") and text[5:].isdecimal():
+        case text if re.fullmatch("step-[0-9]{1,18}", text):
             return _at_step(run, int(text[5:]))
         case text:
             hint = nearest(text, ["best", "last", "averaged"])
@@ -280,21 +285,24 @@ def _last(run: Path) -> Path:
     if folder is None:
         reason = f" ({' '.join(skipped)})" if skipped else ""
         raise InputError(f"{run} has no undamaged checkpoint{reason}.")
+    if skipped:
+        warnings.warn(f"{' '.join(skipped)} {folder.name} is used in its place", stacklevel=2)
     return measured_weights(folder)
 
 
 def _at_step(run: Path, step: int) -> Path:
-    folder = checkpoint_folder(run, step)
-    if not folder.is_dir():
-        steps = ", ".join(str(step) for step in checkpoint_steps(run)) or "none"
-        raise InputError(f"{run} has no checkpoint of step {step}; the steps it kept are: {steps}.")
-    return _undamaged(folder)
+    steps = checkpoint_steps(run)
+    if step not in steps:
+        kept = ", ".join(map(str, steps)) or "none"
+        raise InputError(f"{run} has no checkpoint of step {step}; the steps it kept are: {kept}.")
+    return _undamaged(checkpoint_folder(run, step))
 
 
 def _averaged(run: Path) -> Path:
     folder = run / "checkpoints" / AVERAGED
     if not folder.is_dir():
         raise InputError(f"{run} has no averaged weights yet: create them with 'clearhead average {run} --last N'.")
+    refuse_link_out(folder, run)
     return _undamaged(folder)
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
-from clearhead.files import read_model_text
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
 from clearhead.hf.mapping.config import num_outputs
@@ -41,7 +40,7 @@ def load_saved(
     task = read_task(folder)
     if task.kind in ("classify", "tag", "answer") and weights.parent.name == "step-0":
         raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
-    module = build(ModelSpec.from_json(read_model_text(folder / SPEC_FILE, what="a spec")), device="meta")
+    module = build(ModelSpec.from_file(folder / SPEC_FILE), device="meta")
     _refuse_other_task(module.spec, task, folder)
     fill(module, tensors, source=str(weights))
     module.to(dtype)

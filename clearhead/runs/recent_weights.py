@@ -21,6 +21,7 @@ from clearhead.runs.checkpoint import (
     checkpoint_folder,
     measured_weights,
     remove_folder,
+    steps_in,
     weights_damage,
     writing_folder,
 )
@@ -48,7 +49,7 @@ def keep_recent(run: Path, step: int) -> None:
 
 def prune_recent(run: Path, *, keep: int) -> None:
     """Delete all but the last `keep` recent weights."""
-    for step in _kept_steps(run)[:-keep]:
+    for step in steps_in(recent_folder(run))[:-keep]:
         remove_folder(_folder(run, step))
 
 
@@ -62,7 +63,7 @@ def restore_recent(run: Path, steps: Sequence[int]) -> list[str]:
     Returns:
         One message for each step whose weights are missing or damaged.
     """
-    for step in _kept_steps(run):
+    for step in steps_in(recent_folder(run)):
         if step > max(steps, default=0):
             remove_folder(_folder(run, step))
     lost = []
@@ -129,7 +130,3 @@ def recent_folder(run: Path) -> Path:
 
 def _folder(run: Path, step: int) -> Path:
     return recent_folder(run) / f"step-{step}"
-
-
-def _kept_steps(run: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in recent_folder(run).glob("step-*"))

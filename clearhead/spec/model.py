@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from clearhead.arguments import checked
 from clearhead.errors import InputError, nearest
-from clearhead.files import LARGEST_JSON, parse_json, read_text_file
+from clearhead.files import LARGEST_JSON, parse_json, read_model_text
 from clearhead.spec.base import MOST_LAYERS, AnyNode, Node, Reference
 from clearhead.spec.node_checks import node_faults
 from clearhead.spec.nodes import (
@@ -77,7 +77,7 @@ class Model(Node):
         return model
 
     @classmethod
-    def from_file(cls, path: Path, what: str = "spec file") -> Model:
+    def from_file(cls, path: Path, what: str = "a spec") -> Model:
         """Read a file that holds what `to_json` wrote.
 
         Args:
@@ -85,9 +85,9 @@ class Model(Node):
             what: what is expected there, for messages.
 
         Raises:
-            InputError: the file is missing, or its spec is faulty.
+            InputError: as for `read_model_text`, or the spec is faulty.
         """
-        text = read_text_file(path, what)
+        text = read_model_text(path, what=what)
         try:
             return cls.from_json(text)
         except InputError as error:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from clearhead.errors import InputError
-from clearhead.files import read_model_text
+from clearhead.files import read_model_text, refuse_link_out
 from clearhead.printing import Printed
 from clearhead.text.token_roles import content_of
 
@@ -29,7 +34,8 @@ _WORKER = (
     "import gc, sys; gc.disable(); sys.path += sys.argv[1:]; import template_worker as worker; "
     "gc.enable(); worker.main()"
 )
-SECONDS, SECONDS_TO_START = 10.0, 60.0
+# Of the processor; the clock may show so many times more.
+SECONDS, SECONDS_TO_START, CLOCK = 10.0, 60.0, 10
 
 Message = Mapping[str, Any]
 
@@ -60,9 +66,10 @@ class ChatTemplate(Printed):
         Raises:
             InputError: a template is not text.
         """
-        found = _templates(folder, config.get("chat_template"))
-        if (folder / _FILE).is_file():
+        found = _templates(config.get("chat_template"))
+        if os.path.lexists(folder / _FILE):
             found = {_DEFAULT: read_model_text(folder / _FILE, what="a chat template")}
+        refuse_link_out(folder / _MORE, folder)
         if (folder / _MORE).is_dir():
             found |= {
                 path.stem: read_model_text(path, what="a chat template")
@@ -148,8 +155,8 @@ class _Worker:
     def _answer(self, request: bytes, seconds: float) -> dict[str, str]:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None, "it was started"
-        timer = threading.Timer(seconds, process.kill)
-        timer.start()
+        done = threading.Event()
+        threading.Thread(target=_kill_late, args=(process, seconds, done), daemon=True).start()
         try:
             process.stdin.write(request)
             process.stdin.flush()
@@ -157,7 +164,7 @@ class _Worker:
         except OSError:
             line = b""
         finally:
-            timer.cancel()
+            done.set()
         if not line.endswith(b"\n"):
             self._end()
             raise InputError(f"the chat template took more than {seconds:g} seconds, or all the memory it may have")
@@ -171,18 +178,27 @@ class _Worker:
             self._process = None
 
 
+def _kill_late(process: subprocess.Popen[bytes], seconds: float, done: threading.Event) -> None:
+    """Kill a process that takes too long: of the processor, since others may keep it busy, and of the clock."""
+    end = time.monotonic() + CLOCK * seconds
+    with contextlib.suppress(psutil.Error):
+        watched = psutil.Process(process.pid)
+        begun = sum(watched.cpu_times()[:2])
+        done.wait(seconds)
+        while sum(watched.cpu_times()[:2]) - begun < seconds and time.monotonic() < end and not done.is_set():
+            done.wait(seconds / 20)
+    if not done.is_set():
+        process.kill()
+
+
 def _paths() -> list[str]:
     """Return the folders of jinja2, what it imports and the worker, without importing them."""
     found = [find_spec(name) for name in ("jinja2", "markupsafe")]
     return [*(str(Path(one.origin).parents[1]) for one in found if one and one.origin), str(Path(__file__).parent)]
 
 
-def _templates(folder: Path, entry: object) -> dict[str, str]:
+def _templates(entry: str | list[dict[str, str]] | None) -> dict[str, str]:
     """Return the templates of a configuration: one text, or a list of named ones."""
-    if entry is None:
-        return {}
     if isinstance(entry, str):
         return {_DEFAULT: entry}
-    if isinstance(entry, list) and all(isinstance(one, dict) and {"name", "template"} <= set(one) for one in entry):
-        return {str(one["name"]): str(one["template"]) for one in entry}
-    raise InputError(f"{folder}: chat_template must be a text, or a list of records with name and template")
+    return {one["name"]: one["template"] for one in entry or ()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,14 +70,14 @@ def read_files(path: Path) -> Files:
     """
     folder, path = (path, path / FILE) if path.is_dir() else (path.parent, path)
     config_path = path.with_name(f"{path.stem}_config.json")
-    config = read_json_object(config_path, what="a tokenizer_config.json") if config_path.is_file() else {}
+    config = read_json_object(config_path, what="a tokenizer_config.json") if os.path.lexists(config_path) else {}
     _check_settings(config, str(config_path))
     if config.get("clearhead") is not None:
         return Files(read_document(path), config, None)
     name = _class_name(folder, config)
     tokenizer_class = CLASSES.get(class_stem(name)) if name is not None else None
     config = _filled(folder, config)
-    if path.exists() or path.name != FILE or not has_tokenizer(folder):
+    if os.path.lexists(path) or path.name != FILE or not has_tokenizer(folder):
         document = _with_added(path, read_document(path), config)
         return Files(document, _with_tokens(config, tokenizer_class, backend_of(document)), tokenizer_class)
     if tokenizer_class is None or name is None:
@@ -121,10 +122,10 @@ def _filled(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with the content of older files beside it."""
     filled = dict(config)
     older = folder / "special_tokens_map.json"
-    if older.is_file():
+    if os.path.lexists(older):
         filled = read_json_object(older, what="a special_tokens_map.json") | filled
     added = folder / "added_tokens.json"
-    if added.is_file() and "added_tokens_decoder" not in filled:
+    if os.path.lexists(added) and "added_tokens_decoder" not in filled:
         entries = read_json_object(added, what="an added_tokens.json")
         filled["added_tokens_decoder"] = {str(index): {"content": token} for token, index in entries.items()}
     _check_settings(filled, f"{folder}, the settings of its tokenizer")

@@ -18,7 +18,16 @@ class _Token(BaseModel):
 
 
 class _AddedToken(_Token):
-    special: bool | None = None
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+class _NamedTemplate(BaseModel):
+    name: str
+    template: str
 
 
 class SavedSpecialTokens(BaseModel):
@@ -52,16 +61,23 @@ class TokenizerConfig(BaseModel):
     additional_special_tokens: list[str | _Token] | None = None
     extra_special_tokens: list[str | _Token] | dict[str, Any] | None = None
     added_tokens_decoder: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], _AddedToken] | None = None
-    extra_ids: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    extra_ids: Annotated[int, Field(ge=0, le=10_000)] = 0
     model_max_length: int | float | None = None
     src_lang: str | None = None
     language_codes: str | None = None
     do_lower_case: bool | None = None
     strip_accents: bool | None = None
     tokenize_chinese_chars: bool | None = None
-    do_basic_tokenize: bool | None = None
+    do_basic_tokenize: bool = True
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
+    add_prefix_space: bool | None = None
+    legacy: bool | None = None
+    legacy_behaviour: bool | None = None
+    separate_vocabs: bool | None = None
+    split_by_punct: bool | None = None
+    sp_model_kwargs: dict[str, Any] | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
 
 
 class _AddedTokenWithId(_AddedToken):

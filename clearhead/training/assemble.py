@@ -13,10 +13,9 @@ from clearhead.files import absent, runs_nearby
 from clearhead.hf.export import save_origin
 from clearhead.machine import choose_device, choose_precision
 from clearhead.runs.checkpoint import (
-    checkpoint_folder,
-    checkpoint_steps,
     measured_weights,
     saved_choices,
+    steps_in,
     weights_damage,
 )
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, RunDirectory, is_run_directory, open_run, split_reference
@@ -156,11 +155,11 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
 def _kept_weights(run: Path) -> dict[int, Path]:
     """Return the undamaged weights of every step, from its checkpoint or its recent weights."""
     found: dict[int, Path] = {}
-    for folder in [*recent_folder(run).glob("step-*")] + [
-        checkpoint_folder(run, step) for step in checkpoint_steps(run)
-    ]:
-        if weights_damage(folder) is None:
-            found[int(folder.name.removeprefix("step-"))] = measured_weights(folder)
+    for parent in (recent_folder(run), run / "checkpoints"):
+        for step in steps_in(parent):
+            folder = parent / f"step-{step}"
+            if weights_damage(folder) is None:
+                found[step] = measured_weights(folder)
     return found
 
 

@@ -40,9 +40,15 @@ def attention_of(model: spec.Model, layer: int) -> spec.Attention:
         ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "normed stream"),
         ({"model_type": "gpt_neo", "num_layers": 3}, "attention_types"),
         ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "longrope only"),
-        ({"model_type": "gemma3_text", "rope_parameters": {"rope_type": "default"}}, "one object for each"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"rope_type": "default"}},
+            "expected 'full_attention' or 'sliding_attention', got 'rope_",
+        ),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "a soft cap on the scores"),
-        ({"model_type": "olmo3", "rope_parameters": {"rope_theta": 7.0}}, "one object for each"),
+        (
+            {"model_type": "olmo3", "rope_parameters": {"rope_theta": 7.0}},
+            "expected 'full_attention' or 'sliding_attention', got 'rope_",
+        ),
         ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router input jitter"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "each of 36 layers"),
         ({"model_type": "stablelm", "head_dim": 7}, "head_dim"),

@@ -159,6 +159,11 @@ def test_saved_in_our_own_layout_it_is_the_same_and_goes_back(folder: Path, tran
         back = ch.load(tmp_path / place.parent.name / "back", device="cpu", precision="fp32")
         pairs = zip(back.module.state_dict().values(), came.module.state_dict().values(), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
+    saved = tmp_path / folder.parent.name / "own"
+    (saved / "origin").rename(tmp_path / "elsewhere")
+    (saved / "origin").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="origin: a link out of the folder is not followed"):
+        ch.load(saved, device="cpu", precision="fp32")
 
 
 def test_a_model_trained_here_is_read_by_others_as_it_is_here(tmp_path: Path) -> None:
@@ -250,7 +255,7 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence(folder: Path, tmp_path: 
         message = rf"tokenizer has {rows + 1} entries, but the model has {rows} rows"
     elif case == "settings of another kind":
         (place / "generation_config.json").write_text('{"eos_token_id": "x"}')
-        message = "generation_config.json: eos_token_id: expected"
+        message = "generation_config.json: 'eos_token_id': expected"
     else:
         (place / "generation_config.json").write_text('{"typical_p": 0.3}')
         message = "ask for typical_p, which is not supported"

@@ -216,9 +216,17 @@ def test_a_run_without_validation_means_its_last_checkpoint(run: Path) -> None:
         resolve_reference(f"{run}@best")
 
 
+def test_a_name_of_the_best_that_cannot_be_read_is_not_passed_over(run: Path) -> None:
+    for text in ("nonsense", "step-" + "9" * 5000):
+        (run / "best").write_text(text)
+        with pytest.raises(InputError, match="best does not name a checkpoint"):
+            resolve_reference(str(run))
+
+
 def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
     altered(run / "checkpoints" / "step-30" / "weights.safetensors")
-    assert resolve_reference(f"{run}@last").parent.name == "step-20"
+    with pytest.warns(UserWarning, match=r"weights\.safetensors was altered .* step-20 is used in its place"):
+        assert resolve_reference(f"{run}@last").parent.name == "step-20"
     with pytest.raises(InputError, match=r"weights\.safetensors was altered"):
         resolve_reference(f"{run}@step-30")
 
@@ -229,6 +237,7 @@ def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
         ("@bset", r"did you mean 'best'.*use @best, @last, @averaged or @step-N"),
         ("@step-15", "steps it kept are: 10, 20, 30"),
         ("@step-x", "is not a checkpoint"),
+        (f"@step-{'9' * 60}", "is not a checkpoint"),
         ("@averaged", "no averaged weights yet"),
         ("/elsewhere", "there is no such run directory: .* has no 'run' .*did you mean 'run@home'"),
     ],
@@ -236,6 +245,23 @@ def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
 def test_a_reference_to_nothing_says_what_there_is(run: Path, suffix: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         resolve_reference(f"{run}{suffix}")
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/averaged"])
+def test_a_folder_that_is_a_link_out_of_the_run_is_refused(name: str, run: Path) -> None:
+    save_averaged(run, {"w": torch.ones(3)}, {"steps": [10, 20]})
+    (run / name).rename(run.parent / "elsewhere")
+    (run / name).symlink_to(run.parent / "elsewhere")
+    with pytest.raises(InputError, match=f"{name}: a link out of the folder is not followed"):
+        resolve_reference(f"{run}@{'last' if name == 'checkpoints' else 'averaged'}")
+
+
+def test_a_checkpoint_that_is_a_link_is_none(run: Path) -> None:
+    (run / "checkpoints" / "step-30").rename(run.parent / "elsewhere")
+    (run / "checkpoints" / "step-30").symlink_to(run.parent / "elsewhere")
+    assert resolve_reference(f"{run}@last").parent.name == "step-20"
+    with pytest.raises(InputError, match="steps it kept are: 10, 20"):
+        resolve_reference(f"{run}@step-30")
 
 
 def test_a_reference_is_split_at_its_last_sign(run: Path) -> None:

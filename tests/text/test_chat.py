@@ -46,6 +46,11 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     assert several is not None and several.render(CHAT, name="tool_use") == "b"
     with pytest.raises(InputError, match="no chat template named 'other'; the model has: default, tool_use"):
         several.render(CHAT, name="other")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="a link out of the folder is not followed"):
+        ChatTemplate.read(tmp_path / "linked", {})
     (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}!", encoding="utf-8")
     own = ChatTemplate.read(tmp_path, {"chat_template": "a", "eos_token": {"content": "</s>"}})
     assert own is not None and own.render(CHAT) == "</s>!"

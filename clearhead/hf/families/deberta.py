@@ -26,7 +26,7 @@ def _terms(c: Values) -> list[str]:
     """The terms that the config names, in our order."""
     given = c["pos_att_type"] or []
     names = [name.strip() for name in given.lower().split("|")] if isinstance(given, str) else given
-    unknown = sorted({str(name) for name in names} - TERMS.keys()) if isinstance(names, list) else [str(given)]
+    unknown = sorted(set(names) - TERMS.keys())
     if unknown:
         raise InputError(f"config.json: pos_att_type {', '.join(unknown)} is not supported; only c2p and p2c are")
     return [name for name in TERMS if name in names]
@@ -167,7 +167,7 @@ FAMILIES = (
             Key("embedding_size", None, "encoder.table_width", kind=int),
             Key("attention_head_size", None, kind=int),
             Key("relative_attention", False, lambda model: _distances(model) is not None),
-            Key("pos_att_type", None, _named_terms, kind=object),
+            Key("pos_att_type", None, _named_terms, kind=str | list[str]),
             Key("max_relative_positions", -1, _longest),
             Key("position_buckets", -1, _buckets),
             Key("norm_rel_ebd", "none", _table_norm),

@@ -95,7 +95,8 @@ LATER_KEYS = (
     llama_like.LAYER_TYPES,
 )
 KEYS = llama_like.keys(DEFAULTS)
-THIRD_KEYS = blocks.derive(KEYS, THIRD, *LATER_KEYS, without=("hidden_act",))
+ROTATIONS = Key("rope_parameters", None, kind=layer_types.Rotations)
+THIRD_KEYS = blocks.derive(KEYS, THIRD, *LATER_KEYS, ROTATIONS, without=("hidden_act",))
 SOFT_CAP = blocks.in_head(spec.SoftCap, "value")
 LATER_RULES = (
     *llama_like.rules_without("post_attention"),

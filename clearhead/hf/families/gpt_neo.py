@@ -5,29 +5,29 @@ Source: the release of 2021 (doi 10.5281/zenodo.5297715) and its code; tensor na
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field
+
 from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.hf.mapping import blocks, layer_types, llama_like
 from clearhead.hf.mapping.family import Family, Key, Values
 from clearhead.hf.mapping.tensor_rules import attention_rules, module_rule
+from clearhead.spec.base import MOST_LAYERS
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
+
+Pattern = tuple[list[Literal["global", "local"]], Annotated[int, Field(ge=0, le=MOST_LAYERS)]]
 
 
 def _types(c: Values) -> list[str]:
     """The type of each layer, from a list of patterns and of how often each is repeated."""
-    found: list[str] = []
-    for entry in c["attention_types"] or [[["global", "local"], 12]]:
-        pattern, times = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
-        if not isinstance(pattern, list) or not isinstance(times, int):
-            raise InputError(f"config.json: attention_types must hold pairs of a pattern and a count, got {entry}")
-        found += pattern * times
-    if len(found) != c["num_layers"] or not set(found) <= {"global", "local"}:
-        raise InputError(
-            f"config.json: attention_types must be global or local for each of {c['num_layers']} layers, "
-            f"got {len(found)}: {', '.join(sorted(map(str, set(found))))}"
-        )
-    return found
+    given = c["attention_types"] or [[["global", "local"], 12]]
+    count = sum(len(pattern) * times for pattern, times in given)
+    if count != c["num_layers"]:
+        raise InputError(f"config.json: attention_types is for {count} layers, but num_layers is {c['num_layers']}")
+    return [kind for pattern, times in given for kind in pattern * times]
 
 
 def _model(c: Values) -> spec.Model:
@@ -69,7 +69,7 @@ KEYS = (
     Key("max_position_embeddings", 2048, "decoder.embedding.position.rows"),
     Key("hidden_size", 2048, "decoder.width"),
     Key("num_layers", 24, blocks.count_layers("decoder"), aliases=("num_hidden_layers",)),
-    Key("attention_types", None, _pattern, kind=list),
+    Key("attention_types", None, _pattern, kind=list[Pattern]),
     Key("num_heads", 16, f"{SELF}.num_heads", aliases=("num_attention_heads",)),
     Key("intermediate_size", None, f"{FEED}.size", kind=int),
     Key("window_size", 256, _window),

@@ -60,7 +60,7 @@ DEFAULTS = {
 KEYS = llama_like.keys(
     DEFAULTS,
     Key("intermediate_size", 2880, f"{FEED}.expert.size"),
-    Key("rope_scaling", None, _scaling, kind=dict),
+    Key("rope_scaling", None, _scaling, kind=rope.Rotation),
     Key("attention_bias", True, f"{SELF}.bias.query"),
     Key("sliding_window", 128, llama_like.window, is_nullable=True),
     llama_like.LAYER_TYPES,

@@ -6,6 +6,9 @@ Source: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2; tensor names
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
 
 from clearhead import spec
 from clearhead.hf.mapping import blocks, layer_types, llama_like
@@ -13,6 +16,7 @@ from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Fixed, Key, Values
 from clearhead.hf.mapping.llama_like import FEED
 from clearhead.hf.mapping.tensor_rules import Rule, SplitRows, StackNumbered, tensor_rule
+from clearhead.spec.base import MOST_LAYERS
 
 
 def _decoder(c: Values, attentions: list[spec.Attention], networks: list[blocks.AnyFunction]) -> spec.Model:
@@ -138,7 +142,7 @@ FAMILIES = tuple(
                     Key("norm_topk_prob", False, f"{FEED}.router.normalize"),
                 ),
                 Key("decoder_sparse_step", 1),
-                Key("mlp_only_layers", None, _dense_layers, kind=list),
+                Key("mlp_only_layers", None, _dense_layers, kind=list[Annotated[int, Field(ge=0, lt=MOST_LAYERS)]]),
             ),
             _qwen3_moe,
             rules=(

@@ -10,7 +10,7 @@ from typing import Any
 from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.hf.families.bert import FEED, SELF, TABLE
-from clearhead.hf.mapping import blocks, layer_types
+from clearhead.hf.mapping import blocks, layer_types, rope
 from clearhead.hf.mapping.family import Family, Key, Values, Variant
 from clearhead.hf.mapping.layer_types import FULL, SLIDING
 from clearhead.hf.mapping.tensor_rules import SplitRows, module_rule
@@ -123,11 +123,11 @@ FAMILIES = (
             Key("embedding_dropout", 0.0, "encoder.embedding.dropout"),
             Key("mlp_bias", False, f"{FEED}.bias_in"),
             Key("mlp_dropout", 0.0, f"{FEED}.dropout"),
-            Key("layer_types", None, layer_types.of_model("encoder"), kind=list),
+            Key("layer_types", None, layer_types.of_model("encoder"), kind=list[str]),
             Key("global_attn_every_n_layers", 3),
             Key("local_attention", 128, _window),
-            Key("rope_parameters", None, _rope_parameters, kind=dict),
-            Key("rope_scaling", None, kind=dict),
+            Key("rope_parameters", None, _rope_parameters, kind=layer_types.Rotations),
+            Key("rope_scaling", None, kind=rope.Rotation),
             *(Key(name, theta) for name, theta in THETAS.items()),
             Key("max_position_embeddings", 8192),
             Key("original_max_position_embeddings", None, kind=int),

@@ -5,7 +5,9 @@ Source: the release of 2023 and its code; tensor names are those of released che
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 from clearhead import spec
 from clearhead.errors import InputError
@@ -13,6 +15,7 @@ from clearhead.hf.mapping import blocks, llama_like
 from clearhead.hf.mapping.config import INERT
 from clearhead.hf.mapping.family import Family, Fixed, Key, Values
 from clearhead.hf.mapping.tensor_rules import SplitRows, module_rule
+from clearhead.spec.base import Rate
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 # Keys of attn_config of which the classes compute only these values.
@@ -24,7 +27,14 @@ ATTENTION_FIXED: dict[str, tuple[Any, ...]] = {
     "prefix_lm": (False,),
     "qk_ln": (False,),
 }
-ATTENTION_KEYS = ("attn_pdrop", "clip_qkv", "softmax_scale")
+
+
+class Numbers(BaseModel):
+    """The numbers in attn_config; 0 stands for an absent one."""
+
+    attn_pdrop: Rate | None = None
+    clip_qkv: Annotated[float, Field(ge=0)] | None = None
+    softmax_scale: Annotated[float, Field(ge=0)] | None = None
 
 
 def _settings(c: Values) -> dict[str, float]:
@@ -35,16 +45,11 @@ def _settings(c: Values) -> dict[str, float]:
         for name, value in given.items()
         if name in ATTENTION_FIXED and value not in ATTENTION_FIXED[name]
     ]
-    known = {*ATTENTION_KEYS, "attn_impl", *ATTENTION_FIXED, *INERT}
+    known = {*Numbers.model_fields, "attn_impl", *ATTENTION_FIXED, *INERT}
     faults += [f"config.json: mpt has no key attn_config.{name}" for name in given if name not in known]
-    faults += [
-        f"config.json: attn_config.{name} must be a number, got {given[name]}"
-        for name in ATTENTION_KEYS
-        if not isinstance(given.get(name), int | float | None)
-    ]
     if faults:
         raise InputError.from_faults(faults, subject="config.json")
-    return {name: float(value) for name in ATTENTION_KEYS if (value := given.get(name))}
+    return {name: float(value) for name in Numbers.model_fields if (value := given.get(name))}
 
 
 def _model(c: Values) -> spec.Model:
@@ -77,7 +82,7 @@ KEYS = (
     Key("n_layers", 24, blocks.count_layers("decoder"), aliases=("num_hidden_layers",)),
     Key("vocab_size", 50368, "decoder.embedding.table.rows"),
     Key("layer_norm_epsilon", 1e-5, "decoder.final_norm.eps"),
-    Key("attn_config", None, _attention, kind=dict),
+    Key("attn_config", None, _attention, kind=Numbers),
     blocks.tying(True),
 )
 

@@ -7,6 +7,9 @@ released checkpoints.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
 
 from clearhead import spec
 from clearhead.errors import InputError
@@ -19,7 +22,7 @@ def _model(c: Values) -> spec.Model:
     count, rotates = c["num_hidden_layers"], c["no_rope_layers"]
     if rotates is None:
         rotates = [(index + 1) % c["no_rope_layer_interval"] != 0 for index in range(count)]
-    if len(rotates) != count or not set(rotates) <= {0, 1}:
+    if len(rotates) != count:
         raise InputError(
             f"config.json: no_rope_layers must be 1 (rotary positions) or 0 (none) for each of {count} layers, "
             f"got {rotates}"
@@ -70,7 +73,7 @@ FAMILIES = (
                 llama_like.USE_WINDOW,
                 Key("sliding_window", None, llama_like.window, kind=int),
                 llama_like.LAYER_TYPES,
-                Key("no_rope_layers", None, _rotated_layers, kind=list),
+                Key("no_rope_layers", None, _rotated_layers, kind=list[Annotated[int, Field(ge=0, le=1)]]),
                 Key("no_rope_layer_interval", 4),
             ),
             _model,

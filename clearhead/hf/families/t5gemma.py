@@ -125,7 +125,7 @@ def _keys(side: Side) -> tuple[Key, ...]:
         Key("attention_bias", False, f"{own}.bias.query"),
         Key("query_pre_attn_scalar", 256, _scalar(side)),
         Key("sliding_window", 4096, _window(side), is_nullable=True),
-        Key("layer_types", None, layer_types.of_model(side), kind=list),
+        Key("layer_types", None, layer_types.of_model(side), kind=list[str]),
         Key("attn_logit_softcapping", 50.0, f"{own}.soft_cap", is_nullable=True),
         Key("final_logit_softcapping", 30.0, blocks.in_head(spec.SoftCap, "value"), is_nullable=True),
         *rope.keys(10000.0, own, 8192),
@@ -172,7 +172,7 @@ FAMILIES = (
     Family(
         model_type="t5gemma",
         keys=(
-            *(Key(side, None, _config(side), kind=dict) for side in SIDES),
+            *(Key(side, None, _config(side), kind=dict[str, Any]) for side in SIDES),
             Key("dropout_rate", 0.0, "encoder.embedding.dropout"),
             Key("attention_dropout", 0.0, f"{blocks.function('encoder', 0)}.dropout"),
             blocks.tying(True),

@@ -53,7 +53,13 @@ def check_links(directory: Path) -> None:
 
 def is_checkpoint(directory: Path) -> bool:
     """Whether a folder looks like a Hugging Face checkpoint: it has a config.json."""
-    return (directory / CONFIG).is_file()
+    return os.path.lexists(directory / CONFIG)
+
+
+class _Task(BaseModel):
+    """Generation settings that replace those of the checkpoint, and what stands in front of a prompt."""
+
+    prefix: str | None = None
 
 
 class _Config(BaseModel):
@@ -65,11 +71,8 @@ class _Config(BaseModel):
     num_labels: Annotated[int, Field(ge=0, lt=2**26)] | None = None
     problem_type: str | None = None
     tokenizer_class: str | None = None
-    task_specific_params: dict[str, dict[str, Any]] | None = None
+    task_specific_params: dict[str, _Task] | None = None
     quantization_config: dict[str, Any] | None = None
-    rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
-    layer_types: list[str] | None = None
 
 
 def read_config(directory: Path, name: str = CONFIG) -> dict[str, Any]:

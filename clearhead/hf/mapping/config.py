@@ -9,6 +9,7 @@ from typing import Any
 
 from clearhead import spec
 from clearhead.errors import InputError, nearest
+from clearhead.files import typed
 from clearhead.hf.mapping.family import Address, Family, Fixed, Key, Values, Variant
 
 # Keys of every class that change nothing here: they name files, configure generation (which is read elsewhere) or
@@ -39,6 +40,7 @@ FIXED_EVERYWHERE = (
     Fixed("tie_encoder_decoder", (False,), "an encoder and a decoder with the same weights are not supported"),
     Fixed("pruned_heads", (None, {}), "pruned heads are not supported"),
 )
+_KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 MAX_SHOWN = 12
 
 
@@ -125,11 +127,18 @@ def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
     kind = type(key.default) if key.kind is None else key.kind
     if value is None and (key.default is None or key.is_nullable):
         return None
+    if kind not in _KINDS:
+        try:
+            typed(value, kind, name=f"config.json: {key.name}")
+        except InputError as error:
+            first, *rest = f"{error}".split("\n")
+            faults += [line.removeprefix("  - ") for line in rest] or [first]
+            return key.default
+        return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        types = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "an object"}
-        faults.append(f"config.json: {key.name} must be {types.get(kind, 'a list')}, got {shown(value)}")
+        faults.append(f"config.json: {key.name} must be {_KINDS[kind]}, got {shown(value)}")
         return key.default
     if kind is int and isinstance(value, int) and not key.least <= value <= key.most:
         faults.append(f"config.json: {key.name} = {shown(value)} is out of range; expected {key.least} to {key.most}")

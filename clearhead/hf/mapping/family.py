@@ -30,7 +30,7 @@ class Key:
         name: in config.json.
         default: of the config class where the key is absent; never a copy of some checkpoint's value.
         address: of the value in the spec ({layer} stands for the first layer), or a function that finds it there.
-        kind: the type of the value, where the default is null.
+        kind: the type of the value, where the default is null: one of Python's, or one of pydantic with its ranges.
         is_nullable: whether null is allowed although the default is not null.
         names: the config's values and what they are in a spec; the first of several is written.
         aliases: other names of the key.
@@ -39,7 +39,7 @@ class Key:
     name: str
     default: Any
     address: Address | None = None
-    kind: type | None = None
+    kind: Any = None
     is_nullable: bool = False
     names: Mapping[str, Any] | None = None
     aliases: tuple[str, ...] = ()

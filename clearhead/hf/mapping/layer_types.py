@@ -14,6 +14,8 @@ from clearhead.hf.mapping.family import Address, Key, Values
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 Side = Literal["encoder", "decoder"]
+Rotations = dict[Literal["full_attention", "sliding_attention"], rope.Rotation | None]
+"""The object with the rotary position of each type of layer."""
 
 
 def attention(layer: spec.Layer) -> spec.Attention:
@@ -96,16 +98,9 @@ def rotations(
         scaled: the types that an older `rope_scaling` is for.
 
     Raises:
-        InputError: an object that does not hold one for each type of layer.
+        InputError: as for `rope.rotary`.
     """
     nested = c["rope_parameters"] or {}
-    if not set(nested) <= {FULL, SLIDING} or not all(
-        value is None or isinstance(value, dict) for value in nested.values()
-    ):
-        raise InputError(
-            f"config.json: rope_parameters must hold one object for each of {FULL} and {SLIDING}, "
-            f"got {', '.join(sorted(nested))}"
-        )
     found = {}
     for kind, theta in ((FULL, full), (SLIDING, sliding)):
         given: Mapping[str, Any] = nested.get(kind) or {"rope_type": "default"}

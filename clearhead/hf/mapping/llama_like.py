@@ -33,7 +33,7 @@ ROPE_KEYS = ("rope_theta", "rope_scaling", "max_position_embeddings")
 """Those that are read off a layer with rotary positions."""
 ATTENTION_BIAS = Key("attention_bias", False, f"{SELF}.bias.query")
 MLP_BIAS = Key("mlp_bias", False, f"{FEED}.bias_in")
-LAYER_TYPES = Key("layer_types", None, layer_types.of_model(), kind=list)
+LAYER_TYPES = Key("layer_types", None, layer_types.of_model(), kind=list[str])
 
 RULES: tuple[Rule, ...] = (
     module_rule("embed_tokens", "decoder.embedding.table"),

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Key, Values
+from clearhead.spec.base import Count, Positive
 
 # Each kind of scaling: its class, the keys that it must have, and their names in the spec.
 _SCALINGS: dict[str, tuple[type[spec.Node], dict[str, str]]] = {
@@ -41,6 +44,27 @@ _WRITTEN = {
 }
 
 
+class Rotation(BaseModel):
+    """The object that describes rotary positions; null stands for an absent value."""
+
+    type: str | None = None
+    rope_type: str | None = None
+    rope_theta: Positive | None = None
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    original_max_position_embeddings: Count | None = None
+    factor: Positive | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+    short_factor: list[Positive] | None = None
+    long_factor: list[Positive] | None = None
+    attention_factor: Positive | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
+    mscale: Annotated[float, Field(ge=0)] | None = None
+    mscale_all_dim: Annotated[float, Field(ge=0)] | None = None
+    truncate: bool | None = None
+
+
 def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
     """The keys of a family with the same rotary positions in all layers.
 
@@ -52,8 +76,8 @@ def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
     position = f"{attention}.position"
     return (
         Key("rope_theta", theta, f"{position}.theta"),
-        Key("rope_scaling", None, lambda model: scaling_config(value_at(model, position)), kind=dict),
-        Key("rope_parameters", None, kind=dict),
+        Key("rope_scaling", None, lambda model: scaling_config(value_at(model, position)), kind=Rotation),
+        Key("rope_parameters", None, kind=Rotation),
         Key("max_position_embeddings", length, lambda model: _max_length(value_at(model, position))),
         Key("original_max_position_embeddings", None, kind=int),
     )
@@ -91,6 +115,7 @@ def rotary(
     given: Mapping[str, Any], c: Values, *, theta: float, head_size: int, partial: float = 1.0, is_partial: bool = False
 ) -> spec.Rotary:
     """Return the rotary position that one object of a config describes; what it lacks is taken from the arguments."""
+    given = {name: value for name, value in given.items() if value is not None}
     kind = given.get("rope_type", given.get("type", "default"))
     if kind != "default" and kind not in _SCALINGS:
         known = ", ".join(["default", *_SCALINGS])
@@ -121,7 +146,7 @@ def _scaling(kind: str, given: Mapping[str, Any], c: Values) -> spec.Node:
     fields: dict[str, Any] = {ours: _number(given[theirs]) for theirs, ours in names.items()}
     fields["original_length"] = longest if cls is spec.DynamicScaling else original
     if cls is spec.YarnScaling:
-        fields |= {name: float(given.get(name) or default) for name, default in (("beta_fast", 32), ("beta_slow", 1))}
+        fields |= {name: float(given.get(name, default)) for name, default in (("beta_fast", 32), ("beta_slow", 1))}
         fields |= {"truncate": given.get("truncate", True), "magnitude": _yarn_magnitude(given, fields["factor"])}
     elif cls is spec.LongRopeScaling:
         fields["magnitude"] = _longrope_magnitude(given, longest, original)
@@ -138,7 +163,7 @@ def _yarn_magnitude(given: Mapping[str, Any], factor: float) -> float:
     def magnitude(multiplier: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
 
-    if given.get("attention_factor") is not None:
+    if "attention_factor" in given:
         return float(given["attention_factor"])
     if given.get("mscale") and given.get("mscale_all_dim"):
         return magnitude(given["mscale"]) / magnitude(given["mscale_all_dim"])
@@ -147,9 +172,9 @@ def _yarn_magnitude(given: Mapping[str, Any], factor: float) -> float:
 
 def _longrope_magnitude(given: Mapping[str, Any], longest: int, original: int) -> float:
     """Source: arXiv 2404.14219, the released code."""
-    if given.get("attention_factor") is not None:
+    if "attention_factor" in given:
         return float(given["attention_factor"])
-    factor = given.get("factor") or longest / original
+    factor = given["factor"] if "factor" in given else longest / original
     return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
 
 
