@@ -27,7 +27,11 @@ def visible(text: str, *, kept: str = "") -> str:
 
 def json_text(value: object) -> str:
     """Return a value as a message shows it: as JSON, and shortened if it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return shortened(json.dumps(value, ensure_ascii=False, default=repr))
+
+
+def shortened(text: str) -> str:
+    """Return a text as a message shows it, cut off if it is long."""
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

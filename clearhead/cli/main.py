@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
+import itertools
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from inspect import cleandoc
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -27,7 +29,7 @@ from clearhead.cli.evaluate import evaluate
 from clearhead.cli.fill import fill
 from clearhead.cli.generate import generate
 from clearhead.cli.heads import heads
-from clearhead.cli.inspect import inspect
+from clearhead.cli.inspect import inspect as inspect_
 from clearhead.cli.new import new, new_group
 from clearhead.cli.stopping import StopOnSignal, Stopped
 from clearhead.cli.tag import tag
@@ -96,14 +98,14 @@ def make_app() -> typer.Typer:
     app.callback()(_start)
     app.add_typer(new_group(), name="new", short_help=_summary(new))
     uses = (translate, generate, fill, classify, tag, embed, answer)
-    for command in (demo, train, *uses, view, evaluate, compare, average, convert, check, inspect, heads):
+    for command in (demo, train, *uses, view, evaluate, compare, average, convert, check, inspect_, heads):
         # Given in full: what typer takes from the docstring is cut off at the width of the terminal.
         app.command(short_help=_summary(command))(command)
     return app
 
 
 def _summary(command: Callable[..., None]) -> str:
-    return cleandoc(command.__doc__ or "").partition("\n\n")[0]
+    return inspect.cleandoc(command.__doc__ or "").partition("\n\n")[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,6 +136,7 @@ def _run(words: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
     try:
         program = typer.main.get_command(make_app())
         try:
+            _refuse_empty_paths(program, words)
             code = program.main(words, prog_name="clearhead", standalone_mode=False)
         except InputError as error:
             raise InputError(*_as_options(f"{error}", program, words).split("\n")) from error
@@ -162,11 +165,29 @@ def _run(words: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
     return code if isinstance(code, int) else DONE
 
 
+def _options(program: Any, words: Sequence[str]) -> dict[Any, Any]:
+    """Return the options of the command that a command line names, each with its annotation in the code."""
+    command = program
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    parameters = inspect.signature(command.callback, eval_str=True).parameters
+    found = (one for one in command.params if one.param_type_name == "option" and one.name in parameters)
+    return {one: parameters[one.name].annotation for one in found}
+
+
+def _refuse_empty_paths(program: Any, words: Sequence[str]) -> None:
+    """Refuse what an unset variable of the shell makes of a path; it would be the current folder."""
+    # Annotated[Path, ...] or Annotated[Path | None, ...]; the types that typer makes of them are private.
+    kinds = {one: get_args(annotation)[0] for one, annotation in _options(program, words).items()}
+    paths = {name for one, kind in kinds.items() if Path in (kind, *get_args(kind)) for name in one.opts}
+    for option, value in itertools.pairwise(words):
+        if option in paths and not value:
+            raise InputError(f"{option} is empty: name a file or a folder")
+
+
 def _as_options(message: str, program: Any, words: Sequence[str]) -> str:
     """Write the Python arguments that a message names, such as top_k, as options of the command."""
-    command = program.commands.get(next((word for word in words if word in program.commands), None))
-    parameters = [] if command is None else [one for one in command.params if one.param_type_name == "option"]
-    options = {one.name: one.opts[0] for one in parameters if "_" in one.name}
+    options = {one.name: one.opts[0] for one in _options(program, words) if "_" in one.name}
     return re.sub(r"(?<![\w.'-])[a-z]+(?:_[a-z]+)+(?![\w.'-])", lambda found: options.get(found[0], found[0]), message)
 
 
@@ -217,9 +238,12 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
 def _bad_value(error: Any, words: Sequence[str]) -> str:
     """Return what an option expected and received, independent of the wording of the library."""
     option = error.param.opts[0] if error.param.param_type_name == "option" else error.param.name.upper()
-    bound = re.search(r"(?:equal to|>=) ?(-?[0-9.]+)", error.message)
-    if bound:
-        expected = f"a number of at least {bound.group(1)}"
+    most = re.search(r"(?:less than or equal to|<=) ?(-?[0-9]+)\b(?!.*<=)", error.message)
+    least = re.search(r"(?:equal to|>=) ?(-?[0-9.]+)", error.message)
+    if most:
+        expected = f"a number of at most {int(most.group(1)):,}"
+    elif least:
+        expected = f"a number of at least {least.group(1)}"
     elif "integer" in error.message:
         expected = "a whole number"
     elif "number" in error.message or "float" in error.message:

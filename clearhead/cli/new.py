@@ -14,13 +14,15 @@ import typer
 
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import DATA_OPTIONS, Force, Json, Pattern
-from clearhead.errors import keys_as_options
+from clearhead.errors import InputError, keys_as_options
 from clearhead.files import names_in, refuse_unwritable, write_output
 from clearhead.recipes.draft import Draft, NewOptions, draft
 
 if TYPE_CHECKING:
     from clearhead.recipes.fit import Fitted
 
+# A year.
+MOST_MINUTES = 525_600
 # The name of a file in a folder of held-out data that is not complete; the number of the process follows.
 UNFINISHED = ".unfinished-"
 
@@ -55,13 +57,16 @@ DATA_PARAMETERS: Mapping[str, Any] = {
     ],
 }
 Init = Annotated[
-    str, typer.Option("--init", metavar="REF", help="A checkpoint or a run to start from; else from scratch.")
+    str | None, typer.Option("--init", metavar="REF", help="A checkpoint or a run to start from; else from scratch.")
 ]
 Minutes = Annotated[
-    float, typer.Option("--minutes", min=0.01, metavar="M", help="How long training may take on this machine.")
+    float,
+    typer.Option(
+        "--minutes", min=0.01, max=MOST_MINUTES, metavar="M", help="How long training may take on this machine."
+    ),
 ]
 RunFile = Annotated[Path, typer.Option("--output", "-o", metavar="F", help="The run file to write.")]
-RunDirectory = Annotated[str | None, typer.Option("--run", metavar="DIR", help="The run directory it will name.")]
+RunDirectory = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="The run directory it will name.")]
 
 
 @dataclass(frozen=True)
@@ -216,15 +221,17 @@ def _write_run_file(
     data: Mapping[str, Any],
     *,
     minutes: Minutes = 5.0,
-    init: Init = "",
+    init: Init = None,
     output: RunFile = Path("run.toml"),
     run: RunDirectory = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    wanted = NewOptions(kind, output.with_name(f"{output.stem}-data"), run, **data)
-    wanted.check_options()
     refuse_unwritable(output, force=force)
+    if init == "":
+        raise InputError("--init is empty: name a checkpoint or a run, or leave it out to train from scratch")
+    wanted = NewOptions(kind, output.with_name(f"{output.stem}-data"), None if run is None else str(run), **data)
+    wanted.check_options()
     if is_unfinished(wanted.folder):
         shutil.rmtree(wanted.folder)
     with keys_as_options(DATA_OPTIONS):
@@ -233,7 +240,8 @@ def _write_run_file(
         refuse_unwritable(path, force=force)
     for message in found.messages:
         print_message(message)
-    written = _write_all(output, found, wanted.folder, minutes, init, force=force)
+    with keys_as_options(DATA_OPTIONS):
+        written = _write_all(output, found, wanted.folder, minutes, init, force=force)
     record = {"file": str(output), "run": found.plan.run, "steps": written.steps, **found.counts}
     print_either(as_json, record, str(output))
     if not as_json:
@@ -248,7 +256,7 @@ def is_unfinished(folder: Path) -> bool:
     return bool(marks) and not any(mark.isdigit() and psutil.pid_exists(int(mark)) for mark in marks)
 
 
-def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: str, *, force: bool) -> Fitted:
+def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: str | None, *, force: bool) -> Fitted:
     """Write held-out data, fit the recipe to data and machine, write the run file last; a failure leaves nothing."""
     # Only now: the libraries for training take seconds to load, and a fault in the data should not wait for them.
     from clearhead.recipes.fit import fitted
@@ -261,7 +269,7 @@ def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: s
             write_output(mark, "`clearhead new` removes this file when it is done.\n", force=False)
         for path, lines in found.files.items():
             write_output(path, "".join(f"{line}\n" for line in lines), force=force)
-        if init:
+        if init is not None:
             written = started(found.plan, init, minutes, print_message)
         else:
             written = fitted(found.plan, minutes, print_message)

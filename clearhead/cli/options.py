@@ -64,7 +64,7 @@ LengthPenalty = Annotated[
 DATA_OPTIONS = {
     name: f"--{name.replace('_', '-')}"
     for name in ("source", "target", "text", "labels", "text_column", "pair", "document", "pattern")
-} | {"field": "--text-column", "task.labels": "--label-kind", "tokenize": "--tokenize"}
+} | {"field": "--text-column", "task.labels": "--label-kind", "task.init": "--init", "tokenize": "--tokenize"}
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class NewOptions:
     label_kind: str | None = None
 
     def check_options(self) -> None:
-        """Refuse options that have no effect alone.
+        """Refuse options that have no effect alone, and a run directory that training would refuse.
 
         Raises:
             InputError: one sentence that names them.
@@ -71,6 +71,10 @@ class NewOptions:
             raise InputError("--valid-source and --valid-target belong together: give both, or neither")
         if self.valid_labels is not None and self.valid_text is None:
             raise InputError("--valid-labels has no effect without --valid-text, the texts they belong to")
+        if self.run is not None:
+            from clearhead.runs.directory import refuse_taken
+
+            refuse_taken(Path(self.run))
 
     @property
     def command(self) -> str:
@@ -205,15 +209,16 @@ def _refuse_few(count: int, what: str, where: str) -> None:
 
 def _pair_draft(options: NewOptions) -> Draft:
     from clearhead.data.sources.pairs import parallel_files, read_pairs, same_sides
+    from clearhead.data.sources.run_file_tables import user_path
 
     source, target = options.source, options.target
     assert source is not None and target is not None, "the options were checked"
-    data = read_pairs(parallel_files(source, target))
+    data = read_pairs(parallel_files(user_path(source), user_path(target)))
     found = survey(list(zip(data["source"], data["target"], strict=True)))
     _refuse_few(found.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
     keys, overlapping = _pair_keys(data), 0
     if options.valid_source is not None and options.valid_target is not None:
-        valid_data = read_pairs(parallel_files(options.valid_source, options.valid_target))
+        valid_data = read_pairs(parallel_files(user_path(options.valid_source), user_path(options.valid_target)))
         overlapping = num_overlapping(keys, _pair_keys(valid_data))
     held = draw(keys) if options.holds_out else HeldOut(range(len(data)))
     ends = _endings(source, target)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from filelock import BaseFileLock, FileLock, Timeout
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import absent, read_model_text, refuse_link_out, runs_nearby
+from clearhead.files import absent, read_model_text, refuse_link_out, refuse_unwritable_place, runs_nearby
 from clearhead.runs.checkpoint import (
     checkpoint_folder,
     checkpoint_steps,
@@ -350,6 +350,18 @@ def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
             raise InputError(
                 f"{entry} is a link, and a run writes into its own folder only: put the file itself there."
             )
+
+
+def refuse_taken(path: Path) -> None:
+    """Refuse a folder in which no new run can begin.
+
+    Raises:
+        InputError: it holds a run that took a step, or something else, or cannot be written.
+    """
+    _refuse_unsuitable(path, resume=False)
+    refuse_unwritable_place(path)
+    if path.exists():
+        _refuse_wrong_start(path, resume=False)
 
 
 def _has_trained(path: Path) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError
+from clearhead.errors import InputError, key
 from clearhead.hf import registry
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
@@ -149,7 +149,7 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
         found = _of_run(reference) if folder is None else _of_checkpoint(reference, folder)
         return _between(found, source, target)
     except InputError as error:
-        raise error.within("[task] init") from None
+        raise error.within(key("task.init")) from None
 
 
 def initial_model_of_run(run: Path) -> InitialModel:

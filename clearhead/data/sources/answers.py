@@ -218,6 +218,8 @@ def read_answers(source: AnswerSource, share: Share = WHOLE) -> list[Question]:
             in the share.
     """
     found = list(source.questions())
+    if not found:
+        raise InputError(f"{source.name}: expected at least one question, found none")
     first, last = (round(border * len(found)) for border in share)
     if first == last:
         raise InputError(

@@ -92,9 +92,16 @@ def _value_faults(name: str, value: object, is_column: bool, choices: Sequence[s
     return [f"{key(name)} is {value!r}; expected {expected}"]
 
 
-def user_path(text: str) -> Path:
-    """Return a path of a run file, with "~" as the user's home."""
-    return Path(text).expanduser()
+def user_path(text: str | Path) -> Path:
+    """Return the path of data that a user names, with "~" as the user's home.
+
+    Raises:
+        InputError: it is a pipe or a device, which cannot be read twice.
+    """
+    path = Path(text).expanduser()
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{path} is a pipe or a device, and data is read more than once: write it into a file")
+    return path
 
 
 def has_ending(path: Path | str, *endings: str) -> bool:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from numpy import ndarray
 
 from clearhead.data.sources.tables import Table
-from clearhead.errors import InputError, json_text, key, nearest
+from clearhead.errors import InputError, json_text, key, nearest, shortened
 from clearhead.task import LabelKind
 
 _MOST_SHOWN = 12
@@ -137,7 +137,7 @@ def _is_number(name: str) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _MOST_SHOWN
-    return ", ".join(names[:_MOST_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(shortened, names[:_MOST_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _counts(data: Table, kind: LabelKind) -> Counter[str]:
