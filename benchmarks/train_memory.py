@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from clearhead.training.assemble import train_run
-from clearhead.training.preflight import _peak
+from clearhead.training.dry_run import peak_memory
 from clearhead.training.progress.reports import Progress, StepReport
 from clearhead.training.runfile.read import parse_run_file
 
@@ -86,7 +86,7 @@ def measure(args: argparse.Namespace) -> None:
     assert found is not None, watch.forecast
     forecast = float(found[1]) * (1e9 if found[2] == "G" else 1e6)
     # The forecast resets the peak of the process; what follows is higher than what was before.
-    peak = _peak(torch.device("cpu")) - imports
+    peak = peak_memory(torch.device("cpu")) - imports
     early, last = watch.memory[min(100, args.steps)], watch.memory[args.steps]
     print(
         f"{args.one:16s} forecast {forecast / 1e6:5.0f} MB   peak {peak / 1e6:5.0f} MB ({forecast / peak - 1:+.0%})   "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,11 @@ from clearhead.errors import LongTexts, visible
 def print_message(message: str) -> None:
     """Write a message to stderr, without the control characters that a file or a text may have put into it."""
     print(visible(message, kept="\n\t"), file=sys.stderr, flush=True)
+
+
+def silence(stream: TextIO) -> None:
+    """Let nothing more be written to stdout or stderr, not by a library either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_result(result: str = "") -> None:

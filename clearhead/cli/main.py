@@ -6,7 +6,6 @@ import contextlib
 import errno
 import inspect
 import itertools
-import os
 import re
 import sys
 import traceback
@@ -21,7 +20,7 @@ from clearhead.cli.average import average
 from clearhead.cli.check import check
 from clearhead.cli.classify import classify
 from clearhead.cli.compare import compare
-from clearhead.cli.console import long_texts_said_once, print_message, print_result
+from clearhead.cli.console import long_texts_said_once, print_message, print_result, silence
 from clearhead.cli.convert import convert
 from clearhead.cli.demo import demo
 from clearhead.cli.embed import embed
@@ -210,7 +209,7 @@ def _unwritten(error: OSError, debug: bool) -> int:
     if error.filename is None:
         # What is left in the buffer would fail again when the program ends.
         with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            silence(sys.stdout)
     return _failed(f"{error.filename or 'the output'} cannot be written: {error.strerror}", FAILED, debug)
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.console import print_json, print_message, print_result
+from clearhead.cli.console import print_json, print_message, print_result, silence
 from clearhead.cli.options import Json, Seed, Threads
 from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead.training.runfile.sections import RunFile
 
 
 def train(
@@ -36,6 +43,8 @@ def train(
       clearhead train run.toml train.steps=20000 train.run=runs/second
       clearhead train run.toml --resume
 
+    torchrun starts several processes, also on several machines: torchrun --nproc-per-node 2 -m clearhead train run.toml
+
     Relative paths in the run file are relative to the current directory. Ctrl-C and SIGTERM finish the step, save, and
     say how to resume. With early_stop = { metric, patience } training stops once that many validations in a row have
     not improved the metric. --json ends with {"run", "step", "best", "seconds"}.
@@ -58,13 +67,26 @@ def train(
         # The folder that was named is the run: a copied or moved one goes on in its own place.
         words.insert(0, f"train.run={json.dumps(str(path))}")
         path = path / "run.toml"
-    run_file = load_run_file(path, words)
+    with _told_once():
+        run_file = load_run_file(path, words)
+    _train(run_file, resume=resume, as_json=as_json)
+
+
+def _train(run_file: RunFile, *, resume: bool, as_json: bool) -> None:
+    """Train, and tell the result; of several processes the first one does."""
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
     from clearhead.training.assemble import train_run
+    from clearhead.training.parallel.processes import Place, Quiet
     from clearhead.training.progress.console import progress_for
     from clearhead.training.summary import summary_lines
 
-    result = train_run(run_file, resume=resume, progress=progress_for())
+    try:
+        result = train_run(run_file, resume=resume, progress=progress_for())
+    except Quiet:
+        silence(sys.stderr)
+        raise
+    if Place.here().rank:
+        return
     for line in summary_lines(result, run_file):
         print_message(line)
     if as_json:
@@ -73,3 +95,14 @@ def train(
         )
     else:
         print_result(str(result.run))
+
+
+@contextlib.contextmanager
+def _told_once() -> Iterator[None]:
+    """Let one process of each machine tell of a fault that all of them find."""
+    try:
+        yield
+    except InputError:
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            silence(sys.stderr)
+        raise

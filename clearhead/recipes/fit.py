@@ -15,9 +15,9 @@ from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
 from clearhead.recipes.survey import TextSurvey
 from clearhead.recipes.table import VALIDATIONS, Recipe, Size, recipe_for
 from clearhead.text.pair import TokenizerPair
+from clearhead.training.dry_run import is_out_of_memory, step_cost
 from clearhead.training.init_from import InitialModel, take_weights
 from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.preflight import is_out_of_memory, step_cost
 from clearhead.training.progress.reports import Progress, duration
 from clearhead.training.random_state import preserved_random_state, seed_everything
 from clearhead.training.runfile.read import parse_run_file

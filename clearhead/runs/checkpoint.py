@@ -120,12 +120,15 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
+def save_checkpoint(
+    run: Path, checkpoint: Checkpoint, *, save: Callable[[Path, Mapping[str, Tensor]], None] = save_tensors
+) -> Path:
     """Write one checkpoint atomically.
 
     Args:
         run: the run directory.
         checkpoint: replaces an earlier checkpoint of the same step.
+        save: writes named tensors to a safetensors file.
 
     Returns:
         The checkpoint's folder.
@@ -134,20 +137,28 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
         RunFailure: the disk is full or refuses the write; earlier checkpoints are untouched.
     """
     folder = checkpoint_folder(run, checkpoint.step)
-    values, tensors = _split_optimizer(checkpoint.optimizer)
+    values, _ = _split_optimizer(checkpoint.optimizer)
     state = {"format": FORMAT, "step": checkpoint.step, "optimizer": values, **checkpoint.state}
     is_first = not any(step < checkpoint.step for step in checkpoint_steps(run))
     with writing_folder(folder, otherwise=NOTHING_TRAINED if is_first else UNTOUCHED) as temporary:
-        save_tensors(temporary / WEIGHTS, checkpoint.weights)
-        save_tensors(temporary / OPTIMIZER, tensors)
-        if checkpoint.ema is not None:
-            save_tensors(temporary / AVERAGED_WEIGHTS, checkpoint.ema)
+        for name, tensors in tensor_files(checkpoint):
+            save(temporary / name, tensors)
         (temporary / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
     return folder
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
+def tensor_files(checkpoint: Checkpoint) -> list[tuple[str, Mapping[str, Tensor]]]:
+    """Return the names of the safetensors files of a checkpoint and what is in them, in the order of writing."""
+    files = [(WEIGHTS, checkpoint.weights), (OPTIMIZER, _split_optimizer(checkpoint.optimizer)[1])]
+    return files + ([(AVERAGED_WEIGHTS, checkpoint.ema)] if checkpoint.ema is not None else [])
+
+
+def load_checkpoint(folder: Path, *, load: Callable[[Path], dict[str, Tensor]] = load_tensors) -> Checkpoint:
     """Load a checkpoint after checking every file against the manifest.
+
+    Args:
+        folder: of the checkpoint.
+        load: reads the named tensors of a safetensors file.
 
     Raises:
         InputError: the checkpoint is damaged, or its format is not supported.
@@ -161,9 +172,9 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     ema = folder / AVERAGED_WEIGHTS
     return Checkpoint(
         step=state.pop("step"),
-        weights=load_tensors(folder / WEIGHTS),
-        optimizer=_join_optimizer(state.pop("optimizer"), load_tensors(folder / OPTIMIZER)),
-        ema=load_tensors(ema) if ema.exists() else None,
+        weights=load(folder / WEIGHTS),
+        optimizer=_join_optimizer(state.pop("optimizer"), load(folder / OPTIMIZER)),
+        ema=load(ema) if ema.exists() else None,
         state=state,
     )
 

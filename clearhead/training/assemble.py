@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
 from clearhead.files import absent, runs_nearby
 from clearhead.hf.export import save_origin
-from clearhead.machine import choose_device, choose_precision
+from clearhead.machine import choose_precision
 from clearhead.runs.checkpoint import (
+    checkpoint_steps,
     measured_weights,
     saved_choices,
     steps_in,
@@ -24,13 +27,19 @@ from clearhead.spec import Model
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.data_files import DATA_FILES, changed_files, describe_files
+from clearhead.training.dry_run import Workload, memory_in_use
 from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run, take_weights
 from clearhead.training.kernel_cache import limit_kernel_cache
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP, build_schedule
 from clearhead.training.optim.weight_averages import average_checkpoints
-from clearhead.training.preflight import TokenSide, memory_in_use, preflight, refuse_large
+from clearhead.training.parallel.agreement import check_divisible, check_same_data, check_same_everywhere
+from clearhead.training.parallel.engines import Replicated
+from clearhead.training.parallel.joining import joined, own_device
+from clearhead.training.parallel.processes import Place, Processes
+from clearhead.training.parallel.shares import SharedBatches, share_of
+from clearhead.training.preflight import TokenSide, preflight, refuse_large
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
@@ -48,6 +57,7 @@ MAY_DIFFER = (
     "train.steps",
     "train.epochs",
     "train.seconds",
+    "train.parallel",
     "train.device",
     "train.threads",
     "train.save_every",
@@ -73,49 +83,68 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         RunFailure: training failed; the last checkpoint is complete.
         Interrupted: stopped by a signal; everything is saved.
     """
-    run = Path(run_file.train.run)
-    device = choose_device(run_file.train.device)
+    run, place = Path(run_file.train.run), Place.here()
+    with joined(place, run, device=run_file.train.device) as processes:
+        check_same_everywhere(processes, run_file)
+        # torchrun starts all processes anew after one of them broke down.
+        resume = processes.first_of(resume or (place.restarts > 0 and bool(checkpoint_steps(run))))
+        with contextlib.ExitStack() as stack:
+            directory = None
+            if processes.is_first:
+                directory = stack.enter_context(
+                    open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=MAY_DIFFER)
+                )
+                if run_file.train.tensorboard:
+                    progress = TensorBoardProgress(run / "tensorboard", progress)
+            own_progress = progress if processes.is_first else Progress()
+            return _train(run_file, processes, directory, resume=resume, progress=own_progress)
+
+
+def _train(
+    run_file: RunFile, processes: Processes, directory: RunDirectory | None, *, resume: bool, progress: Progress
+) -> TrainResult:
+    """Train in a run directory that is open; None: the first process has opened it."""
+    run, task = Path(run_file.train.run), run_file.task
+    device = own_device(run_file.train.device, processes.place)
     limit_kernel_cache()
     memory_before = memory_in_use(device)
-    with open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=MAY_DIFFER) as directory:
-        if run_file.train.tensorboard:
-            progress = TensorBoardProgress(run / "tensorboard", progress)
-        choices = (saved_choices(run) or {}) if resume else {}
-        task = run_file.task
-        for change in changed_files(choices, run_file, run):
-            progress.message(change)
-        if resume:
-            initial = initial_model_of_run(run) if task.init else None
-        else:
-            initial = find_initial_model(task.init, task.from_language, task.to_language)
-        setup = TaskSetup(
-            run_file=run_file,
-            find_tokenizers=lambda train: _tokenizers(run_file, directory, choices, initial, train, progress),
-            initial=initial,
-            progress=progress,
-            device=device,
-        )
+    choices = processes.first_of((saved_choices(run) or {}) if resume and processes.is_first else {})
+    for change in changed_files(choices, run_file, run):
+        progress.message(change)
+    if resume:
+        initial = initial_model_of_run(run) if task.init else None
+    else:
+        initial = find_initial_model(task.init, task.from_language, task.to_language)
+    setup = TaskSetup(
+        run_file=run_file,
+        find_tokenizers=lambda train: _tokenizers(run_file, choices, initial, train, progress),
+        initial=initial,
+        progress=progress,
+        device=device,
+    )
+    with processes.turn():
         parts = parts_of(setup)
-        _write_spec(parts.spec, directory, resume)
-        directory.write_text(TASK_FILE, parts.record.to_json())
-        if initial is not None and initial.hf_checkpoint is not None and not resume:
-            save_origin(initial.hf_checkpoint, run)
-        directory.seal()
-        precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
-        seed_everything(run_file.train.seed)
-        refuse_large(parts.spec, device, is_trained_whole=run_file.lora is None)
-        module = build(parts.spec, device=device)
-        new = str(choices.get(NEW_TENSORS, "")).split()
-        if initial is not None and not resume:
-            new = take_weights(module, initial, parts.record, progress)
-        if run_file.lora is not None:
-            progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
-        trainer = _trainer(setup, parts, module, directory, precision=precision, new=new)
-        if resume:
-            _warn_of_new_schedule(run_file, choices, trainer.settings, progress)
-        else:
-            _preflight(trainer, parts, module, memory_before, task.init)
-        return trainer.run(resume=resume)
+    if processes.size > 1:
+        check_divisible(parts, run_file.train.batch_tokens, processes.size)
+        check_same_data(processes, parts)
+    if directory is not None:
+        _describe(parts, directory, initial, resume)
+    precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
+    seed_everything(run_file.train.seed)
+    refuse_large(parts.spec, device, is_trained_whole=run_file.lora is None, processes_here=processes.place.local_size)
+    module = build(parts.spec, device=device)
+    new = str(choices.get(NEW_TENSORS, "")).split()
+    if initial is not None and not resume:
+        new = take_weights(module, initial, parts.record, progress)
+    if run_file.lora is not None:
+        progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
+    trainer = _trainer(setup, parts, module, processes, precision=precision, new=new)
+    trainer.directory = directory
+    if resume:
+        _warn_of_new_schedule(run_file, choices, trainer.settings, progress)
+    else:
+        _preflight(trainer, parts, module, memory_before, task.init)
+    return trainer.run(resume=resume)
 
 
 def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
@@ -165,14 +194,13 @@ def _kept_weights(run: Path) -> dict[int, Path]:
 
 def _tokenizers(
     run_file: RunFile,
-    directory: RunDirectory,
     choices: Mapping[str, object],
     initial: InitialModel | None,
     train: Callable[[], TokenizerPair],
     progress: Progress,
 ) -> TokenizerPair:
     """Train or load the tokenizers, and check that they are those of the checkpoint."""
-    section = run_file.tokenizer
+    section, run = run_file.tokenizer, Path(run_file.train.run)
     remembered = choices.get("tokenizer")
     if initial is not None:
         tokenizers = initial.tokenizers
@@ -181,14 +209,13 @@ def _tokenizers(
     else:
         if remembered is None:
             progress.message("tokenizer: training it, unless the cache has it")
-        tokenizers = TokenizerPair.load(directory.path) if remembered is not None else train()
+        tokenizers = TokenizerPair.load(run) if remembered is not None else train()
     if remembered is not None and tokenizers.fingerprint != remembered:
-        where = section.path or run_file.task.init or directory.path
+        where = section.path or run_file.task.init or run
         raise InputError(
-            f"the tokenizer in {where} has changed since the run in {directory.path} began: restore it and resume, or "
+            f"the tokenizer in {where} has changed since the run in {run} began: restore it and resume, or "
             "start anew in another run directory (train.run=...)"
         )
-    tokenizers.save(directory.path)
     return tokenizers
 
 
@@ -198,23 +225,28 @@ def _load_tokenizers(path: Path) -> TokenizerPair:
     return one_sided(Tokenizer.load(path))
 
 
-def _write_spec(spec: Model, directory: RunDirectory, resume: bool) -> None:
-    """Write the spec of a new run; the spec of a resumed run must be the same."""
+def _describe(parts: TaskParts[Batch], directory: RunDirectory, initial: InitialModel | None, resume: bool) -> None:
+    """Write what the weights of a new run mean; the spec of a resumed run must be the same."""
     file = directory.path / SPEC_FILE
-    if resume and file.exists() and Model.from_file(file) != spec:
+    if resume and file.exists() and Model.from_file(file) != parts.spec:
         raise InputError(f"{file} describes a different model than the run file: restore the original run file")
-    directory.write_text(SPEC_FILE, spec.to_json())
+    parts.tokenizers.save(directory.path)
+    directory.write_text(SPEC_FILE, parts.spec.to_json())
+    directory.write_text(TASK_FILE, parts.record.to_json())
+    if initial is not None and initial.hf_checkpoint is not None and not resume:
+        save_origin(initial.hf_checkpoint, directory.path)
+    directory.seal()
 
 
 def _trainer(
     setup: TaskSetup,
     parts: TaskParts[Batch],
     module: Transformer,
-    directory: RunDirectory,
+    processes: Processes,
     *,
     precision: Literal["fp32", "bf16"],
     new: Sequence[str],
-) -> Trainer[Batch]:
+) -> Trainer[Any]:
     """Build settings, optimizer, schedule and trainer."""
     train = setup.run_file.train
     assert train.learning_rate is not None and train.warmup is not None, "the run file fills its defaults"
@@ -249,12 +281,13 @@ def _trainer(
             steps=steps,
             width=top.width if top is not None else None,
         ),
-        batches=parts.batches,
+        batches=parts.batches if processes.size == 1 else SharedBatches(parts.batches, processes.place),
         loss=parts.loss,
         validate=parts.validate,
         settings=TrainSettings(**table, best_by=parts.best_by, score_name=parts.score_name, choices=choices),
         progress=setup.progress,
-        directory=directory,
+        processes=processes,
+        engine=None if processes.size == 1 else Replicated(module, parts.loss, processes.size),
     )
 
 
@@ -285,16 +318,26 @@ def _token_side(side: DataSide, module: Transformer, init: str) -> TokenSide:
 
 
 def _preflight(
-    trainer: Trainer[Batch], parts: TaskParts[Batch], module: Transformer, memory_before: int, init: str
+    trainer: Trainer[Any], parts: TaskParts[Batch], module: Transformer, memory_before: int, init: str
 ) -> None:
     """Check the data against the model, and report the forecast of the cost."""
+    engine, place = trainer.engine, trainer.processes.place
+    work: Workload[Any] = parts.workload()
+    if engine is not None:
+        work = replace(
+            work,
+            loss=lambda module, share: engine.loss(share, is_last=True),
+            batches=trainer.batches,
+            largest=share_of(parts.widest, place),
+        )
     report = preflight(
         module,
         trainer.optimizer,
-        parts.workload(),
+        work,
         trainer.settings,
         sides=[_token_side(side, module, init) for side in parts.sides],
         memory_before=memory_before,
+        processes_here=place.local_size,
     )
     for line in report.lines():
         trainer.progress.message(line)

@@ -12,9 +12,9 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NoReturn
+from typing import Any, Final, Generic, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -22,24 +22,20 @@ from torch import Tensor, nn
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.result import Validation
 from clearhead.runs import checkpoint as files
-from clearhead.runs.directory import AVERAGED, RunDirectory, held
-from clearhead.runs.metrics import Metrics, MetricsLog
-from clearhead.runs.recent_weights import (
-    about_averaged,
-    keep_recent,
-    load_recent,
-    prune_recent,
-    restore_recent,
-    save_averaged,
-)
+from clearhead.runs.directory import RunDirectory, held
+from clearhead.runs.metrics import Metrics
+from clearhead.runs.recent_weights import about_averaged, load_recent
+from clearhead.training.dry_run import is_out_of_memory
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.optimizers import load_optimizer
 from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
-from clearhead.training.preflight import is_out_of_memory
-from clearhead.training.progress.plots import Plotter, training_loss_note
+from clearhead.training.parallel.engines import Engine
+from clearhead.training.parallel.processes import Processes
+from clearhead.training.parallel.sums import Agreed, Sums
+from clearhead.training.progress.plots import training_loss_note
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport, duration
-from clearhead.training.protocols import Batches, BatchT
+from clearhead.training.protocols import Batches, BatchT, Loss
 from clearhead.training.random_state import (
     deterministic_algorithms,
     environment,
@@ -48,8 +44,9 @@ from clearhead.training.random_state import (
     random_state,
     restore_random_state,
     restored_threads,
-    seed_everything,
+    seed_process,
 )
+from clearhead.training.record import RunRecord, Unwritten
 from clearhead.training.settings import TrainResult, TrainSettings, planned_steps
 from clearhead.training.signals import Interrupted, StopRequested, StopSignals
 
@@ -69,18 +66,22 @@ class Trainer(Generic[BatchT]):
         progress: receives the reports.
         directory: the run directory, if it is open already; None: `run` opens `settings.run`.
         validation_seconds: forecast of one validation with its checkpoint, for the time left.
+        processes: that train together; all run the same loop, and the first one writes and reports.
+        engine: computes the loss and its gradients; None: this process alone.
     """
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: Schedule
     batches: Batches[BatchT]
-    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
+    loss: Loss[BatchT]
     validate: Callable[[nn.Module], Validation]
     settings: TrainSettings
     progress: Progress
     directory: RunDirectory | None = None
     validation_seconds: float = 0.0
+    processes: Processes = field(default_factory=Processes)
+    engine: Engine[BatchT] | None = None
 
     def run(self, *, resume: bool = False) -> TrainResult:
         """Train until a limit of the settings is reached.
@@ -94,7 +95,9 @@ class Trainer(Generic[BatchT]):
             Interrupted: stopped by a signal; everything is saved.
         """
         with contextlib.ExitStack() as stack:
-            run = stack.enter_context(held(self.directory, Path(self.settings.run), resume=resume))
+            run = Path(self.settings.run)
+            if self.processes.is_first:
+                stack.enter_context(held(self.directory, run, resume=resume))
             stack.enter_context(restored_threads())
             stack.enter_context(deterministic_algorithms())
             signals = stack.enter_context(StopSignals())
@@ -102,6 +105,10 @@ class Trainer(Generic[BatchT]):
             training.resume() if resume else training.start()
             stack.callback(self.progress.end)
             return training.train()
+
+
+OTHERS: Final = "random_of_others"
+"""The random states of all processes but the first, in the state of a checkpoint."""
 
 
 @contextlib.contextmanager
@@ -124,13 +131,15 @@ class _Training(Generic[BatchT]):
         self.settings = parts.settings
         self.run = run
         self.signals = signals
+        self.processes = parts.processes
+        self.engine = parts.engine or Engine(parts.module, parts.loss)
+        self.agreed = Agreed()
         self.tally = files.Tally()
         self.parameters = [parameter for parameter in parts.module.parameters() if parameter.requires_grad]
         self.end_step = planned_steps(self.settings, parts.batches.batches_per_epoch)
-        self.log = MetricsLog(run)
         note = training_loss_note(parts.module, self.settings.label_smoothing)
-        self.plotter = Plotter(run / "plots", parts.progress.message, note=note) if self.settings.plots else None
-        self.rows: list[Metrics] = []
+        record = RunRecord if self.processes.is_first else Unwritten
+        self.record = record(run, self.settings, self.engine, note=note, message=parts.progress.message)
         self.ema = ExponentialAverage(parts.module, self.settings.ema) if self.settings.ema is not None else None
         self.choices: dict[str, Any] = {}
         self.saved_step: int | None = None
@@ -143,44 +152,30 @@ class _Training(Generic[BatchT]):
         if self.settings.threads is not None:
             torch.set_num_threads(self.settings.threads)
         self.choices = self._choices_here()
-        files.clear_leftovers(self.run)
-        self.log.cut_back(0)
-        restore_recent(self.run, [])
-        files.remove_folder(self.run / "checkpoints" / AVERAGED)
+        self.record.begin()
         self.tally.validation_seconds = self.parts.validation_seconds
-        seed_everything(self.settings.seed)
+        seed_process(self.settings.seed, self.processes.place.rank)
         self._save()
 
     def resume(self) -> None:
         """Restore the newest undamaged checkpoint."""
-        files.clear_leftovers(self.run)
-        folder, skipped = files.newest_sound(self.run)
-        if folder is None:
-            raise InputError(f"{self.run} has no undamaged checkpoint to resume from. {' '.join(skipped)}".rstrip())
-        for damage in skipped:
-            self.parts.progress.message(f"{damage} It is skipped; the newest undamaged checkpoint is {folder.name}.")
-        saved = files.load_checkpoint(folder)
+        folder = self.processes.first_of(self.record.newest() if self.processes.is_first else self.run)
+        saved = files.load_checkpoint(folder, load=self.engine.load)
         with _refused(folder):
             self._restore(saved)
         self.clock = time.monotonic() - self.tally.seconds
+        self.agreed = Agreed(seconds=self.tally.seconds)
         self.saved_step = self.tally.step
-        for number in self.log.damaged_lines():
-            self.parts.progress.message(f"{self.log.path}: line {number} is damaged and is left out.")
-        self.log.cut_back(self.tally.logged_step)
-        self.rows = self.log.rows()
-        for lost in restore_recent(self.run, self.tally.recent):
-            self.parts.progress.message(lost)
-        self._restore_best()
-        self._prune()
+        self.record.go_back(self.tally)
         # Last: nothing above may draw random numbers after the generators are restored.
-        restore_random_state(saved.state["random"])
+        self._restore_random_state(saved.state)
 
     def _restore(self, saved: files.Checkpoint) -> None:
         """Restore all that is in memory, before a file of the run is changed."""
         parts, state = self.parts, saved.state
         torch.set_num_threads(self.settings.threads or state["choices"]["threads"])
         self.choices = self._choices_here()
-        changes = environment_changes(state["environment"], environment())
+        changes = environment_changes(state["environment"], environment(self.processes.size))
         if changes is not None:
             parts.progress.message(changes)
         parts.module.load_state_dict(saved.weights)
@@ -191,20 +186,15 @@ class _Training(Generic[BatchT]):
         parts.schedule.load_state(state["schedule"])
         parts.batches.load_state(state["batches"])
         self.tally = files.Tally(**state["tally"])
-        restore_random_state(state["random"])
+        self._restore_random_state(state)
 
-    def _restore_best(self) -> None:
-        """Make the file `best` agree with the checkpoint: a later best checkpoint may be damaged."""
-        best = self.tally.best_step
-        if best is None:
-            (self.run / "best").unlink(missing_ok=True)
-            return
-        damage = files.weights_damage(files.checkpoint_folder(self.run, best))
-        if damage is not None:
-            self.parts.progress.message(f"{damage} It was the best; step-{self.tally.step} takes its place.")
-            best = self.tally.step
-        if files.read_best(self.run) != best:
-            files.write_best(self.run, best)
+    def _restore_random_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the generators of this process, or seed them where the checkpoint is of fewer processes."""
+        own = [state["random"], *state.get(OTHERS, ())][self.processes.place.rank :][:1]
+        if own:
+            restore_random_state(own[0])
+        else:
+            seed_process(self.settings.seed, self.processes.place.rank, self.tally.step)
 
     def _choices_here(self) -> dict[str, Any]:
         return dict(self.settings.choices) | {"precision": self.settings.precision, "threads": torch.get_num_threads()}
@@ -215,6 +205,7 @@ class _Training(Generic[BatchT]):
         """Train from the present step to the end."""
         self._announce()
         self.parts.module.train()
+        self._settle()
         while True:
             reason = self._reason_to_stop()
             if self._validation_is_due(reason is not None):
@@ -224,11 +215,24 @@ class _Training(Generic[BatchT]):
                 self._write_line()
             if self._extra_save_is_due():
                 self._save()
-            if self.signals.received is not None:
-                self._leave(self.signals.received)
+            if self._signal is not None:
+                self._leave(self._signal)
             if reason is not None:
                 return self._finish(reason)
             self._step()
+
+    @property
+    def _signal(self) -> signal.Signals | None:
+        """The signal to stop, if there was one, in which all processes agree."""
+        return self.signals.received if self.processes.size == 1 else self.agreed.signal
+
+    def _settle(self) -> None:
+        """Let the engine make its first pass on the next batch, without effect."""
+        with preserved_random_state(), self._precision():
+            if self.processes.size > 1:
+                place = self.parts.batches.state()
+                self.engine.settle(next(self.parts.batches))
+                self.parts.batches.load_state(place)
 
     def _announce(self) -> None:
         plan = RunPlan(
@@ -248,7 +252,8 @@ class _Training(Generic[BatchT]):
         tally, early = self.tally, self.settings.early_stop
         if self.end_step is not None and tally.step >= self.end_step:
             return f"all {self.end_step:,} steps are done"
-        if self.settings.seconds is not None and self._seconds() >= self.settings.seconds and tally.step > 0:
+        seconds = self._seconds() if self.processes.size == 1 else self.agreed.seconds
+        if self.settings.seconds is not None and seconds >= self.settings.seconds and tally.step > 0:
             return f"the time limit of {duration(self.settings.seconds)} is reached"
         if early is not None and tally.misses >= early.patience:
             return f"early stopping: {early.patience} validations in a row without a better {early.metric}"
@@ -257,9 +262,7 @@ class _Training(Generic[BatchT]):
     def _validation_is_due(self, at_the_end: bool) -> bool:
         tally = self.tally
         is_new = tally.step > 0 and tally.validated_step != tally.step
-        return (
-            is_new and self.signals.received is None and (at_the_end or tally.step % self.settings.validate_every == 0)
-        )
+        return is_new and self._signal is None and (at_the_end or tally.step % self.settings.validate_every == 0)
 
     def _line_is_due(self) -> bool:
         step, waits_for_validation = self.tally.step, self.tally.step % self.settings.validate_every == 0
@@ -280,8 +283,12 @@ class _Training(Generic[BatchT]):
         learning_rate = parts.schedule(step)
         for group in parts.optimizer.param_groups:
             group["lr"] = learning_rate
-        loss_sum, num_labels, num_tokens = self._accumulate_gradients(step)
-        norm = scale_gradients(self.parameters, 1.0 / max(1, num_labels), max_norm=self.settings.clip)
+        sums = self._agree(self._accumulate_gradients(step))
+        if not math.isfinite(sums.loss):
+            place = f" in batch {sums.not_finite} of {self.settings.accumulate}" if self.settings.accumulate > 1 else ""
+            raise self._not_finite(f"loss became {sums.loss}", f"step {step}{place}")
+        scale = self.engine.divisor / max(1, sums.num_labels)
+        norm = scale_gradients(self.parameters, scale, max_norm=self.settings.clip)
         if not math.isfinite(norm):
             raise self._not_finite(f"norm of the gradient became {norm}", f"step {step}")
         parts.optimizer.step()
@@ -290,29 +297,25 @@ class _Training(Generic[BatchT]):
         spent = time.monotonic() - began
         tally = self.tally
         tally.step = step
-        tally.tokens += num_tokens
-        tally.loss_sum += loss_sum
-        tally.loss_count += num_labels
-        tally.window_tokens += num_tokens
+        tally.tokens += sums.num_tokens
+        tally.loss_sum += sums.loss
+        tally.loss_count += sums.num_labels
+        tally.window_tokens += sums.num_tokens
         tally.window_seconds += spent
-        parts.progress.step(
-            StepReport(step, loss_sum / max(1, num_labels), learning_rate, num_tokens, spent, self._seconds())
-        )
+        mean = sums.loss / max(1, sums.num_labels)
+        parts.progress.step(StepReport(step, mean, learning_rate, sums.num_tokens, spent, self._seconds()))
 
-    def _accumulate_gradients(self, step: int) -> tuple[float, int, int]:
-        """Accumulate the gradients of the summed loss over the batches of one step."""
+    def _accumulate_gradients(self, step: int) -> Sums:
+        """Accumulate the gradients of the summed loss over the batches of one step, as far as it is finite."""
         parts, accumulate = self.parts, self.settings.accumulate
         parts.optimizer.zero_grad(set_to_none=True)
-        loss_sum, num_labels, num_tokens = 0.0, 0, 0
+        sums = Sums()
         for index in range(accumulate):
             batch = next(parts.batches)
             try:
                 with self._precision():
-                    loss, labels = parts.loss(parts.module, batch)
-                value = float(loss.detach())
-                if not math.isfinite(value):
-                    place = f" in batch {index + 1} of {accumulate}" if accumulate > 1 else ""
-                    raise self._not_finite(f"loss became {value}", f"step {step}{place}")
+                    loss, labels = self.engine.loss(batch, is_last=index == accumulate - 1)
+                sums.add(float(loss.detach()), labels, batch.num_tokens, index + 1)
                 loss.backward()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
@@ -321,10 +324,13 @@ class _Training(Generic[BatchT]):
                     f"Memory ran out at step {step}, on a batch of {batch.num_tokens} tokens: use smaller batches and "
                     f"accumulate more of them. The last good checkpoint is {self._last_good()}."
                 ) from error
-            loss_sum += value
-            num_labels += labels
-            num_tokens += batch.num_tokens
-        return loss_sum, num_labels, num_tokens
+        return sums
+
+    def _agree(self, own: Sums) -> Sums:
+        """Return the sums of all processes, and learn whether one was stopped, and how late it is on the first one."""
+        rows = self.processes.rows_of([*own.row(), float(self.signals.received or 0), self._seconds()])
+        self.agreed = Agreed.of(rows)
+        return Sums.of(rows)
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
         if self.settings.precision != "bf16":
@@ -361,16 +367,35 @@ class _Training(Generic[BatchT]):
         self.parts.progress.validated(report)
 
     def _measure(self, weights: Mapping[str, Tensor] | None) -> Validation:
-        """Validate the given weights, or the module's own; random states and module are the same afterwards."""
+        """Validate the given weights, or the module's own; random states and module are the same afterwards.
+
+        Raises:
+            StopRequested: a signal came; processes that hold whole weights do not wait for the end of a validation.
+        """
         module = self.parts.module
         in_place = weights_in_place(module, weights) if weights is not None else contextlib.nullcontext()
-        with preserved_random_state(), in_place, torch.no_grad():
+        abandoning = contextlib.nullcontext() if self.engine.is_sharded else self.signals.abandoning()
+        found = None
+        with preserved_random_state(), in_place, self.engine.whole_weights(), torch.no_grad():
             module.eval()
             try:
-                with self.signals.abandoning(), self._precision():
-                    return self.parts.validate(module)
+                with abandoning, self._precision():
+                    found = self.parts.validate(module)
+            except StopRequested:
+                pass
             finally:
                 module.train()
+        return self._agree_on(found)
+
+    def _agree_on(self, found: Validation | None) -> Validation:
+        """Return the validation of the first process; raise StopRequested where one of them left it unfinished."""
+        all_found = self.processes.all_of((found, int(self.signals.received or 0)))
+        number = max(number for _, number in all_found)
+        self.agreed = Agreed(self.agreed.seconds, signal.Signals(number) if number else None)
+        validations = [validation for validation, _ in all_found if validation is not None]
+        if len(validations) < len(all_found):
+            raise StopRequested
+        return validations[0]
 
     def _judge(self, found: Validation) -> bool:
         """Update the counters, and return whether this validation is the best so far."""
@@ -392,66 +417,46 @@ class _Training(Generic[BatchT]):
 
     def _write_line(self, found: Validation | None = None) -> None:
         tally = self.tally
-        if tally.logged_step == tally.step:
-            # A signal came between this step's line and its validation: a step has one line.
-            self.log.cut_back(tally.step - 1)
-            row = self.rows.pop()
-        else:
-            row = Metrics(
+        self.record.write_line(
+            Metrics(
                 step=tally.step,
                 tokens=tally.tokens,
                 seconds=round(self._seconds(), 3),
                 loss=tally.loss_sum / max(1, tally.loss_count),
                 learning_rate=self.parts.schedule(tally.step),
                 tokens_per_second=round(tally.window_tokens / max(1e-9, tally.window_seconds), 1),
+                valid_loss=found.loss if found is not None else None,
+                valid_score=found.score if found is not None else None,
             )
-        if found is not None:
-            row = replace(row, valid_loss=found.loss, valid_score=found.score)
-        self.log.append(row)
-        self.rows.append(row)
+        )
         tally.logged_step = tally.step
         tally.loss_sum, tally.loss_count, tally.window_tokens, tally.window_seconds = 0.0, 0, 0, 0.0
-        if self.plotter is not None:
-            self.plotter.draw_if_due(self.rows, score_name=self.settings.score_name)
 
     def _save(self) -> None:
         tally = self.tally
         tally.seconds = self._seconds()
-        self.log.sync()
+        own, *others = self.processes.all_of(random_state())
         state: dict[str, Any] = {
             "tally": asdict(tally),
             "schedule": self.parts.schedule.state(),
             "batches": self.parts.batches.state(),
-            "random": random_state(),
+            "random": own,
+            OTHERS: others,
             "choices": self.choices,
-            "environment": environment(),
+            "environment": environment(self.processes.size),
         }
         ema = None
         if self.ema is not None:
             ema, state["ema_updates"] = self.ema.weights, self.ema.num_updates
         weights, optimizer = self.parts.module.state_dict(), self.parts.optimizer.state_dict()
-        files.save_checkpoint(self.run, files.Checkpoint(tally.step, weights, optimizer, ema, state))
-        self.saved_step = tally.step
-        if tally.best_step is not None and files.read_best(self.run) != tally.best_step:
-            files.write_best(self.run, tally.best_step)
-        if tally.recent and tally.recent[-1] == tally.step:
-            keep_recent(self.run, tally.step)
-        self._prune()
-
-    def _prune(self) -> None:
-        """Delete old checkpoints, and recent weights that no kept checkpoint needs."""
-        settings, tally = self.settings, self.tally
-        files.prune_checkpoints(self.run, newest=tally.step, keep=settings.keep, best=tally.best_step)
-        prune_recent(self.run, keep=(settings.average or 0) + settings.keep)
-
-    def _draw(self) -> None:
-        if self.plotter is not None:
-            self.plotter.draw(self.rows, score_name=self.settings.score_name)
+        self.record.save(files.Checkpoint(tally.step, weights, optimizer, ema, state), tally)
+        # No process goes on, or leaves, before it is on the disk.
+        self.saved_step = self.processes.first_of(tally.step)
 
     def _leave(self, number: signal.Signals) -> NoReturn:
         if self.saved_step != self.tally.step:
             self._save()
-        self._draw()
+        self.record.draw()
         raise Interrupted(number, self.run, self.tally.step)
 
     # The end
@@ -461,7 +466,7 @@ class _Training(Generic[BatchT]):
             f"training ended after step {self.tally.step:,} and {duration(self._seconds())}: {reason}"
         )
         averaged = self._average()
-        self._draw()
+        self.record.draw()
         best = self.tally.best_step
         return TrainResult(
             run=self.run,
@@ -479,15 +484,15 @@ class _Training(Generic[BatchT]):
         steps = self.tally.recent
         if len(steps) < 2:
             return None
-        about = about_averaged(self.run)
+        about = self.processes.first_of(about_averaged(self.run))
         if about is not None and about.steps == steps and about.valid_loss is not None:
             return Validation(about.valid_loss, about.valid_score)
         weights = average_checkpoints(load_recent(self.run, steps))
         self.parts.progress.validating(self.tally.step)
         try:
-            found = self._measure(weights)
+            found = self._measure(self.engine.placed(weights))
         except StopRequested:
-            assert self.signals.received is not None, "only a signal interrupts a validation"
-            self._leave(self.signals.received)
-        save_averaged(self.run, weights, {"steps": steps, "valid_loss": found.loss, "valid_score": found.score})
+            assert self._signal is not None, "only a signal interrupts a validation"
+            self._leave(self._signal)
+        self.record.save_averaged(weights, steps, found)
         return found

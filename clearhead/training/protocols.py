@@ -1,8 +1,11 @@
-"""The protocol of training batches."""
+"""What training expects of batches and of a loss."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor, nn
 
 
 @runtime_checkable
@@ -16,6 +19,9 @@ class CountedBatch(Protocol):
 
 BatchT = TypeVar("BatchT", bound=CountedBatch)
 BatchT_co = TypeVar("BatchT_co", bound=CountedBatch, covariant=True)
+
+Loss = Callable[[nn.Module, BatchT], tuple[Tensor, int]]
+"""Gives, for a batch, the summed loss (a scalar with gradient) and the number of its labels."""
 
 
 @runtime_checkable

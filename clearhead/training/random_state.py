@@ -20,6 +20,18 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
+def seed_process(seed: int, rank: int, step: int = 0) -> None:
+    """Seed the generators of one process of several so that each draws other numbers; the first draws those of one.
+
+    Args:
+        seed: of the run.
+        rank: of the process.
+        step: from which on it draws; the first process has drawn nothing before step 0.
+    """
+    mixed = np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    seed_everything(seed if rank == 0 else int(mixed))
+
+
 def random_state() -> dict[str, Any]:
     """Return the states of the generators of torch (all devices), Python and numpy as JSON values."""
     name, keys, *position = cast(tuple[Any, ...], np.random.get_state())
@@ -90,8 +102,8 @@ def restored_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def environment() -> dict[str, str | int]:
-    """Return what can change the bits of a result: versions, processor features, threads, accelerator."""
+def environment(processes: int = 1) -> dict[str, str | int]:
+    """Return what can change the bits of a result: versions, processor features, threads, accelerator, processes."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "torch": torch.__version__,
@@ -99,12 +111,13 @@ def environment() -> dict[str, str | int]:
         "processor features": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "accelerator": device,
+        "processes": processes,
     }
 
 
 def environment_changes(before: Mapping[str, str | int], now: Mapping[str, str | int]) -> str | None:
     """Return a message with the differences between two environments, or None."""
-    changes = [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]
+    changes = [f"{name} {before[name]} -> {value}" for name, value in now.items() if before.get(name, value) != value]
     if not changes:
         return None
     changed = ", ".join(changes)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.training import preflight as preflight_file
+from clearhead.training import dry_run
+from clearhead.training.dry_run import Workload, step_cost
 from clearhead.training.kernel_cache import CAPACITY, limit_kernel_cache, needs_kernels
-from clearhead.training.preflight import Workload, step_cost
 from clearhead.training.settings import TrainSettings
 from tests.training.small import NextToken, ShuffledTokens, Tokens, summed_loss
 
@@ -42,7 +42,7 @@ def test_sizes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.
             kept[batch.ids_BT.shape] = torch.ones(5_000_000)
         return summed_loss(module, batch)
 
-    monkeypatch.setattr(preflight_file, "needs_kernels", lambda device, precision: is_needed)
+    monkeypatch.setattr(dry_run, "needs_kernels", lambda device, precision: is_needed)
     module = NextToken()
     optimizer = torch.optim.AdamW(module.parameters())
     work = Workload(keeping, ShuffledTokens(), num_sizes=41)

@@ -21,17 +21,9 @@ from clearhead.presets.hyperparameters import build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.runs import checkpoint as files
 from clearhead.training import preflight as module_under_test
+from clearhead.training.dry_run import StepCost, Workload, step_cost
 from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.preflight import (
-    CHECKPOINT_SPEED,
-    StepCost,
-    TokenSide,
-    Workload,
-    disk_forecast,
-    preflight,
-    side_faults,
-    step_cost,
-)
+from clearhead.training.preflight import CHECKPOINT_SPEED, TokenSide, disk_forecast, preflight, side_faults
 from clearhead.training.settings import TrainSettings
 from tests.training.small import NextToken, ShuffledTokens, Tokens, small_trainer, summed_loss
 

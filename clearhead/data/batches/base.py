@@ -67,6 +67,16 @@ class Batch(DeviceBatch):
     segments: Int64[Tensor, "batch source"] | None = None
     prefix: Bool[Tensor, "batch source"] | None = None
 
+    def part(self, rows: slice) -> Batch:
+        """Return some rows of the batch, which keep its padding."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        cut: dict[str, Any] = {
+            name: value[rows] for name, value in values.items() if isinstance(value, Tensor | ndarray)
+        }
+        sides = ((cut["ids"], cut.get("mask")), (cut.get("target_ids"), cut.get("target_mask")))
+        tokens = sum(int(ids.numel() if mask is None else mask.sum()) for ids, mask in sides if ids is not None)
+        return replace(self, **cut, num_labels=int((cut["labels"] != NO_LABEL).sum()), num_tokens=tokens)
+
     def parts(self, most: int | None) -> Iterator[Batch]:
         """Yield the batch in parts, which keep its padding.
 
@@ -74,16 +84,7 @@ class Batch(DeviceBatch):
             most: rows of a part; None: all of them.
         """
         size = len(self.ids) if most is None else most
-        for start in range(0, len(self.ids), size):
-            values = {field.name: getattr(self, field.name) for field in fields(self)}
-            cut: dict[str, Any] = {
-                name: value[start : start + size]
-                for name, value in values.items()
-                if isinstance(value, Tensor | ndarray)
-            }
-            sides = ((cut["ids"], cut.get("mask")), (cut.get("target_ids"), cut.get("target_mask")))
-            tokens = sum(int(ids.numel() if mask is None else mask.sum()) for ids, mask in sides if ids is not None)
-            yield replace(self, **cut, num_labels=int((cut["labels"] != NO_LABEL).sum()), num_tokens=tokens)
+        return (self.part(slice(start, start + size)) for start in range(0, len(self.ids), size))
 
 
 @dataclass(frozen=True)

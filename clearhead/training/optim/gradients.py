@@ -23,7 +23,9 @@ def scale_gradients(parameters: Iterable[nn.Parameter], factor: float, *, max_no
     Source: arXiv 1211.5063, section 3.2 (clipping by the norm).
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = float(torch.nn.utils.get_total_norm(gradients)) * factor
+    total = torch.nn.utils.get_total_norm(gradients)
+    # Of sharded gradients each process knows a part.
+    norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total) * factor
     if not math.isfinite(norm):
         return norm
     if max_norm is not None and norm > max_norm:

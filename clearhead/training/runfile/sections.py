@@ -220,6 +220,7 @@ class Train(Section):
     label_smoothing: Fraction = 0.0
     clip: Positive | None = None
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     device: str = "auto"
     threads: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1

@@ -23,9 +23,9 @@ from clearhead.presets.task_heads import PoolBy, with_head
 from clearhead.task import Repeats, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.dry_run import Workload
 from clearhead.training.init_from import InitialModel
 from clearhead.training.losses.tokens import token_loss
-from clearhead.training.preflight import Workload
 from clearhead.training.progress.reports import Progress
 from clearhead.training.protocols import BatchT
 from clearhead.training.runfile.model_table import resolve_spec, with_dropout
@@ -198,7 +198,7 @@ class TaskParts(Generic[BatchT]):
         valid_data: identity of the validation data; scores on other data cannot be compared.
         score_name: name of the validation score.
         best_by: the metric that decides which checkpoint is best.
-        score_seconds, reading_seconds: as of `preflight.Workload`.
+        score_seconds, reading_seconds: as of `dry_run.Workload`.
     """
 
     tokenizers: TokenizerPair

@@ -1,0 +1,84 @@
+"""What must be the same on every process before the first step: run file, data, tokenizer and model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from clearhead.data.batches.base import Batch
+from clearhead.errors import InputError
+from clearhead.runs.directory import differing_keys, dotted
+from clearhead.training.parallel.processes import Processes
+from clearhead.training.runfile.sections import RunFile
+from clearhead.training.tasks.base import TaskParts
+from clearhead.version import __version__
+
+
+def check_same_everywhere(processes: Processes, run_file: RunFile) -> None:
+    """Refuse processes that were started with other run files, overrides or versions.
+
+    Raises:
+        InputError: one differs from the first.
+    """
+    tables = processes.all_of({"clearhead": __version__, **run_file.model_dump(mode="json")})
+    for rank, table in enumerate(tables):
+        keys = differing_keys(tables[0], table)
+        if keys:
+            first, other = (dotted(one).get(keys[0], "not set") for one in (tables[0], table))
+            raise InputError(
+                f"process {rank} was started with another run file than process 0: {keys[0]} is {other!r} there and "
+                f"{first!r} here; start all of them with the same file and the same changes"
+            )
+
+
+def check_same_data(processes: Processes, parts: TaskParts[Any]) -> None:
+    """Refuse processes that read other data, or made another tokenizer or model of it.
+
+    Raises:
+        InputError: one differs from the first.
+    """
+    found = {
+        "training data": _digest(parts.batches.state()),
+        "validation data": parts.valid_data,
+        "tokenizer": parts.tokenizers.fingerprint,
+        "model": _digest(parts.spec.to_json()),
+    }
+    everywhere = processes.all_of(found)
+    for rank, other in enumerate(everywhere):
+        different = [name for name, value in everywhere[0].items() if other[name] != value]
+        if different:
+            raise InputError(
+                f"process {rank} has another {different[0]} than process 0: give every machine the same files, best in "
+                "one folder that all of them see"
+            )
+
+
+def check_divisible(parts: TaskParts[Any], batch_tokens: int, size: int) -> None:
+    """Refuse batches that cannot be divided among the processes.
+
+    Args:
+        parts: of the task.
+        batch_tokens: the budget of a batch.
+        size: how many processes there are.
+
+    Raises:
+        InputError: a batch has fewer rows than there are processes, or its rows belong together.
+    """
+    if not isinstance(parts.widest, Batch):
+        raise InputError(
+            f"the task '{parts.record.kind}' compares every pair of a batch with all others, so it trains in one "
+            "process: start it without torchrun"
+        )
+    longest = max(side.longest for side in parts.sides)
+    rows = batch_tokens // longest
+    if rows < size:
+        raise InputError(
+            f"train.batch_tokens is {batch_tokens}, which is {rows} row{'s' * (rows != 1)} of {longest} tokens, and "
+            f"{size} processes cannot divide them: raise it to at least {size * longest}, or start at most {rows} "
+            "of them"
+        )
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,163 @@
+"""What a run writes into its directory: metrics, plots, checkpoints, and which of them is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
+from clearhead.runs import checkpoint as files
+from clearhead.runs.directory import AVERAGED
+from clearhead.runs.metrics import Metrics, MetricsLog
+from clearhead.runs.recent_weights import keep_recent, prune_recent, restore_recent, save_averaged
+from clearhead.training.parallel.engines import Engine
+from clearhead.training.progress.plots import Plotter
+from clearhead.training.settings import TrainSettings
+
+
+class RunRecord:
+    """The files of a run, as the process that owns its directory writes them.
+
+    Args:
+        run: the run directory.
+        settings: of the run.
+        engine: writes the tensors of a checkpoint.
+        note: about the training loss, for its plot.
+        message: receives messages for the user.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        settings: TrainSettings,
+        engine: Engine[Any],
+        *,
+        note: str,
+        message: Callable[[str], None],
+    ) -> None:
+        self.run = run
+        self._settings = settings
+        self._engine = engine
+        self._message = message
+        self._log = MetricsLog(run)
+        self._plotter = Plotter(run / "plots", message, note=note) if settings.plots else None
+        self._rows: list[Metrics] = []
+
+    def begin(self) -> None:
+        """Remove what an attempt left that took no step."""
+        files.clear_leftovers(self.run)
+        self._log.cut_back(0)
+        restore_recent(self.run, [])
+        files.remove_folder(self.run / "checkpoints" / AVERAGED)
+
+    def newest(self) -> Path:
+        """Return the folder of the newest undamaged checkpoint.
+
+        Raises:
+            InputError: there is none.
+        """
+        files.clear_leftovers(self.run)
+        folder, skipped = files.newest_sound(self.run)
+        if folder is None:
+            raise InputError(f"{self.run} has no undamaged checkpoint to resume from. {' '.join(skipped)}".rstrip())
+        for damage in skipped:
+            self._message(f"{damage} It is skipped; the newest undamaged checkpoint is {folder.name}.")
+        return folder
+
+    def go_back(self, tally: files.Tally) -> None:
+        """Make every file agree with the checkpoint that a run goes on from."""
+        for number in self._log.damaged_lines():
+            self._message(f"{self._log.path}: line {number} is damaged and is left out.")
+        self._log.cut_back(tally.logged_step)
+        self._rows = self._log.rows()
+        for lost in restore_recent(self.run, tally.recent):
+            self._message(lost)
+        self._restore_best(tally)
+        self._prune(tally)
+
+    def _restore_best(self, tally: files.Tally) -> None:
+        """Make the file `best` agree with the checkpoint: a later best checkpoint may be damaged."""
+        best = tally.best_step
+        if best is None:
+            (self.run / "best").unlink(missing_ok=True)
+            return
+        damage = files.weights_damage(files.checkpoint_folder(self.run, best))
+        if damage is not None:
+            self._message(f"{damage} It was the best; step-{tally.step} takes its place.")
+            best = tally.step
+        if files.read_best(self.run) != best:
+            files.write_best(self.run, best)
+
+    def write_line(self, row: Metrics) -> None:
+        """Write a line of metrics; of a step that has a line already, only the validation is new."""
+        if self._rows and self._rows[-1].step == row.step:
+            # A signal came between this step's line and its validation.
+            self._log.cut_back(row.step - 1)
+            row = replace(self._rows.pop(), valid_loss=row.valid_loss, valid_score=row.valid_score)
+        self._log.append(row)
+        self._rows.append(row)
+        if self._plotter is not None:
+            self._plotter.draw_if_due(self._rows, score_name=self._settings.score_name)
+
+    def save(self, checkpoint: files.Checkpoint, tally: files.Tally) -> None:
+        """Write a checkpoint, mark the best one and delete those that are not kept.
+
+        Raises:
+            RunFailure: the disk is full or refuses the write.
+        """
+        self._log.sync()
+        files.save_checkpoint(self.run, checkpoint, save=self._engine.save)
+        if tally.best_step is not None and files.read_best(self.run) != tally.best_step:
+            files.write_best(self.run, tally.best_step)
+        if tally.recent and tally.recent[-1] == tally.step:
+            keep_recent(self.run, tally.step)
+        self._prune(tally)
+
+    def _prune(self, tally: files.Tally) -> None:
+        """Delete old checkpoints, and recent weights that no kept checkpoint needs."""
+        settings = self._settings
+        files.prune_checkpoints(self.run, newest=tally.step, keep=settings.keep, best=tally.best_step)
+        prune_recent(self.run, keep=(settings.average or 0) + settings.keep)
+
+    def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], found: Validation) -> None:
+        """Write averaged weights.
+
+        Args:
+            weights: their mean.
+            steps: those it is the mean of.
+            found: their validation.
+        """
+        save_averaged(self.run, weights, {"steps": steps, "valid_loss": found.loss, "valid_score": found.score})
+
+    def draw(self) -> None:
+        """Draw the plots."""
+        if self._plotter is not None:
+            self._plotter.draw(self._rows, score_name=self._settings.score_name)
+
+
+class Unwritten(RunRecord):
+    """The record of the other processes of a run, which write nothing of their own."""
+
+    def begin(self) -> None:
+        """Leave it to the first process."""
+
+    def go_back(self, tally: files.Tally) -> None:
+        """Leave it to the first process."""
+
+    def write_line(self, row: Metrics) -> None:
+        """Leave it to the first process."""
+
+    def save(self, checkpoint: files.Checkpoint, tally: files.Tally) -> None:
+        """Write this process's part of sharded weights."""
+        self._engine.help_to_save(checkpoint)
+
+    def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], found: Validation) -> None:
+        """Leave it to the first process."""
+
+    def draw(self) -> None:
+        """Leave it to the first process."""

@@ -1,0 +1,108 @@
+"""Trainings in groups of processes for `test_processes`, one after the other.
+
+    python -m tests.training.parallel.group_job FOLDER
+
+FOLDER/trainings.json holds a list of trainings, each an object with name, size, file, changes and resume. All processes
+are forked from one that has imported the library, so that its import is paid once. Each writes what happened to it into
+FOLDER/NAME.RANK.json.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import sys
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clearhead.training import assemble
+from clearhead.training.parallel import joining
+from clearhead.training.runfile.read import load_run_file
+from tests.training.small import Recorder
+
+
+class Communication(TorchDispatchMode):
+    """Counts what processes tell each other, by operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count the operations of c10d."""
+        if func.namespace == "c10d":
+            self.counts[func.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train as one of several processes, and return what happened."""
+    os.environ |= {
+        "RANK": f"{rank}", "WORLD_SIZE": f"{training['size']}", "LOCAL_RANK": f"{rank}",
+        "LOCAL_WORLD_SIZE": f"{training['size']}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{training['port']}",
+    }  # fmt: skip
+    joining.ARRIVAL_SECONDS = training.get("arrival", 60.0)  # type: ignore[misc]
+    joining._trainings = itertools.count()
+    os.chdir(training.get("folders", [training["folder"]] * 8)[rank])
+    changes = [*training.get("changes", []), *training.get("changes_by_rank", {}).get(str(rank), [])]
+    shown = Recorder()
+    with Communication() as communication:
+        result = assemble.train_run(
+            load_run_file(Path(training["file"]), changes), resume=training.get("resume", False), progress=shown
+        )
+    return {
+        "result": [result.step, result.best, result.best_value, result.reason.split(" and ")[0]],
+        "losses": [step.loss for step in shown.steps],
+        "tokens": [step.tokens for step in shown.steps],
+        "validations": [[one.step, one.loss, one.score] for one in shown.validations],
+        "messages": shown.messages,
+        "communication": dict(communication.counts),
+    }
+
+
+def child(trainings: list[dict[str, Any]], rank: int, folder: Path) -> None:
+    """Take part in every training that has a place for this process."""
+    torch.set_num_threads(1)
+    for training in trainings:
+        if rank >= training["size"] or rank in training.get("absent", ()):
+            continue
+        try:
+            found = train(training, rank)
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            found = {
+                "error": [type(error).__name__, str(error)],
+                "code": getattr(error, "code", None),
+                "trace": traceback.format_exc(),
+            }
+        (folder / f"{training['name']}.{rank}.json").write_text(json.dumps(found))
+
+
+def main() -> None:
+    """Fork the processes, and wait for them."""
+    folder = Path(sys.argv[1])
+    trainings = json.loads((folder / "trainings.json").read_text())
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in trainings]
+    for training, server in zip(trainings, sockets, strict=True):
+        training["port"] = server.getsockname()[1]
+    for server in sockets:
+        server.close()
+    children = []
+    for rank in range(max(training["size"] for training in trainings)):
+        number = os.fork()
+        if number == 0:
+            child(trainings, rank, folder)
+            os._exit(0)
+        children.append(number)
+    for number in children:
+        os.waitpid(number, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Laws of training on several processes: the losses of one, each token once, the same end everywhere, exact resume."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clearhead.runs import checkpoint as files
+from clearhead.runs.metrics import read_metrics
+from tests.runs.test_checkpoint import same
+from tests.training.parallel.groups import PAIRS, TEXT, Groups, train_alone, write_data, write_run_file
+from tests.training.small import Recorder
+
+# Each is compared with one process.
+FAMILIES = {
+    "generate": 'accumulate = 3\noptimizer = "muon"\nema = 0.9',
+    "translate": "average = 2\nbleu_sentences = 7",
+    "fill": 'early_stop = { metric = "loss", patience = 1 }',
+    "lora": "accumulate = 2",
+}
+GROUPS = [("generate", 2), ("generate", 4), ("translate", 2), ("fill", 2), ("lora", 2)]
+DROPOUT = ["model.dropout=0.2", "train.ema=0.9"]
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """Work in a folder."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Recorder]]:
+    """Run files and their trainings by one process."""
+    folder = tmp_path_factory.mktemp("groups")
+    write_data(folder)
+    write_data_of_another(folder / "elsewhere")
+    found = {}
+    with inside(folder):
+        for name, more in FAMILIES.items():
+            task, family, data = {
+                "generate": ('kind = "generate"', "decoder", TEXT),
+                "translate": ('kind = "translate"', "encoder-decoder", PAIRS),
+                "fill": ('kind = "fill"', "encoder", TEXT),
+                "lora": (f'kind = "generate"\ninit = "{folder}/generate/run"', "", TEXT),
+            }[name]
+            more += "\n[lora]\nrank = 3" if name == "lora" else ""
+            file = write_run_file(folder, name, task, family, data, more, rate=0.2 if name == "fill" else 1e-2)
+            found[name] = train_alone(file)
+    return folder, found
+
+
+def write_data_of_another(folder: Path) -> None:
+    """The same names in another folder, with other lines."""
+    folder.mkdir()
+    write_data(folder, seed=4)
+
+
+@pytest.fixture(scope="session")
+def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
+    """All trainings of this file by several processes."""
+    folder = alone[0]
+
+    def training(name: str, family: str, size: int, *changes: str, **more: Any) -> dict[str, Any]:
+        run = f"train.run={folder}/{more.pop('run', name)}"
+        return {"name": name, "file": f"{folder}/{family}.toml", "size": size, "changes": [run, *changes], **more}
+
+    found = [training(f"{family}-{size}", family, size) for family, size in GROUPS]
+    found += [
+        training("whole", "generate", 4, *DROPOUT),
+        training("first", "generate", 4, *DROPOUT, "train.steps=3", run="parts"),
+        training("rest", "generate", 4, *DROPOUT, run="parts", resume=True),
+        training("four", "translate", 4, "train.steps=3", run="other"),
+        training("two", "translate", 2, run="other", resume=True),
+        training("changed", "generate", 2, changes_by_rank={"1": ["train.seed=5"]}),
+        training("other-data", "generate", 2, folders=[str(folder), str(folder / "elsewhere")]),
+        training("small", "generate", 4, "train.batch_tokens=39"),
+        training("lonely", "generate", 2, absent=[1], arrival=1.0),
+    ]
+    groups = Groups(folder)
+    groups.run(found)
+    return groups
+
+
+@pytest.mark.parametrize(("family", "size"), GROUPS)
+def test_the_losses_are_those_of_one_process(
+    alone: tuple[Path, dict[str, Recorder]], groups: Groups, family: str, size: int
+) -> None:
+    expected, found = alone[1][family], groups.result(f"{family}-{size}")
+    assert found["losses"] == pytest.approx([step.loss for step in expected.steps], rel=2e-5)
+    assert found["tokens"] == [step.tokens for step in expected.steps]
+    for (step, loss, score), one in zip(found["validations"], expected.validations, strict=True):
+        assert (step, loss, score) == (one.step, pytest.approx(one.loss, rel=2e-5), pytest.approx(one.score, abs=1e-3))
+
+
+@pytest.mark.parametrize(("family", "size"), GROUPS)
+def test_every_process_ends_with_the_same_result_and_one_of_them_writes(
+    alone: tuple[Path, dict[str, Recorder]], groups: Groups, family: str, size: int
+) -> None:
+    results = [groups.result(f"{family}-{size}", rank) for rank in range(size)]
+    assert all(result["result"] == results[0]["result"] for result in results)
+    assert not any(result["losses"] or result["messages"] for result in results[1:])
+    run = groups.folder / f"{family}-{size}"
+    expected = [row.step for row in read_metrics(groups.folder / family / "run" / "metrics.jsonl")]
+    assert [row.step for row in read_metrics(run / "metrics.jsonl")] == expected
+    assert not (run / "lock").exists() and not list(run.rglob(".*"))
+
+
+@pytest.mark.parametrize("family", ["generate", "translate", "lora"])
+def test_gradients_are_added_up_once_for_each_update(groups: Groups, family: str) -> None:
+    """However many batches are accumulated: 3, 1 and 2."""
+    found = groups.result(f"{family}-2")
+    counts = found["communication"]
+    reductions = sum(count for name, count in counts.items() if "allreduce" in name)
+    assert reductions == len(found["losses"]) + 3, counts  # two passes of the forecast, and one that settles the order
+
+
+def test_a_resumed_run_ends_with_the_bits_of_one_that_went_on(groups: Groups) -> None:
+    for rank in range(4):
+        for name in ("whole", "first", "rest"):
+            groups.result(name, rank)
+    ends = [files.load_checkpoint(files.checkpoint_folder(groups.folder / run, 6)) for run in ("whole", "parts")]
+    for part in ("weights", "ema", "optimizer"):
+        assert same(dict(getattr(ends[0], part)), dict(getattr(ends[1], part))), part
+    for key in ("random", "random_of_others", "batches", "schedule"):
+        assert ends[0].state[key] == ends[1].state[key], key
+    states = [state["torch"] for state in (ends[0].state["random"], *ends[0].state["random_of_others"])]
+    assert len(set(states)) == 4, "each process draws dropout of its own"
+
+
+def test_a_run_goes_on_with_another_number_of_processes(
+    alone: tuple[Path, dict[str, Recorder]], groups: Groups
+) -> None:
+    found = groups.result("two")
+    assert any("processes 4 -> 2" in message for message in found["messages"]), found["messages"]
+    expected = [step.loss for step in alone[1]["translate"].steps]
+    assert found["losses"] == pytest.approx(expected[3:], rel=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "kind", "words"),
+    [
+        ("changed", 2, "InputError", ("process 1", "another run file", "train.seed is 5", "1 here")),
+        ("other-data", 2, "InputError", ("process 1", "another training data", "same files")),
+        ("small", 4, "InputError", ("train.batch_tokens is 39", "3 rows of 13 tokens", "at least 52", "at most 3")),
+    ],
+)
+def test_what_does_not_fit_is_said_by_one_process(
+    groups: Groups, name: str, size: int, kind: str, words: tuple[str, ...]
+) -> None:
+    errors = [groups.found(name, rank)["error"] for rank in range(size)]
+    said = [error for error in errors if error[0] != "Quiet"]
+    assert len(said) == 1 and said[0][0] == kind, errors
+    assert all(word in said[0][1] for word in words), said
+    assert {groups.found(name, rank)["code"] for rank in range(size)} == {None, 2}
+    assert not (groups.folder / name).exists()
+
+
+def test_a_process_that_never_arrives_is_not_waited_for_without_end(groups: Groups) -> None:
+    kind, sentence = groups.found("lonely")["error"]
+    assert kind == "RunFailure" and "1 s" in sentence, sentence
+
+
+def test_the_weights_of_a_run_are_loaded_like_any_other(groups: Groups) -> None:
+    from clearhead import load
+
+    model = load(f"{groups.folder}/generate-4", device="cpu")
+    expected = load(f"{groups.folder}/generate/run", device="cpu")
+    ids = torch.arange(4, 17)[None]
+    logits, others = (one.module(ids).logits for one in (model, expected))
+    torch.testing.assert_close(logits, others, rtol=1e-3, atol=1e-3)

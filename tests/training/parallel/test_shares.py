@@ -1,0 +1,60 @@
+"""Shares of batches: every row is computed by one process, whatever their number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clearhead.data.batches.base import Batch
+from clearhead.kernels.linear_cross_entropy import NO_LABEL
+from clearhead.training.parallel.processes import Place
+from clearhead.training.parallel.shares import BatchLoss, share_of
+from clearhead.training.parallel.sums import Agreed, Sums
+
+
+def batch() -> Batch:
+    """Seven rows of up to five tokens."""
+    lengths = torch.tensor([1, 2, 2, 3, 4, 5, 5])
+    ids = torch.arange(35).view(7, 5)
+    mask = torch.arange(5) < lengths[:, None]
+    labels = torch.where(mask, ids + 1, NO_LABEL)
+    tokens = int(mask.sum())
+    return Batch(ids=ids, mask=mask, labels=labels, num_labels=tokens, num_tokens=tokens, rows=torch.arange(7).numpy())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 11])
+def test_every_row_is_computed_by_one_process(size: int) -> None:
+    whole = batch()
+    shares = [share_of(whole, Place(rank=rank, size=size)) for rank in range(size)]
+    counted = [share for share in shares if share.counts]
+    assert sorted(row for share in counted for row in share.batch.rows.tolist()) == list(range(7))
+    assert sum(share.num_tokens for share in shares) == whole.num_tokens
+    assert sum(share.batch.num_labels for share in counted) == whole.num_labels
+    widths = [len(share.batch.rows) for share in counted]
+    assert max(widths) - min(widths) <= 1
+
+
+def test_a_process_without_a_row_takes_part_without_effect() -> None:
+    module = nn.Linear(5, 1)
+
+    def loss(module: nn.Module, part: Batch) -> tuple[Tensor, int]:
+        return module(part.ids.float()).sum(), part.num_labels
+
+    share = share_of(batch(), Place(rank=8, size=9))
+    total, labels = BatchLoss(module, loss)(share)
+    total.backward()
+    assert (total.item(), labels, share.num_tokens) == (0.0, 0, 0)
+    assert module.weight.grad is not None and not module.weight.grad.any()
+
+
+def test_sums_are_those_of_all_and_the_clock_is_that_of_the_first() -> None:
+    first, second = Sums(), Sums()
+    first.add(2.5, 3, 5, 1)
+    second.add(1.5, 4, 7, 1)
+    second.add(float("nan"), 1, 1, 2)
+    rows = [[*first.row(), 0.0, 11.0], [*second.row(), 15.0, 13.0]]
+    sums = Sums.of(rows)
+    assert (sums.num_labels, sums.num_tokens, sums.not_finite) == (8, 13, 2) and sums.loss != sums.loss
+    agreed = Agreed.of(rows)
+    assert agreed.seconds == 11.0 and agreed.signal is not None and agreed.signal.name == "SIGTERM"
