@@ -57,6 +57,10 @@ def demo(
     """
     if kind not in KINDS:
         raise InputError(f"there is no demo '{kind}'{nearest(kind, KINDS)}; there are: {', '.join(KINDS)}")
+    from clearhead.machine import choose_device, choose_precision
+
+    # Before the data is made.
+    choose_precision(compute.precision, choose_device(compute.device))
     began = time.monotonic()
     options = {"device": compute.device, "precision": compute.precision, "threads": compute.threads}
     overrides = [f"train.{key}={value}" for key, value in options.items() if value not in (None, "auto")]

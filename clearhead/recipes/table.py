@@ -112,6 +112,7 @@ _CLASSIFY_TRAIN: Mapping[str, Value] = {
 _TAG_TRAIN: Mapping[str, Value] = {
     **_MUON, "batch_tokens": 1024, "learning_rate": 4e-3, "weight_decay": 0.1, "metric": "score",
 }  # fmt: skip
+_ANSWER_TRAIN: Mapping[str, Value] = {**_TAG_TRAIN, "learning_rate": 8e-3}
 _EMBED: Mapping[str, Value] = {"pool": "mean", "temperature": 0.05}
 _EMBED_TRAIN: Mapping[str, Value] = {
     **_MUON, "batch_tokens": 4096, "learning_rate": 4e-3, "weight_decay": 0.1, "metric": "score",
@@ -202,18 +203,16 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
             _ENCODER, _TAG_TRAIN, most_epochs=30,
         ),
     ),
-    # As for tags: these are not the result of a search.
     "answer": (
         Recipe(
-            1_500, "bpe", 2_000, 384, (Size(2, 64, 4, 128, 0.3),), _READER, _TAG_TRAIN, most_epochs=60,
+            1_500, "bpe", 2_000, 384, (Size(2, 64, 4, 128, 0.3),), _READER, _ANSWER_TRAIN, most_epochs=60,
         ),
         Recipe(
-            12_000, "bpe", 4_000, 384, (Size(2, 128, 4, 256, 0.2), Size(3, 192, 4, 512, 0.2, 4_000_000)),
-            _READER, _TAG_TRAIN, most_epochs=40,
+            12_000, "bpe", 4_000, 384, (Size(3, 128, 4, 256, 0.2),), _READER, _ANSWER_TRAIN, most_epochs=40,
         ),
         Recipe(
-            None, "bpe", 8_000, 384, (Size(2, 128, 4, 256, 0.2), Size(3, 192, 4, 512, 0.2, 4_000_000)),
-            _READER, _TAG_TRAIN, most_epochs=30,
+            None, "bpe", 8_000, 384, (Size(3, 128, 4, 256, 0.2), Size(3, 192, 4, 512, 0.2, 8_000_000)),
+            _READER, _ANSWER_TRAIN, most_epochs=30,
         ),
     ),
     "embed": (

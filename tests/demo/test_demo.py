@@ -37,6 +37,15 @@ def test_other_kinds_are_refused(kind: str, expected: str, capsys: pytest.Captur
     assert expected in captured.err and captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(("option", "value"), [("--device", "cuda:99"), ("--precision", "fp8")])
+def test_a_wrong_option_leaves_no_data(
+    option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "fill", option, value]) == 2
+    assert value in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("kind", demos.KINDS)
 def test_a_folder_in_use_is_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("precious", encoding="utf-8")
