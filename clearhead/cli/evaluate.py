@@ -226,8 +226,7 @@ def _draw(record: dict[str, Any], path: Path) -> None:
 
     from clearhead.view.confusion import draw_confusion
 
-    title = f"accuracy {_percent(record['accuracy'])}"
-    draw_confusion(np.array(record["confusion"]), list(record["labels"]), path, title=title)
+    draw_confusion(np.array(record["confusion"]), list(record["labels"]), path, title="Expected and predicted labels")
     print_message(f"confusion matrix: {path}")
     record["picture"] = str(path)
 

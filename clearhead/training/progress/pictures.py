@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,10 @@ def _draw_loss(axes: Axes, rows: Sequence[Metrics]) -> list[Annotation]:
 def _draw_learning_rate(axes: Axes, rows: Sequence[Metrics]) -> list[Annotation]:
     axes.plot([row.step for row in rows], [row.learning_rate for row in rows], color=_TRAIN, linewidth=THICK)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+    # The power of ten stands at the axis once, so that its numbers are short.
+    exponent = math.floor(math.log10(max((row.learning_rate for row in rows), default=0.0) or 1.0))
+    axes.set_ylabel(f"learning rate, × {10.0**exponent:g}", color=INK)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate / 10**exponent:g}"))
     return []
 
 

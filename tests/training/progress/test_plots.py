@@ -73,6 +73,17 @@ def test_the_pictures_show_the_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert score.get_ylabel() == "BLEU" and loss.get_xlabel() == "training step" and "nats" in loss.get_ylabel()
 
 
+@pytest.mark.parametrize(("peak", "label"), [(4e-3, "× 0.001"), (2.5e-5, "× 1e-05")])
+def test_labels_of_small_learning_rates_have_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peak: float, label: str
+) -> None:
+    made = [Metrics(step, step, 1.0, 1.0, peak * step / 99, 1.0) for step in range(1, 100)]
+    figure = drawn(monkeypatch, tmp_path, made)["learning_rate"]
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == f"learning rate, {label}"
+    assert axes.yaxis.label.get_window_extent().x0 > 0, "nothing is cut off"
+
+
 def test_the_start_does_not_flatten_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = [Metrics(step, step, 1.0, 1000.0 if step < 4 else 2.0, 1e-3, 1.0) for step in range(1, 500)]
     _, high = drawn(monkeypatch, tmp_path, made)["loss"].axes[0].get_ylim()
