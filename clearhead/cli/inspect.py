@@ -44,6 +44,10 @@ def inspect(
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw the architecture into this file.")
     ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option("--plan", metavar="gpus=N,...", help="Memory and communication of a training on several GPUs."),
+    ] = None,
     force: Force = False,
     length: Annotated[
         int | None,
@@ -59,21 +63,30 @@ def inspect(
       clearhead inspect runs/de-en/spec.json --length 128
       clearhead inspect gpt2 --addresses | grep weights
       clearhead inspect runs/de-en --svg de-en.svg
+      clearhead inspect spec.json --plan gpus=8,context=4096,batch_tokens=65536
 
     Shows its task, spec tree, shapes, parameters, memory and cost, and which attention kernel runs and why. One
     multiplication and one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no
     early-stop rule apply. --addresses lists what model.capture and model.edit take, one activation in a line, and no
     weights are needed for it: layers {0..11} have it alike, "2 records" is what one call computes twice, and nothing
     happens at an "identity", the place of an absent norm. --svg draws the model in the manner of figure 1 of "Attention
-    Is All You Need". --json ends with {"task", "head", "masks", "parameters",
-    "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more, "addresses" and "picture" where
-    asked for; "task" is null for a spec without a model.
+    Is All You Need". --plan forecasts memory and communication of one GPU of several with ddp and with fsdp, from the
+    spec alone: gpus, memory (GB of one, by default 80), context and batch_tokens (of all; by default a row for each
+    GPU), optimizer (adamw, adam, muon) and precision (bf16, fp32); a run's own values where none are given. --json ends
+    with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops", "target_flops", "attention", "spec"}
+    and more, "addresses", "picture" and "plan" where asked for; "task" is null for a spec without a model.
     """
     from clearhead.maps.shapes import activation_shapes
 
-    _refuse_options(addresses, svg, force, length, as_json)
+    _refuse_options({"--addresses": addresses, "--plan": plan is not None}, svg, force, length, as_json)
     found = read_reference(ref)
     record, lines = _report(found, length or _LENGTH)
+    if plan is not None:
+        from clearhead.cli.training_plan import plan_lines, plan_record, read_setting
+        from clearhead.training.plan import plan_training
+
+        forecast = plan_training(found.spec, read_setting(plan, found.spec, found.run_file))
+        record, lines = record | {"plan": plan_record(forecast)}, [*plan_lines(forecast)]
     if svg is not None:
         from clearhead.files import write_output
         from clearhead.view.architecture import draw_architecture
@@ -87,12 +100,15 @@ def inspect(
     print_either(as_json, record, *lines)
 
 
-def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int | None, as_json: bool) -> None:
+def _refuse_options(
+    others: Mapping[str, bool], svg: Path | None, force: bool, length: int | None, as_json: bool
+) -> None:
     """Refuse options without effect, and a file that must not be written, before anything is read."""
     from clearhead.files import refuse_unwritable
 
-    if length is not None and (addresses or svg is not None) and not as_json:
-        raise InputError(f"--length has no effect with {'--addresses' if addresses else '--svg'}: it is for the cost")
+    shown = [name for name, is_given in {**others, "--svg": svg is not None}.items() if is_given]
+    if length is not None and shown and not as_json:
+        raise InputError(f"--length has no effect with {shown[0]}: it is for the cost")
     if force and svg is None:
         raise InputError("--force has no effect without --svg")
     if svg is not None:
@@ -173,11 +189,12 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """The spec and the task of a model, and notes on a Hugging Face checkpoint, one for each line."""
+    """The spec and the task of a model, notes on a Hugging Face checkpoint, one for each line, and the run file."""
 
     spec: Model
     task: TaskRecord | None
     notes: list[str]
+    run_file: Path | None = None
 
 
 def read_reference(ref: str) -> _Found:
@@ -188,7 +205,14 @@ def read_reference(ref: str) -> _Found:
     """
     from clearhead.hf.files.hub import find_checkpoint
     from clearhead.presets.named import NAMED, PRESETS
-    from clearhead.runs.directory import TASK_FILE, read_task, refuse_altered, resolve_reference, split_reference
+    from clearhead.runs.directory import (
+        RUN_FILE,
+        TASK_FILE,
+        read_task,
+        refuse_altered,
+        resolve_reference,
+        split_reference,
+    )
     from clearhead.spec import Model
 
     if ref in NAMED and not Path(ref).exists():
@@ -208,7 +232,8 @@ def read_reference(ref: str) -> _Found:
     if path.is_dir():
         refuse_altered(folder)
     spec = Model.from_file(file, what="a run directory or a spec file")
-    return _Found(spec, read_task(folder) if (folder / TASK_FILE).is_file() else None, [])
+    task = read_task(folder) if (folder / TASK_FILE).is_file() else None
+    return _Found(spec, task, [], folder / RUN_FILE if (folder / RUN_FILE).is_file() else None)
 
 
 def _read_checkpoint(folder: Path) -> _Found:

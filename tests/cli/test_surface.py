@@ -99,7 +99,7 @@ SURFACE = {
     "average": {"--last", "--json"},
     "convert": {"--to", "--from-bin", "--max-shard-size", "--json"},
     "check": {"--against", "--reference", "--tolerance", "--json"},
-    "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
+    "inspect": {"--addresses", "--plan", "--svg", "--force", "--length", "--json"},
 }
 ARGUMENTS = {
     "train": ["file", "overrides"],

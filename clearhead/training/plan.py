@@ -1,0 +1,218 @@
+"""The memory and the communication of a training on several GPUs, from the spec alone.
+
+For N GPUs, P parameters in fp32 of which L are in the layers, l in the largest of them and R = P - L outside, and e
+bytes of a number in the products (2 in bf16, else 4), a GPU holds
+
+                     ddp              fsdp
+    parameters       4 P              4 P / N
+    gradients        4 P              4 P / N + e (l + R)       those of a layer are whole until they are added up
+    optimizer        its state S      S / N
+    weights at work  casts to bf16    e (2 l + R)               the gathered layer, the next one and what is outside
+
+and what autograd keeps of its rows. In an update it sends and receives, each way,
+
+    ddp     2 (N - 1) / N * 4 P                          gradients added up over all GPUs
+    fsdp    (N - 1) / N * (e (2 L + R) + 4 P)            weights gathered for forward and backward, gradients scattered
+
+Source: arXiv 2006.15704 (DDP); arXiv 2304.11277 (FSDP); arXiv 1910.02054, section 5 (what is divided).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+from clearhead.core import Transformer, build
+from clearhead.core.stack import Layer
+from clearhead.errors import InputError
+from clearhead.machine import size
+from clearhead.spec import Model
+from clearhead.spec.cost import FORWARD_AND_BACKWARD, cost_per_token
+from clearhead.training.activations import measure_activations
+from clearhead.training.optim.optimizers import build_optimizer
+
+Optimizer = Literal["adam", "adamw", "muon"]
+Precision = Literal["fp32", "bf16"]
+
+FULL: Final = 0.9
+"""The share of a GPU's memory that a plan may fill; the rest is for temporary tensors and gaps."""
+_FP32 = 4
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a plan is for.
+
+    Args:
+        gpus: how many there are, at least 1.
+        memory: bytes of each.
+        batch_tokens: tokens of a batch on all GPUs together, on the longer side.
+        context: tokens of a row, on each side.
+        optimizer: kind.
+        precision: of the products.
+    """
+
+    gpus: int
+    memory: int
+    batch_tokens: int
+    context: int
+    optimizer: Optimizer
+    precision: Precision
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch on the GPU that has most.
+
+        Raises:
+            InputError: a GPU would have none.
+        """
+        rows = self.batch_tokens // self.context
+        if rows < self.gpus:
+            raise InputError(
+                f"batch_tokens={self.batch_tokens} is {rows} row{'s' * (rows != 1)} of context={self.context}, fewer "
+                f"than the {self.gpus} GPUs: raise it to at least {self.gpus * self.context}, or lower the context"
+            )
+        return -(-rows // self.gpus)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one GPU holds and exchanges, in bytes.
+
+    Attributes:
+        parallel: how the work is divided.
+        parameters, gradients, optimizer: held all the time.
+        weights: at work: gathered from all GPUs, or cast to bf16.
+        activations: kept for the backward pass.
+        checkpointed: the same with activation checkpointing.
+        gathered, scattered, reduced: tensors that all GPUs gather, add up and scatter, or add up, in a step.
+        sent: by each GPU in a step, and as much received.
+    """
+
+    parallel: Literal["ddp", "fsdp"]
+    parameters: int
+    gradients: int
+    optimizer: int
+    weights: int
+    activations: int
+    checkpointed: int
+    gathered: int
+    scattered: int
+    reduced: int
+    sent: int
+
+    def total(self, *, checkpointing: bool) -> int:
+        """Return the bytes of memory, with activation checkpointing or without."""
+        kept = self.checkpointed if checkpointing else self.activations
+        return self.parameters + self.gradients + self.optimizer + self.weights + kept
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory and the communication of a training.
+
+    Attributes:
+        setting: what it is for.
+        parameters: how many there are, shared ones counted once.
+        largest_layer: parameters of the largest layer, which FSDP gathers at once.
+        flops: of one step on one GPU, without what checkpointing computes again.
+        shares: of ddp and of fsdp.
+    """
+
+    setting: Setting
+    parameters: int
+    largest_layer: int
+    flops: int | float
+    shares: tuple[Share, Share]
+
+    @property
+    def best(self) -> tuple[Share, bool] | None:
+        """The first that fits, ddp before fsdp, and whether with activation checkpointing; None: nothing fits."""
+        limit = FULL * self.setting.memory
+        ways = [(share, checkpointing) for share in self.shares for checkpointing in (False, True)]
+        return next((way for way in ways if way[0].total(checkpointing=way[1]) <= limit), None)
+
+    def verdict(self) -> str:
+        """Say in one sentence what fits."""
+        room = f"{self.setting.gpus} GPU{'s' * (self.setting.gpus > 1)} of {size(self.setting.memory)}"
+        best, (ddp, fsdp) = self.best, self.shares
+        if best is None:
+            return (
+                f"nothing fits on {room}: fsdp with activation checkpointing takes "
+                f"{size(fsdp.total(checkpointing=True))} of each, so take more GPUs or fewer batch_tokens"
+            )
+        share, checkpointing = best
+        way = f"{share.parallel}{' with activation checkpointing' if checkpointing else ''}"
+        other = ddp.total(checkpointing=checkpointing)
+        beside = f"; ddp would take {size(other)}" if share is fsdp else ""
+        return f"{way} fits on {room}: {size(share.total(checkpointing=checkpointing))} of each{beside}"
+
+
+def plan_training(model: Model, setting: Setting) -> Plan:
+    """Return the plan of a training.
+
+    Args:
+        model: its spec; nothing of it is allocated.
+        setting: GPUs, batch, optimizer and precision.
+
+    Raises:
+        InputError: the batch has fewer rows than there are GPUs.
+    """
+    rows, gpus = setting.rows, setting.gpus
+    module = build(model, device="meta")
+    total = sum(parameter.numel() for parameter in module.parameters())
+    layers = [
+        sum(weight.numel() for weight in part.parameters()) for part in module.modules() if isinstance(part, Layer)
+    ]
+    inside, largest = sum(layers), max(layers)
+    rest = total - inside
+    state, number = optimizer_bytes(module, setting.optimizer), 2 if setting.precision == "bf16" else _FP32
+    activations = measure_activations(model, setting.context, setting.precision)
+    kept = [activations.kept(rows, checkpointing=checkpointing) for checkpointing in (False, True)]
+    ddp = Share(
+        "ddp",
+        parameters=_FP32 * total,
+        gradients=_FP32 * total,
+        optimizer=state,
+        weights=activations.fixed,
+        activations=kept[0],
+        checkpointed=kept[1],
+        gathered=0,
+        scattered=0,
+        reduced=_FP32 * total if gpus > 1 else 0,
+        sent=2 * _FP32 * total * (gpus - 1) // gpus,
+    )
+    gathered = number * (2 * inside + rest)
+    fsdp = Share(
+        "fsdp",
+        parameters=-(-_FP32 * total // gpus),
+        gradients=-(-_FP32 * total // gpus) + number * (largest + rest),
+        optimizer=-(-state // gpus),
+        weights=number * (2 * largest + rest),
+        activations=kept[0],
+        checkpointed=kept[1],
+        gathered=gathered if gpus > 1 else 0,
+        scattered=_FP32 * total if gpus > 1 else 0,
+        reduced=0,
+        sent=(gathered + _FP32 * total) * (gpus - 1) // gpus,
+    )
+    cost = cost_per_token(model, setting.context, setting.context)
+    flops = FORWARD_AND_BACKWARD * rows * setting.context * (cost.source_flops + cost.target_flops)
+    return Plan(setting, total, largest, flops, (ddp, fsdp))
+
+
+def optimizer_bytes(module: Transformer, kind: Optimizer) -> int:
+    """Return the bytes of an optimizer's state after its first update.
+
+    Args:
+        module: whose parameters it has; on "meta" nothing is allocated.
+        kind: of the optimizer.
+    """
+    optimizer = build_optimizer(module, kind=kind, learning_rate=1.0)
+    for parameter in module.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    state = [value for kept in optimizer.state.values() for value in kept.values()]
+    return sum(value.nbytes for value in state if isinstance(value, torch.Tensor))
