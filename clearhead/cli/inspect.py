@@ -70,11 +70,10 @@ def inspect(
     early-stop rule apply. --addresses lists what model.capture and model.edit take, one activation in a line, and no
     weights are needed for it: layers {0..11} have it alike, "2 records" is what one call computes twice, and nothing
     happens at an "identity", the place of an absent norm. --svg draws the model in the manner of figure 1 of "Attention
-    Is All You Need". --plan forecasts memory and communication of one GPU of several with ddp and with fsdp, from the
-    spec alone: gpus, memory (GB of one, by default 80), context and batch_tokens (of all; by default a row for each
-    GPU), optimizer (adamw, adam, muon) and precision (bf16, fp32); a run's own values where none are given. --json ends
-    with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops", "target_flops", "attention", "spec"}
-    and more, "addresses", "picture" and "plan" where asked for; "task" is null for a spec without a model.
+    Is All You Need". --plan forecasts what one GPU of several holds and sends, from the spec alone; its keys are gpus,
+    memory (GB of one), context, batch_tokens (of all), accumulate, optimizer and precision, by default those of the
+    run. --json ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops", "target_flops",
+    "attention", "spec"} and more, "addresses", "picture" and "plan" where asked for; "task" is null for a spec alone.
     """
     from clearhead.maps.shapes import activation_shapes
 
@@ -82,11 +81,10 @@ def inspect(
     found = read_reference(ref)
     record, lines = _report(found, length or _LENGTH)
     if plan is not None:
-        from clearhead.cli.training_plan import plan_lines, plan_record, read_setting
-        from clearhead.training.plan import plan_training
+        from clearhead.cli.training_plan import forecast
 
-        forecast = plan_training(found.spec, read_setting(plan, found.spec, found.run_file))
-        record, lines = record | {"plan": plan_record(forecast)}, [*plan_lines(forecast)]
+        planned, lines = forecast(plan, found.spec, found.run_file)
+        record |= {"plan": planned}
     if svg is not None:
         from clearhead.files import write_output
         from clearhead.view.architecture import draw_architecture

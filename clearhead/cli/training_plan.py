@@ -17,10 +17,28 @@ if TYPE_CHECKING:
 
 CHOICES: Final = {"optimizer": ("adamw", "adam", "muon"), "precision": ("bf16", "fp32")}
 # With the largest that each may be: sizes that no file and no machine has would not fit into 64 bits.
-NUMBERS: Final = {"gpus": 1 << 20, "memory": 1 << 20, "context": 1 << 24, "batch_tokens": 1 << 40}
+NUMBERS: Final = {
+    "gpus": 1 << 20,
+    "memory": 1 << 20,
+    "context": 1 << 24,
+    "batch_tokens": 1 << 40,
+    "accumulate": 1 << 20,
+}
 KEYS: Final = (*NUMBERS, *CHOICES)
 _CONTEXT = 2048
 _MEMORY = 80
+
+
+def forecast(text: str, spec: Model, run: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Return a plan as JSON values and as lines of text; arguments as of `read_setting`.
+
+    Raises:
+        InputError: a key or a value cannot be used, or the batch is too small.
+    """
+    from clearhead.training.plan import plan_training
+
+    plan = plan_training(spec, read_setting(text, spec, run))
+    return plan_record(plan), [*plan_lines(plan)]
 
 
 def read_setting(text: str, spec: Model, run: Path | None) -> Setting:
@@ -52,6 +70,7 @@ def read_setting(text: str, spec: Model, run: Path | None) -> Setting:
         batch_tokens=values.get("batch_tokens", values["gpus"] * context),
         optimizer=values.get("optimizer", "adamw"),
         precision=values.get("precision", "bf16"),
+        accumulate=values.get("accumulate", 1),
     )
 
 
@@ -65,6 +84,7 @@ def _of_run_file(path: Path | None) -> dict[str, Any]:
     return {
         "context": run_file.data.max_length,
         "batch_tokens": run_file.train.batch_tokens,
+        "accumulate": run_file.train.accumulate,
         "optimizer": run_file.train.optimizer,
         **precision,
     }
@@ -128,7 +148,9 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     setting = plan.setting
     tokens = f"{setting.batch_tokens:,} tokens in rows of {setting.context:,}"
     yield f"training    {human_count(plan.parameters)} parameters, {setting.optimizer}, {setting.precision}, {tokens}"
-    yield f"of one GPU  {setting.rows:,} rows, {human_count(plan.flops)} FLOPs in a step"
+    times = f", {setting.accumulate:,} times" if setting.accumulate > 1 else ""
+    many = "s" * (setting.rows > 1)
+    yield f"of one GPU  {setting.rows:,} row{many}{times}, {human_count(plan.flops)} FLOPs in a step"
     yield ""
     rows: list[tuple[str, Mapping[str, int]]] = [("memory", {})]
     for name in ("parameters", "gradients", "optimizer", "weights", "activations"):

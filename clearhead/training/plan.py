@@ -5,14 +5,17 @@ bytes of a number in the products (2 in bf16, else 4), a GPU holds
 
                      ddp              fsdp
     parameters       4 P              4 P / N
-    gradients        4 P              4 P / N + e (l + R)       those of a layer are whole until they are added up
+    gradients        4 P              4 P / N + e (l + R)       those of a layer are whole until they are added up,
+                                      or + 4 P                  with accumulation all of them until the last batch
     optimizer        its state S      S / N
     weights at work  casts to bf16    e (2 l + R)               the gathered layer, the next one and what is outside
 
-and what autograd keeps of its rows. In an update it sends and receives, each way,
+and what autograd keeps of its rows. In an update of A batches it sends and receives, each way,
 
     ddp     2 (N - 1) / N * 4 P                          gradients added up over all GPUs
-    fsdp    (N - 1) / N * (e (2 L + R) + 4 P)            weights gathered for forward and backward, gradients scattered
+    fsdp    (N - 1) / N * (A e (2 L + R) + 4 P)          weights gathered for forward and backward, gradients scattered
+
+Layers that run at several depths count as outside, because they are not gathered one by one.
 
 Source: arXiv 2006.15704 (DDP); arXiv 2304.11277 (FSDP); arXiv 1910.02054, section 5 (what is divided).
 """
@@ -25,7 +28,7 @@ from typing import Final, Literal
 import torch
 
 from clearhead.core import Transformer, build
-from clearhead.core.stack import Layer
+from clearhead.core.stack import Stack
 from clearhead.errors import InputError
 from clearhead.machine import size
 from clearhead.spec import Model
@@ -52,6 +55,7 @@ class Setting:
         context: tokens of a row, on each side.
         optimizer: kind.
         precision: of the products.
+        accumulate: batches of an update.
     """
 
     gpus: int
@@ -60,6 +64,7 @@ class Setting:
     context: int
     optimizer: Optimizer
     precision: Precision
+    accumulate: int = 1
 
     @property
     def rows(self) -> int:
@@ -163,10 +168,10 @@ def plan_training(model: Model, setting: Setting) -> Plan:
     rows, gpus = setting.rows, setting.gpus
     module = build(model, device="meta")
     total = sum(parameter.numel() for parameter in module.parameters())
-    layers = [
-        sum(weight.numel() for weight in part.parameters()) for part in module.modules() if isinstance(part, Layer)
-    ]
-    inside, largest = sum(layers), max(layers)
+    stacks = [part for part in module.modules() if isinstance(part, Stack)]
+    apart = [layer for stack in stacks if len(set(stack.order)) == len(stack.order) for layer in stack.layers]
+    layers = [sum(weight.numel() for weight in layer.parameters()) for layer in apart]
+    inside, largest = sum(layers), max(layers, default=0)
     rest = total - inside
     state, number = optimizer_bytes(module, setting.optimizer), 2 if setting.precision == "bf16" else _FP32
     activations = measure_activations(model, setting.context, setting.precision)
@@ -184,11 +189,12 @@ def plan_training(model: Model, setting: Setting) -> Plan:
         reduced=_FP32 * total if gpus > 1 else 0,
         sent=2 * _FP32 * total * (gpus - 1) // gpus,
     )
-    gathered = number * (2 * inside + rest)
+    gathered = setting.accumulate * number * (2 * inside + rest)
+    whole = number * (largest + rest) if setting.accumulate == 1 else _FP32 * total
     fsdp = Share(
         "fsdp",
         parameters=-(-_FP32 * total // gpus),
-        gradients=-(-_FP32 * total // gpus) + number * (largest + rest),
+        gradients=-(-_FP32 * total // gpus) + (whole if gpus > 1 else 0),
         optimizer=-(-state // gpus),
         weights=number * (2 * largest + rest),
         activations=kept[0],
@@ -199,7 +205,7 @@ def plan_training(model: Model, setting: Setting) -> Plan:
         sent=(gathered + _FP32 * total) * (gpus - 1) // gpus,
     )
     cost = cost_per_token(model, setting.context, setting.context)
-    flops = FORWARD_AND_BACKWARD * rows * setting.context * (cost.source_flops + cost.target_flops)
+    flops = FORWARD_AND_BACKWARD * setting.accumulate * rows * setting.context * (cost.source_flops + cost.target_flops)
     return Plan(setting, total, largest, flops, (ddp, fsdp))
 
 

@@ -147,7 +147,7 @@ def test_the_plan_of_a_run_takes_its_own_values(runs: Runs, capfd: pytest.Captur
 def test_a_plan_as_text(capfd: pytest.CaptureFixture[str]) -> None:
     out = run(capfd, "inspect", "llama-tiny", "--plan", "gpus=8, memory=0.001, context=128,precision=fp32")
     lines = out.splitlines()
-    assert "260k parameters, adamw, fp32, 1,024 tokens in rows of 128" in lines[0] and "of one GPU  1 rows" in lines[1]
+    assert "260k parameters, adamw, fp32, 1,024 tokens in rows of 128" in lines[0] and "of one GPU  1 row," in lines[1]
     assert next(line for line in lines if line.startswith("  parameters")).split()[1:] == ["1.04", "MB", "130", "kB"]
     assert lines[-1].startswith("nothing fits on 8 GPUs of 1.0 MB: fsdp with activation checkpointing takes")
 

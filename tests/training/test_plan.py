@@ -114,6 +114,9 @@ def test_what_is_sent_follows_from_the_rings() -> None:
     assert (ddp.reduced, ddp.sent) == (4 * parameters, 2 * 7 * 4 * parameters // 8)
     assert (fsdp.gathered, fsdp.scattered) == (2 * (parameters + layers), 4 * parameters)
     assert fsdp.sent == 7 * (fsdp.gathered + fsdp.scattered) // 8
+    more = plan_training(spec, replace(SETTING, precision="bf16", accumulate=3)).shares
+    assert more[0] == ddp and (more[1].gathered, more[1].scattered) == (3 * fsdp.gathered, fsdp.scattered)
+    assert more[1].gradients - fsdp.gradients > 3 * parameters
     alone = plan_training(spec, replace(SETTING, gpus=1)).shares
     assert all(share.sent == share.gathered == share.reduced == share.scattered == 0 for share in alone)
 
