@@ -86,16 +86,19 @@ def inspect(
         planned, lines = forecast(plan, found.spec, found.run_file)
         record |= {"plan": planned}
     if svg is not None:
-        from clearhead.files import write_output
-        from clearhead.view.architecture import draw_architecture
-
-        notes = [f"{human_count(record['parameters'])} parameters"]
-        write_output(svg, draw_architecture(found.spec, ref, notes), force=force)
+        _draw(svg, found.spec, ref, record["parameters"], force=force)
         record, lines = record | {"picture": str(svg)}, [str(svg)]
     if addresses:
         shapes = activation_shapes(found.spec)
         record, lines = record | {"addresses": [asdict(one) for one in shapes]}, [*_address_lines(shapes)]
     print_either(as_json, record, *lines)
+
+
+def _draw(file: Path, spec: Model, name: str, parameters: int, *, force: bool) -> None:
+    from clearhead.files import write_output
+    from clearhead.view.architecture import draw_architecture
+
+    write_output(file, draw_architecture(spec, name, [f"{human_count(parameters)} parameters"]), force=force)
 
 
 def _refuse_options(

@@ -22,6 +22,7 @@ Source: arXiv 2006.15704 (DDP); arXiv 2304.11277 (FSDP); arXiv 1910.02054, secti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -165,48 +166,76 @@ def plan_training(model: Model, setting: Setting) -> Plan:
     Raises:
         InputError: the batch has fewer rows than there are GPUs.
     """
-    rows, gpus = setting.rows, setting.gpus
+    rows = setting.rows
     module = build(model, device="meta")
-    total = sum(parameter.numel() for parameter in module.parameters())
-    stacks = [part for part in module.modules() if isinstance(part, Stack)]
-    apart = [layer for stack in stacks if len(set(stack.order)) == len(stack.order) for layer in stack.layers]
-    layers = [sum(weight.numel() for weight in layer.parameters()) for layer in apart]
-    inside, largest = sum(layers), max(layers, default=0)
-    rest = total - inside
-    state, number = optimizer_bytes(module, setting.optimizer), 2 if setting.precision == "bf16" else _FP32
+    counts = _Counts.of(module)
+    state = optimizer_bytes(module, setting.optimizer)
     activations = measure_activations(model, setting.context, setting.precision)
-    kept = [activations.kept(rows, checkpointing=checkpointing) for checkpointing in (False, True)]
-    ddp = Share(
-        "ddp",
-        parameters=_FP32 * total,
-        gradients=_FP32 * total,
-        optimizer=state,
-        weights=activations.fixed,
-        activations=kept[0],
-        checkpointed=kept[1],
-        gathered=0,
-        scattered=0,
-        reduced=_FP32 * total if gpus > 1 else 0,
-        sent=2 * _FP32 * total * (gpus - 1) // gpus,
-    )
-    gathered = setting.accumulate * number * (2 * inside + rest)
-    whole = number * (largest + rest) if setting.accumulate == 1 else _FP32 * total
-    fsdp = Share(
-        "fsdp",
-        parameters=-(-_FP32 * total // gpus),
-        gradients=-(-_FP32 * total // gpus) + (whole if gpus > 1 else 0),
-        optimizer=-(-state // gpus),
-        weights=number * (2 * largest + rest),
-        activations=kept[0],
-        checkpointed=kept[1],
-        gathered=gathered if gpus > 1 else 0,
-        scattered=_FP32 * total if gpus > 1 else 0,
-        reduced=0,
-        sent=(gathered + _FP32 * total) * (gpus - 1) // gpus,
-    )
+    kept = {
+        "activations": activations.kept(rows, checkpointing=False),
+        "checkpointed": activations.kept(rows, checkpointing=True),
+    }
+    shares = _ddp(counts, setting, state, activations.fixed, kept), _fsdp(counts, setting, state, kept)
     cost = cost_per_token(model, setting.context, setting.context)
     flops = FORWARD_AND_BACKWARD * setting.accumulate * rows * setting.context * (cost.source_flops + cost.target_flops)
-    return Plan(setting, total, largest, flops, (ddp, fsdp))
+    return Plan(setting, counts.total, counts.largest, flops, shares)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Parameters: all, those in layers that are gathered one by one, those of the largest, and those outside."""
+
+    total: int
+    inside: int
+    largest: int
+
+    @property
+    def outside(self) -> int:
+        return self.total - self.inside
+
+    @classmethod
+    def of(cls, module: Transformer) -> _Counts:
+        stacks = [part for part in module.modules() if isinstance(part, Stack)]
+        apart = [layer for stack in stacks if len(set(stack.order)) == len(stack.order) for layer in stack.layers]
+        layers = [sum(weight.numel() for weight in layer.parameters()) for layer in apart]
+        return cls(sum(weight.numel() for weight in module.parameters()), sum(layers), max(layers, default=0))
+
+
+def _ddp(counts: _Counts, setting: Setting, state: int, casts: int, kept: Mapping[str, int]) -> Share:
+    weights = _FP32 * counts.total
+    return Share(
+        "ddp",
+        parameters=weights,
+        gradients=weights,
+        optimizer=state,
+        weights=casts,
+        activations=kept["activations"],
+        checkpointed=kept["checkpointed"],
+        gathered=0,
+        scattered=0,
+        reduced=weights if setting.gpus > 1 else 0,
+        sent=2 * weights * (setting.gpus - 1) // setting.gpus,
+    )
+
+
+def _fsdp(counts: _Counts, setting: Setting, state: int, kept: Mapping[str, int]) -> Share:
+    gpus, weights = setting.gpus, _FP32 * counts.total
+    number = 2 if setting.precision == "bf16" else _FP32
+    gathered = setting.accumulate * number * (2 * counts.inside + counts.outside)
+    whole = number * (counts.largest + counts.outside) if setting.accumulate == 1 else weights
+    return Share(
+        "fsdp",
+        parameters=-(-weights // gpus),
+        gradients=-(-weights // gpus) + (whole if gpus > 1 else 0),
+        optimizer=-(-state // gpus),
+        weights=number * (2 * counts.largest + counts.outside),
+        activations=kept["activations"],
+        checkpointed=kept["checkpointed"],
+        gathered=gathered if gpus > 1 else 0,
+        scattered=weights if gpus > 1 else 0,
+        reduced=0,
+        sent=(gathered + weights) * (gpus - 1) // gpus,
+    )
 
 
 def optimizer_bytes(module: Transformer, kind: Optimizer) -> int:
