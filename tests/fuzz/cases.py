@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 import torch
+import transformers
 
 import clearhead
 from clearhead.errors import InputError, RunFailure
@@ -29,6 +30,11 @@ from tests.fuzz.uses import draw_use, prepare
 
 # Of the processor, since others may keep it busy; and of the clock, for what waits.
 SECONDS, CLOCK_SECONDS, MEGABYTES = 20, 240, 1500
+
+LIBRARY_CLASSES = (
+    "AutoTokenizer", "PreTrainedTokenizerFast", "LlamaForCausalLM", "MarianMTModel", "MarianTokenizer", "BertModel",
+    "BertTokenizer",
+)  # fmt: skip
 
 
 class TooLong(BaseException):
@@ -111,6 +117,9 @@ def _import_all() -> None:
     for module in pkgutil.walk_packages(clearhead.__path__, "clearhead."):
         if not module.name.endswith(("__main__", "template_worker")):
             importlib.import_module(module.name)
+    # Another library imports its classes when they are first used.
+    for name in LIBRARY_CLASSES:
+        getattr(transformers, name)
 
 
 def _in_a_process(use: Callable[[], None], folder: Path, *, seconds: int | None) -> tuple[str, str | None]:

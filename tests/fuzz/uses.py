@@ -15,6 +15,7 @@ TEXT = "the cat sat on a mat"
 LINES = [TEXT, "a small dog", "x" * 200]
 # CASE, OUT and the texts stand for paths.
 _ANY = (["inspect", "CASE"], ["inspect", "CASE", "--addresses", "--json"], ["convert", "CASE", "OUT", "--to", "hf"])
+_AGAINST = (["check", "CASE", "--against", "transformers"],)
 _VIEWS = (["view", "CASE", TEXT, "-o", "OUT.html"],)
 _GENERATES = (
     ["generate", "CASE", "--prompt", TEXT, "--max-new-tokens", "3"],
@@ -29,12 +30,13 @@ _TRANSLATES = (
     ["heads", "CASE", "TEXTS", "--target", "TEXTS"],
 )
 COMMANDS: dict[str, tuple[list[str], ...]] = {
-    "decoder": (*_ANY, *_GENERATES),
+    "decoder": (*_ANY, *_GENERATES, *_AGAINST),
     "shards": (*_ANY, *_GENERATES),
     "pickled": (["convert", "CASE", "OUT", "--from-bin"],) * 3 + (["inspect", "CASE"],),
-    "translator": (*_ANY, *_TRANSLATES, ["check", "CASE"]),
+    "translator": (*_ANY, *_TRANSLATES, *_AGAINST),
     "encoder": (
         *_ANY,
+        *_AGAINST,
         ["embed", "CASE", "TEXTS"],
         ["heads", "CASE", "TEXTS"],
         ["view", "CASE", TEXT, "-o", "OUT.html"],
