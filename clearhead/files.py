@@ -20,6 +20,7 @@ from clearhead.errors import InputError, nearest_name
 LARGEST_FILE, LARGEST_VOCABULARY, LARGEST_JSON = 2**28, 2**26, 2**24
 # A length that stands for "none" has 31 digits in honest files.
 MOST_CONTAINERS, DEEPEST, MOST_DIGITS, MOST_FAULTS = 2**21, 100, 40, 20
+_LONG_NUMBER = re.compile(f"[0-9]{{{MOST_DIGITS + 1}}}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _JSON_NAMES: dict[type, str] = {list: "a list", dict: "an object"}
 _EXPECTED = {"model_type": "an object", "dict_type": "an object", "list_type": "a list"}
@@ -267,9 +268,11 @@ def parse_json(text: str) -> Any:
     containers = text.count("[") + text.count("{")
     if containers > MOST_CONTAINERS:
         raise json.JSONDecodeError("it holds too many lists and objects", text, 0)
+    # A function for each whole number of a vocabulary would take as long as the rest.
+    whole = _whole if _LONG_NUMBER.search(text) is not None else None
     try:
         content = json.loads(
-            text, object_pairs_hook=_unique, parse_int=_whole, parse_float=_finite, parse_constant=_finite
+            text, object_pairs_hook=_unique, parse_int=whole, parse_float=_finite, parse_constant=_finite
         )
     except RecursionError:
         raise json.JSONDecodeError("its values are nested too deeply", text, 0) from None

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -36,11 +37,14 @@ class DocumentBackend:
         """The same tokenizer, which recognizes special tokens in a text."""
         return _loaded(self._document)
 
-    def vocabulary(self) -> dict[str, int]:
-        """Return every vocabulary entry with its id."""
+    @cached_property
+    def _entries(self) -> Mapping[str, int]:
         with _library():
-            found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
-        return found
+            return MappingProxyType(self._backend.get_vocab(with_added_tokens=True))
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return every vocabulary entry with its id."""
+        return self._entries
 
     def added(self) -> dict[str, int]:
         """Return the added tokens, special ones and others, with their ids."""
@@ -113,12 +117,19 @@ def _library() -> Iterator[None]:
 
 Backend = DocumentBackend | SentencePieceBackend
 """Text to ids and back, without special tokens."""
+_latest: list[tuple[Mapping[str, Any], Backend]] = []
 
 
 def backend_of(document: Mapping[str, Any]) -> Backend:
-    """Return what runs a document.
+    """Return what runs a document, which nobody changes afterwards.
 
     Raises:
         InputError: nothing can.
     """
-    return SentencePieceBackend(document) if document.get("type") == KIND else DocumentBackend(document)
+    # The files of a tokenizer are asked several things in turn, and a large vocabulary takes half a second to load.
+    for known, backend in tuple(_latest):
+        if known is document:
+            return backend
+    made = SentencePieceBackend(document) if document.get("type") == KIND else DocumentBackend(document)
+    _latest[:] = [(document, made)]
+    return made

@@ -34,7 +34,7 @@ class TokenizerPair(Printed):
     joint: bool
 
     def __post_init__(self) -> None:
-        if self.joint and self.source.fingerprint != self.target.fingerprint:
+        if self.joint and self.source is not self.target and self.source.fingerprint != self.target.fingerprint:
             raise InputError("a joint pair needs one tokenizer for both sides, received two different ones")
 
     def lines(self) -> list[str]:

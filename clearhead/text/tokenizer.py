@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,17 @@ class Tokenizer(Printed):
             SpecialTokens.from_bos_eos(roles.bos, roles.eos) if special_tokens is None else special_tokens
         )
         self._own_special_tokens = special_tokens
-        self._document = dict(document)
+        self._document = document
         self._backend = backend_of(document)
         vocabulary = self._backend.vocabulary()
         # A vocabulary can have unused ids, so the number of rows follows from the largest one.
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._reserved = self._backend.special() - {roles.unk}
-        self.fingerprint = _fingerprint(document, kind, roles, special_tokens)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all that decides the ids of a text."""
+        return _fingerprint(self._document, self.kind, self.roles, self._own_special_tokens)
 
     def _shown(self) -> Mapping[str, object]:
         """Return what is printed of it."""
