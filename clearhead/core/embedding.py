@@ -24,7 +24,7 @@ class Table(PrintedModule, nn.Module):
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, width))
+        self.num_rows, self.weight = rows, nn.Parameter(torch.empty(rows, width))
 
     def forward(self, ids_BT: Ids) -> States:
         return F.embedding(ids_BT, self.weight)

@@ -136,12 +136,12 @@ class Transformer(HookPoints):
     @property
     def num_source_ids(self) -> int:
         """Rows of the table that the first stack reads."""
-        return len(self._stacks[0].embedding.rows.weight)
+        return self._stacks[0].embedding.rows.num_rows
 
     @property
     def num_target_ids(self) -> int:
         """Rows of the table that the last stack reads."""
-        return len(self._stacks[-1].embedding.rows.weight)
+        return self._stacks[-1].embedding.rows.num_rows
 
     @property
     def _stacks(self) -> list[Stack]:

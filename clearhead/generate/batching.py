@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.inference.fast import fast_linears
 from clearhead.watching import watched
 
 
@@ -92,3 +93,10 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.train(was_training)
+
+
+@contextmanager
+def fast_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode with fast linear layers, and restore both afterwards."""
+    with evaluation_mode(module), fast_linears(module):
+        yield

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, fast_mode
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import Prefill, check_model, prefill_prompts, token_limits
@@ -87,7 +87,7 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
     """
     limits = _checked_limits(module, request)
     results: list[list[Continuation]] = [[] for _ in request.prompts]
-    with evaluation_mode(module):
+    with fast_mode(module):
         for batch in _batches(request, limits):
             if request.options.method == "beam":
                 for prompt, found in zip(batch, _search_beams(module, request, batch, limits), strict=True):
@@ -123,7 +123,7 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
 
 def _stream(module: Transformer, request: GenerateRequest, limits: list[int]) -> Generator[str, None, Continuation]:
     """Yield the text of one prompt; the request is already checked."""
-    with evaluation_mode(module):
+    with fast_mode(module):
         (row,) = rows = _rows(request, [0], limits, with_text=True)
         for step in _steps(module, request, [0], limits, rows):
             yield from (piece for _, piece in step if piece)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, evaluation_mode, pad_ids
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, fast_mode, pad_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.prompts import check_generation_config, unused_outputs
@@ -165,7 +165,7 @@ def translate_ids(
     device = device_of(module)
     results: list[list[Candidate]] = [[] for _ in sources]
     costs = [len(source) * options.beam_size for source in sources]
-    with evaluation_mode(module):
+    with fast_mode(module):
         for batch in batches_by_cost(costs, budget=options.batch_tokens, most_rows=options.batch_size):
             ids_NS, mask_NS = pad_ids([sources[i] for i in batch], pad_id, device)
             found = beam_search(

@@ -18,7 +18,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.stores.labelled import truncate_pair
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.batching import batches_by_cost, device_of, evaluation_mode, read_tokens
+from clearhead.generate.batching import batches_by_cost, device_of, fast_mode, read_tokens
 from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
@@ -124,7 +124,7 @@ def batch_outputs(
     lengths = [len(ids) + extra for ids in firsts]
     if seconds is not None:
         lengths = [length + len(ids) for length, ids in zip(lengths, seconds, strict=True)]
-    with evaluation_mode(module):
+    with fast_mode(module):
         for rows in batches_by_cost(lengths, budget=batch_tokens or read_tokens(module), most_rows=batch_size):
             second_rows = None if seconds is None else [seconds[row] for row in rows]
             batch = collator.collate([firsts[row] for row in rows], second_rows)

@@ -17,8 +17,9 @@ from tests.house.source import ROOT, Source, package_sources
 ORDER = (
     ("arguments", "errors", "files", "machine", "printing", "task", "version", "watching"),
     ("spec",),
-    ("kernels",),
+    ("kernels", "native"),
     ("core",),
+    ("inference",),
     ("presets", "text"),
     ("data", "generate"),
     ("weights",),
@@ -48,6 +49,8 @@ INFERENCE = (
     "text",
     "presets",
     "weights",
+    "inference",
+    "native",
     "core",
     "spec",
 )

@@ -90,7 +90,7 @@ def test_all_blanks_are_filled_at_once(kind: str) -> None:
     assert len(blanks) == 3
     for candidates, place, start in zip(blanks, places, re.finditer(BLANK, text), strict=True):
         wanted = expected(kind, ids, place)[:3]
-        assert [candidate.probability for candidate in candidates] == pytest.approx([p for _, p in wanted], rel=1e-4)
+        assert [candidate.probability for candidate in candidates] == pytest.approx([p for _, p in wanted], rel=1e-3)
         assert {candidate.start for candidate in candidates} == {start.start()}
     best = blanks[0][0].filled
     assert all(candidates[0].filled == best for candidates in blanks)
@@ -129,7 +129,7 @@ def test_a_blank_that_touches_a_word_is_a_piece_of_it(kind: str) -> None:
     ((candidates,),) = fill(model(kind), found, [f"{words[0]}{BLANK} {words[1]}"], top_k=7)
     ids = [*found.encode(words[0]), found.mask_id, *found.encode(words[1])]
     wanted = expected(kind, ids, ids.index(found.mask_id))[:7]
-    assert [candidate.probability for candidate in candidates] == pytest.approx([p for _, p in wanted], rel=1e-4)
+    assert [candidate.probability for candidate in candidates] == pytest.approx([p for _, p in wanted], rel=1e-3)
     for candidate in candidates:
         assert candidate.filled.startswith(words[0]) and candidate.filled.endswith(words[1])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import time
 import uuid
@@ -15,18 +14,13 @@ from typing import TypeVar
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.files import sync
+from clearhead.machine import cache_root
 
 EntryT = TypeVar("EntryT")
 
 # Raised whenever what is written, or how it is made, changes: older entries are then no longer found.
 _FORMAT = 3
 _STALE_SECONDS = 24 * 3600
-
-
-def cache_root() -> Path:
-    """Return the cache folder: the environment variable CLEARHEAD_CACHE, or a folder in the user's cache."""
-    named = os.environ.get("CLEARHEAD_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "clearhead"
 
 
 def load_or_make(

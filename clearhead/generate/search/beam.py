@@ -42,6 +42,7 @@ from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import NO_ID, Processor, apply, repetition_processors, select
 from clearhead.generate.results import Candidate, length_normalised
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
+from clearhead.native.top import top_and_log_total
 
 
 def beam_search(
@@ -141,9 +142,9 @@ def _run(
 
 
 def _newest_logits(out: Output) -> Float[Tensor, "rows vocab"]:
-    """Return the fp32 logits of the last position."""
+    """Return the logits of the last position."""
     assert out.logits is not None, "the model has no head"
-    return out.logits[:, -1].float()
+    return out.logits[:, -1]
 
 
 def target_limits(module: Transformer, source_lengths: Sequence[int], options: SearchOptions) -> list[int]:
@@ -205,16 +206,15 @@ def top_log_probabilities(
     overwritten, because a second array of their size would cost more than all else here.
 
     Args:
-        logits_RV: fp32; overwritten.
+        logits_RV: fp32 or bf16; overwritten.
         banned_X: ids that may not be chosen.
         count: how many to return; all of them if the vocabulary is smaller.
     """
-    banned_RX = logits_RV.index_select(1, banned_X)
+    banned_RX = logits_RV.index_select(1, banned_X).float()
     logits_RV.index_fill_(1, banned_X, -torch.inf)
-    top_RC, ids_RC = logits_RV.topk(min(count, logits_RV.shape[1]), dim=1)
-    peak_R1 = torch.cat([top_RC[:, :1], banned_RX], 1).amax(1, keepdim=True)
-    total_R = logits_RV.sub_(peak_R1).exp_().sum(1) + banned_RX.sub_(peak_R1).exp_().sum(1)
-    normaliser_R = total_R.log() + peak_R1[:, 0]
+    top_RC, ids_RC, normaliser_R = top_and_log_total(logits_RV, min(count, logits_RV.shape[1]))
+    if len(banned_X):
+        normaliser_R = torch.logaddexp(normaliser_R, banned_RX.logsumexp(1))
     # Rounding can lift a probability above 1, and the early stop relies on sums that never grow.
     return (top_RC - normaliser_R[:, None]).clamp_(max=0.0), ids_RC, normaliser_R
 
@@ -291,10 +291,10 @@ class _Search:
         count = 1 if beams == 1 else (1 + len(self.ends_E)) * beams
         banned_X = self.banned_early_X if self.length < self.options.min_length else self.banned_X
         top = top_changed_log_probabilities if self.chain else top_log_probabilities
-        logits_RV = logits_RV.log_softmax(1) if self.chain else logits_RV
+        logits_RV = logits_RV.float().log_softmax(1) if self.chain else logits_RV
         # A processor may ban the end token that is forced at the limit.
-        end_R = logits_RV[:, self.eos_id].clone()
-        before_RV = None if self.recorder is None else logits_RV.log_softmax(1)
+        end_R = logits_RV[:, self.eos_id].float().clone()
+        before_RV = None if self.recorder is None else logits_RV.float().log_softmax(1)
         logits_RV = apply(self.chain, logits_RV, self.prefix_RT)
         if self.recorder is not None and before_RV is not None:
             after_RV = logits_RV if self.chain else before_RV

@@ -19,6 +19,7 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import Processor, apply, select
+from clearhead.native.top import top_and_log_total
 
 # Numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64
@@ -103,16 +104,20 @@ class TokenChooser:
         """Return a token for each row, and its log-probability by the unprocessed logits.
 
         Args:
-            logits_RV: fp32.
+            logits_RV: fp32 or bf16.
             ids_RT: prompt and generated ids.
         """
+        best_R1, tokens_R1, log_total_R = top_and_log_total(logits_RV, 1)
+        if self.streams is None and not self.chain:
+            return tokens_R1[:, 0], best_R1[:, 0] - log_total_R
+        logits_RV = logits_RV.float()
         changed_RV = apply(self.chain, logits_RV, ids_RT)
         if self.streams is None:
             best_R, tokens_R = changed_RV.max(1)
         else:
             tokens_R = draw(changed_RV.softmax(1), self.streams.next())
             best_R = changed_RV.gather(1, tokens_R[:, None])[:, 0]
-        chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - logits_RV.logsumexp(1)
+        chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - log_total_R
         return tokens_R, torch.where(best_R == -torch.inf, best_R, chosen_R)
 
     def keep(self, rows_K: Int[Tensor, " kept"]) -> TokenChooser:
@@ -142,7 +147,7 @@ class Sampling:
             # A token is read only if another one follows.
             out = self._module.decode(self._newest_R[:, None], cache=self._cache)
             assert out.logits is not None
-            self._logits_RV = out.logits[:, -1].float()
+            self._logits_RV = out.logits[:, -1]
         tokens_R, log_probs_R = self._chooser.choose(self._logits_RV, self._ids_RT)
         self._newest_R = tokens_R
         self._ids_RT = torch.cat([self._ids_RT, tokens_R[:, None]], 1)

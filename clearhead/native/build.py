@@ -1,0 +1,124 @@
+"""Compilation of the kernels, once for a processor, a compiler and a source; what is compiled is kept in the cache."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+
+from clearhead.machine import cache_root
+
+FOLDER: Final = Path(__file__).parent
+_COMPILERS: Final = "g++", "clang++", "c++"
+_OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"
+_SECONDS: Final = 120
+_LOGGER = logging.getLogger("clearhead")
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled kernels, or None where they cannot be had; the reason is logged once as a warning."""
+    try:
+        return compiled(["-march=native"])
+    except OSError as error:
+        _LOGGER.warning("kernels of PyTorch are used, because our own could not be compiled: %s", error)
+        return None
+
+
+@cache
+def function(name: str, *, pointers: int, numbers: int) -> Callable[..., object] | None:
+    """Return a function of the kernels, which takes addresses and then whole numbers.
+
+    Args:
+        name: of the function.
+        pointers: how many addresses.
+        numbers: how many whole numbers.
+
+    Returns:
+        None where there are no kernels, or none of this name.
+    """
+    found = getattr(library(), name, None)
+    if found is not None:
+        found.restype = None
+        found.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * numbers
+    return cast("Callable[..., object] | None", found)
+
+
+def compiled(options: Sequence[str]) -> ctypes.CDLL:
+    """Compile the kernels, or find them in the cache, and load them.
+
+    Args:
+        options: of the compiler, beside the usual ones; they say what the processor can do.
+
+    Raises:
+        OSError: there is no compiler, or it failed, or the cache cannot be written.
+    """
+    compiler = _compiler()
+    command = [compiler, *_OPTIONS, *options, *map(str, sorted(FOLDER.glob("*.cpp"))), *_threads_of_torch()]
+    folder = cache_root() / "native"
+    file = folder / f"{_key(compiler, command)}.so"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _compile(command, file)
+    return ctypes.CDLL(str(file))
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX")
+    found = shutil.which(named) if named else next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if sys.platform != "linux":
+        raise OSError("they are for Linux")
+    if found is None:
+        raise OSError(f"there is no compiler {named}" if named else "there is no C++ compiler; install g++")
+    return found
+
+
+def _threads_of_torch() -> list[str]:
+    """Return the options that link the OpenMP library of torch: a second one would have threads of its own."""
+    folder = Path(torch.__file__).parent / "lib"
+    found = sorted(folder.glob("libgomp*.so*"))
+    return [f"-L{folder}", f"-l:{found[0].name}"] if found else []
+
+
+def _key(compiler: str, command: Sequence[str]) -> str:
+    """Return a digest of all that the compiled file depends on."""
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    flags = sorted({line for line in cpu.splitlines() if line.startswith(("flags", "model name", "Features"))})
+    made = Path(compiler).resolve().stat()
+    sources = [file.read_text(encoding="utf-8") for file in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")))]
+    parts = [*sources, *command, *flags, made.st_size, made.st_mtime_ns, torch.__version__]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _compile(command: Sequence[str], file: Path) -> None:
+    """Compile into a temporary file, and rename it, so that other processes see a whole one or none."""
+    began = time.perf_counter()
+    handle, temporary = tempfile.mkstemp(suffix=".so", dir=file.parent)
+    os.close(handle)
+    try:
+        done = subprocess.run([*command, "-o", temporary], capture_output=True, text=True, timeout=_SECONDS)
+        if done.returncode:
+            raise OSError(f"{Path(command[0]).name} failed: {_first_error(done.stderr)}")
+        os.replace(temporary, file)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{Path(command[0]).name} took more than {_SECONDS} s") from None
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    _LOGGER.info("kernels compiled for this processor in %.1f s; they are kept", time.perf_counter() - began)
+
+
+def _first_error(output: str) -> str:
+    lines = [line for line in output.splitlines() if "error" in line] or output.splitlines() or ["no message"]
+    return lines[0].strip()
