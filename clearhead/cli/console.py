@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import warnings
@@ -45,6 +46,25 @@ def print_either(as_json: bool, record: Mapping[str, Any], *lines: str) -> None:
     else:
         for line in lines:
             print_result(line)
+
+
+class _Messages(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_message(f"clearhead: {record.getMessage()}")
+
+
+@contextmanager
+def library_messages() -> Iterator[None]:
+    """Show warnings that the library logs inside a with block, and on a terminal what takes it a while as well."""
+    logger, handler = logging.getLogger("clearhead"), _Messages()
+    level = logger.level
+    logger.setLevel(logging.INFO if sys.stderr.isatty() else logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

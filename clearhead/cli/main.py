@@ -20,7 +20,7 @@ from clearhead.cli.average import average
 from clearhead.cli.check import check
 from clearhead.cli.classify import classify
 from clearhead.cli.compare import compare
-from clearhead.cli.console import long_texts_said_once, print_message, print_result, silence
+from clearhead.cli.console import library_messages, long_texts_said_once, print_message, print_result, silence
 from clearhead.cli.convert import convert
 from clearhead.cli.demo import demo
 from clearhead.cli.embed import embed
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         main(["--help"])
         return WRONG_INPUT
     try:
-        with StopOnSignal() as signals, long_texts_said_once():
+        with StopOnSignal() as signals, library_messages(), long_texts_said_once():
             return _run(words, debug, signals)
     except Stopped as stopped:
         print_message(f"{stopped}")

@@ -34,7 +34,7 @@ Ref = Annotated[
 LineFile = Annotated[Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")]
 Paired = Annotated[bool, typer.Option("--pair", help="A line holds two texts, with a tab between them.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
-Precision = Annotated[str, typer.Option("--precision", help="auto, fp32 or bf16.")]
+Precision = Annotated[str, typer.Option("--precision", help="auto, fp32, bf16 or int8.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
 BatchSize = Annotated[
     int | None,

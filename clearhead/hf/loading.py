@@ -204,7 +204,8 @@ class _FoundTensors:
                     has, needs = self._shape(groups[0][-1]), list(bound.save_shape())
                     faults.append(f"'{groups[0][-1]}' has the shape {has}, the config needs {needs}")
                     break
-                filled[address] = tensor.to(dtype)
+                # The kernels of inference read a matrix row by row; GPT-2's are stored the other way round.
+                filled[address] = tensor.to(dtype).contiguous()
         return filled
 
     def _shape(self, name: str) -> list[int]:

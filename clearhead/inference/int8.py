@@ -33,7 +33,8 @@ def quantize(
     scale_N = weight_NK.abs().amax(1) / LARGEST
     # A row of zeros has no scale; its integers are zeros.
     divisor_N1 = scale_N.masked_fill(scale_N == 0.0, 1.0)[:, None]
-    return (weight_NK / divisor_N1).round_().to(torch.int8), scale_N
+    # Kernels read a matrix row by row, and the weights of some checkpoints are transposed views.
+    return (weight_NK / divisor_N1).round_().to(torch.int8).contiguous(), scale_N.contiguous()
 
 
 class Int8Matrix(nn.Module):
@@ -180,5 +181,5 @@ def refuse_int8(module: nn.Module, what: str) -> None:
     """
     if is_int8(module):
         raise InputError(
-            f"{what} needs the weights before rounding, and this model has them in 8 bits: load it as fp32"
+            f"{what} needs all digits of the weights, and this model has them in 8 bits: load it as fp32"
         )

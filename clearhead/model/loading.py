@@ -7,9 +7,11 @@ from pathlib import Path
 import torch
 
 from clearhead.arguments import checked
+from clearhead.errors import InputError
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.files.tensor_files import stored_dtype
+from clearhead.inference.int8 import is_int8, to_int8
 from clearhead.machine import choose_device, choose_precision
 from clearhead.model.facade import Model
 from clearhead.runs.loading import load_saved
@@ -25,20 +27,29 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
             the layout of the Hugging Face hub; or, where there is no such folder, a name on the hub, optionally with
             @revision.
         device: auto, cpu, cuda, cuda:N or mps.
-        precision: auto, fp32 or bf16.
+        precision: auto, fp32, bf16 or int8: weights in 8 bits, for a CPU. auto keeps the 8 bits of a model saved so.
 
     Raises:
         InputError: no usable model is there, or its weights are not numbers; the message says what was expected.
     """
     torch_device = choose_device(device)
-    dtype = torch.bfloat16 if choose_precision(precision, torch_device) == "bf16" else torch.float32
+    in_int8 = precision == "int8"
+    if in_int8 and torch_device.type != "cpu":
+        raise InputError(f"precision int8 is for a CPU, and the device is {torch_device.type}; use bf16")
+    chosen = "fp32" if in_int8 else choose_precision(precision, torch_device)
+    dtype = torch.bfloat16 if chosen == "bf16" else torch.float32
     checkpoint = find_checkpoint(str(ref))
     if checkpoint is not None:
         model = _of_checkpoint(checkpoint, dtype, torch_device)
         refuse_nan(model.module, str(ref))
+        if in_int8:
+            to_int8(model.module)
         return model
-    module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype)
+    keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
+    module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype, keep_int8=keep_int8)
     refuse_nan(module, str(ref))
+    if in_int8 and not is_int8(module):
+        to_int8(module)
     return Model(module.to(torch_device).eval(), pair, task, hf_checkpoint)
 
 

@@ -12,6 +12,7 @@ from clearhead.errors import InputError
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
 from clearhead.hf.mapping.config import num_outputs
+from clearhead.inference.int8 import holds_int8, to_int8
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
@@ -21,13 +22,14 @@ from clearhead.weights.lora import load_merged
 
 
 def load_saved(
-    reference: str, *, dtype: torch.dtype
+    reference: str, *, dtype: torch.dtype, keep_int8: bool = False
 ) -> tuple[Transformer, TokenizerPair, TaskRecord, HFCheckpoint | None]:
     """Load a model that a run or `save` wrote.
 
     Args:
         reference: a run directory, optionally with @best, @last, @averaged or @step-N, or a saved model's folder.
         dtype: of the weights.
+        keep_int8: whether weights that were saved in 8 bits stay so.
 
     Returns:
         The module on the CPU, its tokenizers, its task record, and the Hugging Face checkpoint of its origin, if any.
@@ -36,22 +38,25 @@ def load_saved(
         InputError: nothing usable is there; the sentence says what was expected.
     """
     # A run in training deletes old checkpoints, perhaps this one.
-    folder, weights, tensors = settled(reference, lambda: _found(reference))
+    folder, weights, tensors = settled(reference, lambda: _found(reference, keep_int8))
     task = read_task(folder)
     if task.kind in ("classify", "tag", "answer") and weights.parent.name == "step-0":
         raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
     module = build(ModelSpec.from_file(folder / SPEC_FILE), device="meta")
     _refuse_other_task(module.spec, task, folder)
-    fill(module, tensors, source=str(weights))
-    module.to(dtype)
+    if holds_int8(tensors):
+        fill(to_int8(module), tensors, source=str(weights))
+    else:
+        fill(module, tensors, source=str(weights))
+        module.to(dtype)
     tokenizers = TokenizerPair.load(folder)
     tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return module, tokenizers, task, load_origin(folder, module, task, tokenizers)
 
 
-def _found(reference: str) -> tuple[Path, Path, dict[str, Tensor]]:
+def _found(reference: str, keep_int8: bool) -> tuple[Path, Path, dict[str, Tensor]]:
     folder, weights = model_files(reference)
-    return folder, weights, load_merged(weights)
+    return folder, weights, load_merged(weights, keep_int8=keep_int8)
 
 
 def _refuse_other_task(model: ModelSpec, task: TaskRecord, folder: Path) -> None:

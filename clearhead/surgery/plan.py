@@ -15,6 +15,7 @@ from clearhead.core import Transformer, build
 from clearhead.core.initialize import initialize
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.errors import InputError
+from clearhead.inference.int8 import refuse_int8
 from clearhead.model.facade import Model
 from clearhead.surgery.addresses import token_output, word_table
 from clearhead.surgery.report import AnyModel, EditedModel, SurgeryReport
@@ -81,6 +82,7 @@ def apply_plan(
     """
     given: Transformer | Model = model
     old = given.module if isinstance(given, Model) else given
+    refuse_int8(old, "surgery")
     edited: Any
     edited, report = _build_module(old, plan_of(old))
     if isinstance(given, Model):

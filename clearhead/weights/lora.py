@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.errors import InputError, nearest
+from clearhead.inference.int8 import dequantized, holds_int8
 from clearhead.kernels.dropout import Dropout
 from clearhead.weights.files import load_tensors
 
@@ -122,13 +123,16 @@ def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def load_merged(path: Path) -> dict[str, Tensor]:
+def load_merged(path: Path, *, keep_int8: bool = False) -> dict[str, Tensor]:
     """Read the weights of a run or of a saved model, with low-rank matrices merged.
 
     Args:
         path: the safetensors file.
+        keep_int8: whether weights in 8 bits stay so; otherwise they are fp32.
     """
     tensors = load_tensors(path)
+    if not keep_int8 and holds_int8(tensors):
+        return dequantized(tensors)
     return merged(tensors) if any(name.endswith(f".{_SCALE}") for name in tensors) else tensors
 
 
