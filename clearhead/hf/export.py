@@ -19,6 +19,7 @@ from clearhead.hf.mapping.config import to_config
 from clearhead.hf.saving import LARGEST_SHARD, save_module
 from clearhead.hf.tokenizers import load_tokenizers
 from clearhead.hf.variants import find_variant, spec_up_to_dropout
+from clearhead.inference.int8 import refuse_int8
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
@@ -117,6 +118,7 @@ def save_checkpoint(
     Raises:
         InputError: no family can express the model, or it has two tokenizers.
     """
+    refuse_int8(module, "the layout of the hub")
     module = _in_units(module, task)
     if hf_checkpoint is not None:
         return _save_again(module, folder, tokenizers, task, hf_checkpoint, max_shard_size)

@@ -28,7 +28,6 @@ from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import save_checkpoint, save_origin
 from clearhead.hf.saving import LARGEST_SHARD
-from clearhead.inference.int8 import refuse_int8
 from clearhead.maps.attention_maps import AttentionMaps, attend, in_precision
 from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.maps.hook_points import Captured, Edit, capture, edit
@@ -421,8 +420,6 @@ class Model(Predictions):
         folder = Path(path)
         if folder.exists():
             raise InputError(f"{folder} exists already; give a new folder")
-        if format == "hf":
-            refuse_int8(self.module, "the layout of the hub")
         with writing_folder(folder) as temporary:
             if format == "hf":
                 parts = (self.module, temporary, self.tokenizers, self.task, self.hf_checkpoint)

@@ -104,17 +104,17 @@ def test_a_compressed_archive_and_an_empty_index_are_refused(tmp_path: Path, cap
 
 def test_what_to_do_must_be_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert "give one of --to hf and --from-bin" in failing(capfd, tmp_path, out)
-    assert "give one of --to hf and --from-bin" in failing(capfd, tmp_path, out, "--to", "hf", "--from-bin")
+    for options in ([], ["--to", "hf", "--from-bin"]):
+        assert "give one of --to hf, --from-bin and --precision int8" in failing(capfd, tmp_path, out, *options)
     assert "--to onnx is not known; expected hf" in failing(capfd, tmp_path, out, "--to", "onnx")
     assert "exists already" in failing(capfd, tmp_path, tmp_path, "--to", "hf")
     for size in ("5", "fiveGB", "-1GB", "1XB"):
         assert f"--max-shard-size {size} is not a size" in failing(
             capfd, tmp_path, out, "--to", "hf", f"--max-shard-size={size}"
         )
-    assert "has no effect with --from-bin" in failing(capfd, tmp_path, out, "--from-bin", "--max-shard-size", "5GB")
+    assert "has an effect with --to hf only" in failing(capfd, tmp_path, out, "--from-bin", "--max-shard-size", "5GB")
     assert "holds neither pytorch_model.bin nor" in failing(capfd, tmp_path, out, "--from-bin")
-    assert "/ has no 'no'; expected a folder that holds" in failing(capfd, "/no/such", out, "--from-bin")
+    assert "there is no such folder: / has no 'no'" in failing(capfd, "/no/such", out, "--from-bin")
 
 
 def test_a_damaged_file_is_refused_without_advice_to_run_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,7 @@ SURFACE = {
     },
     "compare": {"--output", "-o", "--force", "--json"},
     "average": {"--last", "--json"},
-    "convert": {"--to", "--from-bin", "--max-shard-size", "--json"},
+    "convert": {"--to", "--from-bin", "--precision", "--max-shard-size", "--json"},
     "check": {"--against", "--reference", "--tolerance", "--json"},
     "inspect": {"--addresses", "--plan", "--svg", "--force", "--length", "--json"},
 }
