@@ -12,6 +12,7 @@ import torch
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, LongTexts, RunFailure
+from clearhead.generate.batching import fast_mode
 from clearhead.predict.fill import BLANK, fill
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.text.tokenizer import Tokenizer
@@ -39,7 +40,8 @@ def model(kind: str) -> Transformer:
 def expected(kind: str, ids: list[int], place: int) -> list[tuple[int, float]]:
     """Ordinary entries and their probabilities at one place of a framed text, best first, from all the logits."""
     found = tokenizer(kind)
-    with torch.no_grad():
+    # The scores of attention are in the hundreds here, so that another order of sums shows in the fourth digit.
+    with torch.inference_mode(), fast_mode(model(kind)):
         logits = model(kind)(torch.tensor([[found.bos_id, *ids, found.eos_id]])).logits
     assert logits is not None
     probabilities = logits[0, place + 1].double().softmax(0)
@@ -90,7 +92,7 @@ def test_all_blanks_are_filled_at_once(kind: str) -> None:
     assert len(blanks) == 3
     for candidates, place, start in zip(blanks, places, re.finditer(BLANK, text), strict=True):
         wanted = expected(kind, ids, place)[:3]
-        assert [candidate.probability for candidate in candidates] == pytest.approx([p for _, p in wanted], rel=1e-3)
+        assert [candidate.probability for candidate in candidates] == pytest.approx([p for _, p in wanted], rel=1e-4)
         assert {candidate.start for candidate in candidates} == {start.start()}
     best = blanks[0][0].filled
     assert all(candidates[0].filled == best for candidates in blanks)
@@ -129,7 +131,7 @@ def test_a_blank_that_touches_a_word_is_a_piece_of_it(kind: str) -> None:
     ((candidates,),) = fill(model(kind), found, [f"{words[0]}{BLANK} {words[1]}"], top_k=7)
     ids = [*found.encode(words[0]), found.mask_id, *found.encode(words[1])]
     wanted = expected(kind, ids, ids.index(found.mask_id))[:7]
-    assert [candidate.probability for candidate in candidates] == pytest.approx([p for _, p in wanted], rel=1e-3)
+    assert [candidate.probability for candidate in candidates] == pytest.approx([p for _, p in wanted], rel=1e-4)
     for candidate in candidates:
         assert candidate.filled.startswith(words[0]) and candidate.filled.endswith(words[1])
 
