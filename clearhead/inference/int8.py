@@ -180,6 +180,4 @@ def refuse_int8(module: nn.Module, what: str) -> None:
         InputError: it is one.
     """
     if is_int8(module):
-        raise InputError(
-            f"{what} needs all digits of the weights, and this model has them in 8 bits: load it as fp32"
-        )
+        raise InputError(f"{what} needs all digits of the weights, and this model has them in 8 bits: load it as fp32")
