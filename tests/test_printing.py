@@ -15,6 +15,7 @@ from clearhead import spec
 from clearhead.maps.hook_points import capture
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.printing import MOST_LINES, WIDTH
+from clearhead.spec.describe import model_summary
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -109,6 +110,14 @@ def test_a_model_says_what_it_is(model: ch.Model) -> None:
     count = sum(parameter.numel() for parameter in model.module.parameters())
     for part in ("translate", f"{count:,} parameters", "float32 on cpu", "encoder: 2 layers, width 14, 2 heads"):
         assert part in text
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_one_of_a_kind_is_singular(number: int) -> None:
+    sizes = Hyperparameters(family="decoder", layers=number, width=14, heads=number, feedforward=3)
+    (line, _) = model_summary(build_spec(sizes, source_vocab=11, target_vocab=11))
+    end = "" if number == 1 else "s"
+    assert f"{number} layer{end}, width 14, {number} head{end}, " in line
 
 
 def test_shapes_stand_for_tensors() -> None:

@@ -91,8 +91,6 @@ def located(ref: str) -> str:
     Raises:
         InputError: it is empty, or the name of a model that is neither here nor on the hub.
     """
-    if not ref:
-        raise InputError("REF is empty: name a run directory, a checkpoint's folder or a model on the hub")
     from clearhead.cli.console import print_message
     from clearhead.hf.files.hub import find_checkpoint
 

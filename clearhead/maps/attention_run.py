@@ -25,6 +25,7 @@ from clearhead.maps.recording import ALL, AttentionRecord
 from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.streams import Streams
 from clearhead.printing import block, short
+from clearhead.spec.describe import number_of
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.word_starts import WordBoundaries
@@ -66,8 +67,8 @@ class AttentionRun:
             layers = self.layers(stack)
             queries, keys = len(self.query_tokens(stack)), len(self.key_tokens(stack))
             heads = sorted({self.num_heads(stack, layer) for layer in layers})
-            count = " or ".join(map(str, heads))
-            lines.append(f"  {stack}: {len(layers)} layers with {count} heads, {queries} queries, {keys} keys")
+            count = f"{' or '.join(map(str, heads))} head{'s' * (heads != [1])}"
+            lines.append(f"  {stack}: {number_of(len(layers), 'layer')} with {count}, {queries} queries, {keys} keys")
         sides = {"tokens": self.tokens, "target_tokens": self.target_tokens}
         return block(lines + [f"  {name}: {short(tokens)}" for name, tokens in sides.items() if tokens is not None])
 

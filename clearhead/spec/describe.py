@@ -16,9 +16,15 @@ def model_summary(model: Model) -> list[str]:
         nodes = [node for _, node in walk(stack)]
         heads = {str(node.num_heads) for node in nodes if isinstance(node, Attention)}
         sizes = {str(node.size) for node in nodes if isinstance(node, FeedForward)}
-        numbers = f"{len(stack.depths)} layers, width {stack.width}, {_either(heads)} heads"
+        layers, head = number_of(len(stack.depths), "layer"), f"{_either(heads)} head{'s' * (heads != {'1'})}"
+        numbers = f"{layers}, width {stack.width}, {head}"
         lines.append(f"  {name}: {numbers}, feed-forward {_either(sizes)}")
     return lines + ([] if model.head is None else [f"  head: {head_summary(model.head)}"])
+
+
+def number_of(count: int, what: str) -> str:
+    """Return "1 layer" or "2 layers"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _either(numbers: set[str]) -> str:

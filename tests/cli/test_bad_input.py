@@ -215,7 +215,7 @@ HUGE = "9" * 24
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["inspect", ""], "REF is empty: name a run directory"),
+        (["inspect", ""], "the reference is empty: name a run directory"),
         (["inspect", "RUN@"], "'@' is not a checkpoint of"),
         (["translate", "RUN", "FILE", "--threads", "1000"], "--threads 1000 is far more than the "),
         (["heads", "RUN", "FILE", "--threads", "1000"], "--threads 1000 is far more than the "),

@@ -32,8 +32,10 @@ def find_checkpoint(reference: str) -> Path | None:
         reference: a folder; where there is none, a name on the hub.
 
     Raises:
-        InputError: the download fails, the folder has links out of it, or no file can have such a name.
+        InputError: it is empty, the download fails, the folder has links out of it, or no file can have such a name.
     """
+    if not reference:
+        raise InputError("the reference is empty: name a run directory, a checkpoint's folder or a model on the hub")
     folder = Path(reference)
     if any(len(os.fsencode(part)) > LONGEST_NAME for part in folder.parts):
         raise InputError(f"{reference[:60]}... has a name of more than {LONGEST_NAME} bytes, which no file can have")
