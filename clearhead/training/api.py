@@ -14,6 +14,7 @@ from clearhead.errors import InputError, RunFailure, nearest
 from clearhead.files import read_text_file
 from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.training.assemble import train_run
+from clearhead.training.parallel.processes import Place
 from clearhead.training.progress.console import progress_for
 from clearhead.training.runfile.read import parse_run_file, parse_tables, toml_text, toml_value
 from clearhead.training.runfile.sections import RunFile
@@ -61,6 +62,8 @@ def train(
     changes = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     if data is None:
         return train_run(parse_run_file(text, name, changes), resume=resume, progress=progress_for())
+    if Place.here().size > 1:
+        raise InputError("each of several processes would write the lists of data; write them to files and name those")
     if resume:
         raise InputError("a resumed run reads the data in its run directory; leave data out")
     tables = parse_tables(text, name, changes)

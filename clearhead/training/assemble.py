@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,14 +34,15 @@ from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP, build_schedule
 from clearhead.training.optim.weight_averages import average_checkpoints
 from clearhead.training.parallel.agreement import check_divisible, check_same_data, check_same_everywhere
-from clearhead.training.parallel.engines import Replicated
+from clearhead.training.parallel.choice import build_engine, shares_model, work_of_one
 from clearhead.training.parallel.joining import joined, own_device
 from clearhead.training.parallel.processes import Place, Processes
-from clearhead.training.parallel.shares import SharedBatches, share_of
+from clearhead.training.parallel.shares import SharedBatches
 from clearhead.training.preflight import TokenSide, preflight, refuse_large
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
+from clearhead.training.recompute import recompute_layers
 from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult, TrainSettings, in_steps, planned_steps
@@ -58,6 +58,7 @@ MAY_DIFFER = (
     "train.epochs",
     "train.seconds",
     "train.parallel",
+    "train.activation_checkpointing",
     "train.device",
     "train.threads",
     "train.save_every",
@@ -131,15 +132,23 @@ def _train(
         _describe(parts, directory, initial, resume)
     precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
     seed_everything(run_file.train.seed)
-    refuse_large(parts.spec, device, is_trained_whole=run_file.lora is None, processes_here=processes.place.local_size)
-    module = build(parts.spec, device=device)
+    is_sharded = shares_model(run_file, parts.spec, device, processes)
+    is_trained_whole = run_file.lora is None
+    refuse_large(parts.spec, device, is_trained_whole=is_trained_whole, place=processes.place, is_sharded=is_sharded)
+    # Of a model that may not fit on one device the first process has the weights in main memory, and sends the parts.
+    module = build(parts.spec, device=("cpu" if processes.is_first else "meta") if is_sharded else device)
     new = str(choices.get(NEW_TENSORS, "")).split()
     if initial is not None and not resume:
-        new = take_weights(module, initial, parts.record, progress)
+        if processes.is_first or not is_sharded:
+            new = take_weights(module, initial, parts.record, progress)
+        new = processes.first_of(new)
     if run_file.lora is not None:
         progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
+    if run_file.train.activation_checkpointing:
+        recompute_layers(module)
+    engine = build_engine(module, parts.loss, processes, is_sharded=is_sharded, device=device, precision=precision)
     trainer = _trainer(setup, parts, module, processes, precision=precision, new=new)
-    trainer.directory = directory
+    trainer.directory, trainer.engine = directory, engine
     if resume:
         _warn_of_new_schedule(run_file, choices, trainer.settings, progress)
     else:
@@ -287,7 +296,6 @@ def _trainer(
         settings=TrainSettings(**table, best_by=parts.best_by, score_name=parts.score_name, choices=choices),
         progress=setup.progress,
         processes=processes,
-        engine=None if processes.size == 1 else Replicated(module, parts.loss, processes.size),
     )
 
 
@@ -324,12 +332,7 @@ def _preflight(
     engine, place = trainer.engine, trainer.processes.place
     work: Workload[Any] = parts.workload()
     if engine is not None:
-        work = replace(
-            work,
-            loss=lambda module, share: engine.loss(share, is_last=True),
-            batches=trainer.batches,
-            largest=share_of(parts.widest, place),
-        )
+        work = work_of_one(work, engine, trainer.batches, place)
     report = preflight(
         module,
         trainer.optimizer,
@@ -337,7 +340,7 @@ def _preflight(
         trainer.settings,
         sides=[_token_side(side, module, init) for side in parts.sides],
         memory_before=memory_before,
-        processes_here=place.local_size,
+        place=place,
     )
     for line in report.lines():
         trainer.progress.message(line)

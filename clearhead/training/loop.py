@@ -100,7 +100,7 @@ class Trainer(Generic[BatchT]):
                 stack.enter_context(held(self.directory, run, resume=resume))
             stack.enter_context(restored_threads())
             stack.enter_context(deterministic_algorithms())
-            signals = stack.enter_context(StopSignals())
+            signals = stack.enter_context(StopSignals(is_alone=self.processes.size == 1))
             training = _Training(self, run, signals)
             training.resume() if resume else training.start()
             stack.callback(self.progress.end)

@@ -18,10 +18,12 @@ from clearhead.errors import InputError
 from clearhead.machine import free_memory, refuse_memory, size
 from clearhead.spec import Model
 from clearhead.training.dry_run import StepCost, Workload, device_of, memory_in_use, step_cost
+from clearhead.training.parallel.processes import Place
 from clearhead.training.progress.reports import duration
 from clearhead.training.protocols import BatchT
 from clearhead.training.settings import TrainSettings, planned_steps
 
+ALONE: Final = Place()
 OPTIMIZER_SLOTS: Final = 2
 """Values that an optimizer of the Adam family keeps for each parameter: two moments of the gradient."""
 CHECKPOINT_SPEED: Final = 2e8
@@ -97,22 +99,37 @@ class Preflight:
         ]
 
 
-def refuse_large(model: Model, device: torch.device, *, is_trained_whole: bool, processes_here: int = 1) -> None:
+def refuse_large(
+    model: Model, device: torch.device, *, is_trained_whole: bool, place: Place = ALONE, is_sharded: bool = False
+) -> None:
     """Refuse a model that does not fit into memory with what its training needs at least, before it is built.
 
     Args:
         model: its spec.
         device: on which it will be trained.
         is_trained_whole: each weight has a gradient and the two moments of an optimizer.
-        processes_here: how many train on this machine.
+        place: of this process among all that train.
+        is_sharded: whether they share the model.
 
     Raises:
         InputError: it does not fit.
     """
-    count = sum(parameter.numel() for parameter in build(model, device="meta").parameters())
-    needed = 4 * count * (2 + OPTIMIZER_SLOTS if is_trained_whole else 1)
-    free = free_for_each(device, processes_here)
-    refuse_memory(needed, f"Training {count:,} parameters", free=free, advice="lower model.layers or model.width")
+    count = num_parameters(model)
+    needed = least_memory(count, is_trained_whole=is_trained_whole) // (place.size if is_sharded else 1)
+    advice = "lower model.layers or model.width"
+    if place.size > 1 and not is_sharded:
+        advice += ", or share the model among the processes with train.parallel = 'fsdp'"
+    refuse_memory(needed, f"Training {count:,} parameters", free=free_for_each(device, place.local_size), advice=advice)
+
+
+def num_parameters(model: Model) -> int:
+    """Return how many parameters the model of a spec has."""
+    return sum(parameter.numel() for parameter in build(model, device="meta").parameters())
+
+
+def least_memory(count: int, *, is_trained_whole: bool) -> int:
+    """Return the bytes that the training of so many parameters needs at least."""
+    return 4 * count * (2 + OPTIMIZER_SLOTS if is_trained_whole else 1)
 
 
 def free_for_each(device: torch.device, processes_here: int) -> int:
@@ -128,7 +145,7 @@ def preflight(
     *,
     sides: Sequence[TokenSide],
     memory_before: int | None = None,
-    processes_here: int = 1,
+    place: Place = ALONE,
 ) -> Preflight:
     """Check a run before its first step and forecast its cost, without changing anything.
 
@@ -139,7 +156,7 @@ def preflight(
         settings: of the run.
         sides: the sides of the data.
         memory_before: what the process held before it read the data, by `memory_in_use`; None: what it holds now.
-        processes_here: how many train on this machine, each of which takes as much.
+        place: of this process; the others of its machine take as much memory.
 
     Raises:
         InputError: every fault, in one report.
@@ -157,8 +174,8 @@ def preflight(
         # Ids outside the vocabulary would fail inside the dry step, with a worse message.
         raise InputError.from_faults(faults, subject="the run")
     held = 0 if memory_before is None else max(0, memory_in_use(device_of(module)) - memory_before)
-    memory_free = free_for_each(device_of(module), processes_here) + held
-    cost = step_cost(module, optimizer, work, settings, is_alone=processes_here == 1)
+    memory_free = free_for_each(device_of(module), place.local_size) + held
+    cost = step_cost(module, optimizer, work, settings, is_alone=place.size == 1)
     # A checkpoint is copied once while it is written.
     memory = held + cost.memory_bytes + checkpoint_bytes + (PLOT_BYTES if settings.plots else 0)
     refuse_memory(

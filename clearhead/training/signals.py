@@ -38,12 +38,17 @@ class StopRequested(BaseException):
 class StopSignals:
     """Records SIGINT and SIGTERM during its with block; a second SIGINT stops at once.
 
+    Args:
+        is_alone: False: torchrun sends SIGTERM to the processes that are left as soon as one is gone; where the block
+            ends with an error, this one ignores it from then on, so that it can say what happened.
+
     Attributes:
         received: the first signal, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_alone: bool = True) -> None:
         self.received: signal.Signals | None = None
+        self._is_alone = is_alone
         self._abandon = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -58,7 +63,8 @@ class StopSignals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            ends_with_others = error is not None and not self._is_alone and number == signal.SIGTERM
+            signal.signal(number, signal.SIG_IGN if ends_with_others else handler)
 
     @contextlib.contextmanager
     def abandoning(self) -> Iterator[None]:

@@ -160,12 +160,13 @@ class Muon(torch.optim.Optimizer):
                 update = self._nesterov(parameter)
                 by_shape.setdefault((parameter.shape, parameter.device), []).append((parameter, update))
         for (shape, device), pairs in by_shape.items():
+            # Only whole matrices have singular values: of sharded ones each process gathers the updates of a shape.
             rate = group["lr"] * _UPDATE_SIZE * max(shape) ** 0.5
             dtype = torch.bfloat16 if has_fast_bf16(device) else torch.float32
-            orthogonal = orthogonalize(torch.stack([update.to(dtype) for _, update in pairs]))
+            orthogonal = orthogonalize(torch.stack([_whole(update).to(dtype) for _, update in pairs]))
             for (parameter, _), update in zip(pairs, orthogonal.unbind(0), strict=True):
                 parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
-                parameter.add_(update.to(parameter.dtype), alpha=-rate)
+                parameter.add_(_placed_like(parameter, update.to(parameter.dtype)), alpha=-rate)
 
     def _nesterov(self, parameter: Tensor) -> Tensor:
         """Return the Nesterov momentum of a parameter's gradient."""
@@ -199,6 +200,22 @@ def orthogonalize(matrices: Float[Tensor, "count rows columns"]) -> Float[Tensor
         polynomial_KRR = torch.baddbmm(gram_KRR, gram_KRR, gram_KRR, beta=b, alpha=c)
         x_KRC = torch.baddbmm(x_KRC, polynomial_KRR, x_KRC, beta=a)
     return x_KRC.mT if tall else x_KRC
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor as it is, or the whole of a sharded one."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def _placed_like(parameter: Tensor, values: Tensor) -> Tensor:
+    """Return whole values, or of a sharded parameter the part that this process keeps."""
+    if not hasattr(parameter, "placements"):
+        return values
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    return distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _can_fuse(parameters: list[nn.Parameter]) -> bool:

@@ -47,7 +47,13 @@ class Engine(Generic[BatchT]):
         return self._loss(self.module, batch)
 
     def settle(self, batch: BatchT) -> None:
-        """Do what an engine does once, in its first pass, so that a resumed run computes as one that goes on."""
+        """Make one pass without effect: what an engine decides in its first one then holds for every step.
+
+        DistributedDataParallel takes the order of the gradients from it, by which they are added up from then on.
+        """
+        loss, _ = self.loss(batch, is_last=True)
+        loss.backward()
+        self.module.zero_grad(set_to_none=True)
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
@@ -91,9 +97,3 @@ class Replicated(Engine[Share[BatchT]]):
         self._parallel.require_backward_grad_sync = is_last
         found: tuple[Tensor, int] = self._parallel(batch)
         return found
-
-    def settle(self, batch: Share[BatchT]) -> None:
-        """Make one pass without effect: the order of its gradients decides how they are added up from then on."""
-        loss, _ = self.loss(batch, is_last=True)
-        loss.backward()
-        self.module.zero_grad(set_to_none=True)

@@ -221,6 +221,7 @@ class Train(Section):
     clip: Positive | None = None
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    activation_checkpointing: bool = False
     device: str = "auto"
     threads: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1

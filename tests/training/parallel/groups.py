@@ -27,7 +27,7 @@ max_length = 13
 {model}
 [train]
 run = "{folder}/run"
-steps = 6
+steps = 4
 batch_tokens = 331
 learning_rate = {rate}
 warmup = 2
@@ -110,7 +110,7 @@ class Groups:
         # Ended with all of its children, which a time limit on the command alone would leave behind.
         job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
         try:
-            _, said = job.communicate(timeout=200)
+            _, said = job.communicate(timeout=400)
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.training.parallel.processes import Place
 from clearhead.training.parallel.shares import BatchLoss, share_of
 from clearhead.training.parallel.sums import Agreed, Sums
+from clearhead.training.signals import StopSignals
 
 
 def batch() -> Batch:
@@ -58,3 +61,16 @@ def test_sums_are_those_of_all_and_the_clock_is_that_of_the_first() -> None:
     assert (sums.num_labels, sums.num_tokens, sums.not_finite) == (8, 13, 2) and sums.loss != sums.loss
     agreed = Agreed.of(rows)
     assert agreed.seconds == 11.0 and agreed.signal is not None and agreed.signal.name == "SIGTERM"
+
+
+def test_a_process_that_ends_with_the_others_ignores_the_signal_of_torchrun() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with StopSignals(is_alone=False):
+            pass
+        assert signal.getsignal(signal.SIGTERM) == before
+        with pytest.raises(RuntimeError), StopSignals(is_alone=False):
+            raise RuntimeError("connection closed by peer")
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
