@@ -17,6 +17,7 @@ import typer
 
 from clearhead.cli.answer import answer
 from clearhead.cli.average import average
+from clearhead.cli.bench import bench
 from clearhead.cli.check import check
 from clearhead.cli.classify import classify
 from clearhead.cli.compare import compare
@@ -97,7 +98,7 @@ def make_app() -> typer.Typer:
     app.callback()(_start)
     app.add_typer(new_group(), name="new", short_help=_summary(new))
     uses = (translate, generate, fill, classify, tag, embed, answer)
-    for command in (demo, train, *uses, view, evaluate, compare, average, convert, check, inspect_, heads):
+    for command in (demo, train, *uses, view, evaluate, compare, average, convert, check, bench, inspect_, heads):
         # Given in full: what typer takes from the docstring is cut off at the width of the terminal.
         app.command(short_help=_summary(command))(command)
     return app

@@ -99,6 +99,7 @@ SURFACE = {
     "average": {"--last", "--json"},
     "convert": {"--to", "--from-bin", "--precision", "--max-shard-size", "--json"},
     "check": {"--against", "--reference", "--tolerance", "--json"},
+    "bench": {"--json"} | MACHINE,
     "inspect": {"--addresses", "--plan", "--svg", "--force", "--length", "--json"},
 }
 ARGUMENTS = {
@@ -116,6 +117,7 @@ ARGUMENTS = {
     "average": ["run"],
     "convert": ["ref", "out"],
     "check": ["ref"],
+    "bench": ["ref"],
     "inspect": ["ref"],
     "heads": ["ref", "file"],
 }

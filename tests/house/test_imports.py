@@ -31,7 +31,7 @@ ORDER = (
     ("evaluate",),
     ("model",),
     ("training",),
-    ("check", "compare", "surgery", "recipes"),
+    ("check", "bench", "compare", "surgery", "recipes"),
     ("demo",),
     ("cli",),
     ("__main__",),

@@ -1,0 +1,1 @@
+"""The speed of a model on this machine, with the machine's limits beside it."""

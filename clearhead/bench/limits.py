@@ -1,0 +1,82 @@
+"""What this machine can do at most: bytes read from memory and operations of matrix products in a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+from clearhead.machine import has_fast_bf16
+
+Precision = Literal["fp32", "bf16"]
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+BUFFER_BYTES: Final = 512_000_000
+"""More than any cache holds."""
+MATRIX_SIZE: Final = 2048
+REPEATS: Final = 10
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a device with some number of threads.
+
+    Attributes:
+        threads: of the CPU.
+        bytes_per_second: read from a buffer that no cache holds.
+        flops: by precision, of the product of two square matrices; one multiplication and one addition are 2.
+    """
+
+    threads: int
+    bytes_per_second: float
+    flops: dict[str, float]
+
+
+def fast_precisions(device: torch.device) -> tuple[Precision, ...]:
+    """Return the precisions in which a device multiplies matrices fast."""
+    return ("fp32", "bf16") if has_fast_bf16(device) else ("fp32",)
+
+
+def measure_limits(
+    device: torch.device,
+    precisions: Sequence[Precision],
+    *,
+    buffer_bytes: int = BUFFER_BYTES,
+    size: int = MATRIX_SIZE,
+    repeats: int = REPEATS,
+) -> Limits:
+    """Measure a device with the present number of threads, the best of several tries.
+
+    Args:
+        device: the CPU or an accelerator.
+        precisions: of the matrix products.
+        buffer_bytes: of the buffer that is read.
+        size: rows and columns of the matrices.
+        repeats: tries of each.
+    """
+    buffer = torch.ones(buffer_bytes // 4, device=device)
+    bandwidth = 4 * len(buffer) / best_seconds(buffer.sum, device, repeats)
+    del buffer
+    flops: dict[str, float] = {}
+    for precision in precisions:
+        matrix = torch.full((size, size), 1 / size, dtype=DTYPES[precision], device=device)
+        out = torch.empty_like(matrix)
+        flops[precision] = 2 * size**3 / best_seconds(lambda: torch.mm(matrix, matrix, out=out), device, repeats)  # noqa: B023
+    return Limits(torch.get_num_threads(), bandwidth, flops)
+
+
+def best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the seconds of the fastest of several tries, after one that does not count."""
+    return min(seconds(work, device) for _ in range(repeats + 1))
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of some work on a device."""
+    began = time.perf_counter()
+    work()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter() - began

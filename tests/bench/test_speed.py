@@ -1,0 +1,102 @@
+"""What is measured of each kind of model, the limits beside it, and the sentence of advice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead.bench.advice import advice
+from clearhead.bench.limits import Limits, measure_limits
+from clearhead.bench.speed import Effort, Speed, measure, weights_of_a_step
+from clearhead.core import build
+from clearhead.model.facade import Model
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec import Model as Spec
+from clearhead.task import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer_training import train_tokenizer
+from tests.text.corpus import make_corpus
+
+LIMITS = Limits(threads=1, bytes_per_second=1e9, flops={"fp32": 1e9})
+EFFORT = Effort(new_tokens=4, repeats=2, batch=3, contexts=(5, 17, 1000))
+SMALL = Hyperparameters(layers=2, width=28, heads=4, feedforward=37)
+
+
+def model_of(family: str, kind: str) -> Model:
+    tokenizer = train_tokenizer("character", make_corpus(), vocab_size=97)
+    size = tokenizer.vocab_size
+    spec = build_spec(replace(SMALL, family=family), source_vocab=size, target_vocab=size)
+    torch.manual_seed(3)
+    return Model(
+        build(spec).eval(), TokenizerPair(tokenizer, tokenizer, joint=True), TaskRecord(kind=kind, max_length=31)
+    )
+
+
+def found(model: Model, effort: Effort = EFFORT) -> dict[tuple[str, int, int], Speed]:
+    return {(speed.work, speed.batch, speed.context): speed for speed in measure(model, "fp32", LIMITS, effort)}
+
+
+def test_a_decoder_reads_prompts_and_generates_at_every_context_it_has() -> None:
+    model = model_of("decoder", "generate")
+    speeds = found(model)
+    assert list(speeds) == [(*work, 5) for work in (("prompt", 1), ("decode", 1), ("decode", 3))] + [
+        ("prompt", 1, 17),
+        ("decode", 1, 17),
+    ]
+    for speed in speeds.values():
+        assert speed.per_second > 0 and speed.share == speed.per_second / speed.limit
+    decode = speeds["decode", 1, 17]
+    assert decode.p50 is not None and decode.p95 is not None and decode.p95 >= decode.p50
+    assert decode.per_second == pytest.approx(1 / decode.p50)
+    # Weights, and keys and values of 17 tokens in 2 layers, in fp32, at 1 GB/s.
+    assert decode.limit == pytest.approx(1e9 / (weights_of_a_step(model) + 4 * 17 * 2 * 2 * 28))
+
+
+def test_two_stacks_translate_greedily_and_by_beam_search() -> None:
+    speeds = found(model_of("encoder-decoder", "translate"), replace(EFFORT, repeats=1, batch=2))
+    assert list(speeds) == [(f"translate, {way}", batch, 25) for way in ("greedy", "beam 5") for batch in (1, 2)]
+
+
+def test_an_encoder_encodes_sentences() -> None:
+    speeds = found(model_of("encoder", "fill"))
+    assert list(speeds) == [("encode", 1, 25), ("encode", 3, 25)]
+    assert all(speed.unit == "sentences" for speed in speeds.values())
+
+
+def spec_with(tie: str) -> Spec:
+    return build_spec(replace(SMALL, family="decoder", tie=tie), source_vocab=31, target_vocab=31)
+
+
+@pytest.mark.parametrize("tie", ["decoder", "none"])
+def test_a_step_reads_the_head_and_of_the_table_only_rows(tie: str) -> None:
+    model = model_of("decoder", "generate")
+    model = Model(build(spec_with(tie)), model.tokenizers, model.task)
+    layers = sum(weight.nbytes for name, weight in model.module.named_parameters() if ".layers." in name)
+    head = 4 * 31 * 28 if tie == "decoder" else 0  # not among the layers of the head, because it is the table
+    assert weights_of_a_step(model) == layers + head
+
+
+def test_limits_are_measured() -> None:
+    limits = measure_limits(torch.device("cpu"), ("fp32", "bf16"), buffer_bytes=400_000, size=64, repeats=2)
+    assert limits.bytes_per_second > 1e6 and set(limits.flops) == {"fp32", "bf16"}
+    assert min(limits.flops.values()) > 1e6 and limits.threads == torch.get_num_threads()
+
+
+def speed(precision: str, batch: int, rate: float, work: str = "decode") -> Speed:
+    return Speed(work, precision, batch, 32, "tokens", rate, 100.0 * batch)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "processors", "expected"),
+    [
+        ([speed("fp32", 1, 50.0), speed("bf16", 1, 90.0)], 1, "--precision bf16 is 1.8 times as fast here as fp32"),
+        ([speed("fp32", 1, 90.0), speed("bf16", 1, 91.0)], 2, "1 of 2 processors work: try --threads 2"),
+        ([speed("fp32", 1, 50.0), speed("fp32", 16, 400.0)], 1, "16 texts at a time give 8.0 times the tokens"),
+        ([speed("fp32", 1, 30.0, "prompt"), speed("fp32", 1, 20.0)], 1, "decode reaches 20% of the machine's limit"),
+        ([speed("fp32", 1, 90.0), speed("fp32", 16, 99.0)], 1, "it is close to the machine's limit"),
+    ],
+)
+def test_advice_names_what_gains_most(speeds: list[Speed], processors: int, expected: str) -> None:
+    assert advice(speeds, LIMITS, default="fp32", processors=processors).startswith(expected)
