@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,13 @@ def demo(
         message=print_message,
     )
     set_threads_and_seed(compute.threads, seed=None)
-    outcome = RUNNERS[kind](plan)
+    try:
+        outcome = RUNNERS[kind](plan)
+    except BaseException:
+        if not (plan.run / "checkpoints").exists():
+            # The folder is new, and its data alone would be in the way of the next demo.
+            shutil.rmtree(plan.run, ignore_errors=True)
+        raise
     seconds = round(time.monotonic() - began, 1)
     _close(plan, outcome, seconds)
     if as_json:

@@ -181,7 +181,7 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
             task=_CLASSIFY, below=_NAIVE_BAYES,
         ),
         Recipe(
-            12_000, "bpe", 8_000, 512, (Size(1, 256, 4, 512, 0.7),), _ENCODER, _CLASSIFY_TRAIN, most_epochs=6,
+            12_000, "bpe", 8_000, 512, (Size(1, 256, 4, 512, 0.7),), _ENCODER, _CLASSIFY_TRAIN, most_epochs=3,
             task=_CLASSIFY, below=_NAIVE_BAYES,
         ),
         Recipe(

@@ -108,6 +108,19 @@ def test_each_kind_has_its_demo_and_its_folder(
     assert "Go on: clearhead x" in shown
 
 
+@pytest.mark.parametrize(("made", "is_left"), [("data", False), ("checkpoints", True)])
+def test_a_demo_that_is_stopped_before_it_trains_leaves_nothing(
+    made: str, is_left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(plan: DemoPlan) -> DemoOutcome:
+        (plan.run / made).mkdir(parents=True)
+        raise InputError("stopped")
+
+    monkeypatch.setitem(demos.RUNNERS, "fill", run)
+    assert main(["demo", "fill", "--out", str(tmp_path / "run")]) == 2
+    assert (tmp_path / "run").exists() == is_left
+
+
 def test_only_pictures_that_were_drawn_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
