@@ -41,6 +41,7 @@ from clearhead.generate.batching import device_of
 from clearhead.generate.options import SearchOptions, TranslateKwargs
 from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.translation import longest_sentence
+from clearhead.inference.fast import exact_products
 from clearhead.predict.embed import similarity
 from clearhead.task import Noise, Reading, TaskRecord
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
@@ -188,7 +189,8 @@ def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions, *, 
     options.refuse_unused(kind)
     if isinstance(data, Mapping):
         data, notify = _as_in_training(data, model.task.reading, notify)
-    record = _measured(model, kind, data, options, notify)
+    with exact_products(model.module):
+        record = _measured(model, kind, data, options, notify)
     unusable = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
     if unusable:
         raise InputError(

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
-from clearhead.inference.fast import fast_linears
+from clearhead.inference.fast import exact_products, fast_linears
 from clearhead.watching import watched
 
 
@@ -99,4 +99,11 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 def fast_mode(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode with fast linear layers, and restore both afterwards."""
     with evaluation_mode(module), fast_linears(module):
+        yield
+
+
+@contextmanager
+def exact_mode(module: nn.Module) -> Iterator[None]:
+    """The same with products in the precision of the weights, so that results depend on no processor."""
+    with exact_products(module), fast_mode(module):
         yield

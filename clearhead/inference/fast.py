@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.inference.int8 import Int8Linear, Int8Matrix
-from clearhead.native.linear import Run, float_linear, int8_linear
+from clearhead.machine import has_fast_bf16
+from clearhead.native.linear import Run, float_linear, int8_linear, mixed_linear
+
+LEAST_WEIGHTS: Final = 2**23
+"""A model with fewer numbers in its linear layers stays in the caches, where products in bf16 gain nothing."""
 
 
 @contextmanager
@@ -17,11 +23,12 @@ def fast_linears(module: nn.Module) -> Iterator[None]:
     """Let the linear layers of a model run by compiled kernels, where there are some for its weights.
 
     Results are those of the plain layers up to the order of sums; with weights in 8 bits, up to rounding the inputs to
-    8 bits as well. Weights must not be moved inside the block; where gradients are recorded, the plain layers run.
+    8 bits as well, and with products in bf16 (`multiply_in_bf16`), up to rounding inputs and weights to bf16. Weights
+    must not be moved inside the block; where gradients are recorded, the plain layers of floating-point weights run.
     """
-    changed = []
+    changed, in_bf16 = [], vars(module).get("products") == torch.bfloat16
     for part in module.modules():
-        run = None if "forward" in vars(part) else _fast_forward(part)
+        run = None if "forward" in vars(part) else _fast_forward(part, in_bf16)
         if run is not None:
             vars(part)["forward"] = run
             changed.append(part)
@@ -32,22 +39,53 @@ def fast_linears(module: nn.Module) -> Iterator[None]:
             del vars(part)["forward"]
 
 
-def _fast_forward(part: nn.Module) -> Run | None:
+def multiply_in_bf16(module: nn.Module) -> bool:
+    """Let the fast linear layers of an fp32 model multiply in bf16, if that is faster on this processor; say whether.
+
+    Weights stay as they are beside rounded copies, and all else is computed in fp32.
+    """
+    weights = [part.weight for part in module.modules() if isinstance(part, nn.Linear)]
+    is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
+    is_fit = is_large and all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
+    if is_fit and has_fast_bf16(torch.device("cpu")):
+        vars(module)["products"] = torch.bfloat16
+    return "products" in vars(module)
+
+
+@contextmanager
+def exact_products(module: nn.Module) -> Iterator[None]:
+    """Multiply in the precision of the weights inside a with block, for numbers that depend on no processor."""
+    products = vars(module).pop("products", None)
+    try:
+        yield
+    finally:
+        if products is not None:
+            vars(module)["products"] = products
+
+
+def _fast_forward(part: nn.Module, in_bf16: bool) -> Run | None:
     if isinstance(part, Int8Linear):
-        return _of_matrix(part, part.bias)
+        return int8_linear(part.weight_int8, part.weight_scale, part.bias)
     if type(part) is nn.Linear:
-        return float_linear(part.weight, part.bias)
+        return _of_weight(part, part.weight, part.bias, in_bf16)
     if not isinstance(part, HeadLinear):
         return None
     holder = part.borrowed[0] if part.borrowed else part
-    projection = None if isinstance(holder, Int8Matrix) else part.projection
-    run = _of_matrix(holder, part.bias) if projection is None else float_linear(projection.weight_VD, part.bias)
+    if isinstance(holder, Int8Matrix):
+        run: Run | None = int8_linear(holder.weight_int8, holder.weight_scale, part.bias)
+    else:
+        run = _of_weight(part, part.projection.weight_VD, part.bias, in_bf16)
     return run if run is None or part.scale == 1.0 else _scaled(run, part.scale)
 
 
-def _of_matrix(holder: nn.Module, bias: Tensor | None) -> Run:
-    assert isinstance(holder, Int8Matrix)
-    return int8_linear(holder.weight_int8, holder.weight_scale, bias)
+def _of_weight(part: nn.Module, weight: Tensor, bias: Tensor | None, in_bf16: bool) -> Run | None:
+    if not in_bf16:
+        return float_linear(weight, bias)
+    state = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+    known = vars(part).get("rounded_weight")
+    if known is None or known[0] != state:
+        known = vars(part)["rounded_weight"] = (state, weight.detach().bfloat16().contiguous())
+    return mixed_linear(known[1], bias)
 
 
 def _scaled(run: Run, scale: float) -> Run:

@@ -11,6 +11,7 @@ from clearhead.errors import InputError
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.files.tensor_files import stored_dtype
+from clearhead.inference.fast import multiply_in_bf16
 from clearhead.inference.int8 import is_int8, to_int8
 from clearhead.machine import choose_device, choose_precision
 from clearhead.model.facade import Model
@@ -27,7 +28,9 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
             the layout of the Hugging Face hub; or, where there is no such folder, a name on the hub, optionally with
             @revision.
         device: auto, cpu, cuda, cuda:N or mps.
-        precision: auto, fp32, bf16 or int8: weights in 8 bits, for a CPU. auto keeps the 8 bits of a model saved so.
+        precision: fp32, bf16, or int8: weights in 8 bits, for a CPU. auto: bf16 on a GPU that has it; on a CPU fp32,
+            where predictions and generated text multiply in bf16 if that is faster (scores, measures and attention
+            never do); and the 8 bits of a model that was saved so.
 
     Raises:
         InputError: no usable model is there, or its weights are not numbers; the message says what was expected.
@@ -41,16 +44,16 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     checkpoint = find_checkpoint(str(ref))
     if checkpoint is not None:
         model = _of_checkpoint(checkpoint, dtype, torch_device)
-        refuse_nan(model.module, str(ref))
-        if in_int8:
-            to_int8(model.module)
-        return model
-    keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
-    module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype, keep_int8=keep_int8)
-    refuse_nan(module, str(ref))
-    if in_int8 and not is_int8(module):
-        to_int8(module)
-    return Model(module.to(torch_device).eval(), pair, task, hf_checkpoint)
+    else:
+        keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
+        module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype, keep_int8=keep_int8)
+        model = Model(module.to(torch_device).eval(), pair, task, hf_checkpoint)
+    refuse_nan(model.module, str(ref))
+    if in_int8 and not is_int8(model.module):
+        to_int8(model.module)
+    elif precision == "auto":
+        multiply_in_bf16(model.module)
+    return model
 
 
 def load_as_stored(ref: str | Path) -> Model:

@@ -23,6 +23,7 @@ namespace {
 
 constexpr int BLOCK = 4;              // outputs whose sums are in registers together
 constexpr int COLUMNS = 4;            // rows of x whose sums are
+constexpr long CACHED_ROWS = 512;
 constexpr long TILE = 16;             // rows and columns of a tile of the matrix unit, of 64 bytes each
 
 int32_t total(Ints sums) {
@@ -69,6 +70,13 @@ struct BFloat16 {
   static float finish(float sum, float) { return sum; }
   static float bias(const uint16_t* from, long n) { return from ? to_float(from[n]) : 0.0f; }
   static uint16_t round(float value) { return to_half(value); }
+};
+
+// Weights and products in bfloat16, rows and outputs in float32.
+struct Mixed : BFloat16 {
+  using Y = float;
+  static float bias(const float* from, long n) { return from ? from[n] : 0.0f; }
+  static float round(float value) { return value; }
 };
 
 // Both sides in 8 bits: a row of x has a scale of its own, and so has every output.
@@ -230,6 +238,16 @@ void write_tile(const Layer<BFloat16>& layer, const void* sums, long n, long m) 
   }
 }
 
+void write_tile(const Layer<Mixed>& layer, const void* sums, long n, long m) {
+  const Ints places = {0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240};
+  const float* from = static_cast<const float*>(sums);
+  const Floats bias = layer.bias ? load_lanes(layer.bias + n) : Floats{};
+  for (long j = 0; j < std::min(TILE, layer.M - m); ++j) {
+    const Floats value = (Floats)_mm512_i32gather_ps((__m512i)places, from + j, 4) + bias;
+    std::memcpy(layer.y + (m + j) * layer.N + n, &value, sizeof value);
+  }
+}
+
 void write_tile(const Layer<Int8>& layer, const void* sums, long n, long m) {
   const Ints places = {0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240};
   const int32_t* from = static_cast<const int32_t*>(sums);
@@ -303,6 +321,8 @@ long multiply_on_matrix_unit(const Layer<Kind>& layer) {
   return blocks * 2 * TILE;
 }
 
+long multiply_on_matrix_unit(const Layer<Float32>&) { return 0; }
+
 #else
 
 template <typename Kind>
@@ -311,6 +331,19 @@ long multiply_on_matrix_unit(const Layer<Kind>&) {
 }
 
 #endif
+
+// Multiply so many rows at a time that they stay in the cache while all weights pass by.
+template <typename Kind>
+void multiply_all(const Layer<Kind>& layer) {
+  for (long m = 0; m < layer.M; m += CACHED_ROWS) {
+    Layer<Kind> part = layer;
+    part.M = std::min(CACHED_ROWS, layer.M - m);
+    part.x += m * layer.K;
+    part.y += m * layer.N;
+    if (layer.row_scales) part.row_scales += m;
+    multiply(part, multiply_on_matrix_unit(part));
+  }
+}
 
 // Round each row of x to 8 bits; its scale is the largest magnitude / 127, and not-a-number where one value is.
 void quantize(const float* x, long M, long K, int8_t* rounded, float* scales) {
@@ -334,13 +367,22 @@ void quantize(const float* x, long M, long K, int8_t* rounded, float* scales) {
 extern "C" {
 
 void linear_float32(const float* x, const float* w, const float* bias, float* y, long M, long N, long K) {
-  multiply(Layer<Float32>{M, N, K, x, w, bias, nullptr, nullptr, y}, 0);
+  multiply_all(Layer<Float32>{M, N, K, x, w, bias, nullptr, nullptr, y});
 }
 
 void linear_bfloat16(
     const uint16_t* x, const uint16_t* w, const uint16_t* bias, uint16_t* y, long M, long N, long K) {
-  const Layer<BFloat16> layer{M, N, K, x, w, bias, nullptr, nullptr, y};
-  multiply(layer, multiply_on_matrix_unit(layer));
+  multiply_all(Layer<BFloat16>{M, N, K, x, w, bias, nullptr, nullptr, y});
+}
+
+void linear_mixed(
+    const float* x, const uint16_t* w, const float* bias, float* y, long M, long N, long K) {
+  static thread_local std::vector<uint16_t> rounded;
+  rounded.resize(M * K);
+  uint16_t* halves = rounded.data();  // not the vector: every thread has one of its own
+#pragma omp parallel for schedule(static) if (M * K > LEAST_WORK)
+  for (long i = 0; i < M * K; ++i) halves[i] = to_half(x[i]);
+  multiply_all(Layer<Mixed>{M, N, K, halves, w, bias, nullptr, nullptr, y});
 }
 
 void linear_int8(
@@ -350,7 +392,6 @@ void linear_int8(
   rounded.resize(M * K);
   row_scales.resize(M);
   quantize(x, M, K, rounded.data(), row_scales.data());
-  const Layer<Int8> layer{M, N, K, rounded.data(), w, bias, row_scales.data(), scales, y};
-  multiply(layer, multiply_on_matrix_unit(layer));
+  multiply_all(Layer<Int8>{M, N, K, rounded.data(), w, bias, row_scales.data(), scales, y});
 }
 }

@@ -55,6 +55,36 @@ def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     return run
 
 
+def mixed_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:
+    """Return a function that computes x weight^T + bias with x rounded to bf16, and with fp32 sums.
+
+    Args:
+        weight_NK: bf16, on the CPU, row by row; it must not move while the function is in use.
+        bias_N: fp32.
+
+    Returns:
+        None where there are no compiled kernels.
+    """
+    kernel = function("linear_mixed", pointers=4, numbers=3)
+    if kernel is None:
+        return None
+    outputs, inputs = weight_NK.shape
+    most_rows = MOST_ROWS[torch.bfloat16]
+    weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
+
+    def run(x: Tensor) -> Tensor:
+        rows = x.numel() // inputs
+        if rows > most_rows:
+            y = F.linear(x.bfloat16(), weight_NK).float()
+            return y if bias_N is None else y.add_(bias_N)
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], outputs)
+        kernel(x.data_ptr(), weight, bias, y.data_ptr(), rows, outputs, inputs)
+        return y
+
+    return run
+
+
 def int8_linear(
     weight_NK: Int8[Tensor, "outputs inputs"],
     scale_N: Float[Tensor, " outputs"],

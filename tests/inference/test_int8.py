@@ -15,6 +15,8 @@ from clearhead.cli.main import main
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.batching import fast_mode
+from clearhead.inference import fast
+from clearhead.inference.fast import multiply_in_bf16
 from clearhead.inference.int8 import dequantized, is_int8, quantize, to_int8
 from clearhead.weights.files import load_tensors
 from tests import hf_models as made
@@ -77,6 +79,33 @@ def test_fast_layers_compute_what_the_plain_ones_do_and_only_inside_the_block(na
     with fast_mode(rounded):
         error = (outputs(rounded) - plain).abs()
     assert 0.0 < error.max() <= 0.1 * plain.abs().max()
+
+
+def test_products_in_bf16_are_close_and_neither_scores_nor_weights_change(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(fast, "LEAST_WEIGHTS", 1)
+    exact, quick = (ch.load(folder, device="cpu", precision=precision) for precision in ("fp32", "auto"))
+    with fast_mode(exact.module), fast_mode(quick.module):
+        first, second = outputs(exact.module), outputs(quick.module)
+    assert 0.0 < (first - second).abs().max() <= 0.05 * first.abs().max()
+    assert torch.equal(outputs(exact.module), outputs(quick.module))
+    assert exact.score(["the cat"]) == quick.score(["the cat"])
+    weight = next(part.weight for part in quick.module.modules() if isinstance(part, nn.Linear))
+    with torch.no_grad():
+        weight.mul_(2.0)
+    with fast_mode(quick.module):
+        assert not torch.equal(outputs(quick.module), second), "the rounded copy is made again"
+
+
+def test_small_models_and_slow_processors_multiply_as_their_weights_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not multiply_in_bf16(ch.load(folder, device="cpu", precision="fp32").module)
+    monkeypatch.setattr(fast, "LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(fast, "has_fast_bf16", lambda device: False)
+    assert not multiply_in_bf16(ch.load(folder, device="cpu", precision="fp32").module)
 
 
 def test_a_model_trains_inside_the_block() -> None:

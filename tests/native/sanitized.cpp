@@ -7,6 +7,7 @@
 extern "C" {
 void linear_float32(const float*, const float*, const float*, float*, long, long, long);
 void linear_bfloat16(const uint16_t*, const uint16_t*, const uint16_t*, uint16_t*, long, long, long);
+void linear_mixed(const float*, const uint16_t*, const float*, float*, long, long, long);
 void linear_int8(const float*, const int8_t*, const float*, const float*, float*, long, long, long);
 void top_float32(const float*, float*, int64_t*, float*, long, long, long, long);
 void top_bfloat16(const uint16_t*, float*, int64_t*, float*, long, long, long, long);
@@ -32,6 +33,7 @@ int main() {
         auto x16 = numbers<uint16_t>(rows * inputs), w16 = numbers<uint16_t>(outputs * inputs);
         auto bias16 = numbers<uint16_t>(outputs), y16 = numbers<uint16_t>(rows * outputs);
         linear_bfloat16(x16.data(), w16.data(), bias16.data(), y16.data(), rows, outputs, inputs);
+        linear_mixed(x.data(), w16.data(), bias.data(), y.data(), rows, outputs, inputs);
         for (long count = 1; count <= inputs && count < 5; ++count) {
           auto values = numbers<float>(rows * count), totals = numbers<float>(rows);
           auto places = numbers<int64_t>(rows * count);

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.native import build
-from clearhead.native.linear import float_linear, int8_linear
+from clearhead.native.linear import float_linear, int8_linear, mixed_linear
 from clearhead.native.top import top_and_log_total
 
 # What a compiler may use, and the flags of the processor that this needs.
@@ -65,6 +65,21 @@ def test_linear_layers_are_those_of_exact_arithmetic(kernels: ctypes.CDLL, dtype
         assert (found.double() - exact).abs().max() <= (
             4 * torch.finfo(torch.float32).eps * size + step * exact.abs().max()
         )
+
+
+def test_mixed_layers_round_their_rows_alone(kernels: ctypes.CDLL) -> None:
+    for rows, outputs, inputs in [*SIZES, (300, 32, 64)]:
+        x, weight, bias = linears(rows, outputs, inputs, torch.float32)
+        weight = weight.bfloat16()
+        run = mixed_linear(weight, bias)
+        assert run is not None
+        exact = F.linear(x.bfloat16().double(), weight.double(), bias.double())
+        step = (
+            torch.finfo(torch.bfloat16).eps if rows > 256 else 1e-6
+        )  # many rows are PyTorch's, whose outputs are bf16
+        found = run(x)
+        assert found.dtype == torch.float32
+        assert (found.double() - exact).abs().max() <= step * F.linear(x.abs(), weight.float().abs()).max()
 
 
 def test_layers_in_8_bits_are_the_products_of_rounded_rows(kernels: ctypes.CDLL) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, fast_mode, pad_ids
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, exact_mode, pad_ids
 from clearhead.generate.results import length_normalised
 from clearhead.printing import Printed
 
@@ -85,7 +85,7 @@ def score_targets(
     # Every target token takes a row of logits, so a large vocabulary needs smaller batches.
     budget = max(min(batch_tokens, 2 * MOST_LOGITS // module.num_target_ids), 1)
     costs = [2 * max(len(source), len(label)) for source, label in zip(sources, labels, strict=True)]
-    with fast_mode(module), torch.inference_mode():
+    with exact_mode(module), torch.inference_mode():
         for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
             ids_BS, mask_BS = pad_ids([sources[i] for i in batch], pad_id, device)
             labels_BT, mask_BT = pad_ids([labels[i] for i in batch], pad_id, device)

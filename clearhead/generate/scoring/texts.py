@@ -21,7 +21,7 @@ from torch import Tensor
 from clearhead import core
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.batching import batches_by_cost, device_of, fast_mode
+from clearhead.generate.batching import batches_by_cost, device_of, exact_mode
 from clearhead.generate.prefill import check_model
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
 
@@ -114,7 +114,7 @@ def token_log_probabilities(
     costs = [part.stop - part.start for part in parts]
     num_outputs = module.num_target_ids
     budget = max(min(2**14, MOST_LOGITS // num_outputs), 1)
-    with fast_mode(module):
+    with exact_mode(module):
         for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
             chosen = [parts[i] for i in batch]
             with torch.inference_mode():
