@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import torch
 from embed_speed import checkpoint as minilm
 
 import clearhead as ch
+from clearhead.bench.limits import measure_limits
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.translation import translate_ids
@@ -32,21 +34,7 @@ from clearhead.model.facade import Model
 Run = Callable[[], object]
 VOCABULARY, TARGET = 32_000, 25
 CASES = ("decode-1", "decode-8", "decode-32", "prompt-512", "translate-1", "translate-64x4", "embed")
-OURS = ("fp32", "bf16", "int8")
-
-
-def limits() -> dict[str, float]:
-    """Return bytes and operations per second, the best of ten."""
-    buffer = torch.ones(512 * 2**20 // 4)
-    sides = {dtype: torch.randn(2048, 2048).to(dtype) for dtype in (torch.float32, torch.bfloat16)}
-    found = {"bytes": buffer.nbytes / best(buffer.sum)}
-    for dtype, side in sides.items():
-        found[str(dtype).removeprefix("torch.")] = 2 * 2048**3 / best(lambda side=side: side @ side)
-    return found
-
-
-def best(run: Run, rounds: int = 10) -> float:
-    return min(seconds(run) for _ in range(rounds))
+OURS = ("auto", "fp32", "bf16", "int8")
 
 
 def seconds(run: Run) -> float:
@@ -225,7 +213,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    record: dict[str, object] = {"limits": limits(), "threads": options.threads, "torch": torch.__version__}
+    record: dict[str, object] = {
+        "limits": asdict(measure_limits(torch.device("cpu"), OURS[1:])),
+        "threads": options.threads,
+        "torch": torch.__version__,
+    }
     with tempfile.TemporaryDirectory() as name:
         make = {
             "embed": minilm,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 import torch
 
 from clearhead.machine import has_fast_bf16
+from clearhead.native.build import library
 
-Precision = Literal["fp32", "bf16"]
-DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Precision = Literal["fp32", "bf16", "int8"]
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
 BUFFER_BYTES: Final = 512_000_000
 """More than any cache holds."""
@@ -37,7 +39,12 @@ class Limits:
 
 def fast_precisions(device: torch.device) -> tuple[Precision, ...]:
     """Return the precisions in which a device multiplies matrices fast."""
-    return ("fp32", "bf16") if has_fast_bf16(device) else ("fp32",)
+    found: list[Precision] = ["fp32"]
+    if has_fast_bf16(device):
+        found.append("bf16")
+    if device.type == "cpu" and library() is not None:
+        found.append("int8")
+    return tuple(found)
 
 
 def measure_limits(
@@ -62,9 +69,9 @@ def measure_limits(
     del buffer
     flops: dict[str, float] = {}
     for precision in precisions:
-        matrix = torch.full((size, size), 1 / size, dtype=DTYPES[precision], device=device)
-        out = torch.empty_like(matrix)
-        flops[precision] = 2 * size**3 / best_seconds(lambda: torch.mm(matrix, matrix, out=out), device, repeats)  # noqa: B023
+        matrix = torch.full((size, size), 1 / size, device=device).to(DTYPES[precision])
+        multiply = partial(torch._int_mm if precision == "int8" else torch.mm, matrix, matrix)
+        flops[precision] = 2 * size**3 / best_seconds(multiply, device, repeats)
     return Limits(torch.get_num_threads(), bandwidth, flops)
 
 

@@ -14,9 +14,10 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.bench.limits import Limits, Precision, seconds
+from clearhead.core.head import Linear
 from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
 from clearhead.generate.options import GenerateOptions
@@ -234,12 +235,19 @@ def weights_of_a_step(model: Model) -> int:
     module = model.module
     assert module.decoder is not None, "a model that decodes has a decoder"
     parts = [module.decoder] if module.head is None else [module.decoder, module.head]
-    own: set[Tensor] = {weight for part in parts for weight in part.parameters()}
-    own -= set(module.decoder.embedding.parameters())
+    own: set[Tensor] = {weight for part in parts for weight in _tensors(part)}
+    own -= set(_tensors(module.decoder.embedding))
     if module.head is not None:
         # A tied matrix belongs to the embedding, and the head reads all of it.
-        own.add(module.head.projection().weight_VD)
+        linear = next(layer for layer in reversed(module.head.layers) if isinstance(layer, Linear))
+        holder = linear.borrowed[0] if linear.borrowed else linear
+        own.update(_tensors(holder))
     return sum(weight.nbytes for weight in own)
+
+
+def _tensors(part: nn.Module) -> list[Tensor]:
+    """Return the weights of a part; those in 8 bits are buffers."""
+    return [*part.parameters(), *part.buffers()]
 
 
 def _fitting(model: Model, effort: Effort) -> Iterator[tuple[int, int]]:

@@ -44,7 +44,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     device, processors = choose_device(compute.device), torch.get_num_threads()
     precisions = fast_precisions(device)
     if compute.precision != "auto":
-        precisions = (choose_precision(compute.precision, device),)
+        precisions = ("int8",) if compute.precision == "int8" else (choose_precision(compute.precision, device),)
     models = ((precision, replace(compute, precision=precision).load_model(ref)) for precision in precisions)
     precision, model = next(models)
     print_message("measuring the machine")
