@@ -23,9 +23,11 @@ FAMILIES = {
     "translate": "average = 2\nbleu_sentences = 7",
     "fill": 'early_stop = { metric = "loss", patience = 1 }',
     "lora": "accumulate = 2",
+    "stream": "accumulate = 2",
 }
 GROUPS = [
     ("generate", "ddp", 2), ("generate", "ddp", 4), ("translate", "ddp", 2), ("fill", "ddp", 2), ("lora", "ddp", 2),
+    ("stream", "ddp", 2),
     ("generate", "fsdp", 2), ("translate", "fsdp", 2), ("lora", "fsdp", 2),
 ]  # fmt: skip
 RESUMED = [("ddp", 4), ("fsdp", 2)]
@@ -56,10 +58,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Rec
                 "generate": ('kind = "generate"', "decoder", TEXT),
                 "translate": ('kind = "translate"', "encoder-decoder", PAIRS),
                 "fill": ('kind = "fill"', "encoder", TEXT),
+                "stream": ('kind = "generate"', "decoder", TEXT),
                 "lora": (f'kind = "generate"\ninit = "{folder}/generate/run"', "", TEXT),
             }[name]
             more += "\n[lora]\nrank = 3" if name == "lora" else ""
             file = write_run_file(folder, name, task, family, data, more, rate=0.2 if name == "fill" else 1e-2)
+            if name == "stream":
+                keys = "max_length = 13\nstream = true\nshuffle_buffer = 501"
+                file.write_text(file.read_text().replace("max_length = 13", keys))
             found[name] = train_alone(file)
     return folder, found
 
