@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 
 from clearhead.errors import InputError
 from clearhead.hf.tokenizers import CheckpointTokenizers, load_tokenizers
+from clearhead.text import backend
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from tests.hf import tokenizer_folders as made
@@ -305,6 +306,19 @@ def test_a_saved_one_is_the_same_one(tmp_path: Path) -> None:
     assert loaded.source.encode("a cat") == pair.source.encode("a cat")
     unframed = Tokenizer.load(tmp_path / "a")
     assert not unframed.has_own_special_tokens and unframed.encode("a cat") == pair.source.encode("a cat")
+
+
+def test_a_large_file_is_handed_to_the_library_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was four times: each took half a second with a vocabulary of 50,000."""
+    vocabulary, merges = made.merges(("<|endoftext|>",))
+    config = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>", "src_lang": "en"}
+    made.write(tmp_path, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config})
+    loaded, load = [], backend._loaded
+    monkeypatch.setattr(backend, "_loaded", lambda document: loaded.append(1) or load(document))
+    first = load_tokenizers(tmp_path).pair.source
+    assert len(loaded) == 1
+    # Another one is not taken for it, whatever has its place in memory.
+    assert load_tokenizers(tmp_path).pair.source.encode("the cat") == first.encode("the cat") and len(loaded) == 2
 
 
 def test_places_of_pieces(tmp_path: Path) -> None:
