@@ -1,11 +1,13 @@
-"""A bound on the kernels that oneDNN keeps: on CPUs with matrix units it makes one for each shape of a 16-bit product.
+"""Bounds on the kernels that are kept: on CPUs with matrix units oneDNN makes one for each shape of a 16-bit product.
 
-A kernel takes almost a megabyte, and torch keeps the last 1,024 of them. Half of that memory is never given back, so it
-is the number of shapes that bounds the rest (`data/batches/shapes.py`).
+A kernel takes almost a megabyte. oneDNN keeps the last 1,024 of them, and so does torch in a cache of its own, which
+holds on to those that oneDNN drops. What is dropped leaves holes in memory, which malloc keeps unless told not to.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from typing import Final
 
@@ -13,13 +15,32 @@ import torch
 
 CAPACITY: Final = 512
 """So many kernels are kept: with fewer, those of a translation's batches are made again and again."""
-_NAMES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"
+OWN_CAPACITY: Final = 16
+"""So many are kept by torch beside them."""
+STEPS_BETWEEN: Final = 25
+_BOUNDS: Final = {
+    ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"): CAPACITY,
+    ("LRU_CACHE_CAPACITY",): OWN_CAPACITY,
+}
 
 
 def limit_kernel_cache() -> None:
     """Bound the number of kernels that are kept, unless the user's environment does; before the first product."""
-    if not any(name in os.environ for name in _NAMES):
-        os.environ[_NAMES[0]] = str(CAPACITY)
+    for names, capacity in _BOUNDS.items():
+        if not any(name in os.environ for name in names):
+            os.environ[names[0]] = str(capacity)
+
+
+def return_memory(step: int, device: torch.device, precision: str) -> None:
+    """Give what dropped kernels left back to the system, once in some steps; only glibc can.
+
+    Args:
+        step: of training.
+        device, precision: of its products.
+    """
+    if step % STEPS_BETWEEN == 0 and needs_kernels(device, precision):
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def needs_kernels(device: torch.device, precision: str) -> bool:

@@ -26,6 +26,7 @@ from clearhead.runs.directory import RunDirectory, held
 from clearhead.runs.metrics import Metrics
 from clearhead.runs.recent_weights import about_averaged, load_recent
 from clearhead.training.dry_run import is_out_of_memory
+from clearhead.training.kernel_cache import return_memory
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.optimizers import load_optimizer
 from clearhead.training.optim.schedules import Schedule
@@ -294,6 +295,7 @@ class _Training(Generic[BatchT]):
         parts.optimizer.step()
         if self.ema is not None:
             self.ema.update(parts.module)
+        return_memory(step, self.parameters[0].device, self.settings.precision)
         spent = time.monotonic() - began
         tally = self.tally
         tally.step = step

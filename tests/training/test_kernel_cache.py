@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import os
+import platform
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
 
 from clearhead.training import dry_run
 from clearhead.training.dry_run import Workload, step_cost
-from clearhead.training.kernel_cache import CAPACITY, limit_kernel_cache, needs_kernels
+from clearhead.training.kernel_cache import (
+    CAPACITY,
+    OWN_CAPACITY,
+    STEPS_BETWEEN,
+    limit_kernel_cache,
+    needs_kernels,
+    return_memory,
+)
 from clearhead.training.settings import TrainSettings
 from tests.training.small import NextToken, ShuffledTokens, Tokens, summed_loss
 
 OURS, OTHER = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"
+TORCH = "LRU_CACHE_CAPACITY"
 
 
-@pytest.mark.parametrize("given", [None, OURS, OTHER])
+@pytest.mark.parametrize("given", [None, OURS, OTHER, TORCH])
 def test_the_users_bound_comes_first(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
-    for name in (OURS, OTHER):
+    for name in (OURS, OTHER, TORCH):
         monkeypatch.setenv(name, "7")
         if name != given:
             monkeypatch.delenv(name)
     limit_kernel_cache()
-    assert os.environ.get(OURS) == {None: str(CAPACITY), OURS: "7", OTHER: None}[given]
+    assert os.environ.get(OURS) == {OURS: "7", OTHER: None}.get(str(given), str(CAPACITY))
+    assert os.environ[TORCH] == ("7" if given == TORCH else str(OWN_CAPACITY))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_holes_in_memory_are_given_back() -> None:
+    blocks = [bytes(1500) for _ in range(80_000)]
+    last = blocks[-1]
+    blocks.clear()
+    held = psutil.Process().memory_info().rss
+    return_memory(STEPS_BETWEEN + 1, torch.device("cpu"), "bf16")
+    return_memory(STEPS_BETWEEN, torch.device("cpu"), "fp32")
+    assert psutil.Process().memory_info().rss > held - 20e6
+    return_memory(STEPS_BETWEEN, torch.device("cpu"), "bf16")
+    assert psutil.Process().memory_info().rss < held - 60e6 and last
 
 
 def test_kernels_are_needed_for_products_in_16_bits_on_a_cpu() -> None:
