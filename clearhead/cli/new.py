@@ -16,9 +16,9 @@ from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import DATA_OPTIONS, Force, Json, Pattern
 from clearhead.errors import InputError, keys_as_options
 from clearhead.files import names_in, refuse_unwritable, write_output
-from clearhead.recipes.draft import Draft, NewOptions, draft
 
 if TYPE_CHECKING:
+    from clearhead.recipes.draft import Draft
     from clearhead.recipes.fit import Fitted
 
 # A year.
@@ -227,6 +227,8 @@ def _write_run_file(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
+    from clearhead.recipes.draft import NewOptions, draft
+
     refuse_unwritable(output, force=force)
     if init == "":
         raise InputError("--init is empty: name a checkpoint or a run, or leave it out to train from scratch")

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clearhead.data.objectives.spans import num_sentinels
 from clearhead.recipes.survey import Survey, TextSurvey, tokenizer_kind, vocab_size
 from clearhead.recipes.table import CHECKPOINT, PATIENCE, VALIDATIONS, Recipe, Size, Value
 
@@ -246,10 +245,17 @@ def _data(plan: DataPlan, words: TaskWords, choice: Choice) -> list[Setting]:
     return settings
 
 
+def _num_sentinels(length: int) -> int:
+    # Only now: batches load torch, and faults in the data should not wait for it.
+    from clearhead.data.objectives.spans import num_sentinels
+
+    return num_sentinels(length)
+
+
 def _tokenizer(plan: DataPlan, recipe: Recipe, choice: Choice) -> list[Setting]:
     kind = tokenizer_kind(recipe, plan.survey)
     # The mask, or a sentinel for each span.
-    special = {"fill": 1, "denoise": num_sentinels(choice.max_length)}.get(plan.task, 0)
+    special = _num_sentinels(choice.max_length) if plan.task == "denoise" else int(plan.task == "fill")
     size = vocab_size(recipe, plan.survey, num_special=special)
     if kind == "split":
         comment = 'the text is segmented already: its "@@ " marks are joined in the output'

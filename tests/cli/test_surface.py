@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import metadata
 from typing import Any
 
@@ -203,3 +205,10 @@ def test_a_mistake_ends_in_one_sentence_and_exit_code_2(
 def test_debug_shows_where(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "no-such-run", "--debug"]) == 2
     assert "Traceback" in capfd.readouterr().err
+
+
+def test_help_waits_for_no_library_of_training() -> None:
+    program = "import sys\nfrom clearhead.cli.main import main\nmain(['--help'])\nprint(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert not loaded & {"torch", "transformers", "tokenizers", "matplotlib", "numpy", "pydantic"}
