@@ -35,7 +35,8 @@ def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     """
     dtype = weight_NK.dtype
     kernel = function(f"linear_{str(dtype).removeprefix('torch.')}", pointers=4, numbers=3)
-    is_fit = weight_NK.device.type == "cpu" and weight_NK.is_contiguous()
+    # Weights that are spread over processes are gathered for each call, into other memory.
+    is_fit = weight_NK.device.type == "cpu" and weight_NK.is_contiguous() and not hasattr(weight_NK, "placements")
     is_fit = is_fit and (bias_N is None or (bias_N.dtype == weight_NK.dtype and bias_N.is_contiguous()))
     if kernel is None or not is_fit:
         return None

@@ -33,7 +33,12 @@ from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP, build_schedule
 from clearhead.training.optim.weight_averages import average_checkpoints
-from clearhead.training.parallel.agreement import check_divisible, check_same_data, check_same_everywhere
+from clearhead.training.parallel.agreement import (
+    check_divisible,
+    check_run_is_seen,
+    check_same_data,
+    check_same_everywhere,
+)
 from clearhead.training.parallel.choice import build_engine, shares_model, work_of_one
 from clearhead.training.parallel.joining import joined, own_device
 from clearhead.training.parallel.processes import Place, Processes
@@ -110,6 +115,7 @@ def _train(
     limit_kernel_cache()
     memory_before = memory_in_use(device)
     choices = processes.first_of((saved_choices(run) or {}) if resume and processes.is_first else {})
+    check_run_is_seen(processes, run)
     for change in changed_files(choices, run_file, run):
         progress.message(change)
     if resume:

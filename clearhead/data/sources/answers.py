@@ -177,14 +177,15 @@ def _gold(text: object, start: object, context: str, place: str) -> GoldAnswer:
 
 def _source(table: Mapping[str, Any]) -> AnswerSource:
     path = user_path(table["text"])
-    if not path.exists():
-        raise InputError(f"{path}: {absent(path)}")
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file in it")
     if has_ending(path, ".jsonl"):
         return AnswerRows(JsonLinesFile(path, {field: field for field in _FIELDS}, raw=_RAW))
     if has_ending(path, ".json"):
         return SquadFile(path)
+    # One that is well named may be written before it is read, as lists of examples are.
+    if not path.exists():
+        raise InputError(f"{path}: {absent(path)}")
     raise InputError(
         f"{path}: expected a name that ends in .json, for the SQuAD layout, or in .jsonl, for lines with "
         f"{', '.join(_FIELDS)}"

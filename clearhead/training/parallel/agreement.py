@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from clearhead.data.batches.base import Batch
@@ -30,6 +31,20 @@ def check_same_everywhere(processes: Processes, run_file: RunFile) -> None:
                 f"process {rank} was started with another run file than process 0: {keys[0]} is {other!r} there and "
                 f"{first!r} here; start all of them with the same file and the same changes"
             )
+
+
+def check_run_is_seen(processes: Processes, run: Path) -> None:
+    """Refuse machines that do not see the run directory, after a message of the process that made it.
+
+    Raises:
+        InputError: one does not see what the first process made.
+    """
+    blind = [rank for rank, is_seen in enumerate(processes.all_of(run.is_dir())) if not is_seen]
+    if blind:
+        raise InputError(
+            f"process {blind[0]} does not see the run directory {run}, which process 0 made: name a folder that all "
+            "machines share (train.run=...)"
+        )
 
 
 def check_same_data(processes: Processes, parts: TaskParts[Any]) -> None:

@@ -100,6 +100,7 @@ def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
         training("four", "translate", 4, "train.steps=2", "train.parallel=fsdp", run="other"),
         training("two", "translate", 2, "train.parallel=ddp", run="other", resume=True),
         training("changed", "generate", 2, changes_by_rank={"1": ["train.seed=5"]}),
+        training("unseen", "generate", 2, "train.run=nearby", folders=[str(folder), str(folder / "elsewhere")]),
         training("other-data", "generate", 2, folders=[str(folder), str(folder / "elsewhere")]),
         training("small", "generate", 4, "train.batch_tokens=39"),
         training("lonely", "generate", 2, absent=[1], arrival=1.0),
@@ -173,6 +174,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
     ("name", "size", "kind", "words"),
     [
         ("changed", 2, "InputError", ("process 1", "another run file", "train.seed is 5", "1 here")),
+        ("unseen", 2, "InputError", ("process 1", "does not see the run directory nearby", "all machines")),
         ("other-data", 2, "InputError", ("process 1", "another training data", "same files")),
         ("small", 4, "InputError", ("train.batch_tokens is 39", "3 rows of 13 tokens", "at least 52", "at most 3")),
     ],
@@ -185,7 +187,7 @@ def test_what_does_not_fit_is_said_by_one_process(
     assert len(said) == 1 and said[0][0] == kind, errors
     assert all(word in said[0][1] for word in words), said
     assert {groups.found(name, rank)["code"] for rank in range(size)} == {None, 2}
-    assert not (groups.folder / name).exists()
+    assert not (groups.folder / name).exists() and not (groups.folder / "nearby").exists()
 
 
 def test_a_process_that_never_arrives_is_not_waited_for_without_end(groups: Groups) -> None:
