@@ -232,7 +232,9 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
         message = message.removesuffix("?") + "?)" if "(did you mean" in message else message
     is_new = any(option not in message for option in needed)
     takes = f"; it needs {' and '.join(needed)}" if is_new else ""
-    return f"{name}: {message[:1].lower()}{message[1:]}{takes}; see {name} --help"
+    # An argument is written in capitals, as in the help.
+    first = message[:1] if message[1:2].isupper() else message[:1].lower()
+    return f"{name}: {first}{message[1:]}{takes}; see {name} --help"
 
 
 def _bad_value(error: Any, words: Sequence[str]) -> str:
@@ -249,7 +251,7 @@ def _bad_value(error: Any, words: Sequence[str]) -> str:
     elif "number" in error.message or "float" in error.message:
         expected = "a number"
     else:
-        return f"{option} is not valid: {error.message}"
+        return f"{option} is not valid: {error.message.rstrip('.')}"
     after = [words[index + 1] for index, word in enumerate(words[:-1]) if word in error.param.opts]
     after += [word.partition("=")[2] for word in words if word.partition("=")[0] in error.param.opts and "=" in word]
     return f"{option} expects {expected}{f', received {after[-1]!r}' if after else ''}"

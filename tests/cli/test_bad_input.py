@@ -249,6 +249,15 @@ def test_wrong_words(arguments: list[str], expected: str, trained: Path, capfd: 
     assert filled(expected) in refused(capfd, *map(filled, arguments))
 
 
+def test_a_file_that_must_not_be_read(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *arguments, **options: False)
+    file = f"{trained}/valid.source"
+    message = refused(capfd, "translate", f"{trained}/run", file)
+    assert f"clearhead translate: FILE is not valid: path '{file}' is not readable; see clearhead" in message
+
+
 def test_a_file_never_takes_the_place_of_a_device(
     trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
