@@ -43,6 +43,7 @@ from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.translation import longest_sentence
 from clearhead.inference.fast import exact_products
 from clearhead.predict.embed import similarity
+from clearhead.spec.describe import number_of
 from clearhead.task import Noise, Reading, TaskRecord
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair
@@ -301,7 +302,7 @@ def _text(model: Evaluated, data: object, options: EvaluateOptions, notify: Noti
     """Measure how well a model predicts the next, or the hidden, tokens of a text."""
     source = _source(data, "generate", parse_text_source)
     corpus = prepare_corpus(TextRows(source) if isinstance(source, Examples) else source, model.tokenizers.source)
-    notify(f"{corpus.num_tokens:,} tokens in {len(corpus):,} documents")
+    notify(f"{corpus.num_tokens:,} tokens in {number_of(len(corpus), 'document')}")
     objective = _objective(model)
     if objective is None:
         return _next_tokens(model, corpus, options)

@@ -20,6 +20,7 @@ _USES: Final = MappingProxyType(
         "classify": "FILE",
         "tag": "FILE",
         "embed": "FILE",
+        "answer": "--question TEXT --context-file FILE",
     }
 )
 _PAIRS: Final = ("translate", "embed")

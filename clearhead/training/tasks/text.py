@@ -14,6 +14,7 @@ from clearhead.data.stores.text_stream import TextStream, sample
 from clearhead.data.stores.tokenizers import cached_text_tokenizer, excerpts
 from clearhead.errors import InputError
 from clearhead.machine import size
+from clearhead.spec.describe import number_of
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.data_files import streamed_shards
@@ -96,9 +97,10 @@ def prepare_part(setup: TaskSetup, tokenizer: Tokenizer, name: str) -> Corpus:
         source, share = part_of(setup.run_file, name, parse_text_source)
         return prepare_corpus(source, tokenizer, share=share)
 
-    return prepare_store(
-        setup.progress, name, prepare, lambda corpus: f"{corpus.num_tokens:,} tokens in {len(corpus):,} documents"
-    )
+    def found(corpus: Corpus) -> str:
+        return f"{corpus.num_tokens:,} tokens in {number_of(len(corpus), 'document')}"
+
+    return prepare_store(setup.progress, name, prepare, found)
 
 
 def text_side(name: str, tokenizer: Tokenizer, corpora: Stores[Corpus], *, longest: int) -> DataSide:
