@@ -204,8 +204,10 @@ class _FoundTensors:
                     has, needs = self._shape(groups[0][-1]), list(bound.save_shape())
                     faults.append(f"'{groups[0][-1]}' has the shape {has}, the config needs {needs}")
                     break
-                # The kernels of inference read a matrix row by row; GPT-2's are stored the other way round.
-                filled[address] = tensor.to(dtype).contiguous()
+                # Kernels of inference read a matrix row by row, and GPT-2's are stored the other way round; what is
+                # converted anyway is turned, what lies in the mapped file stays there.
+                is_mapped = all(self._is_kept(name, dtype, is_view=bound.is_view) for name in chosen)
+                filled[address] = tensor.to(dtype) if is_mapped else tensor.to(dtype).contiguous()
         return filled
 
     def _shape(self, name: str) -> list[int]:
@@ -226,9 +228,12 @@ class _FoundTensors:
 
     def _tensor(self, name: str, dtype: torch.dtype, *, is_view: bool) -> Tensor:
         """Return a tensor for its slot: inside the mapped file where it needs no conversion."""
-        stored = FLOATS.get(self.files.headers[self.names[name]].dtype)
-        is_kept = stored is None or (is_view and stored == dtype)
+        is_kept = self._is_kept(name, dtype, is_view=is_view)
         return self[name] if is_kept else self.files.read(self.names[name], dtype)
+
+    def _is_kept(self, name: str, dtype: torch.dtype, *, is_view: bool) -> bool:
+        stored = FLOATS.get(self.files.headers[self.names[name]].dtype)
+        return stored is None or (is_view and stored == dtype)
 
     def _take(self, names: Sequence[str], faults: list[str]) -> str:
         """Choose among the names of a tensor: token embeddings must all be equal, else the last counts."""

@@ -126,7 +126,7 @@ def test_squad_entries_that_cannot_be_used(tmp_path: Path, qas: Any, message: st
             ":2: expected JSON in the SQuAD layout, but extra data; the name of a file of JSON",
         ),
         ("t.json", "[]", ": expected an object with the field 'data', received []"),
-        ("t.json", '{"data": []}', "expected at least one question from 0% to 100% of the source, but all of it has 0"),
+        ("t.json", '{"data": []}', "expected at least one question, found none"),
         ("t.txt", "", "expected a name that ends in .json, for the SQuAD layout, or in .jsonl"),
         ("t.jsonl", '{"context": "a", "question": "b"}\n', ":1: there is no field 'answer'; the fields are"),
         ("t.jsonl", rows([("Ada", "q", [("Bob", 0)])]), ':1: the answer "Bob" does not begin at character 0 of the'),

@@ -324,7 +324,7 @@ ONE = [("a", "x"), ("b", "y")]
         ([("a", "1"), ("b", "inf")], "regression", r"t.tsv:2: the label is \"inf\"; expected a finite number"),
         ([("a", "3"), ("b", "3.0")], "regression", "t.tsv:1: all 2 labels from here on are the number 3"),
         ([("", "x"), (" ", "y")], "single_label", "t.tsv:1: all 2 texts from here on are empty"),
-        ([("a", "x"), ("b",)], "single_label", "t.tsv:2: there is no column 2 in this line"),
+        ([("a", "x"), ("b",)], "single_label", "t.tsv:2: expected 2 columns, separated by tabs"),
     ],
 )
 def test_labels_that_cannot_be_learned(tmp_path: Path, rows: list[Any], kind: str, message: str) -> None:
