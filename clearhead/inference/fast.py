@@ -24,11 +24,14 @@ def fast_linears(module: nn.Module) -> Iterator[None]:
 
     Results are those of the plain layers up to the order of sums; with weights in 8 bits, up to rounding the inputs to
     8 bits as well, and with products in bf16 (`multiply_in_bf16`), up to rounding inputs and weights to bf16. Weights
-    must not be moved inside the block; where gradients are recorded, the plain layers of floating-point weights run.
+    must not be moved inside the block. The plain layers run where gradients are recorded, in a model whose activations
+    are being watched, and in fp32 in a model without a decoder: it reads whole texts, where PyTorch is as fast.
     """
-    changed, in_bf16 = [], vars(module).get("products") == torch.bfloat16
-    for part in module.modules():
-        run = None if "forward" in vars(part) else _fast_forward(part, in_bf16)
+    in_bf16 = vars(module).get("products") == torch.bfloat16
+    has_few_rows = getattr(module, "decoder", None) is not None
+    changed = []
+    for part in () if _is_watched(module) else module.modules():
+        run = None if "forward" in vars(part) else _fast_forward(part, in_bf16, has_few_rows)
         if run is not None:
             vars(part)["forward"] = run
             changed.append(part)
@@ -63,24 +66,31 @@ def exact_products(module: nn.Module) -> Iterator[None]:
             vars(module)["products"] = products
 
 
-def _fast_forward(part: nn.Module, in_bf16: bool) -> Run | None:
+def _is_watched(module: nn.Module) -> bool:
+    """Return whether something reads or changes activations on their way."""
+    return any(
+        getattr(part, "watchers", None) or part._forward_hooks or part._forward_pre_hooks for part in module.modules()
+    )
+
+
+def _fast_forward(part: nn.Module, in_bf16: bool, has_few_rows: bool) -> Run | None:
     if isinstance(part, Int8Linear):
         return int8_linear(part.weight_int8, part.weight_scale, part.bias)
     if type(part) is nn.Linear:
-        return _of_weight(part, part.weight, part.bias, in_bf16)
+        return _of_weight(part, part.weight, part.bias, in_bf16, has_few_rows)
     if not isinstance(part, HeadLinear):
         return None
     holder = part.borrowed[0] if part.borrowed else part
     if isinstance(holder, Int8Matrix):
         run: Run | None = int8_linear(holder.weight_int8, holder.weight_scale, part.bias)
     else:
-        run = _of_weight(part, part.projection.weight_VD, part.bias, in_bf16)
+        run = _of_weight(part, part.projection.weight_VD, part.bias, in_bf16, has_few_rows)
     return run if run is None or part.scale == 1.0 else _scaled(run, part.scale)
 
 
-def _of_weight(part: nn.Module, weight: Tensor, bias: Tensor | None, in_bf16: bool) -> Run | None:
+def _of_weight(part: nn.Module, weight: Tensor, bias: Tensor | None, in_bf16: bool, has_few_rows: bool) -> Run | None:
     if not in_bf16:
-        return float_linear(weight, bias)
+        return float_linear(weight, bias) if has_few_rows or weight.dtype != torch.float32 else None
     state = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
     known = vars(part).get("rounded_weight")
     if known is None or known[0] != state:

@@ -66,7 +66,7 @@ def test_fast_layers_compute_what_the_plain_ones_do_and_only_inside_the_block(na
     module = seeded(name)
     plain = outputs(module)
     with fast_mode(module):
-        assert any("forward" in vars(part) for part in module.modules())
+        assert any("forward" in vars(part) for part in module.modules()) == (module.decoder is not None)
         fast = outputs(module)
     assert torch.allclose(fast, plain, atol=1e-5)
     assert not any("forward" in vars(part) for part in module.modules())
@@ -106,6 +106,17 @@ def test_small_models_and_slow_processors_multiply_as_their_weights_are(
     monkeypatch.setattr(fast, "LEAST_WEIGHTS", 1)
     monkeypatch.setattr(fast, "has_fast_bf16", lambda device: False)
     assert not multiply_in_bf16(ch.load(folder, device="cpu", precision="fp32").module)
+
+
+def test_a_watched_model_computes_by_its_plain_layers() -> None:
+    module = seeded("decoder/post/learned")
+    with ch.capture(module, "*.weights"):
+        plain = outputs(module)
+        with fast_mode(module):
+            assert not any("forward" in vars(part) for part in module.modules())
+            assert torch.equal(outputs(module), plain)
+    with fast_mode(module):
+        assert any("forward" in vars(part) for part in module.modules())
 
 
 def test_a_model_trains_inside_the_block() -> None:

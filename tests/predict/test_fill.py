@@ -12,7 +12,6 @@ import torch
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, LongTexts, RunFailure
-from clearhead.generate.batching import fast_mode
 from clearhead.predict.fill import BLANK, fill
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.text.tokenizer import Tokenizer
@@ -40,8 +39,7 @@ def model(kind: str) -> Transformer:
 def expected(kind: str, ids: list[int], place: int) -> list[tuple[int, float]]:
     """Ordinary entries and their probabilities at one place of a framed text, best first, from all the logits."""
     found = tokenizer(kind)
-    # The scores of attention are in the hundreds here, so that another order of sums shows in the fourth digit.
-    with torch.inference_mode(), fast_mode(model(kind)):
+    with torch.no_grad():
         logits = model(kind)(torch.tensor([[found.bos_id, *ids, found.eos_id]])).logits
     assert logits is not None
     probabilities = logits[0, place + 1].double().softmax(0)
