@@ -1,6 +1,6 @@
-"""Cross-entropy of a linear layer, chunk by chunk: logits never exist for more than a few rows at a time.
+"""Cross-entropy of a linear layer, group by group of rows: logits never exist for all of them at a time.
 
-Shape suffixes: N rows (tokens), D width, V vocabulary, C rows of one chunk.
+Shape suffixes: N rows (tokens), D width, V vocabulary, G rows of one group, C rows of one chunk of it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from clearhead.errors import InputError
 NO_LABEL = -100
 """The label of a position that carries no loss."""
 
-# A chunk of logits lies in the last cache of a CPU and is still worth a matrix product on every thread; a GPU needs
-# larger products to be busy.
-_CHUNK_BYTES_CPU = 16 << 20
+# The passes over a few rows of logits find them in the last cache of a CPU.
+_CHUNK_BYTES = 16 << 20
 _CHUNK_BYTES_GPU = 256 << 20
+# Products are made for more rows at a time where the vocabulary matrix is larger than these logits, because each of
+# them reads the matrix or adds to its gradient: for so many that logits are as large as the matrix, up to a bound.
+_GROUP_BYTES = 128 << 20
 
 # oneDNN makes a kernel for each number of rows of a 16-bit product, which costs milliseconds and megabytes. At most so
 # many numbers of rows come between one power of two and the next.
@@ -193,14 +195,20 @@ class _Sums:
     def run(self) -> Tensor:
         """Go over all rows; return the summed loss."""
         num_rows, num_entries = self.losses_N.shape[0], self.weight_VD.shape[0]
-        device = self.hidden_ND.device
-        budget = _CHUNK_BYTES_CPU if device.type == "cpu" else _CHUNK_BYTES_GPU
-        chunk = max(1, min(num_rows, budget // (num_entries * self.dtype.itemsize)))
-        buffer_CV = torch.empty(chunk, num_entries, dtype=self.dtype, device=device)
-        with torch.autocast(device.type, enabled=False):
-            for start in range(0, num_rows, chunk):
-                rows = slice(start, min(start + chunk, num_rows))
-                self._add_chunk(rows, buffer_CV[: rows.stop - start])
+        product = self.setting.product_dtype
+        least = _CHUNK_BYTES if self.hidden_ND.device.type == "cpu" else _CHUNK_BYTES_GPU
+        room = max(least, min(self.weight_VD.numel() * self.dtype.itemsize, _GROUP_BYTES))
+        group = max(1, min(num_rows, room // (num_entries * product.itemsize)))
+        chunk = max(1, min(group, least // (num_entries * self.dtype.itemsize)))
+        operand_GV = torch.empty(group, num_entries, dtype=product, device=self.hidden_ND.device)
+        # Where sums have the dtype of products, logits stay where the product wrote them.
+        buffer_CV = (
+            operand_GV[:chunk] if product == self.dtype else operand_GV.new_empty(chunk, num_entries, dtype=self.dtype)
+        )
+        with torch.autocast(self.hidden_ND.device.type, enabled=False):
+            for start in range(0, num_rows, group):
+                rows = slice(start, min(start + group, num_rows))
+                self._add_group(rows, operand_GV[: rows.stop - start], buffer_CV)
             loss: Tensor = self.losses_N[: self.num_rows].sum() - self._spread_evenly()
         return loss
 
@@ -215,12 +223,38 @@ class _Sums:
             for gradient, values in zip(made, inputs, strict=True)
         ]
 
-    def _add_chunk(self, rows: slice, logits_CV: Tensor) -> None:
-        """Add the part that label smoothing leaves to the label; logits_CV is room for the chunk's logits."""
-        hidden_CD = self.hidden_ND[rows]
-        self._write_logits(hidden_CD, logits_CV)
+    def _add_group(self, rows: slice, operand_GV: Tensor, buffer_CV: Tensor) -> None:
+        """Add the part that label smoothing leaves to the label; there is room for the logits of group and chunk."""
+        hidden_GD, weight_DV = self.hidden_ND[rows], self.weight_VD.t()
+        if self.bias_V is not None and operand_GV.dtype == self.dtype:
+            torch.addmm(self.bias_V, hidden_GD, weight_DV, out=operand_GV)
+        else:
+            torch.mm(hidden_GD, weight_DV, out=operand_GV)
+        rates = []
+        for at in range(0, len(operand_GV), len(buffer_CV)):
+            operand_CV = operand_GV[at : at + len(buffer_CV)]
+            is_same = operand_CV.dtype == self.dtype
+            logits_CV = operand_CV if is_same else buffer_CV[: len(operand_CV)].copy_(operand_CV)
+            if self.bias_V is not None and not is_same:
+                logits_CV.add_(self.bias_V)
+            rates.append(self._add_chunk(rows.start + at, logits_CV))
+            if not is_same:
+                operand_CV.copy_(logits_CV)
+        rate_G1 = torch.cat(rates)
+        rate_G1[max(0, self.num_rows - rows.start) :] = 0.0
+        if self.hidden_gradient_ND is not None:
+            self.hidden_gradient_ND[rows] = torch.mm(operand_GV, self.weight_VD) * rate_G1
+        if self.weight_gradient_VD is not None:
+            scaled_GD = (hidden_GD * rate_G1).to(operand_GV.dtype)
+            if scaled_GD.dtype == self.dtype:
+                self.weight_gradient_VD.addmm_(operand_GV.t(), scaled_GD)
+            else:
+                self.weight_gradient_VD.add_(torch.mm(operand_GV.t(), scaled_GD))
+
+    def _add_chunk(self, start: int, logits_CV: Tensor) -> Tensor:
+        """Turn the logits of a few rows into their gradient, less a factor for each row, which is returned."""
         label_share = 1.0 - self.setting.label_smoothing
-        labels_C1 = self.labels_N[rows].unsqueeze(1)
+        labels_C1 = self.labels_N[start : start + len(logits_CV)].unsqueeze(1)
         label_logits_C1 = logits_CV.gather(1, labels_C1)
         if self.is_bounded:
             losses_C1 = -label_share * label_logits_C1
@@ -230,34 +264,15 @@ class _Sums:
             logits_CV.sub_(top_C1)
         exp_CV = logits_CV.exp_()
         total_C1 = exp_CV.sum(1, keepdim=True)
-        self.losses_N[rows] = (losses_C1 + total_C1.log()).squeeze(1)
+        self.losses_N[start : start + len(logits_CV)] = (losses_C1 + total_C1.log()).squeeze(1)
         # The softmax is exp / total; the division is left to the small tensors on the other side of each product.
         gradient_CV = exp_CV.scatter_(1, labels_C1, exp_CV.gather(1, labels_C1) - label_share * total_C1)
         rate_C1 = total_C1.reciprocal()
-        rate_C1[max(0, self.num_rows - rows.start) :] = 0.0
         if self.bias_gradient_V is not None:
-            self.bias_gradient_V.addmv_(gradient_CV.t(), rate_C1.squeeze(1))
-        operand_CV = gradient_CV.to(self.setting.product_dtype)
-        if self.hidden_gradient_ND is not None:
-            self.hidden_gradient_ND[rows] = torch.mm(operand_CV, self.weight_VD) * rate_C1
-        if self.weight_gradient_VD is not None:
-            scaled_CD = (hidden_CD * rate_C1).to(self.setting.product_dtype)
-            if scaled_CD.dtype == self.dtype:
-                self.weight_gradient_VD.addmm_(operand_CV.t(), scaled_CD)
-            else:
-                self.weight_gradient_VD.add_(torch.mm(operand_CV.t(), scaled_CD))
-
-    def _write_logits(self, hidden_CD: Tensor, logits_CV: Tensor) -> None:
-        weight_DV = self.weight_VD.t()
-        if hidden_CD.dtype != self.dtype:
-            logits_CV.copy_(torch.mm(hidden_CD, weight_DV))
-        elif self.bias_V is not None:
-            torch.addmm(self.bias_V, hidden_CD, weight_DV, out=logits_CV)
-            return
-        else:
-            torch.mm(hidden_CD, weight_DV, out=logits_CV)
-        if self.bias_V is not None:
-            logits_CV.add_(self.bias_V)
+            rate_C = rate_C1.squeeze(1).clone()
+            rate_C[max(0, self.num_rows - start) :] = 0.0
+            self.bias_gradient_V.addmv_(gradient_CV.t(), rate_C)
+        return rate_C1
 
     def _spread_evenly(self) -> Tensor:
         """Return the smoothed share of the logits' mean, and take its constant gradients off.

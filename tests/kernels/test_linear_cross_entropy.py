@@ -57,10 +57,10 @@ def far(found: Tensor, expected: Tensor) -> float:
     return float(((found - expected).abs().max() / expected.abs().max()).detach())
 
 
-@pytest.fixture(params=[3, 1000], ids=["many chunks", "one chunk"])
+@pytest.fixture(params=[3, 1000], ids=["groups of chunks", "one chunk"])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     rows: int = request.param
-    monkeypatch.setattr(loss_file, "_CHUNK_BYTES_CPU", rows * VOCABULARY * 8)
+    monkeypatch.setattr(loss_file, "_CHUNK_BYTES", rows * VOCABULARY * 8)
     return rows
 
 
@@ -197,7 +197,8 @@ def test_the_same_input_gives_the_same_bits(chunks: int) -> None:
 
 
 def test_memory_does_not_grow_with_rows_times_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_file, "_CHUNK_BYTES_CPU", 2 * VOCABULARY * 8)
+    monkeypatch.setattr(loss_file, "_CHUNK_BYTES", 2 * VOCABULARY * 8)
+    monkeypatch.setattr(loss_file, "_GROUP_BYTES", 0)
     largest: list[int] = []
     kept: list[Tensor] = []
 
