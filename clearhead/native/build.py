@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -104,7 +103,7 @@ def _key(compiler: str, command: Sequence[str]) -> str:
 
 def _compile(command: Sequence[str], file: Path) -> None:
     """Compile into a temporary file, and rename it, so that other processes see a whole one or none."""
-    began = time.perf_counter()
+    _LOGGER.info("compiling kernels for this processor, once; they are kept in %s", file.parent)
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=file.parent)
     os.close(handle)
     try:
@@ -116,7 +115,6 @@ def _compile(command: Sequence[str], file: Path) -> None:
         raise OSError(f"{Path(command[0]).name} took more than {_SECONDS} s") from None
     finally:
         Path(temporary).unlink(missing_ok=True)
-    _LOGGER.info("kernels compiled for this processor in %.1f s; they are kept", time.perf_counter() - began)
 
 
 def _first_error(output: str) -> str:

@@ -14,6 +14,7 @@ from clearhead.machine import choose_device, choose_precision
 from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
 from clearhead.recipes.survey import TextSurvey
 from clearhead.recipes.table import VALIDATIONS, Recipe, Size, recipe_for
+from clearhead.spec.describe import number_of
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.dry_run import is_out_of_memory, step_cost
 from clearhead.training.init_from import InitialModel, take_weights
@@ -157,7 +158,7 @@ def write(
     else:
         pace = f"{duration(found.step_seconds)} a step and {duration(validation)} a validation on this machine"
         note += f"{minutes:g} min: {pace}"
-    say(f"{length.steps:,} steps: {note}")
+    say(f"{number_of(length.steps, 'step')}: {note}")
     choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations)
     return Fitted(run_file_text(plan, recipe, choice), length.steps, length.seconds)
 
@@ -254,7 +255,7 @@ def choose_size(
             say(f"{_name(size)}: does not fit into memory")
             break
         steps = max(0, int((60 * minutes - STARTUP_SECONDS) / found.step_seconds))
-        say(f"{_name(size)}: {duration(found.step_seconds)} a step, {steps:,} steps in {minutes:g} min")
+        say(f"{_name(size)}: {duration(found.step_seconds)} a step, {number_of(steps, 'step')} in {minutes:g} min")
         if best is not None and steps * found.step_tokens < size.least_tokens:
             break
         best = found
@@ -268,4 +269,4 @@ def lacks_memory(error: InputError) -> bool:
 
 
 def _name(size: Size) -> str:
-    return f"{size.layers} layer{'s' * (size.layers > 1)} of width {size.width}"
+    return f"{number_of(size.layers, 'layer')} of width {size.width}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clearhead.recipes.survey import Survey, TextSurvey, tokenizer_kind, vocab_size
 from clearhead.recipes.table import CHECKPOINT, PATIENCE, VALIDATIONS, Recipe, Size, Value
@@ -172,7 +172,7 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
         recipe: the values for this task and amount of data.
         choice: what fits data and machine.
     """
-    words = _TASKS[plan.task]
+    words, recipe = _TASKS[plan.task], _for_labels(recipe, plan.labels)
     tables = {
         "task": [Setting("kind", plan.task), *_init(choice), *_commented("task", _task_keys(plan, recipe))],
         "data": _data(plan, words, choice),
@@ -190,6 +190,14 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
     for name, settings in tables.items():
         lines += ["", f"[{name}]", *map(str, settings)] if settings else []
     return "\n".join(lines) + "\n"
+
+
+def _for_labels(recipe: Recipe, labels: str | None) -> Recipe:
+    """Return a recipe without what numbers as labels have no use for: smoothed labels, a baseline that counts them."""
+    if labels != "regression":
+        return recipe
+    train = {key: value for key, value in recipe.train.items() if key != "label_smoothing"}
+    return replace(recipe, train=train, below="")
 
 
 def _advice(plan: DataPlan, recipe: Recipe) -> list[str]:

@@ -116,7 +116,10 @@ def test_given_validation_is_used_and_nothing_is_copied(
 def test_what_a_label_is_follows_from_the_column(column: str, expected: str, folder: Path) -> None:
     write_labelled(folder, "train", SENTENCES)
     assert main(["new", "classify", "--text", "train.tsv", "--labels", column]) == 0
-    assert load_run_file(folder / "run.toml").task.labels == expected
+    written = load_run_file(folder / "run.toml")
+    # Numbers cannot be smoothed, and naive Bayes does not predict them.
+    assert written.task.labels == expected and bool(written.train.label_smoothing) == (expected == "single_label")
+    assert ("naive Bayes" in (folder / "run.toml").read_text(encoding="utf-8")) == (expected == "single_label")
 
 
 def test_lists_are_several_labels(folder: Path) -> None:

@@ -164,12 +164,20 @@ def _sentence(address: Address, items: Sequence[Any], raw: Mapping[str, Any], pl
             f"{name_of(address)} must be a table that names the data, such as "
             '{ text = "train.txt" }, { source = "train.de", target = "train.en" }, { tsv = "train.tsv" }, '
             '{ jsonl = "train.jsonl" } '
-            'or { dataset = "name", split = "train" }' + f"; received {describe_value(first['input'])}"
+            'or { dataset = "name", split = "train" }' + f"; received {_described_table(first['input'])}"
         )
     expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
     received = first["input"]
     hint = nearest(received, _choices(first)) if kind == "literal_error" and isinstance(received, str) else ""
     return f"{places.of(address)}{name_of(address)} must be {expected}, received {describe_value(received)}{hint}"
+
+
+def _described_table(value: object) -> str:
+    """Describe what does not name data: where it is a table, by its keys, with the name that one of them is near to."""
+    if not isinstance(value, Mapping) or not value:
+        return describe_value(value)
+    hints = (nearest(str(key), SOURCE_FORMS) for key in value)
+    return f"the keys {', '.join(map(str, value))}{next(filter(None, hints), '')}"
 
 
 def _choices(item: Mapping[str, Any]) -> list[str]:
