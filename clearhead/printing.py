@@ -21,9 +21,12 @@ class Printed:
     """
 
     def __repr__(self) -> str:
-        parts = {name: short(value) for name, value in self._shown().items()}
         line = one_line(self)
-        return line if len(line) <= WIDTH else block([type(self).__name__, *(f"  {k}: {v}" for k, v in parts.items())])
+        if len(line) <= WIDTH:
+            return line
+        # Closed, so that several of them in a list can be told apart.
+        parts = ",\n".join(f"  {name}={short(value)}" for name, value in self._shown().items())
+        return block([f"{type(self).__name__}(", *f"{parts})".split("\n")])
 
     # pydantic's own is a line of any length.
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead import spec
 from clearhead.maps.hook_points import capture
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.printing import MOST_LINES, WIDTH
+from clearhead.printing import MOST_LINES, WIDTH, Printed
 from clearhead.spec.describe import model_summary
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -101,8 +101,19 @@ def test_every_public_class_prints_a_few_lines(things: dict[type, Any]) -> None:
 def test_what_is_behind_them_prints_a_few_lines(model: ch.Model) -> None:
     with capture(model.module, "*") as seen:
         model.translate("abc")
-    for thing in (model.tokenizers, model.tokenizers.source, model.task, seen, parse_run_file(RUN_FILE, "run.toml")):
+    maps, measured = model.attention("abc", "cb"), model.evaluate([("abc", "cb"), ("de", "ed")])
+    behind = (model.tokenizers, model.tokenizers.source, model.task, seen, parse_run_file(RUN_FILE, "run.toml"))
+    for thing in (*behind, measured, maps.effects()[0], maps.contributions()[0]):
         check_readable(thing)
+    assert len(repr(maps.effects()[0])) < 90 and len(repr(measured).splitlines()) == len(measured)
+
+
+def test_records_in_a_list_can_be_told_apart(things: dict[type, Any]) -> None:
+    found = [thing for thing in things.values() if isinstance(thing, Printed) and "\n" in repr(thing)]
+    for thing in found:
+        first, *rest = repr(thing).splitlines()
+        assert first == f"{type(thing).__name__}(" and rest[-1].endswith(")"), repr(thing)
+    assert len(found) > 4
 
 
 def test_a_model_says_what_it_is(model: ch.Model) -> None:

@@ -39,13 +39,13 @@ Labels = Annotated[
 ]
 TextColumn = Annotated[
     str | None,
-    typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the text; by default text."),
+    typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the text; else as in training."),
 ]
 PairColumn = Annotated[
     str | None, typer.Option("--pair", metavar="COLUMN|F", help="The column, or the file, of each second text.")
 ]
 Document = Annotated[
-    str | None, typer.Option("--document", help="What one document is: file (the default), line or paragraph.")
+    str | None, typer.Option("--document", help="What one document is: file, line or paragraph; else as in training.")
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="F.png", help="Draw the confusion matrix.")]
 Window = Annotated[int | None, typer.Option("--window", min=1, help="Tokens read at once; by default as in training.")]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from clearhead.printing import block, short
 
 
 @dataclass(frozen=True)
@@ -16,3 +19,10 @@ class Validation:
 
     loss: float
     score: float | None = None
+
+
+class Measures(dict[str, Any]):
+    """The numbers of an evaluation by their names, printed with one in each line."""
+
+    def __repr__(self) -> str:
+        return block(f"{name}: {short(value)}" for name, value in self.items())

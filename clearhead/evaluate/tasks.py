@@ -32,6 +32,7 @@ from clearhead.errors import InputError
 from clearhead.evaluate.answers import evaluate_answers
 from clearhead.evaluate.labels import RegressionScores, SingleLabelScores, evaluate_labels
 from clearhead.evaluate.metrics import F1Counts, MultiLabelScores, pearson, spearman
+from clearhead.evaluate.result import Measures
 from clearhead.evaluate.retrieval import recall_at
 from clearhead.evaluate.tags import evaluate_tags
 from clearhead.evaluate.text_loss import sequence_loss, target_loss
@@ -198,7 +199,7 @@ def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions, *, 
             f"{' and '.join(unusable)} {'is' if len(unusable) == 1 else 'are'} not a finite number: the outputs of the "
             "model overflow; take an earlier checkpoint, or compute with the precision fp32"
         )
-    return record
+    return Measures(record)
 
 
 def _as_in_training(

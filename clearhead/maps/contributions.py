@@ -22,10 +22,11 @@ from clearhead.generate.batching import evaluation_mode
 from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
 from clearhead.maps.streams import Streams
+from clearhead.printing import Printed
 
 
-@dataclass(frozen=True)
-class Contribution:
+@dataclass(frozen=True, repr=False)
+class Contribution(Printed):
     """A term of the logit.
 
     Args:

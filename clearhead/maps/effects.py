@@ -20,13 +20,14 @@ from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
 from clearhead.maps.recording import AttentionRecord
 from clearhead.maps.streams import Streams
+from clearhead.printing import Printed
 
 Notify = Callable[[int, int], None]
 """Told how many runs are done, and of how many."""
 
 
-@dataclass(frozen=True)
-class HeadEffect:
+@dataclass(frozen=True, repr=False)
+class HeadEffect(Printed):
     """The effect of one head.
 
     Args:
