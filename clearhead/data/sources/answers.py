@@ -20,6 +20,7 @@ from clearhead.data.sources.tables import (
 )
 from clearhead.errors import InputError, json_text
 from clearhead.files import absent, parse_json
+from clearhead.text.long_texts import refuse_enormous
 
 _FIELDS = ("context", "question", "answer", "start")
 _RAW = ("answer", "start")
@@ -130,6 +131,10 @@ def _filled(record: object, field: str, place: str) -> str:
     text = checked_text(field_value(record, field, place), field, place)
     if not text.strip():
         raise InputError(f"{place}: the {field} is empty")
+    try:
+        refuse_enormous([text], None, field)
+    except InputError as error:
+        raise error.within(place) from None
     return text
 
 

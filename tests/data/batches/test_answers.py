@@ -102,6 +102,7 @@ V1 = {key: value for key, value in entry("q", []).items() if key != "is_impossib
         (entry("q", [("Ada", True)]), "the start of the answer is true; expected a number of characters, from 0"),
         (entry("q", [(" ", 3)]), 'the answer is " "; expected a text that stands in the context'),
         (entry(" ", [("Ada", 0)]), "qas[0]: the question is empty"),
+        (entry("q" * 1_000_001, [("Ada", 0)]), "the question has 1,000,001 characters, but at most 1,000,000 are read"),
         (entry("q", [("Ada", 0)], is_impossible=True), "is marked as impossible, but it has answers"),
         (V1, 'qas[0]: the question has no answer; where the context holds none, SQuAD 2.0 says "is_impossible": true'),
         ({"question": "q"}, "qas[0]: there is no field 'answers'; the fields are 'question'"),
