@@ -47,6 +47,8 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
+# Tests start many processes, and all of them read what the first one compiled.
+pytest: export PYTHONDONTWRITEBYTECODE =
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 

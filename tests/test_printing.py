@@ -22,6 +22,7 @@ from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.read import parse_run_file
 from tests.hf_specs import hf_specs
 from tests.house.test_public import NAMES
+from tests.parity.architectures.harness import all_cases
 
 MANY = 10_007
 RUN_FILE = """
@@ -138,7 +139,7 @@ def test_shapes_stand_for_tensors() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(hf_specs()))
+@pytest.mark.parametrize("name", sorted(case.name for case in all_cases()))
 def test_specs_print_as_trees_that_tell_them_apart(name: str) -> None:
     """Two nodes of a model that differ print differently, as far as they are printed whole."""
     nodes = {node for _, node in spec.walk(hf_specs()[name])}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -13,16 +13,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file: its path from the repository's root, its text and its syntax tree."""
+    """One Python file: its path from the repository's root, and its text."""
 
     path: str
     text: str
-    tree: ast.Module
 
     @classmethod
     def of(cls, text: str, path: str = "clearhead/core/example.py") -> Source:
         """Parse a piece of code as if it stood at a path: what a rule is tried on."""
-        return cls(path, text, ast.parse(text))
+        return cls(path, text)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree."""
+        return ast.parse(self.text)
 
     @property
     def package(self) -> str:

@@ -12,7 +12,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from clearhead.errors import InputError
 from clearhead.hf.files.mxfp4 import dequantize
@@ -31,6 +30,9 @@ SIZES = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same model twice: its experts packed, and as transformers unpacks them."""
+    # Its imports take seconds, which not every worker has to spend.
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     plain, packed = (tmp_path_factory.mktemp("mxfp4") / name for name in ("plain", "packed"))
     torch.manual_seed(3)
     model: Any = transformers.GptOssForCausalLM(transformers.GptOssConfig(**SIZES))
