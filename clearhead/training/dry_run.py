@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.training.fast_attention import fast_attention
 from clearhead.training.kernel_cache import needs_kernels
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.protocols import Batches, BatchT
@@ -134,10 +135,11 @@ class _DryRun(Generic[BatchT]):
         self.module.zero_grad(set_to_none=True)
         began = time.perf_counter()
         try:
-            total, _ = self._loss(batch)
-            # Here all activations are in memory, which matters where the system reports no peak.
-            self.peak = max(self.peak, peak_memory(self.device))
-            total.backward()
+            with fast_attention(self.module, self.precision):
+                total, _ = self._loss(batch)
+                # Here all activations are in memory, which matters where the system reports no peak.
+                self.peak = max(self.peak, peak_memory(self.device))
+                total.backward()
             return self._since(began)
         except RuntimeError as error:
             if not is_out_of_memory(error):

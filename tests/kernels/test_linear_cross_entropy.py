@@ -271,7 +271,7 @@ def test_rows_of_zeros_that_fill_a_sixteen_bit_product_cannot_be_seen(rows: int)
 def test_sixteen_bit_products_have_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[int] = set()
     product = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda one, other: seen.update(one.shape) or product(one, other))
+    monkeypatch.setattr(torch, "mm", lambda one, other, **out: seen.update(one.shape) or product(one, other, **out))
     weight = torch.randn(VOCABULARY, WIDTH, dtype=torch.bfloat16)
     for rows in range(512, 1024, 5):
         hidden = torch.randn(rows, WIDTH, dtype=torch.bfloat16, requires_grad=True)
