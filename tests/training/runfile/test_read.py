@@ -159,7 +159,7 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
             "no table or key 'modle' at the top of a run file (did you mean 'model'?)",
         ),
         (MINIMAL.replace("source =", "sorce =", 1), 4, "unknown key 'sorce' in [data] train (did you mean 'source'?)"),
-        (MINIMAL.replace('source = "train.de", target = "train.en"', 'txt = "t"'), 4, "keys txt (did you mean 'text')"),
+        (MINIMAL.replace('source = "train.de", target = "train.en"', 'txt = "t"'), 4, "txt (did you mean 'text'?)"),
         (MINIMAL.replace('source = "train.de"', 'tsv = "t", taget_column = 1', 1), 4, "did you mean 'target_column'?"),
         (with_keys("train", "early_stop = { metrik = 'loss' }"), 9, "did you mean 'metric'?"),
         (with_keys("train", "keep = 'all'"), 9, "[train] keep must be a whole number, received the text 'all'"),
