@@ -131,9 +131,15 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return "" if found is None else f" (did you mean '{found}'?)"
 
 
-def nearest_name(name: str, valid: Iterable[str]) -> str | None:
-    """Return the closest valid name, as `nearest` finds it, or None if none is close."""
+def nearest_name(name: str, valid: Iterable[str], *, least: float = 0.6) -> str | None:
+    """Return the closest valid name, as `nearest` finds it, or None if none is close.
+
+    Args:
+        name: that is not valid.
+        valid: the names that are.
+        least: the share of characters in common from which on a name is close.
+    """
     names = list(valid)
-    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=least)
     longer = [valid_name for valid_name in names if name and valid_name.startswith(name)]
     return next(iter(matches or (longer if len(longer) == 1 else [])), None)

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from types import GenericAlias, UnionType
@@ -143,9 +144,9 @@ def _meant(name: str, path: Path, others: Iterable[str]) -> str:
     """Return a hint at a similar name in the folder of a path, or elsewhere."""
     elsewhere = {Path(one).name: one for one in others}
     siblings = names_in(path.parent)
-    found = (
-        elsewhere.get(name) or nearest_name(path.name, siblings) or elsewhere.get(nearest_name(name, elsewhere) or "")
-    )
+    # Any file may stand beside a path, and most have nothing to do with it.
+    close = partial(nearest_name, least=0.7)
+    found = elsewhere.get(name) or close(path.name, siblings) or elsewhere.get(close(name, elsewhere) or "")
     return f" (did you mean '{found}'?)" if found else ""
 
 

@@ -140,6 +140,7 @@ def test_a_path_to_nothing_is_named_with_the_folder_where_it_ends(
     (tmp_path / "lost").symlink_to("nowhere")
     for path, end in {
         "zebra.txt": f"{tmp_path} has no 'zebra.txt'",
+        "tooth": f"{tmp_path} has no 'tooth'",  # "other" shares three of its letters
         "data/train.dee": f"{tmp_path}/data has no 'train.dee' (did you mean 'train.de'?)",
         "dat/train.de": f"{tmp_path} has no 'dat' (did you mean 'data'?)",
         "data/../dat/train.de": f"{tmp_path} has no 'dat' (did you mean 'data'?)",

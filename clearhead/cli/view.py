@@ -113,7 +113,8 @@ def view(
     chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
     _check_picture(path, picture, stack, *chosen)
     set_threads_and_seed(threads, None)
-    attend = _Attend(device, precision, generate, beam_size, from_language, to_language)
+    shown = chosen if path.suffix == PAGE else None
+    attend = _Attend(device, precision, generate, beam_size, from_language, to_language, shown)
     with keys_as_options(OPTIONS):
         maps = attend(ref, text, target)
         if path.suffix == PAGE:
@@ -130,7 +131,7 @@ def view(
 
 @dataclass(frozen=True)
 class _Attend:
-    """Loads a model and lets it read a text."""
+    """Loads a model and lets it read a text; `shown` are the layers and heads of a page, where one is written."""
 
     device: str
     precision: str
@@ -138,6 +139,7 @@ class _Attend:
     beam_size: int
     from_language: str | None
     to_language: str | None
+    shown: tuple[list[int] | None, list[int] | None] | None
 
     def load(self, ref: str) -> Model:
         import clearhead
@@ -157,6 +159,8 @@ class _Attend:
         return maps.with_module(model.module) if is_same else self._read(model, text, target)
 
     def _read(self, model: Model, text: str, target: str | None) -> AttentionMaps:
+        if self.shown is not None:
+            _refuse_long(model, text, *self.shown)
         return model.attention(
             text,
             target,
@@ -166,6 +170,21 @@ class _Attend:
             from_language=self.from_language,
             to_language=self.to_language,
         )
+
+
+def _refuse_long(model: Model, text: str, layers: list[int] | None, heads: list[int] | None) -> None:
+    """Refuse a text that is too long for a page before the model reads it, which takes the square of its length."""
+    from clearhead import spec
+    from clearhead.view.explorer.encode import refuse_too_many
+
+    stack = model.spec.encoder or model.spec.decoder
+    assert stack is not None, "a validated model has a stack"
+    most_heads = max((one.num_heads for _, one in spec.walk(stack) if isinstance(one, spec.Attention)), default=0)
+    num_layers = len(stack.layers) if layers is None else len(layers)
+    num_heads = most_heads if heads is None else len(heads)
+    tokens = len(model.tokenizers.source.encode(text))
+    # A causal mask hides half of the weights.
+    refuse_too_many(num_layers * num_heads * min(tokens, model.module.max_positions or tokens) ** 2 // 2)
 
 
 def _runs(
@@ -251,10 +270,12 @@ def _checkpoints(ref: str) -> Iterator[tuple[str, str]]:
 
     run, _ = split_reference(ref)
     steps = checkpoint_steps(run)
+    if not steps:
+        raise InputError(f"--checkpoints plays the checkpoints of a run, but {run} is not a run directory")
     if len(steps) < 2:
         raise InputError(
-            f"--checkpoints plays the checkpoints of a run, but {run} kept {len(steps)}: train it with a larger keep "
-            "under [train] of its run file"
+            f"--checkpoints plays the checkpoints of a run, but {run} kept 1: train it with a larger keep under "
+            "[train] of its run file"
         )
     for step in steps:
         yield f"step {step:,}", f"{run}@step-{step}"

@@ -142,9 +142,10 @@ def test_a_run_with_one_checkpoint_has_nothing_to_play(
     runs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("clearhead.runs.checkpoint.checkpoint_steps", lambda run: [4])
-    assert main(["view", str(runs("fill")), "a ___ m", "--checkpoints"]) == 2
-    assert "kept 1: train it with a larger keep under [train]" in capfd.readouterr().err and not [*tmp_path.iterdir()]
+    for kept, expected in (([4], "kept 1: train it with a larger keep under [train]"), ([], "is not a run directory")):
+        monkeypatch.setattr("clearhead.runs.checkpoint.checkpoint_steps", lambda run, kept=kept: kept)
+        assert main(["view", str(runs("fill")), "a ___ m", "--checkpoints"]) == 2
+        assert expected in capfd.readouterr().err and not [*tmp_path.iterdir()]
 
 
 def test_a_target_for_an_encoder_is_refused(
@@ -153,3 +154,12 @@ def test_a_target_for_an_encoder_is_refused(
     monkeypatch.chdir(tmp_path)
     assert main(["view", str(runs("classify")), TEXT, "--target", "a"]) == 2
     assert "this model has only an encoder: leave the target out" in capfd.readouterr().err
+
+
+def test_a_text_too_long_for_a_page_is_refused_before_it_is_read(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("clearhead.view.explorer.encode.LARGEST", 700)
+    monkeypatch.setattr("clearhead.maps.attention_maps.record_run", lambda *_: pytest.fail("the model has run"))
+    assert main(["view", str(trained / "run"), "a m u " * 11, "-o", str(tmp_path / "p.html")]) == 2
+    assert "a page holds up to 700 attention weights, and this one would hold 1,089" in capfd.readouterr().err

@@ -218,7 +218,7 @@ def test_precision_and_device_are_chosen_at_the_door(saved: Path) -> None:
     assert {parameter.dtype for parameter in half.module.parameters()} == {torch.bfloat16}
     assert len(half.translate(["a m u"])) == 1
     assert {parameter.dtype for parameter in ch.load(saved).module.parameters()} == {torch.float32}
-    with pytest.raises(InputError, match="precision must be"):
+    with pytest.raises(InputError, match="precision must be one of auto, fp32, bf16, int8; got 'int4'"):
         ch.load(saved, precision="int4")
 
 
