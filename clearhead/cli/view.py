@@ -113,8 +113,7 @@ def view(
     chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
     _check_picture(path, picture, stack, *chosen)
     set_threads_and_seed(threads, None)
-    shown = chosen if path.suffix == PAGE else None
-    attend = _Attend(device, precision, generate, beam_size, from_language, to_language, shown)
+    attend = _Attend(device, precision, generate, beam_size, from_language, to_language, chosen, path.suffix == PAGE)
     with keys_as_options(OPTIONS):
         maps = attend(ref, text, target)
         if path.suffix == PAGE:
@@ -131,7 +130,7 @@ def view(
 
 @dataclass(frozen=True)
 class _Attend:
-    """Loads a model and lets it read a text; `shown` are the layers and heads of a page, where one is written."""
+    """Loads a model and lets it read a text, for the layers and heads that are shown."""
 
     device: str
     precision: str
@@ -139,7 +138,8 @@ class _Attend:
     beam_size: int
     from_language: str | None
     to_language: str | None
-    shown: tuple[list[int] | None, list[int] | None] | None
+    shown: tuple[list[int] | None, list[int] | None]
+    is_page: bool
 
     def load(self, ref: str) -> Model:
         import clearhead
@@ -159,7 +159,7 @@ class _Attend:
         return maps.with_module(model.module) if is_same else self._read(model, text, target)
 
     def _read(self, model: Model, text: str, target: str | None) -> AttentionMaps:
-        if self.shown is not None:
+        if self.is_page:
             _refuse_long(model, text, *self.shown)
         return model.attention(
             text,
