@@ -49,7 +49,7 @@ class RMSNorm(Norm):
     """x / sqrt(mean(x^2) + eps) * weight. Source: arXiv 1910.07467, eq. 4."""
 
     def normalize(self, x_D: Vectors, weight: Tensor | None, bias: Tensor | None) -> Vectors:
-        return F.rms_norm(x_D, x_D.shape[-1:], weight, self.eps)
+        return F.rms_norm(x_D, x_D.shape[-1:], None if weight is None else weight.to(x_D.dtype), self.eps)
 
 
 def build_norm(width: int | tuple[int, int], norm: spec.LayerNorm | spec.RMSNorm | None) -> nn.Module:

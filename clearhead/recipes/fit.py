@@ -10,13 +10,13 @@ from typing import Protocol, TypeVar, runtime_checkable
 from clearhead.core import build
 from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
-from clearhead.machine import choose_device, choose_precision
+from clearhead.machine import choose_device
 from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
 from clearhead.recipes.survey import TextSurvey
 from clearhead.recipes.table import VALIDATIONS, Recipe, Size, recipe_for
 from clearhead.spec.describe import number_of
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.dry_run import is_out_of_memory, step_cost
+from clearhead.training.dry_run import faster_precision, is_out_of_memory, step_cost
 from clearhead.training.init_from import InitialModel, take_weights
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.progress.reports import Progress, duration
@@ -226,8 +226,9 @@ class Fitting:
         train = run_file.train
         assert train.learning_rate is not None, "the run file fills its defaults"
         optimizer = build_optimizer(module, kind=train.optimizer, learning_rate=train.learning_rate)
-        table = train.model_dump() | {"precision": choose_precision(train.precision, device)}
-        cost = step_cost(module, optimizer, parts.workload(), TrainSettings(**table), seconds=_MEASURED_SECONDS)
+        work = parts.workload()
+        table = train.model_dump() | {"precision": faster_precision(module, work, train)}
+        cost = step_cost(module, optimizer, work, TrainSettings(**table), seconds=_MEASURED_SECONDS)
         return Candidate(choice.size, parts, cost.step_seconds, parts.mean_tokens, cost.validation_seconds)
 
 

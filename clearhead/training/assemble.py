@@ -20,13 +20,21 @@ from clearhead.runs.checkpoint import (
     steps_in,
     weights_damage,
 )
-from clearhead.runs.directory import SPEC_FILE, TASK_FILE, RunDirectory, is_run_directory, open_run, split_reference
+from clearhead.runs.directory import (
+    RUN_FILE,
+    SPEC_FILE,
+    TASK_FILE,
+    RunDirectory,
+    is_run_directory,
+    open_run,
+    split_reference,
+)
 from clearhead.runs.recent_weights import recent_folder, save_averaged
 from clearhead.spec import Model
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.data_files import DATA_FILES, changed_files, describe_files
-from clearhead.training.dry_run import Workload, memory_in_use
+from clearhead.training.dry_run import Workload, faster_precision, memory_in_use
 from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run, take_weights
 from clearhead.training.kernel_cache import limit_kernel_cache
 from clearhead.training.loop import Trainer
@@ -96,6 +104,9 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         resume = processes.first_of(resume or (place.restarts > 0 and bool(checkpoint_steps(run))))
         with contextlib.ExitStack() as stack:
             directory = None
+            precision = (saved_choices(run) or {}).get("precision") if resume and processes.is_first else None
+            if run_file.train.precision == "auto" and precision is not None:
+                run_file = _with_precision(run_file, str(precision))
             if processes.is_first:
                 directory = stack.enter_context(
                     open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=MAY_DIFFER)
@@ -134,9 +145,6 @@ def _train(
     if processes.size > 1:
         check_divisible(parts, run_file.train.batch_tokens, processes.size)
         check_same_data(processes, parts)
-    if directory is not None:
-        _describe(parts, directory, initial, resume)
-    precision = choices.get("precision") or choose_precision(run_file.train.precision, device)
     seed_everything(run_file.train.seed)
     is_sharded = shares_model(run_file, parts.spec, device, processes)
     is_trained_whole = run_file.lora is None
@@ -152,6 +160,14 @@ def _train(
         progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
     if run_file.train.activation_checkpointing:
         recompute_layers(module)
+    precision = choices.get("precision")
+    if precision is None:
+        is_tried = processes.is_first and not is_sharded
+        precision = faster_precision(module, parts.workload(), run_file.train) if is_tried else None
+        precision = processes.first_of(precision) or choose_precision(run_file.train.precision, device)
+    if directory is not None:
+        directory.write_text(RUN_FILE, to_toml(_with_precision(run_file, precision)))
+        _describe(parts, directory, initial, resume)
     engine = build_engine(module, parts.loss, processes, is_sharded=is_sharded, device=device, precision=precision)
     trainer = _trainer(setup, parts, module, processes, precision=precision, new=new)
     trainer.directory, trainer.engine = directory, engine
@@ -160,6 +176,11 @@ def _train(
     else:
         _preflight(trainer, parts, module, memory_before, task.init)
     return trainer.run(resume=resume)
+
+
+def _with_precision(run_file: RunFile, precision: str) -> RunFile:
+    """Return a run file that names the precision that "auto" turned out to be."""
+    return run_file.model_copy(update={"train": run_file.train.model_copy(update={"precision": precision})})
 
 
 def average_run(run: Path, last: int) -> tuple[Path, list[int]]:

@@ -8,24 +8,30 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic
+from typing import Final, Generic, Literal
 
 import psutil
 import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.machine import choose_precision, has_fast_bf16
 from clearhead.training.fast_attention import fast_attention
-from clearhead.training.kernel_cache import needs_kernels
+from clearhead.training.kernel_cache import needs_kernels, return_memory
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.protocols import Batches, BatchT
 from clearhead.training.random_state import deterministic_algorithms, preserved_random_state, restored_threads
+from clearhead.training.runfile.sections import Train
 from clearhead.training.settings import TrainSettings
 
 LEAST_SIZES: Final = 4
 """So many sizes of batches are tried at least where each needs kernels of its own."""
 MOST_BATCHES: Final = 8
 """So many batches are tried at most: enough for an average."""
+LEAST_PRODUCTS: Final = 2**30
+"""With fewer products of a weight and a token in a batch, no precision is worth a trial on a CPU."""
+WORTHWHILE: Final = 0.9
+"""bf16 is chosen where its time is at most this share of that of fp32."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,38 @@ def step_cost(
     if settings.ema is not None:
         memory += sum(map(size_of, module.parameters()))
     return StepCost(one_batch * settings.accumulate + update, validation, memory)
+
+
+def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) -> Literal["fp32", "bf16"]:
+    """Return the precision of a run: where "auto" is asked for on a CPU that multiplies bf16, what a trial shows.
+
+    The trial is one batch forward and backward in either precision, after one that chooses kernels. It has no effect.
+
+    Args:
+        module: what will be trained.
+        work: what the run computes.
+        train: the settings of the run.
+
+    Raises:
+        InputError: a batch does not fit into memory.
+    """
+    device, place = device_of(module), work.batches.state()
+    chosen = choose_precision(train.precision, device)
+    if train.precision != "auto" or device.type != "cpu" or not has_fast_bf16(device):
+        return chosen
+    batch = next(work.batches)
+    if batch.num_tokens * sum(weight.numel() for weight in module.parameters()) >= LEAST_PRODUCTS:
+        with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
+            if train.threads is not None:
+                torch.set_num_threads(train.threads)
+            tries = {name: _DryRun(module, work.loss, device, name) for name in ("fp32", "bf16")}
+            for dry in tries.values():
+                dry.forward_backward(batch)
+            spent = {name: dry.forward_backward(batch) for name, dry in tries.items()}
+        return_memory(0, device, "bf16")  # which the kernels of the other precision took
+        chosen = "bf16" if spent["bf16"] <= WORTHWHILE * spent["fp32"] else "fp32"
+    work.batches.load_state(place)
+    return chosen
 
 
 class _DryRun(Generic[BatchT]):
