@@ -108,7 +108,6 @@ class Attention(HookPoints):
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
         """Return the bias on the scores; None in this class."""
-        return None
 
     def mask(self, context: Context) -> MayAttend | None:
         return context.once(self.mask_key, lambda: context.masking.build(self.spec.mask, context.query_position.device))
@@ -149,19 +148,21 @@ class Attention(HookPoints):
 
 
 class MemoryAttention(Attention):
-    """Attention over the memory: its keys are made once per sentence, whose rows (beams) share them."""
+    """Attention over the memory: its keys are made once per sentence, for whose rows (beams) they are never copied."""
 
     def forward(self, x_BTD: States, context: Context) -> States:
         query = self.point("queries", self.normed(self.query_norm, self.split(self.query(x_BTD))))
+        key, value = self.remembered(context)
+        mixed = self.mix(_fold(query, len(query) // len(key)), key, value, None, context)
+        return self.merge(_unfold(mixed, context.masking.num_queries))
+
+    def remembered(self, context: Context) -> tuple[Keys, Keys]:
         place, kept = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
         if place not in kept:
             assert context.memory is not None
             key = self.point("keys", self.normed(self.key_norm, self.split(self.key(context.memory))))
             kept[place] = (key, self.point("values", self.split(self.value(context.memory))))
-        key, value = kept[place]
-        # The rows of a sentence become queries of one row, so that its memory is read once and never copied.
-        mixed = self.mix(_fold(query, len(query) // len(key)), key, value, None, context)
-        return self.merge(_unfold(mixed, context.masking.num_queries))
+        return kept[place]
 
     def mask(self, context: Context) -> MayAttend | None:
         return None if context.memory_mask is None else context.memory_mask[:, None, None, :]

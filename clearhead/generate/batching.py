@@ -88,11 +88,13 @@ def device_of(module: nn.Module) -> torch.device:
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode, and restore its own mode afterwards."""
     was_training = module.training
-    module.eval()
+    if any(part.training for part in module.modules()):
+        module.eval()
     try:
         yield
     finally:
-        module.train(was_training)
+        if module.training != was_training:
+            module.train(was_training)
 
 
 @contextmanager

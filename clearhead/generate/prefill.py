@@ -22,6 +22,7 @@ from clearhead.errors import InputError
 from clearhead.generate.batching import device_of, pad_ids
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID
+from clearhead.inference.cache import IndexedCache
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def prefill_prompts(
     ids_RT, mask_RT = pad_left(prompts, pad_id, device_of(module))
     all_real = bool(mask_RT.all())
     mask = None if all_real else mask_RT
-    cache = Cache()
+    cache = IndexedCache()
     if limits is not None:
         declared = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
         cache.total_length = torch.tensor(declared, device=ids_RT.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.core.head import Linear as HeadLinear
+from clearhead.core.stack import Stack
 from clearhead.inference.int8 import Int8Linear, Int8Matrix
+from clearhead.inference.rounding import rounded_weight
+from clearhead.inference.stack import fast_layers
 from clearhead.machine import has_fast_bf16
 from clearhead.native.linear import Run, float_linear, int8_linear, mixed_linear
 
@@ -27,19 +30,16 @@ def fast_linears(module: nn.Module) -> Iterator[None]:
     must not be moved inside the block. The plain layers run where gradients are recorded, in a model whose activations
     are being watched, and in fp32 in a model without a decoder: it reads whole texts, where PyTorch is as fast.
     """
-    in_bf16 = vars(module).get("products") == torch.bfloat16
-    has_few_rows = getattr(module, "decoder", None) is not None
-    changed = []
-    for part in () if _is_watched(module) else module.modules():
-        run = None if "forward" in vars(part) else _fast_forward(part, in_bf16, has_few_rows)
-        if run is not None:
-            vars(part)["forward"] = run
-            changed.append(part)
+    changed: list[tuple[nn.Module, str]] = []
+    for part, name, run in _replacements(module):
+        if name not in vars(part):
+            vars(part)[name] = run
+            changed.append((part, name))
     try:
         yield
     finally:
-        for part in changed:
-            del vars(part)["forward"]
+        for part, name in changed:
+            del vars(part)[name]
 
 
 def multiply_in_bf16(module: nn.Module) -> bool:
@@ -66,11 +66,52 @@ def exact_products(module: nn.Module) -> Iterator[None]:
             vars(module)["products"] = products
 
 
-def _is_watched(module: nn.Module) -> bool:
-    """Return whether something reads or changes activations on their way."""
-    return any(
-        getattr(part, "watchers", None) or part._forward_hooks or part._forward_pre_hooks for part in module.modules()
-    )
+Replacement = tuple[nn.Module, str, Callable[..., Tensor]]
+
+
+class _Known:
+    """The replacements in a model, kept until its parts or weights change; a copy of the model has its own."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[nn.Module, tuple[nn.Module | None, ...]]] = []  # each with its children
+        self.weights: list[int] = []
+        self.found: list[Replacement] = []
+
+    def __deepcopy__(self, memo: object) -> _Known:
+        return _Known()
+
+    def __reduce__(self) -> tuple[type[_Known], tuple[()]]:
+        return _Known, ()
+
+
+def _replacements(module: nn.Module) -> list[Replacement]:
+    """Return the compiled functions of a model: in which part, in place of which method."""
+    known: _Known = vars(module).setdefault("fast_layers", _Known())
+    if not known.parts or any(tuple(part._modules.values()) != children for part, children in known.parts):
+        known.parts = [(part, tuple(part._modules.values())) for part in module.modules()]
+        known.weights = []
+    parts = [part for part, _ in known.parts]
+    if any(getattr(part, "watchers", None) or part._forward_hooks or part._forward_pre_hooks for part in parts):
+        return []
+    in_bf16 = vars(module).get("products") == torch.bfloat16
+    weights = [int(in_bf16), *(number for part in parts for number in _state(part))]
+    if known.weights != weights:
+        has_few_rows = getattr(module, "decoder", None) is not None
+        stacks = ((part, "continue_from", fast_layers(part, in_bf16)) for part in parts if isinstance(part, Stack))
+        linears = ((part, "forward", _fast_forward(part, in_bf16, has_few_rows)) for part in parts)
+        known.found = [(part, name, run) for part, name, run in (*stacks, *linears) if run is not None]
+        known.weights = weights
+    return known.found
+
+
+def _state(part: nn.Module) -> Iterator[int]:
+    """Yield numbers that change where a weight does."""
+    for weight in (*part._parameters.values(), *part._buffers.values()):
+        if weight is not None:
+            yield id(weight)
+            # Weights that are spread over processes have no address.
+            yield 0 if hasattr(weight, "placements") else weight.data_ptr()
+            yield 0 if weight.is_inference() else weight._version
 
 
 def _fast_forward(part: nn.Module, in_bf16: bool, has_few_rows: bool) -> Run | None:
@@ -91,11 +132,7 @@ def _fast_forward(part: nn.Module, in_bf16: bool, has_few_rows: bool) -> Run | N
 def _of_weight(part: nn.Module, weight: Tensor, bias: Tensor | None, in_bf16: bool, has_few_rows: bool) -> Run | None:
     if not in_bf16:
         return float_linear(weight, bias) if has_few_rows or weight.dtype != torch.float32 else None
-    state = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-    known = vars(part).get("rounded_weight")
-    if known is None or known[0] != state:
-        known = vars(part)["rounded_weight"] = (state, weight.detach().bfloat16().contiguous())
-    return mixed_linear(known[1], bias)
+    return mixed_linear(rounded_weight(part, weight), bias)
 
 
 def _scaled(run: Run, scale: float) -> Run:

@@ -18,17 +18,19 @@ class KeyValues:
 
     def append(self, key_RKSE: New, value_RKSE: New) -> tuple[Kept, Kept]:
         """Add the newest tokens and return views of all of them."""
-        end = self.length + key_RKSE.shape[2]
-        if self.buffer is None or end > self.buffer.shape[3]:
-            rows, heads, _, size = key_RKSE.shape
-            grown = key_RKSE.new_empty(2, rows, heads, max(16, 2 * end), size)
+        start, kept = self.length, self.extend(key_RKSE.shape, key_RKSE)[:, :, :, : self.length]
+        kept[0, :, :, start:], kept[1, :, :, start:] = key_RKSE, value_RKSE
+        return kept[0], kept[1]
+
+    def extend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Make room for tokens [rows, heads, new, head_size] of the dtype of a tensor, and return the buffer."""
+        start, self.length = self.length, self.length + shape[2]
+        if self.buffer is None or self.length > self.buffer.shape[3]:
+            grown = like.new_empty(2, *shape[:2], max(16, 2 * self.length), shape[3])
             if self.buffer is not None:
-                grown[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
+                grown[:, :, :, :start] = self.buffer[:, :, :, :start]
             self.buffer = grown
-        self.buffer[0, :, :, self.length : end] = key_RKSE
-        self.buffer[1, :, :, self.length : end] = value_RKSE
-        self.length = end
-        return self.buffer[0, :, :, :end], self.buffer[1, :, :, :end]
+        return self.buffer
 
     def select(self, rows: Int[Tensor, " new_rows"]) -> None:
         """Reorder, drop or repeat rows."""

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 namespace {
 
 typedef float Floats __attribute__((vector_size(64), aligned(4)));
@@ -49,9 +53,30 @@ inline void store_one(float* to, float value) { *to = value; }
 inline void store_one(uint16_t* to, float value) { *to = to_half(value); }
 
 inline float total(Floats lanes) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_ps((__m512)lanes);
+#else
   float sum = 0;
   for (int i = 0; i < LANES; ++i) sum += lanes[i];
   return sum;
+#endif
+}
+
+inline int32_t total(Ints lanes) {
+  int32_t sum = 0;
+  for (int i = 0; i < LANES; ++i) sum += lanes[i];
+  return sum;
+}
+
+inline void store_lanes(float* to, Floats lanes) { *reinterpret_cast<Floats*>(to) = lanes; }
+
+inline void store_lanes(uint16_t* to, Floats lanes) {
+#ifdef __AVX512BF16__
+  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)lanes);
+  std::memcpy(to, &rounded, sizeof rounded);
+#else
+  for (int i = 0; i < LANES; ++i) to[i] = to_half(lanes[i]);
+#endif
 }
 
 // e^x for x <= 0, to 2 units in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r by its series up to r^7.
@@ -73,6 +98,44 @@ inline Floats exp_lanes(Floats x) {
   const Floats power = (Floats)((n + 127) << 23);
   const Floats found = series * power;
   return is_small ? Floats{} : (x == x ? found : x);
+}
+
+inline Floats where(Ints is_first, Floats first, Floats second) { return is_first ? first : second; }
+
+inline Floats magnitude(Floats x) { return where(x < 0.0f, -x, x); }
+
+// 1 / (1 + e^-x)
+inline Floats sigmoid(Floats x) {
+  const Floats small = exp_lanes(-magnitude(x));
+  return where(x < 0.0f, small, Floats{} + 1.0f) / (small + 1.0f);
+}
+
+inline Floats tanh_lanes(Floats x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+
+// To 2e-7. Source: Abramowitz and Stegun, Handbook of Mathematical Functions, formula 7.1.26.
+inline Floats erf_lanes(Floats x) {
+  const Floats size = magnitude(x), t = 1.0f / (size * 0.3275911f + 1.0f);
+  Floats series = t * 1.061405429f - 1.453152027f;
+  series = series * t + 1.421413741f;
+  series = series * t - 0.284496736f;
+  series = series * t + 0.254829592f;
+  const Floats found = 1.0f - series * t * exp_lanes(-size * size);
+  return where(x < 0.0f, -found, found);
+}
+
+enum Activation : int32_t { RELU, GELU, GELU_TANH, SILU, RELU2, QUICK_GELU, TANH };
+
+inline Floats activate(Floats x, int32_t form) {
+  const Floats positive = where(x < 0.0f, Floats{}, x);
+  switch (form) {
+    case RELU: return positive;
+    case RELU2: return positive * positive;
+    case GELU: return 0.5f * x * (1.0f + erf_lanes(x * 0.70710678f));
+    case GELU_TANH: return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
+    case SILU: return x * sigmoid(x);
+    case QUICK_GELU: return x * sigmoid(1.702f * x);
+    default: return tanh_lanes(x);
+  }
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ SOURCES = [(3,), (4, 5, 3, 3, 3), (5, 5), (3, 4, 5, 6, 3, 4, 5), (6, 4, 3)]
 
 @pytest.fixture(autouse=True)
 def _prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beam, "Cache", PrefixCache)
+    monkeypatch.setattr(beam, "IndexedCache", PrefixCache)
 
 
 def search(
@@ -73,7 +73,7 @@ def test_search_follows_the_plain_rules_run_to_the_limit(
         batch_size=3,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beam, "Cache", PrefixCache)
+        patch.setattr(beam, "IndexedCache", PrefixCache)
         next_logits = random_logits(vocab, end_bonus=end_bonus)
         for source, found in zip(SOURCES, search(next_logits, vocab, SOURCES, options), strict=True):
             assert_same(found, plain_beam_search(Problem(next_logits, source, options)))

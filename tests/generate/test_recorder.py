@@ -28,7 +28,7 @@ def recorded(
     """Search one sentence with a recorder, and check that the search without it finds the same."""
     recorder = BeamRecorder(options.length_penalty, num_pruned=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beam, "Cache", PrefixCache)
+        patch.setattr(beam, "IndexedCache", PrefixCache)
         settings = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "options": options}
         model = PrefixModel(next_logits, vocab)
         (plain,) = translate_ids(model, [SOURCE], **settings)

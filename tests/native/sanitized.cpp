@@ -1,8 +1,11 @@
 // Runs every kernel on arrays that end where their last number does, for sizes around those of vectors and tiles.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <vector>
+
+#include "stack.h"
 
 extern "C" {
 void linear_float32(const float*, const float*, const float*, float*, long, long, long);
@@ -19,6 +22,62 @@ std::vector<T> numbers(long count) {
   for (long i = 0; i < count; ++i) made[i] = T(i * 7 % 101);
   made.shrink_to_fit();
   return made;
+}
+
+Matrix matrix(const std::vector<float>& weights, const std::vector<float>& bias, long outputs, long inputs) {
+  return {weights.data(), bias.data(), bias.data(), outputs, inputs};
+}
+
+// A layer of self-attention, one of attention to a memory, and a feed-forward network with a gate.
+void run_stack(long rows, long heads, long kv_heads, long head_size, long width, long size, long keys_kept, bool is_text) {
+  auto weights = numbers<float>(std::max(heads * head_size, size) * std::max({width, heads * head_size, size}));
+  auto ones = numbers<float>(std::max({heads * head_size, size, width}));
+  const Norm norm{ones.data(), ones.data(), 1e-5f, LAYER_NORM}, over_head{ones.data(), nullptr, 1e-5f, RMS_NORM};
+  const long inner = heads * head_size, kv_inner = kv_heads * head_size;
+  Branch self{};
+  self.pre = self.out = norm;
+  self.query_norm = self.key_norm = over_head;
+  self.first = matrix(weights, ones, inner, width);
+  self.second = self.third = matrix(weights, ones, kv_inner, width);
+  self.last = matrix(weights, ones, width, inner);
+  self.sink = ones.data();
+  self.scale = self.score_scale = self.soft_cap = 1;
+  self.function = SELF_ATTENTION;
+  self.heads = heads, self.kv_heads = kv_heads, self.head_size = head_size;
+  self.is_first = true;
+  Branch memory = self, feed_forward = self;
+  memory.function = MEMORY_ATTENTION;
+  feed_forward.function = FEED_FORWARD;
+  feed_forward.first = feed_forward.second = matrix(weights, ones, size, width);
+  feed_forward.last = matrix(weights, ones, width, size);
+  feed_forward.is_last = true;
+  const Branch branches[] = {self, is_text ? self : memory, feed_forward};
+  auto cache = numbers<float>(rows * kv_heads * keys_kept * head_size), values = cache;
+  auto angles = numbers<float>(rows * (head_size / 2)), bias = numbers<float>(rows * heads * keys_kept);
+  std::vector<int32_t> origin(rows * keys_kept, 0);
+  std::vector<int64_t> starts{0, rows / 2, rows};
+  std::vector<uint8_t> mask(rows * keys_kept, 1);
+  Keys keys{};
+  keys.key = cache.data(), keys.value = values.data(), keys.count = keys_kept;
+  keys.cos = keys.sin = angles.data(), keys.angle_stride = keys.half = head_size / 2;
+  Keys of_memory = keys;
+  if (is_text) {
+    keys.starts = starts.data(), keys.groups = 2, keys.key_stride = kv_inner, keys.head_stride = head_size;
+    of_memory = keys;
+  } else {
+    keys.row_stride = kv_heads * keys_kept * head_size, keys.head_stride = keys_kept * head_size;
+    keys.key_stride = head_size, keys.groups = rows, keys.rows_per_group = 1, keys.has_cache = 1;
+    keys.origin = origin.data(), keys.origin_stride = keys_kept;
+    keys.mask = mask.data(), keys.mask_stride = keys_kept;
+    keys.bias = bias.data(), keys.bias_row_stride = heads * keys_kept, keys.bias_head_stride = keys_kept;
+    of_memory = keys;
+    of_memory.groups = 1, of_memory.rows_per_group = rows, of_memory.has_cache = 0, of_memory.origin_stride = 0;
+  }
+  const Keys all[] = {keys, of_memory, Keys{}};
+  auto x = numbers<float>(rows * width);
+  stack_float32(x.data(), branches, all, 3, rows, width);
+  stack_mixed(x.data(), branches, all, 3, rows, width);
+  stack_int8(x.data(), branches, all, 3, rows, width);
 }
 
 int main() {
@@ -41,5 +100,11 @@ int main() {
           top_bfloat16(x16.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count);
         }
       }
+  for (bool is_text : {false, true})
+    for (long rows : {1, 3, 17}) {
+      run_stack(rows, 4, 2, 16, 64, 128, 20, is_text);
+      run_stack(rows, 3, 1, 6, 20, 33, 5, is_text);
+      run_stack(rows, 2, 2, 80, 96, 40, 17, is_text);
+    }
   std::puts("ok");
 }

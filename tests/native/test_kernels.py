@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,32 +16,11 @@ from clearhead.native import build
 from clearhead.native.linear import float_linear, int8_linear, mixed_linear
 from clearhead.native.top import top_and_log_total
 
-# What a compiler may use, and the flags of the processor that this needs.
-LEVELS = {
-    "AVX2": (["-march=x86-64-v3"], {"avx2"}),
-    "AVX-512 VNNI": (["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"], {"avx512_vnni", "avx512_bf16"}),
-    "this processor": (["-march=native"], set()),
-}
 # Rows, outputs and inputs: tiles that are full, parts of tiles and of vectors, and less than one.
 SIZES = [(1, 64, 128), (2, 33, 64), (5, 37, 40), (16, 96, 192), (17, 50, 256), (40, 3, 100), (3, 1, 7)]
 
 
 LIBRARY = build.library
-
-
-@pytest.fixture(scope="module", params=LEVELS)
-def kernels(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
-    """The kernels for one level, in place of those for this processor."""
-    options, needed = LEVELS[request.param]
-    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
-    if not needed <= set(flags):
-        pytest.skip(f"this processor has no {', '.join(sorted(needed - set(flags)))}")
-    found = build.compiled(options)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "library", lambda: found)
-        build.function.cache_clear()
-        yield found
-    build.function.cache_clear()
 
 
 def linears(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

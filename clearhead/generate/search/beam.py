@@ -42,6 +42,7 @@ from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import NO_ID, Processor, apply, repetition_processors, select
 from clearhead.generate.results import Candidate, length_normalised
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
+from clearhead.inference.cache import IndexedCache
 from clearhead.native.top import top_and_log_total
 
 
@@ -87,7 +88,7 @@ def beam_search(
         banned_X = ids_NS.new_tensor(banned)
         search = _Search(limits, ends, options, start_N1, banned_X, chain=chain, recorder=recorder)
         # The decoder reads the start token and all generated tokens but the last.
-        cache = Cache(total_length=ids_NS.new_tensor(limits))
+        cache = IndexedCache(total_length=ids_NS.new_tensor(limits))
         memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
         out = module.decode(start_N1, memory_NSD, memory_mask=mask_NS, cache=cache)
         return _run(module, search, _newest_logits(out), cache)

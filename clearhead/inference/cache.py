@@ -1,0 +1,70 @@
+"""A cache whose rows are reordered without moving keys and values. Legend: R rows, S keys, N sentences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from clearhead.core import Cache
+from clearhead.kernels.key_values import KeyValues
+from clearhead.native.stack import Keys
+
+
+class IndexedCache(Cache):
+    """A cache for the compiled layers: rows that change places, and sentences that leave, only change an index.
+
+    Row r writes its new keys into row r of the buffers; where its older ones lie, `origin` says. Attentions that read
+    whole buffers need them in order: `gather` puts them there.
+    """
+
+    def __init__(self, total_length: int | Int[Tensor, " rows"] | None = None) -> None:
+        super().__init__(total_length)
+        self.is_by_index = False  # the compiled layers read it
+        self.origin: Int[Tensor, "rows keys"] | None = None  # int32; None: each row reads its own
+        self.memory_origin: Int[Tensor, " sentences"] | None = None  # int32; None: each sentence reads its own
+        self.keys: dict[object, list[Keys]] = {}  # of the compiled layers of a stack
+
+    def select(self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None) -> None:
+        """Reorder, drop or repeat rows and sentences: by index, unless there are more rows than the buffers have."""
+        if not self.is_by_index or len(rows) > self.buffer_rows(0):
+            self.gather()
+            super().select(rows, memory_rows)
+            return
+        self.origin = rows.int()[:, None].expand(-1, self.length) if self.origin is None else self.origin[rows]
+        if memory_rows is not None and self.memory_attention:
+            before = self.memory_origin
+            self.memory_origin = memory_rows.int() if before is None else before[memory_rows]
+        # Masks and lengths are in order of the rows.
+        keys, memories = self.self_attention, self.memory_attention
+        self.self_attention, self.memory_attention = defaultdict(KeyValues), {}
+        super().select(rows, memory_rows)
+        self.self_attention, self.memory_attention = keys, memories
+
+    def extend_origin(self, rows: int) -> Int[Tensor, "rows keys"] | None:
+        """Count the keys of the newest token in the index, and return it."""
+        if self.origin is not None and self.origin.shape[1] < self.length:
+            own_R1 = torch.arange(rows, dtype=torch.int32)[:, None]
+            self.origin = torch.cat([self.origin, own_R1.expand(-1, self.length - self.origin.shape[1])], 1)
+        return self.origin
+
+    def gather(self) -> None:
+        """Bring the keys and values of each row and sentence into its own row of the buffers."""
+        self.is_by_index = False
+        if self.origin is not None:
+            origin_RS, self.origin = self.origin.long(), None
+            places_S = torch.arange(origin_RS.shape[1])
+            for entry in self.self_attention.values():
+                assert entry.buffer is not None
+                entry.buffer = entry.buffer[:, origin_RS, :, places_S].permute(2, 0, 3, 1, 4).contiguous()
+        if self.memory_origin is not None:
+            rows, self.memory_origin = self.memory_origin.long(), None
+            for place, (key, value) in self.memory_attention.items():
+                self.memory_attention[place] = (key[rows], value[rows])
+
+    def buffer_rows(self, rows: int) -> int:
+        """Return how many rows the buffers have, or will have when this many rows come first."""
+        buffer = next((entry.buffer for entry in self.self_attention.values()), None)
+        return rows if buffer is None else buffer.shape[1]

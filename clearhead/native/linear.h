@@ -1,0 +1,446 @@
+// Products of few rows on a CPU: y[m][n] = sum over k of x[m][k] * w[n][k], + bias[n].
+//
+// The weights stay as the model has them, [N, K] row by row, so that they can lie in a mapped file and are read once
+// for all rows. A block of rows of w is multiplied with all rows of x while it is in the caches; threads share the
+// blocks. The products are tiles of the processor's matrix unit (AMX) where it has one, even for a single row, and vector
+// instructions elsewhere.
+//
+// Functions that end in _by_team are called by all threads of a parallel region, which share the work; a barrier ends
+// them unless they say otherwise. Legend: M rows of x, N outputs, K inputs.
+
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "lanes.h"
+
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512F__) && defined(__AVX512BF16__)
+#define MATRIX_UNIT 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+constexpr int BLOCK = 4;              // outputs whose sums are in registers together
+constexpr int COLUMNS = 4;            // rows of x whose sums are
+constexpr long CACHED_ROWS = 512;
+constexpr long TILE = 16;             // rows and columns of a tile of the matrix unit, of 64 bytes each
+
+// --- the three kinds of weights: how STEP products are added to a sum, and what becomes of the sum ---
+
+struct Float32 {
+  using X = float;
+  using W = float;
+  using Y = float;
+  using Sums = Floats;
+  using Sum = float;
+  static constexpr long STEP = LANES;
+  static Floats load(const float* from) { return load_lanes(from); }
+  static void add(Floats& sums, Floats x, Floats w) { sums += x * w; }
+  static float product(float x, float w) { return x * w; }
+  static float finish(float sum, float) { return sum; }
+  static float bias(const float* from, long n) { return from ? from[n] : 0.0f; }
+  static float round(float value) { return value; }
+};
+
+struct BFloat16 {
+  using X = uint16_t;
+  using W = uint16_t;
+  using Y = uint16_t;
+  using Sums = Floats;
+  using Sum = float;
+#ifdef __AVX512BF16__
+  static constexpr long STEP = 2 * LANES;
+  static __m512i load(const uint16_t* from) { return _mm512_loadu_si512(from); }
+  static void add(Floats& sums, __m512i x, __m512i w) {
+    sums = (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)w);
+  }
+#else
+  static constexpr long STEP = LANES;
+  static Floats load(const uint16_t* from) { return load_lanes(from); }
+  static void add(Floats& sums, Floats x, Floats w) { sums += x * w; }
+#endif
+  static float product(uint16_t x, uint16_t w) { return to_float(x) * to_float(w); }
+  static float finish(float sum, float) { return sum; }
+  static float bias(const uint16_t* from, long n) { return from ? to_float(from[n]) : 0.0f; }
+  static uint16_t round(float value) { return to_half(value); }
+};
+
+// Weights and products in bfloat16, rows and outputs in float32.
+struct Mixed : BFloat16 {
+  using Y = float;
+  static float bias(const float* from, long n) { return from ? from[n] : 0.0f; }
+  static float round(float value) { return value; }
+};
+
+// Both sides in 8 bits: a row of x has a scale of its own, and so has every output.
+struct Int8 {
+  using X = int8_t;
+  using W = int8_t;
+  using Y = float;
+  using Sums = Ints;
+  using Sum = int32_t;
+#ifdef __AVX512VNNI__
+  static constexpr long STEP = 4 * LANES;
+  static __m512i load(const int8_t* from) { return _mm512_loadu_si512(from); }
+  // The instruction wants one side without a sign: |x| * (w with the sign of x) is the same product.
+  static void add(Ints& sums, __m512i x, __m512i w) {
+    const __mmask64 is_negative = _mm512_movepi8_mask(x);
+    const __m512i signed_w = _mm512_mask_sub_epi8(w, is_negative, _mm512_setzero_si512(), w);
+    sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_abs_epi8(x), signed_w);
+  }
+#else
+  static constexpr long STEP = LANES;
+  static Ints load(const int8_t* from) {
+    return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints);
+  }
+  static void add(Ints& sums, Ints x, Ints w) { sums += x * w; }
+#endif
+  static int32_t product(int8_t x, int8_t w) { return int32_t(x) * int32_t(w); }
+  static float finish(int32_t sum, float scale) { return float(sum) * scale; }
+  static float bias(const float* from, long n) { return from ? from[n] : 0.0f; }
+  static float round(float value) { return value; }
+};
+
+template <typename Kind>
+struct Layer {
+  long M, N, K;
+  const typename Kind::X* x;
+  const uint32_t* tiles;       // x as `arrange` makes it; null: the matrix unit is not for these sizes
+  const typename Kind::W* w;
+  const typename Kind::Y* bias;
+  const float* row_scales;     // of x [M]; null: 1
+  const float* output_scales;  // of w [N]; null: 1
+  typename Kind::Y* y;
+
+  void write(long m, long n, typename Kind::Sum sum) const {
+    const float scale = row_scales ? row_scales[m] * output_scales[n] : 1.0f;
+    y[m * N + n] = Kind::round(Kind::finish(sum, scale) + Kind::bias(bias, n));
+  }
+};
+
+// --- vector instructions ---
+
+template <typename Kind, int OUTPUTS, int ROWS>
+void multiply_block(const Layer<Kind>& layer, long n, long m) {
+  typename Kind::Sums sums[OUTPUTS][ROWS] = {};
+  const auto* w = layer.w + n * layer.K;
+  const auto* x = layer.x + m * layer.K;
+  const long whole = layer.K / Kind::STEP * Kind::STEP;
+  for (long k = 0; k < whole; k += Kind::STEP) {
+    decltype(Kind::load(x)) loaded[ROWS];
+    for (int j = 0; j < ROWS; ++j) loaded[j] = Kind::load(x + j * layer.K + k);
+    for (int i = 0; i < OUTPUTS; ++i) {
+      const auto row = Kind::load(w + i * layer.K + k);
+      for (int j = 0; j < ROWS; ++j) Kind::add(sums[i][j], loaded[j], row);
+    }
+  }
+  for (int i = 0; i < OUTPUTS; ++i)
+    for (int j = 0; j < ROWS; ++j) {
+      auto sum = total(sums[i][j]);
+      for (long k = whole; k < layer.K; ++k) sum += Kind::product(x[j * layer.K + k], w[i * layer.K + k]);
+      layer.write(m + j, n + i, sum);
+    }
+}
+
+template <typename Kind, int OUTPUTS>
+void multiply_rows(const Layer<Kind>& layer, long n) {
+  long m = 0;
+  for (; m + COLUMNS <= layer.M; m += COLUMNS) multiply_block<Kind, OUTPUTS, COLUMNS>(layer, n, m);
+  switch (layer.M - m) {
+    case 1: multiply_block<Kind, OUTPUTS, 1>(layer, n, m); break;
+    case 2: multiply_block<Kind, OUTPUTS, 2>(layer, n, m); break;
+    case 3: multiply_block<Kind, OUTPUTS, 3>(layer, n, m); break;
+  }
+}
+
+template <typename Kind>
+void multiply_outputs(const Layer<Kind>& layer, long begin, long end) {
+  long n = begin;
+  for (; n + BLOCK <= end; n += BLOCK) multiply_rows<Kind, BLOCK>(layer, n);
+  for (; n < end; ++n) multiply_rows<Kind, 1>(layer, n);
+}
+
+template <typename Kind>
+void multiply_vectors_by_team(const Layer<Kind>& layer, long begin) {
+  const long blocks = (layer.N - begin + BLOCK - 1) / BLOCK;
+#pragma omp for schedule(static) nowait
+  for (long block = 0; block < blocks; ++block) {
+    const long n = begin + block * BLOCK;
+    multiply_outputs(layer, n, std::min(n + BLOCK, layer.N));
+  }
+}
+
+// --- the matrix unit: a tile of w [16 outputs, 64 bytes of K] times one of x [64 bytes of K, 16 rows] ---
+
+#ifdef MATRIX_UNIT
+
+bool permit_tiles() {
+  static const bool is_permitted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, tile data
+  return is_permitted;
+}
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+const TileShapes shapes;  // not local: the compiler does not see that the instruction reads all of it
+
+// Exchange rows and columns of 16 x 16 words.
+inline __attribute__((always_inline)) void transpose(__m512i rows[16]) {
+  __m512i other[16];
+  for (int i = 0; i < 16; i += 2) {
+    other[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    other[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      rows[i + 2 * j] = _mm512_unpacklo_epi64(other[i + j], other[i + j + 2]);
+      rows[i + 2 * j + 1] = _mm512_unpackhi_epi64(other[i + j], other[i + j + 2]);
+    }
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 4; ++j) {
+      other[i + j] = _mm512_shuffle_i32x4(rows[i + j], rows[i + j + 4], 0x88);
+      other[i + j + 4] = _mm512_shuffle_i32x4(rows[i + j], rows[i + j + 4], 0xdd);
+    }
+  for (int i = 0; i < 8; ++i) {
+    rows[i] = _mm512_shuffle_i32x4(other[i], other[i + 8], 0x88);
+    rows[i + 8] = _mm512_shuffle_i32x4(other[i], other[i + 8], 0xdd);
+  }
+}
+
+// 16 rows of x, of which `count` are there, as tiles: word r of row m of every 64 bytes of K is at [r][m].
+inline void arrange(const uint32_t* x, long count, long words, uint32_t* tiles) {
+  for (long step = 0; step < words / TILE; ++step) {
+    __m512i rows[TILE];
+    for (long m = 0; m < TILE; ++m)
+      rows[m] = m < count ? _mm512_loadu_si512(x + m * words + step * TILE) : _mm512_setzero_si512();
+    transpose(rows);
+    for (long r = 0; r < TILE; ++r) _mm512_storeu_si512(tiles + (step * TILE + r) * TILE, rows[r]);
+  }
+}
+
+void add_tiles(BFloat16, int pair) {
+  switch (pair) {
+    case 0: _tile_dpbf16ps(0, 4, 6); break;
+    case 1: _tile_dpbf16ps(1, 4, 7); break;
+    case 2: _tile_dpbf16ps(2, 5, 6); break;
+    case 3: _tile_dpbf16ps(3, 5, 7); break;
+  }
+}
+
+void add_tiles(Int8, int pair) {
+  switch (pair) {
+    case 0: _tile_dpbssd(0, 4, 6); break;
+    case 1: _tile_dpbssd(1, 4, 7); break;
+    case 2: _tile_dpbssd(2, 5, 6); break;
+    case 3: _tile_dpbssd(3, 5, 7); break;
+  }
+}
+
+// Write the sums of 16 outputs from n on for row m.
+void write_lanes(const Layer<BFloat16>& layer, __m512i sums, long n, long m) {
+  const Floats bias = layer.bias ? load_lanes(layer.bias + n) : Floats{};
+  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)((Floats)sums + bias));
+  std::memcpy(layer.y + m * layer.N + n, &rounded, sizeof rounded);
+}
+
+void write_lanes(const Layer<Mixed>& layer, __m512i sums, long n, long m) {
+  const Floats bias = layer.bias ? load_lanes(layer.bias + n) : Floats{};
+  *reinterpret_cast<Floats*>(layer.y + m * layer.N + n) = (Floats)sums + bias;
+}
+
+void write_lanes(const Layer<Int8>& layer, __m512i sums, long n, long m) {
+  const Floats bias = layer.bias ? load_lanes(layer.bias + n) : Floats{};
+  const Floats scales = load_lanes(layer.output_scales + n) * layer.row_scales[m];
+  *reinterpret_cast<Floats*>(layer.y + m * layer.N + n) = __builtin_convertvector((Ints)sums, Floats) * scales + bias;
+}
+
+// Write the tile of sums [16 outputs, 16 rows] of the outputs from n and the rows from m on.
+template <typename Kind>
+void write_tile(const Layer<Kind>& layer, const void* sums, long n, long m) {
+  const long count = std::min(TILE, layer.M - m);
+  if (count <= 4) {
+    const Ints places = {0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240};
+    for (long j = 0; j < count; ++j)
+      write_lanes(layer, _mm512_i32gather_epi32((__m512i)places, static_cast<const int32_t*>(sums) + j, 4), n, m + j);
+    return;
+  }
+  __m512i rows[TILE];
+  for (long i = 0; i < TILE; ++i) rows[i] = _mm512_loadu_si512(static_cast<const int32_t*>(sums) + i * TILE);
+  transpose(rows);
+  for (long j = 0; j < count; ++j) write_lanes(layer, rows[j], n, m + j);
+}
+
+// Multiply 32 outputs with one or two groups of 16 rows.
+template <typename Kind, bool IS_PAIR>
+void multiply_tiles(const Layer<Kind>& layer, long n, long group) {
+  const long bytes = layer.K * long(sizeof(typename Kind::W)), steps = bytes / 64;
+  const uint8_t* w = reinterpret_cast<const uint8_t*>(layer.w) + n * bytes;
+  const uint8_t* first = reinterpret_cast<const uint8_t*>(layer.tiles) + group * steps * 1024;
+  const uint8_t* second = first + steps * 1024;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (long step = 0; step < steps; ++step) {
+    if (group == 0)  // the weights of the next outputs: rows of a tile lie apart, which the processor does not foresee
+      for (long line = 0; line < 2 * TILE; ++line)
+        _mm_prefetch(w + 2 * TILE * (bytes + step * 64) + line * 64, _MM_HINT_T1);
+    _tile_loadd(4, w + step * 64, bytes);
+    _tile_loadd(6, first + step * 1024, 64);
+    add_tiles(Kind(), 0);
+    _tile_loadd(5, w + TILE * bytes + step * 64, bytes);
+    add_tiles(Kind(), 2);
+    if (IS_PAIR) {
+      _tile_loadd(7, second + step * 1024, 64);
+      add_tiles(Kind(), 1);
+      add_tiles(Kind(), 3);
+    }
+  }
+  alignas(64) uint8_t sums[4][1024];
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(2, sums[2], 64);
+  write_tile(layer, sums[0], n, group * TILE);
+  write_tile(layer, sums[2], n + TILE, group * TILE);
+  if (IS_PAIR) {
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(3, sums[3], 64);
+    write_tile(layer, sums[1], n, (group + 1) * TILE);
+    write_tile(layer, sums[3], n + TILE, (group + 1) * TILE);
+  }
+}
+
+// Whether the matrix unit multiplies rows of so many numbers.
+template <typename Kind>
+bool has_tiles(long K) {
+  return !std::is_same_v<Kind, Float32> && K * long(sizeof(typename Kind::W)) % 64 == 0 && permit_tiles();
+}
+
+// Multiply all outputs that fill tiles; return how many they are.
+template <typename Kind>
+long multiply_tiles_by_team(const Layer<Kind>& layer) {
+  const long groups = (layer.M + TILE - 1) / TILE, blocks = layer.N / (2 * TILE);
+  if (!layer.tiles || blocks == 0) return 0;
+  if constexpr (!std::is_same_v<Kind, Float32>) {
+    _tile_loadconfig(&shapes);
+#pragma omp for schedule(static) nowait
+    for (long block = 0; block < blocks; ++block) {
+      const long n = block * 2 * TILE;
+      long group = 0;
+      for (; group + 2 <= groups; group += 2) multiply_tiles<Kind, true>(layer, n, group);
+      if (group < groups) multiply_tiles<Kind, false>(layer, n, group);
+    }
+    _tile_release();
+  }
+  return blocks * 2 * TILE;
+}
+
+#else
+
+bool permit_tiles() { return false; }
+
+void arrange(const uint32_t*, long, long, uint32_t*) {}
+
+template <typename Kind>
+bool has_tiles(long) {
+  return false;
+}
+
+template <typename Kind>
+long multiply_tiles_by_team(const Layer<Kind>&) {
+  return 0;
+}
+
+#endif
+
+// Multiply so many rows at a time that they stay in the cache while all weights pass by. No barrier.
+template <typename Kind>
+void multiply_by_team(const Layer<Kind>& layer) {
+  for (long m = 0; m < layer.M; m += CACHED_ROWS) {
+    Layer<Kind> part = layer;
+    part.M = std::min(CACHED_ROWS, layer.M - m);
+    part.x += m * layer.K;
+    if (layer.tiles) part.tiles += m * layer.K * long(sizeof(typename Kind::X)) / 4;
+    part.y += m * layer.N;
+    if (layer.row_scales) part.row_scales += m;
+    multiply_vectors_by_team(part, multiply_tiles_by_team(part));
+  }
+}
+
+// Round a row of x to 8 bits; its scale is the largest magnitude / 127, and not-a-number where one value is.
+float quantize(const float* row, long K, int8_t* rounded) {
+  float most = 0, fault = 0;  // fault: 0, or not a number
+#pragma omp simd reduction(max : most) reduction(+ : fault)
+  for (long k = 0; k < K; ++k) {
+    most = std::max(most, std::fabs(row[k]));
+    fault += row[k] * 0.0f;
+  }
+  const float inverse = most > 0 && fault == 0 ? 127.0f / most : 0.0f;
+  for (long k = 0; k < K; ++k) rounded[k] = int8_t(std::nearbyint(row[k] * inverse));
+  return most / 127.0f + fault;
+}
+
+// Rows of x as the products of a kind read them. The memory grows and is kept; a scale of the whole row is for 8 bits.
+template <typename Kind>
+struct Input {
+  std::vector<typename Kind::X> rounded;
+  std::vector<uint32_t> tile_memory;
+  std::vector<float> scales;
+
+  // Called by one thread, before a team fills it, with the most numbers that a row will have.
+  void reserve(long M, long most) {
+    const long all = (M + TILE - 1) / TILE * TILE * most;
+    if (long(rounded.size()) < all) rounded.resize(all);
+    if (long(scales.size()) < M) scales.resize(M);
+    const long words = all * long(sizeof(typename Kind::X)) / 4 + 16;
+    if (permit_tiles() && long(tile_memory.size()) < words) tile_memory.resize(words);
+  }
+
+  // Null where the matrix unit does not multiply rows of K numbers.
+  uint32_t* tiles(long K) {
+    if (!has_tiles<Kind>(K)) return nullptr;
+    return reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(tile_memory.data()) + 63) / 64 * 64);
+  }
+
+  void round_row(long m, const float* row, long K) {
+    auto* to = rounded.data() + m * K;
+    if constexpr (std::is_same_v<Kind, Int8>) scales[m] = quantize(row, K, to);
+    else if constexpr (std::is_same_v<Kind, Float32>) std::copy(row, row + K, to);
+    else {
+      long k = 0;
+      for (; k + LANES <= K; k += LANES) store_lanes(to + k, load_lanes(row + k));
+      for (; k < K; ++k) to[k] = to_half(row[k]);
+    }
+  }
+
+  // Arrange the rows of a group of 16 that begins with row m of x.
+  void arrange_group(const typename Kind::X* x, long m, long M, long K) {
+    const long words = K * long(sizeof(typename Kind::X)) / 4;
+    arrange(reinterpret_cast<const uint32_t*>(x + m * K), std::min(TILE, M - m), words, tiles(K) + m * words);
+  }
+
+  // Rounded rows, of which `read(m, buffer)` returns the address of one. With a barrier.
+  template <typename Read>
+  void fill_by_team(long M, long K, float* buffer, const Read& read) {
+    const long step = tiles(K) ? TILE : 1;
+#pragma omp for schedule(static)
+    for (long m = 0; m < M; m += step) {
+      for (long i = m; i < std::min(m + step, M); ++i) round_row(i, read(i, buffer), K);
+      if (tiles(K)) arrange_group(rounded.data(), m, M, K);
+    }
+  }
+
+  Layer<Kind> layer(long M, long N, long K, const typename Kind::W* w, const typename Kind::Y* bias,
+                    const float* output_scales, typename Kind::Y* y) {
+    const bool is_scaled = std::is_same_v<Kind, Int8>;
+    return {M, N, K, rounded.data(), tiles(K), w, bias, is_scaled ? scales.data() : nullptr, output_scales, y};
+  }
+};
+
+}  // namespace

@@ -1,0 +1,361 @@
+// The layers of a stack in one call, for few new tokens of each row: a branch at a time, all threads side by side.
+//
+//     x <- out( x + sum_b scale_b * post_b( f_b( pre_b( shared(x) ) ) ) )
+//
+// A branch is five to seven phases, each shared by the threads and ended by a barrier: what the last branch left to be
+// added and the norms, rounded for the products (`begin_branch`); products; and for attention the rotations and the
+// scores. Activations are float32 throughout, and keys and values are what the cache has.
+//
+// Legend: M rows (tokens that are new), D width, H heads, K key/value heads, E head size, S keys.
+
+#include "stack.h"
+
+#include <cmath>
+#include <vector>
+
+#include "linear.h"
+
+namespace {
+
+// --- rows ---
+
+void apply_norm(const Norm& norm, const float* x, long D, float* y) {
+  if (norm.kind == NO_NORM) {
+    if (x != y) std::copy(x, x + D, y);
+    return;
+  }
+  float sum = 0, squares = 0;
+  if (norm.kind == LAYER_NORM) {
+#pragma omp simd reduction(+ : sum)
+    for (long d = 0; d < D; ++d) sum += x[d];
+  }
+  const float mean = sum / float(D);
+#pragma omp simd reduction(+ : squares)
+  for (long d = 0; d < D; ++d) squares += (x[d] - mean) * (x[d] - mean);
+  const float inverse = 1.0f / std::sqrt(squares / float(D) + norm.eps);
+  for (long d = 0; d < D; ++d) y[d] = (x[d] - mean) * inverse;
+  if (norm.weight)
+    for (long d = 0; d < D; ++d) y[d] *= norm.weight[d];
+  if (norm.bias)
+    for (long d = 0; d < D; ++d) y[d] += norm.bias[d];
+}
+
+// y = act(gate) * up, or act(up) without a gate; in whole vectors, the last of which may end beyond F.
+void apply_activation(const float* up, const float* gate, long F, int32_t form, float* y) {
+  long f = 0;
+  for (; f + LANES <= F; f += LANES) {
+    const Floats lanes = load_lanes(up + f);
+    store_lanes(y + f, gate ? activate(load_lanes(gate + f), form) * lanes : activate(lanes, form));
+  }
+  for (; f < F; ++f) {
+    const float active = activate(spread(gate ? gate[f] : up[f]), form)[0];
+    y[f] = gate ? active * up[f] : active;
+  }
+}
+
+void rotate(float* head, const float* cos, const float* sin, long half) {
+  for (long i = 0; i < half; ++i) {
+    const float first = head[i], second = head[i + half];
+    head[i] = first * cos[i] - second * sin[i];
+    head[i + half] = second * cos[i] + first * sin[i];
+  }
+}
+
+// --- attention of one row and one head ---
+
+template <typename Real>
+float dot(const float* query, const Real* key, long E) {
+  Floats sums = {};
+  long e = 0;
+  for (; e + LANES <= E; e += LANES) sums += load_lanes(query + e) * load_lanes(key + e);
+  float sum = e ? total(sums) : 0.0f;
+  for (; e < E; ++e) sum += query[e] * load_one(key + e);
+  return sum;
+}
+
+// Sum so many vectors of values by their weights, in registers.
+template <typename Real, int VECTORS, typename Address>
+void weigh(const float* weights, long S, const Address& value, long e, float* mixed) {
+  Floats sums[VECTORS] = {};
+  for (long s = 0; s < S; ++s) {
+    const Real* row = value(s) + e;
+    for (int i = 0; i < VECTORS; ++i) sums[i] += weights[s] * load_lanes(row + i * LANES);
+  }
+  for (int i = 0; i < VECTORS; ++i) store_lanes(mixed + e + i * LANES, sums[i]);
+}
+
+// Turn scores [S] into weights; with no key that may be attended to they are zeros.
+void softmax(float* scores, long S, const float* sink) {
+  float most = sink ? *sink : -INFINITY, fault = 0;
+#pragma omp simd reduction(max : most) reduction(+ : fault)
+  for (long s = 0; s < S; ++s) {
+    most = std::max(most, scores[s]);
+    fault += scores[s] != scores[s] ? 1.0f : 0.0f;
+  }
+  if (most == -INFINITY && fault == 0) {
+    std::fill(scores, scores + S, 0.0f);
+    return;
+  }
+  Floats sums = {};
+  long s = 0;
+  for (; s + LANES <= S; s += LANES) {
+    const Floats lanes = exp_lanes(load_lanes(scores + s) - most);
+    store_lanes(scores + s, lanes);
+    sums += lanes;
+  }
+  float sum = total(sums) + (sink ? std::exp(*sink - most) : 0.0f);
+  for (; s < S; ++s) {
+    scores[s] = exp_lanes(spread(scores[s] - most))[0];
+    sum += scores[s];
+  }
+  for (s = 0; s < S; ++s) scores[s] /= sum;
+}
+
+template <typename Real, typename KeyAt, typename ValueAt>
+void attend(
+    const Branch& branch, const Keys& keys, const float* query, long row, long group, long head, long S,
+    const KeyAt& key, const ValueAt& value, float* scores, float* mixed) {
+  const long E = branch.head_size;
+  for (long s = 0; s < S; ++s) scores[s] = dot(query, key(s), E) * branch.score_scale;
+  if (branch.soft_cap > 0)
+    for (long s = 0; s < S; ++s) scores[s] = branch.soft_cap * tanh_lanes(spread(scores[s] / branch.soft_cap))[0];
+  if (keys.bias) {
+    const float* bias = keys.bias + row * keys.bias_row_stride + head * keys.bias_head_stride;
+    for (long s = 0; s < S; ++s) scores[s] += bias[s];
+  }
+  if (keys.mask) {
+    const uint8_t* mask = keys.mask + group * keys.mask_stride;
+    for (long s = 0; s < S; ++s) scores[s] = mask[s] ? scores[s] : -INFINITY;
+  }
+  softmax(scores, S, branch.sink ? branch.sink + head : nullptr);
+  long e = 0;
+  for (; e + 4 * LANES <= E; e += 4 * LANES) weigh<Real, 4>(scores, S, value, e, mixed);
+  for (; e + 2 * LANES <= E; e += 2 * LANES) weigh<Real, 2>(scores, S, value, e, mixed);
+  for (; e + LANES <= E; e += LANES) weigh<Real, 1>(scores, S, value, e, mixed);
+  for (; e < E; ++e) {
+    float sum = 0;
+    for (long s = 0; s < S; ++s) sum += scores[s] * load_one(value(s) + e);
+    mixed[e] = sum;
+  }
+}
+
+// --- the team ---
+
+// What the threads share; it grows and is kept.
+struct Buffers {
+  std::vector<float> shared, first, second, third, mixed, result;
+};
+
+struct Own {  // of one thread
+  std::vector<float> row, other, scores;
+};
+
+// Norm and rotate the heads of a row.
+void prepare(const Norm& norm, const Branch& branch, const Keys& keys, long m, long heads, float* rows) {
+  for (long h = 0; h < heads; ++h) {
+    float* head = rows + (m * heads + h) * branch.head_size;
+    if (!branch.norms_after_rotation) apply_norm(norm, head, branch.head_size, head);
+    if (keys.cos && branch.function == SELF_ATTENTION)
+      rotate(head, keys.cos + m * keys.angle_stride, keys.sin + m * keys.angle_stride, keys.half);
+    if (branch.norms_after_rotation) apply_norm(norm, head, branch.head_size, head);
+  }
+}
+
+// Write the new key and value of a row into the cache.
+template <typename Real>
+void keep(const Branch& branch, const Keys& keys, long m, const Buffers& buffers) {
+  const long E = branch.head_size;
+  for (long h = 0; h < branch.kv_heads; ++h) {
+    const long at = m * keys.row_stride + h * keys.head_stride + (keys.count - 1) * keys.key_stride;
+    for (long e = 0; e < E; ++e) {
+      store_one(static_cast<Real*>(keys.key) + at + e, buffers.second[(m * branch.kv_heads + h) * E + e]);
+      store_one(static_cast<Real*>(keys.value) + at + e, buffers.third[(m * branch.kv_heads + h) * E + e]);
+    }
+  }
+}
+
+template <typename Real>
+void attend_by_team(const Branch& branch, const Keys& keys, Buffers& buffers, Own& own) {
+  const long H = branch.heads, E = branch.head_size, shared = H / branch.kv_heads;
+  const auto* key = static_cast<const Real*>(keys.key);
+  const auto* value = static_cast<const Real*>(keys.value);
+  if (keys.starts) {
+    key = reinterpret_cast<const Real*>(buffers.second.data());
+    value = reinterpret_cast<const Real*>(buffers.third.data());
+  }
+#pragma omp for schedule(static)
+  for (long task = 0; task < keys.groups * H; ++task) {
+    const long group = task / H, head = task % H;
+    const long begin = keys.starts ? keys.starts[group] : group * keys.rows_per_group;
+    const long end = keys.starts ? keys.starts[group + 1] : begin + keys.rows_per_group;
+    const long S = keys.starts ? end - begin : keys.count;
+    const long from = keys.starts ? begin * keys.key_stride : 0;
+    const int32_t* origin = keys.origin && keys.origin_stride ? keys.origin + group * keys.origin_stride : nullptr;
+    const long row = keys.origin && !keys.origin_stride ? keys.origin[group] : group;
+    const long fixed = keys.starts || origin ? 0 : row * keys.row_stride;
+    const long base = from + fixed + head / shared * keys.head_stride;
+    const auto place = [&](long s) { return base + (origin ? origin[s] * keys.row_stride : 0) + s * keys.key_stride; };
+    const auto key_at = [&](long s) { return key + place(s); };
+    const auto value_at = [&](long s) { return value + place(s); };
+    for (long m = begin; m < end; ++m) {
+      const float* query = buffers.first.data() + (m * H + head) * E;
+      float* mixed = buffers.mixed.data() + (m * H + head) * E;
+      attend<Real>(branch, keys, query, m, group, head, S, key_at, value_at, own.scores.data(), mixed);
+    }
+  }
+}
+
+// Norm and rotate queries and keys, keep what is new, and mix the values.
+void mix_by_team(const Branch& branch, const Keys& keys, long M, Buffers& buffers, Own& own) {
+#pragma omp for schedule(static)
+  for (long m = 0; m < M; ++m) {
+    prepare(branch.query_norm, branch, keys, m, branch.heads, buffers.first.data());
+    if (branch.function != SELF_ATTENTION) continue;
+    prepare(branch.key_norm, branch, keys, m, branch.kv_heads, buffers.second.data());
+    if (!keys.has_cache) continue;
+    if (keys.is_half) keep<uint16_t>(branch, keys, m, buffers);
+    else keep<float>(branch, keys, m, buffers);
+  }
+  if (keys.is_half) attend_by_team<uint16_t>(branch, keys, buffers, own);
+  else attend_by_team<float>(branch, keys, buffers, own);
+}
+
+template <typename Kind>
+class Team {
+ public:
+  Team(float* x, const Branch* branches, const Keys* keys, long count, long M, long D, Input<Kind>& input,
+       Buffers& buffers)
+      : x_(x), branches_(branches), keys_(keys), count_(count), M_(M), D_(D), input_(input), buffers_(buffers) {}
+
+  // Called by all threads.
+  void run(Own& own) {
+    for (long b = 0; b < count_; ++b) {
+      begin_branch(b, own);
+      const Branch& branch = branches_[b];
+      if (branch.function == FEED_FORWARD) feed_forward(branch);
+      else attention(branch, keys_[b], own);
+      const float* result = branch.function == FEED_FORWARD ? nullptr : buffers_.mixed.data();
+      const long K = branch.last.inputs, size = branch.first.outputs;
+      const float *up = buffers_.first.data(), *gate = branch.second.weight ? buffers_.second.data() : nullptr;
+      input_.fill_by_team(M_, K, own.row.data(), [&](long m, float* row) -> const float* {
+        if (result) return result + m * K;
+        apply_activation(up + m * size, gate ? gate + m * size : nullptr, size, branch.activation, row);
+        return row;
+      });
+      multiply(branch.last, buffers_.result.data());
+#pragma omp barrier
+    }
+#pragma omp for schedule(static)
+    for (long m = 0; m < M_; ++m) add_result(count_, m, own.other.data());
+  }
+
+ private:
+  // No barrier.
+  void multiply(const Matrix& matrix, float* y) {
+    multiply_by_team(input_.layer(
+        M_, matrix.outputs, matrix.inputs, static_cast<const typename Kind::W*>(matrix.weight), matrix.bias,
+        matrix.scales, y));
+  }
+
+  // Add what the branch before b left, and norm the sum where its step ends.
+  void add_result(long b, long m, float* row) {
+    if (b == 0) return;
+    const Branch& last = branches_[b - 1];
+    float* x = x_ + m * D_;
+    apply_norm(last.post, buffers_.result.data() + m * D_, D_, row);
+    for (long d = 0; d < D_; ++d) x[d] += last.scale * row[d];
+    if (last.is_last) apply_norm(last.out, x, D_, x);
+  }
+
+  void begin_branch(long b, Own& own) {
+    const Branch& branch = branches_[b];
+    const bool is_alone = branch.is_first && branch.is_last;
+    input_.fill_by_team(M_, D_, own.row.data(), [&](long m, float* row) -> const float* {
+      add_result(b, m, own.other.data());
+      const float* x = x_ + m * D_;
+      if (is_alone) {
+        apply_norm(branch.shared, x, D_, row);
+      } else {
+        float* shared = buffers_.shared.data() + m * D_;
+        if (branch.is_first) apply_norm(branch.shared, x, D_, shared);
+        std::copy(shared, shared + D_, row);
+      }
+      apply_norm(branch.pre, row, D_, row);
+      return row;
+    });
+  }
+
+  void feed_forward(const Branch& branch) {
+    multiply(branch.first, buffers_.first.data());
+    if (branch.second.weight) multiply(branch.second, buffers_.second.data());
+#pragma omp barrier
+  }
+
+  void attention(const Branch& branch, const Keys& keys, Own& own) {
+    multiply(branch.first, buffers_.first.data());
+    if (branch.function == SELF_ATTENTION) {
+      multiply(branch.second, buffers_.second.data());
+      multiply(branch.third, buffers_.third.data());
+    }
+#pragma omp barrier
+    mix_by_team(branch, keys, M_, buffers_, own);
+  }
+
+  float* x_;
+  const Branch* branches_;
+  const Keys* keys_;
+  const long count_, M_, D_;
+  Input<Kind>& input_;
+  Buffers& buffers_;
+};
+
+void grow(std::vector<float>& buffer, long size) {
+  if (long(buffer.size()) < size + LANES) buffer.resize(size + LANES);
+}
+
+template <typename Kind>
+void run_stack(float* x, const Branch* branches, const Keys* keys, long count, long M, long D) {
+  static thread_local Input<Kind> own_input;
+  static thread_local Buffers own_buffers;
+  Input<Kind>& input = own_input;  // not the variables: every thread has one of its own
+  Buffers& buffers = own_buffers;
+  long widest = D, most_keys = 1;
+  for (long b = 0; b < count; ++b) {
+    const Branch& branch = branches[b];
+    grow(buffers.first, M * branch.first.outputs);
+    grow(buffers.second, M * branch.second.outputs);
+    grow(buffers.third, M * branch.third.outputs);
+    if (branch.function != FEED_FORWARD) grow(buffers.mixed, M * branch.last.inputs);
+    widest = std::max({widest, long(branch.last.inputs)});
+    most_keys = std::max(most_keys, long(keys[b].count));
+  }
+  grow(buffers.shared, M * D);
+  grow(buffers.result, M * D);
+  input.reserve(M, widest);
+  Team<Kind> team(x, branches, keys, count, M, D, input, buffers);
+#pragma omp parallel
+  {
+    static thread_local Own own;
+    grow(own.row, widest);
+    grow(own.other, D);
+    grow(own.scores, most_keys);
+    team.run(own);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void stack_float32(float* x, const Branch* branches, const Keys* keys, long count, long M, long D) {
+  run_stack<Float32>(x, branches, keys, count, M, D);
+}
+
+void stack_mixed(float* x, const Branch* branches, const Keys* keys, long count, long M, long D) {
+  run_stack<Mixed>(x, branches, keys, count, M, D);
+}
+
+void stack_int8(float* x, const Branch* branches, const Keys* keys, long count, long M, long D) {
+  run_stack<Int8>(x, branches, keys, count, M, D);
+}
+}
