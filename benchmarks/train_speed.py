@@ -40,7 +40,7 @@ from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.kernels.positions import sinusoidal_table
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.training.fast_attention import fast_attention
+from clearhead.training.fast import fast_training
 from clearhead.training.losses.tokens import token_loss
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.optimizers import build_optimizer
@@ -94,7 +94,7 @@ def our_step(module: nn.Module, precision: str, smoothing: float) -> Step:
 
     def step(batch: Batch) -> None:
         rule.zero_grad(set_to_none=True)
-        with fast_attention(module, precision):
+        with fast_training(module, precision):
             with torch.autocast("cpu", torch.bfloat16, precision == "bf16"):
                 loss, labels = token_loss(module, batch, label_smoothing=smoothing)
             loss.backward()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import InputError
 from clearhead.machine import choose_precision, has_fast_bf16
-from clearhead.training.fast_attention import fast_attention
+from clearhead.training.fast import fast_training
 from clearhead.training.kernel_cache import needs_kernels, return_memory
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.protocols import Batches, BatchT
@@ -173,7 +173,7 @@ class _DryRun(Generic[BatchT]):
         self.module.zero_grad(set_to_none=True)
         began = time.perf_counter()
         try:
-            with fast_attention(self.module, self.precision):
+            with fast_training(self.module, self.precision):
                 total, _ = self._loss(batch)
                 # Here all activations are in memory, which matters where the system reports no peak.
                 self.peak = max(self.peak, peak_memory(self.device))

@@ -5,20 +5,17 @@ Legend: B batch, H heads, T queries, S keys, E head size; C heads of a few rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
 from clearhead.kernels.attention import eager_is_better
-from clearhead.machine import has_fast_bf16
 
 Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, Context], Tensor]
 Queries = Float[Tensor, "batch heads queries head_size"]
@@ -30,32 +27,18 @@ _CHUNK: Final = 1 << 21
 """Weights that exist at a time: the passes over them stay in a cache, and products are large enough."""
 
 
-@contextmanager
-def fast_attention(module: nn.Module, precision: str) -> Iterator[None]:
-    """Let the attentions of a module have a faster backward pass inside a with block, where there is one.
-
-    Gradients are those of the fused kernel up to rounding in bfloat16. Attentions that run by the eager kernel, and
-    those that share key/value heads, keep their own.
-
-    Args:
-        module: that is trained; its forward and backward passes are both inside.
-        precision: of the products.
-    """
-    device = next(module.parameters()).device
-    is_faster = precision == "bf16" and device.type == "cpu" and has_fast_bf16(device)
-    changed = [part for part in module.modules() if isinstance(part, Attention)] if is_faster else []
-    for part in changed:
-        vars(part)["mix"] = partial(_mix, part, part.mix)
-    try:
-        yield
-    finally:
-        for part in changed:
-            del vars(part)["mix"]
-
-
-def _mix(
+def mix(
     part: Attention, own: Mix, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, context: Context
 ) -> Tensor:
+    """Mix values as an attention does, with the faster backward pass where it is one and there is one.
+
+    Attentions that run by the eager kernel, and those that share key/value heads, keep their own.
+
+    Args:
+        part: the attention.
+        own: its own method.
+        query, key, value, bias, context: its arguments.
+    """
     is_plain = bias is None and query.shape[1] == key.shape[1] and value.dtype == torch.bfloat16
     if not (is_plain and torch.is_grad_enabled()) or eager_is_better(query, key, bias) or part.kernel()[0] == "eager":
         return own(query, key, value, bias, context)
