@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.core.attention import Attention
-from clearhead.core.norm import RMSNorm
+from clearhead.core.norm import Norm, RMSNorm
+from clearhead.core.stack import Branch, Stack, Step
 from clearhead.machine import has_fast_bf16
 from clearhead.training.fast_attention import mix
 from clearhead.training.fast_norm import normalize
@@ -40,9 +42,22 @@ def _functions(module: nn.Module, precision: str) -> Iterator[tuple[nn.Module, s
     device = next(module.parameters()).device
     if device.type != "cpu":
         return
-    in_bf16 = precision == "bf16" and has_fast_bf16(device)
     for part in module.modules():
-        if isinstance(part, Attention) and in_bf16:
-            yield part, "mix", partial(mix, part, part.mix)
-        elif isinstance(part, RMSNorm):
+        if isinstance(part, RMSNorm):
             yield part, "normalize", partial(normalize, part, part.normalize)
+    if precision != "bf16" or not has_fast_bf16(device):
+        return
+    for part in module.modules():
+        if isinstance(part, Attention):
+            yield part, "mix", partial(mix, part, part.mix)
+        if isinstance(part, Branch | Step) and isinstance(part.pre, Norm):
+            yield part.pre, "forward", partial(_rounded, part.pre.forward)
+    encoder, decoder = getattr(module, "encoder", None), getattr(module, "decoder", None)
+    if isinstance(encoder, Stack) and decoder is not None and isinstance(encoder.final_norm, Norm):
+        yield encoder.final_norm, "forward", partial(_rounded, encoder.final_norm.forward)
+
+
+def _rounded(own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Round once what several linear layers read, each of which would round it, and keep its copy for the gradient."""
+    normed = own(x)
+    return normed.to(torch.bfloat16) if torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() else normed
