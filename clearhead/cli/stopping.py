@@ -54,6 +54,7 @@ class StopOnSignal:
     def __init__(self) -> None:
         self.received: int | None = None
         self._before: dict[int, Any] = {}
+        self._hook_before = sys.unraisablehook
         self._wakeup_before = -1
         self._sockets: tuple[socket.socket, ...] = ()
 
@@ -76,6 +77,7 @@ class StopOnSignal:
         if not self._sockets:
             return
         signal.set_wakeup_fd(self._wakeup_before)
+        sys.unraisablehook = self._hook_before
         for number, handler in self._before.items():
             signal.signal(number, handler)
         # The thread reads the end of its input, and closes the other socket.
