@@ -35,6 +35,8 @@ _SPARE = 1.25
 # Of the time: slow validations are fewer.
 _VALIDATION_SHARE = 0.15
 _MEASURED_SECONDS = 2.0
+# Fewer steps leave a model about as it was.
+LEAST_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,21 @@ class Length:
         return cls(steps, validations, STARTUP_SECONDS + validations * validation + steps * step)
 
 
+def too_few(length: Length, most: int, *, step: float) -> str:
+    """Return what to do where there is too little time to learn in; empty: there is enough.
+
+    Args:
+        length: that fits into the time.
+        most: the steps after which more of them do not help.
+        step: seconds of one.
+    """
+    least = min(most, LEAST_STEPS)
+    if length.steps >= least:
+        return ""
+    minutes = math.ceil((length.seconds + (least - length.steps) * step) / 60)
+    return f"too short to learn from: {number_of(least, 'step')} need --minutes {minutes}"
+
+
 def fitted(plan: DataPlan, minutes: float, say: Callable[[str], None]) -> Fitted:
     """Return the run file of a recipe with the size and the steps that fit the data and this machine.
 
@@ -159,6 +176,8 @@ def write(
         pace = f"{duration(found.step_seconds)} a step and {duration(validation)} a validation on this machine"
         note += f"{minutes:g} min: {pace}"
     say(f"{number_of(length.steps, 'step')}: {note}")
+    if advice := too_few(length, most, step=found.step_seconds):
+        say(advice)
     choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations)
     return Fitted(run_file_text(plan, recipe, choice), length.steps, length.seconds)
 
@@ -247,6 +266,7 @@ def choose_size(
         InputError: not even the smallest model fits into memory.
     """
     best: MeasuredT | None = None
+    say("measuring training steps")
     for size in recipe.sizes:
         try:
             found = candidate(size)

@@ -254,7 +254,7 @@ class _Training(Generic[BatchT]):
     def _reason_to_stop(self) -> str | None:
         tally, early = self.tally, self.settings.early_stop
         if self.end_step is not None and tally.step >= self.end_step:
-            return f"all {self.end_step:,} steps are done"
+            return "the only step is done" if self.end_step == 1 else f"all {self.end_step:,} steps are done"
         seconds = self._seconds() if self.processes.size == 1 else self.agreed.seconds
         if self.settings.seconds is not None and seconds >= self.settings.seconds and tally.step > 0:
             return f"the time limit of {duration(self.settings.seconds)} is reached"

@@ -17,6 +17,7 @@ from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.machine import free_memory, refuse_memory, size
 from clearhead.spec import Model
+from clearhead.spec.describe import number_of
 from clearhead.training.dry_run import StepCost, Workload, device_of, memory_in_use, step_cost
 from clearhead.training.parallel.processes import Place
 from clearhead.training.progress.reports import duration
@@ -87,8 +88,8 @@ class Preflight:
         """Return the forecast as lines of text."""
         total = ""
         if self.seconds is not None:
-            many = "" if self.validations == 1 else "s"
-            total = f"; {duration(self.seconds)} for {self.steps:,} steps with {self.validations} validation{many}"
+            counts = f"{number_of(self.steps or 0, 'step')} with {number_of(self.validations, 'validation')}"
+            total = f"; {duration(self.seconds)} for {counts}"
         return [
             f"parameters  {self.parameters:,}",
             f"memory      about {size(self.memory_bytes)} of {size(self.memory_free)} free",

@@ -73,6 +73,21 @@ def test_steps_and_validations_fill_the_time(minutes: float, validation: float) 
     assert fit.Length.fitting(minutes, step=0.3, validation=validation, most=17).steps == 17
 
 
+@pytest.mark.parametrize(
+    ("minutes", "most", "advised"), [(0.4, 1000, 5), (9.0, 1000, None), (0.4, 3, None), (0.4, 9, 1)]
+)
+def test_too_little_time_is_said_with_what_is_enough(minutes: float, most: int, advised: int | None) -> None:
+    def length(minutes: float) -> fit.Length:
+        return fit.Length.fitting(minutes, step=2.4, validation=1.0, most=most)
+
+    advice = fit.too_few(length(minutes), most, step=2.4)
+    if advised is None:
+        assert advice == ""
+        return
+    assert advice.endswith(f"--minutes {advised}")
+    assert length(float(advised)).steps >= min(most, fit.LEAST_STEPS) - 8, "validations may take a little more"
+
+
 def test_a_recipe_is_measured_on_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, pairs in (("train", PAIRS[7:]), ("valid", PAIRS[:7])):

@@ -7,6 +7,7 @@ import time
 
 from rich.console import Console
 
+from clearhead.spec.describe import number_of
 from clearhead.training.progress.reports import (
     Pace,
     Progress,
@@ -89,7 +90,7 @@ def describe_plan(plan: RunPlan) -> str:
     """Return the plan of a run as text."""
     parts = [f"{plan.parameters:,} parameters"]
     if plan.steps is not None:
-        parts.append(f"{plan.steps:,} steps")
+        parts.append(number_of(plan.steps, "step"))
     if plan.seconds is not None:
         parts.append(f"at most {duration(plan.seconds)}")
     if plan.first_step:
