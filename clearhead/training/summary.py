@@ -55,9 +55,9 @@ def next_commands(run: Path, run_file: RunFile) -> list[str]:
     """
     kind, name = run_file.task.kind, shlex.quote(str(run))
     commands = [f"clearhead evaluate {name} {_evaluation_data(run_file)}"]
-    if kind in _USES:
-        commands.append(f"clearhead {kind} {name} {_USES[kind]}")
-    return commands
+    # A denoising model is for other tasks to start from.
+    start = f"clearhead new translate --source FILE --target FILE --init {name}"
+    return [*commands, start if kind == "denoise" else f"clearhead {kind} {name} {_USES[kind]}"]
 
 
 def _evaluation_data(run_file: RunFile) -> str:

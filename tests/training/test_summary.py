@@ -25,10 +25,11 @@ def test_every_task_is_measured_and_used_by_commands_that_exist(kind: str) -> No
     text = f'{data}[tokenizer]\nkind = "word"\n[train]\nrun = "my run"\nsteps = 3\n'
     commands = [shlex.split(one) for one in next_commands(Path("my run"), parse_run_file(text, "run.toml"))]
     # A denoising model is for other tasks to start from.
-    assert [words[1] for words in commands] == ["evaluate", *([] if kind == "denoise" else [kind])]
+    assert [words[1] for words in commands] == ["evaluate", "new" if kind == "denoise" else kind]
     known = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
+    known |= {"new": known["new"].commands["translate"]}
     for words in commands:
-        assert words[0] == "clearhead" and words[2] == "my run"
+        assert words[0] == "clearhead" and words[-1 if words[1] == "new" else 2] == "my run"
         options = {name for one in known[words[1]].params for name in one.opts}
         assert {word for word in words if word.startswith("--")} <= options
         needed = {one.opts[0] for one in known[words[1]].params if one.required and one.param_type_name == "option"}
