@@ -14,13 +14,13 @@ void multiply(
   uint32_t* tiles = nullptr;
   if (has_tiles<Kind>(K)) {
     input.reserve(M, K);
-    tiles = input.tiles(K);
+    tiles = input.all_tiles();  // not the rows as they are: tiles would read beyond the last one
   }
 #pragma omp parallel if (M * N * K > LEAST_WORK)
   {
 #pragma omp for schedule(static)
     for (long m = 0; m < (tiles ? M : 0); m += TILE) input.arrange_group(x, m, M, K);
-    multiply_by_team(Layer<Kind>{M, N, K, x, tiles, w, bias, nullptr, nullptr, y});
+    multiply_by_team(Layer<Kind>{M, N, K, x, tiles, false, w, bias, nullptr, nullptr, y});
   }
 }
 

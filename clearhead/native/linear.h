@@ -27,6 +27,7 @@ namespace {
 constexpr int BLOCK = 4;              // outputs whose sums are in registers together
 constexpr int COLUMNS = 4;            // rows of x whose sums are
 constexpr long CACHED_ROWS = 512;
+constexpr long MANY_ROWS = 64;        // from here on it pays to arrange the weights instead of the rows
 constexpr long TILE = 16;             // rows and columns of a tile of the matrix unit, of 64 bytes each
 
 // --- the three kinds of weights: how STEP products are added to a sum, and what becomes of the sum ---
@@ -109,7 +110,8 @@ template <typename Kind>
 struct Layer {
   long M, N, K;
   const typename Kind::X* x;
-  const uint32_t* tiles;       // x as `arrange` makes it; null: the matrix unit is not for these sizes
+  const uint32_t* tiles;       // x as `arrange` makes it; null: not on the matrix unit, or with arranged weights
+  bool arranges_weights;       // on the matrix unit, with x as it is
   const typename Kind::W* w;
   const typename Kind::Y* bias;
   const float* row_scales;     // of x [M]; null: 1
@@ -316,6 +318,70 @@ void multiply_tiles(const Layer<Kind>& layer, long n, long group) {
   }
 }
 
+// Write 16 sums of the outputs from n on for row m.
+template <typename Kind>
+void write_rows(const Layer<Kind>& layer, const int32_t* sums, long n, long m) {
+  for (long j = 0; j < std::min(TILE, layer.M - m); ++j)
+    write_lanes(layer, _mm512_loadu_si512(sums + j * TILE), n, m + j);
+}
+
+// Multiply one or two groups of 16 rows with 32 outputs, whose weights are arranged: lines of x are lines of the sums.
+template <typename Kind, bool IS_PAIR>
+void multiply_arranged(const Layer<Kind>& layer, const uint32_t* arranged, long n, long m) {
+  const long bytes = layer.K * long(sizeof(typename Kind::W)), steps = bytes / 64;
+  const uint8_t* x = reinterpret_cast<const uint8_t*>(layer.x) + m * bytes;
+  const uint8_t* w = reinterpret_cast<const uint8_t*>(arranged);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (long step = 0; step < steps; ++step) {
+    _tile_loadd(4, x + step * 64, bytes);
+    _tile_loadd(6, w + step * 1024, 64);
+    add_tiles(Kind(), 0);
+    _tile_loadd(7, w + (steps + step) * 1024, 64);
+    add_tiles(Kind(), 1);
+    if (IS_PAIR) {
+      _tile_loadd(5, x + TILE * bytes + step * 64, bytes);
+      add_tiles(Kind(), 2);
+      add_tiles(Kind(), 3);
+    }
+  }
+  alignas(64) int32_t sums[4][TILE * TILE];
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(1, sums[1], 64);
+  write_rows(layer, sums[0], n, m);
+  write_rows(layer, sums[1], n + TILE, m);
+  if (IS_PAIR) {
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    write_rows(layer, sums[2], n, m + TILE);
+    write_rows(layer, sums[3], n + TILE, m + TILE);
+  }
+}
+
+// Multiply all rows with the 32 outputs from n on.
+template <typename Kind>
+void multiply_block_of_tiles(const Layer<Kind>& layer, long n) {
+  const long words = layer.K * long(sizeof(typename Kind::W)) / 4;
+  if (!layer.arranges_weights) {
+    const long groups = (layer.M + TILE - 1) / TILE;
+    long group = 0;
+    for (; group + 2 <= groups; group += 2) multiply_tiles<Kind, true>(layer, n, group);
+    if (group < groups) multiply_tiles<Kind, false>(layer, n, group);
+    return;
+  }
+  static thread_local std::vector<uint32_t> memory;
+  if (long(memory.size()) < 2 * TILE * words + TILE) memory.resize(2 * TILE * words + TILE);
+  auto* arranged = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+  const auto* w = reinterpret_cast<const uint32_t*>(layer.w) + n * words;
+  arrange(w, TILE, words, arranged);
+  arrange(w + TILE * words, TILE, words, arranged + TILE * words);
+  long m = 0;
+  for (; m + TILE < layer.M; m += 2 * TILE) multiply_arranged<Kind, true>(layer, arranged, n, m);
+  if (m < layer.M) multiply_arranged<Kind, false>(layer, arranged, n, m);
+}
+
 // Whether the matrix unit multiplies rows of so many numbers.
 template <typename Kind>
 bool has_tiles(long K) {
@@ -325,17 +391,12 @@ bool has_tiles(long K) {
 // Multiply all outputs that fill tiles; return how many they are.
 template <typename Kind>
 long multiply_tiles_by_team(const Layer<Kind>& layer) {
-  const long groups = (layer.M + TILE - 1) / TILE, blocks = layer.N / (2 * TILE);
-  if (!layer.tiles || blocks == 0) return 0;
+  const long blocks = layer.N / (2 * TILE);
+  if (!(layer.tiles || layer.arranges_weights) || blocks == 0) return 0;
   if constexpr (!std::is_same_v<Kind, Float32>) {
     _tile_loadconfig(&shapes);
 #pragma omp for schedule(static) nowait
-    for (long block = 0; block < blocks; ++block) {
-      const long n = block * 2 * TILE;
-      long group = 0;
-      for (; group + 2 <= groups; group += 2) multiply_tiles<Kind, true>(layer, n, group);
-      if (group < groups) multiply_tiles<Kind, false>(layer, n, group);
-    }
+    for (long block = 0; block < blocks; ++block) multiply_block_of_tiles(layer, block * 2 * TILE);
     _tile_release();
   }
   return blocks * 2 * TILE;
@@ -395,16 +456,20 @@ struct Input {
 
   // Called by one thread, before a team fills it, with the most numbers that a row will have.
   void reserve(long M, long most) {
-    const long all = (M + TILE - 1) / TILE * TILE * most;
+    const long all = (M + 2 * TILE - 1) / (2 * TILE) * (2 * TILE) * most;
     if (long(rounded.size()) < all) rounded.resize(all);
     if (long(scales.size()) < M) scales.resize(M);
     const long words = all * long(sizeof(typename Kind::X)) / 4 + 16;
     if (permit_tiles() && long(tile_memory.size()) < words) tile_memory.resize(words);
   }
 
-  // Null where the matrix unit does not multiply rows of K numbers.
-  uint32_t* tiles(long K) {
-    if (!has_tiles<Kind>(K)) return nullptr;
+  // Null where the matrix unit does not multiply rows of K numbers, or multiplies them as they are.
+  uint32_t* tiles(long M, long K) {
+    if (!has_tiles<Kind>(K) || M >= MANY_ROWS) return nullptr;
+    return all_tiles();
+  }
+
+  uint32_t* all_tiles() {
     return reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(tile_memory.data()) + 63) / 64 * 64);
   }
 
@@ -422,24 +487,26 @@ struct Input {
   // Arrange the rows of a group of 16 that begins with row m of x.
   void arrange_group(const typename Kind::X* x, long m, long M, long K) {
     const long words = K * long(sizeof(typename Kind::X)) / 4;
-    arrange(reinterpret_cast<const uint32_t*>(x + m * K), std::min(TILE, M - m), words, tiles(K) + m * words);
+    arrange(reinterpret_cast<const uint32_t*>(x + m * K), std::min(TILE, M - m), words, all_tiles() + m * words);
   }
 
   // Rounded rows, of which `read(m, buffer)` returns the address of one. With a barrier.
   template <typename Read>
   void fill_by_team(long M, long K, float* buffer, const Read& read) {
-    const long step = tiles(K) ? TILE : 1;
+    const long step = tiles(M, K) ? TILE : 1;
 #pragma omp for schedule(static)
     for (long m = 0; m < M; m += step) {
       for (long i = m; i < std::min(m + step, M); ++i) round_row(i, read(i, buffer), K);
-      if (tiles(K)) arrange_group(rounded.data(), m, M, K);
+      if (step == TILE) arrange_group(rounded.data(), m, M, K);
     }
   }
 
   Layer<Kind> layer(long M, long N, long K, const typename Kind::W* w, const typename Kind::Y* bias,
                     const float* output_scales, typename Kind::Y* y) {
     const bool is_scaled = std::is_same_v<Kind, Int8>;
-    return {M, N, K, rounded.data(), tiles(K), w, bias, is_scaled ? scales.data() : nullptr, output_scales, y};
+    const bool arranges_weights = has_tiles<Kind>(K) && M >= MANY_ROWS;
+    return {M, N, K, rounded.data(), tiles(M, K), arranges_weights, w, bias, is_scaled ? scales.data() : nullptr,
+            output_scales, y};
   }
 };
 

@@ -10,12 +10,16 @@
 
 #include "stack.h"
 
+#include <omp.h>
+
 #include <cmath>
 #include <vector>
 
 #include "linear.h"
 
 namespace {
+
+constexpr long PART_ROWS = 512;  // that a thread runs through all layers: what it computes stays in its own cache
 
 // --- rows ---
 
@@ -314,7 +318,8 @@ void grow(std::vector<float>& buffer, long size) {
 }
 
 template <typename Kind>
-void run_stack(float* x, const Branch* branches, const Keys* keys, long count, long M, long D) {
+void run_by_team(
+    float* x, const Branch* branches, const Keys* keys, long count, long M, long D, int threads) {
   static thread_local Input<Kind> own_input;
   static thread_local Buffers own_buffers;
   Input<Kind>& input = own_input;  // not the variables: every thread has one of its own
@@ -326,14 +331,14 @@ void run_stack(float* x, const Branch* branches, const Keys* keys, long count, l
     grow(buffers.second, M * branch.second.outputs);
     grow(buffers.third, M * branch.third.outputs);
     if (branch.function != FEED_FORWARD) grow(buffers.mixed, M * branch.last.inputs);
-    widest = std::max({widest, long(branch.last.inputs)});
+    widest = std::max(widest, long(branch.last.inputs));
     most_keys = std::max(most_keys, long(keys[b].count));
   }
   grow(buffers.shared, M * D);
   grow(buffers.result, M * D);
   input.reserve(M, widest);
   Team<Kind> team(x, branches, keys, count, M, D, input, buffers);
-#pragma omp parallel
+#pragma omp parallel num_threads(threads)
   {
     static thread_local Own own;
     grow(own.row, widest);
@@ -341,6 +346,39 @@ void run_stack(float* x, const Branch* branches, const Keys* keys, long count, l
     grow(own.scores, most_keys);
     team.run(own);
   }
+}
+
+// Whole texts need no other's rows: each thread runs some of them through all layers, and what it computes stays in its
+// caches.
+template <typename Kind>
+void run_texts(float* x, const Branch* branches, const Keys* keys, long count, long D, const Keys& texts) {
+  const long rows = texts.starts[texts.groups], share = (rows + omp_get_max_threads() - 1) / omp_get_max_threads();
+  std::vector<long> bounds{0};
+  for (long group = 1; group <= texts.groups; ++group) {
+    const bool is_full = texts.starts[group] - texts.starts[bounds.back()] >= std::min(PART_ROWS, share);
+    if (is_full || group == texts.groups) bounds.push_back(group);
+  }
+#pragma omp parallel for schedule(dynamic)
+  for (long part = 0; part < long(bounds.size()) - 1; ++part) {
+    const long first = texts.starts[bounds[part]], last = texts.starts[bounds[part + 1]];
+    std::vector<int64_t> starts(texts.starts + bounds[part], texts.starts + bounds[part + 1] + 1);
+    for (int64_t& start : starts) start -= first;
+    std::vector<Keys> own(keys, keys + count);
+    for (Keys& one : own) {
+      one.starts = starts.data();
+      one.groups = long(starts.size()) - 1;
+      if (one.cos) one.cos += first * one.angle_stride;
+      if (one.sin) one.sin += first * one.angle_stride;
+    }
+    run_by_team<Kind>(x + first * D, branches, own.data(), count, last - first, D, 1);
+  }
+}
+
+template <typename Kind>
+void run_stack(float* x, const Branch* branches, const Keys* keys, long count, long M, long D) {
+  const Keys* texts = std::find_if(keys, keys + count, [](const Keys& one) { return one.starts; });
+  if (texts != keys + count && M >= 2 * MANY_ROWS) run_texts<Kind>(x, branches, keys, count, D, *texts);
+  else run_by_team<Kind>(x, branches, keys, count, M, D, omp_get_max_threads());
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ void run_stack(long rows, long heads, long kv_heads, long head_size, long width,
 }
 
 int main() {
-  for (long rows : {1, 2, 5, 16, 17, 33})
+  for (long rows : {1, 2, 5, 16, 17, 33, 70})
     for (long outputs : {1, 3, 16, 32, 35, 64})
       for (long inputs : {1, 15, 32, 64, 65, 128}) {
         auto x = numbers<float>(rows * inputs), w = numbers<float>(outputs * inputs), bias = numbers<float>(outputs);
@@ -101,7 +101,7 @@ int main() {
         }
       }
   for (bool is_text : {false, true})
-    for (long rows : {1, 3, 17}) {
+    for (long rows : {1, 3, 17, 130}) {
       run_stack(rows, 4, 2, 16, 64, 128, 20, is_text);
       run_stack(rows, 3, 1, 6, 20, 33, 5, is_text);
       run_stack(rows, 2, 2, 80, 96, 40, 17, is_text);

@@ -17,7 +17,7 @@ from clearhead.native.linear import float_linear, int8_linear, mixed_linear
 from clearhead.native.top import top_and_log_total
 
 # Rows, outputs and inputs: tiles that are full, parts of tiles and of vectors, and less than one.
-SIZES = [(1, 64, 128), (2, 33, 64), (5, 37, 40), (16, 96, 192), (17, 50, 256), (40, 3, 100), (3, 1, 7)]
+SIZES = [(1, 64, 128), (2, 33, 64), (5, 37, 40), (16, 96, 192), (17, 50, 256), (90, 67, 64), (40, 3, 100), (3, 1, 7)]
 
 
 LIBRARY = build.library

@@ -193,7 +193,8 @@ def test_texts_are_read_without_their_padding(
     kernels: ctypes.CDLL, weights: str, by_layers: Callable[..., Tensor], served: list[str]
 ) -> None:
     exact = preset("bert")
-    ids, mask = torch.randint(VOCABULARY, (3, 20)), torch.ones(3, 20, dtype=torch.bool)
+    # So many texts that threads take some of them each, and fewer of them than that.
+    ids, mask = torch.randint(VOCABULARY, (40, 20)), torch.ones(40, 20, dtype=torch.bool)
     mask[1, 15:], mask[2, :7] = False, False
 
     def read(module: Transformer) -> Tensor:
