@@ -50,10 +50,11 @@ def _functions(module: nn.Module, precision: str) -> Iterator[tuple[nn.Module, s
     for part in module.modules():
         if isinstance(part, Attention):
             yield part, "mix", partial(mix, part, part.mix)
-        if isinstance(part, Branch | Step) and isinstance(part.pre, Norm):
+        # Without a norm the stream itself is rounded, in front of a branch alone.
+        if isinstance(part, Branch) or (isinstance(part, Step) and isinstance(part.pre, Norm)):
             yield part.pre, "forward", partial(_rounded, part.pre.forward)
     encoder, decoder = getattr(module, "encoder", None), getattr(module, "decoder", None)
-    if isinstance(encoder, Stack) and decoder is not None and isinstance(encoder.final_norm, Norm):
+    if isinstance(encoder, Stack) and decoder is not None:
         yield encoder.final_norm, "forward", partial(_rounded, encoder.final_norm.forward)
 
 

@@ -15,11 +15,13 @@ from clearhead.training import fast
 from clearhead.training.fast import fast_training
 
 
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Transformer:
+@pytest.fixture(params=["pre", "post"])
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Transformer:
     monkeypatch.setattr(fast, "has_fast_bf16", lambda device: True)
     torch.manual_seed(2)
-    hparams = Hyperparameters(layers=2, width=14, heads=2, norm="rms", norm_place="pre", dropout=0.0, tie="none")
+    hparams = Hyperparameters(
+        layers=2, width=14, heads=2, norm="rms", norm_place=request.param, dropout=0.0, tie="none"
+    )
     return build(build_spec(hparams, source_vocab=11, target_vocab=13)).train()
 
 
