@@ -151,7 +151,15 @@ def test_what_is_compiled_is_kept_and_a_failure_leaves_nothing(monkeypatch: pyte
 
 def test_no_kernel_reads_or_writes_outside_its_arrays(tmp_path: Path) -> None:
     program = tmp_path / "program"
-    options = ["-O1", "-g", "-std=c++17", "-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    options = [
+        "-O1",
+        "-g",
+        "-std=c++17",
+        "-fopenmp",
+        "-march=native",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+    ]
     driver = Path(__file__).parent / "sanitized.cpp"
     sources = [str(file) for file in sorted(build.FOLDER.glob("*.cpp"))]
     command = ["g++", *options, f"-I{build.FOLDER}", str(driver), *sources, "-o", str(program)]
