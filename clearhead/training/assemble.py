@@ -104,7 +104,8 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         resume = processes.first_of(resume or (place.restarts > 0 and bool(checkpoint_steps(run))))
         with contextlib.ExitStack() as stack:
             directory = None
-            precision = (saved_choices(run) or {}).get("precision") if resume and processes.is_first else None
+            # Without resume as well: a run that is there is then refused as such, not as one of another precision.
+            precision = (saved_choices(run) or {}).get("precision") if processes.is_first else None
             if run_file.train.precision == "auto" and precision is not None:
                 run_file = _with_precision(run_file, str(precision))
             if processes.is_first:
