@@ -35,7 +35,7 @@ struct Keys {
   void* key;
   void* value;
   int64_t row_stride, head_stride, key_stride;  // in numbers: between cache rows, heads, keys
-  int64_t count;                                // keys of each group, with those that are new
+  int64_t count;                                // keys of each group, with those that are new; of the longest text
   const int64_t* starts;     // first row of each group [groups + 1], whose keys are its own rows; null: rows_per_group
   int64_t groups, rows_per_group;
   const int32_t* origin;     // cache row of each key of a group [groups, S]; null: the number of the group

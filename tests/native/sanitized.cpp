@@ -58,7 +58,7 @@ void run_stack(long rows, long heads, long kv_heads, long head_size, long width,
   std::vector<int64_t> starts{0, rows / 2, rows};
   std::vector<uint8_t> mask(rows * keys_kept, 1);
   Keys keys{};
-  keys.key = cache.data(), keys.value = values.data(), keys.count = keys_kept;
+  keys.key = cache.data(), keys.value = values.data(), keys.count = is_text ? rows : keys_kept;
   keys.cos = keys.sin = angles.data(), keys.angle_stride = keys.half = head_size / 2;
   Keys of_memory = keys;
   if (is_text) {
