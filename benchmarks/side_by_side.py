@@ -1,0 +1,185 @@
+"""Sides of a benchmark: each in a process of its own, so that its memory is its own, and all of them take turns.
+
+Only the standard library is imported here, so that a side can run in the environment of another library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Run = Callable[[], object]
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+"""What decides how fast a processor multiplies matrices."""
+PEERS = ("torch", "transformers", "sentence-transformers", "ctranslate2", "llama_cpp_python")
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Return what a figure depends on: the processor, what it can do, and the versions."""
+    name, flags = platform.processor() or platform.machine(), []
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        name = found.get("model name", name)
+        flags = [flag for flag in FLAGS if flag in found.get("flags", "").split()]
+    versions = {}
+    for peer in PEERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[peer] = importlib.metadata.version(peer)
+    return {
+        "processor": name, "flags": flags, "cores": os.cpu_count(), "threads": threads, "load": os.getloadavg()[0],
+        "versions": versions,
+    }  # fmt: skip
+
+
+def described(facts: dict[str, Any]) -> str:
+    """Return the lines that stand above a table."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return (
+        f"{facts['processor']}, {facts['cores']} cores ({' '.join(facts['flags']) or 'none of ' + ' '.join(FLAGS)}), "
+        f"{facts['threads']} threads, load {facts['load']:.1f} at the start\n{versions}"
+    )
+
+
+def memory() -> tuple[int, int]:
+    """Return the bytes of memory that this process has now, and the most that it had.
+
+    `ru_maxrss` alone would count what the parent had when it started this process.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
+        found = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Vm")}
+        return 1024 * int(found["VmRSS"]), 1024 * int(found["VmHWM"])
+    except (OSError, KeyError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most * (1 if sys.platform == "darwin" else 1024), most * (1 if sys.platform == "darwin" else 1024)
+
+
+def serve(prepare: Callable[[], Run]) -> None:
+    """Be a side: prepare the work, do it once, and then as often as a line comes; answer with seconds and memory.
+
+    Args:
+        prepare: loads what is needed, and returns the work.
+    """
+    # Libraries print; what they print must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    began = time.perf_counter()
+    run = prepare()
+    run()
+
+    def answer(seconds: float) -> None:
+        now, most = memory()
+        answers.write(json.dumps({"seconds": seconds, "working_set": now, "peak": most}) + "\n")
+        answers.flush()
+
+    answer(time.perf_counter() - began)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        run()
+        answer(time.perf_counter() - began)
+
+
+class Side:
+    """One side: a process that does the work when it is its turn.
+
+    Args:
+        name: in the table.
+        command: of the process, which calls `serve`.
+        threads: of its libraries.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], threads: int) -> None:
+        self.name, self.failure = name, ""
+        self.seconds: list[float] = []
+        self.working_set = self.peak = 0
+        self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 closed in `close`
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )  # fmt: skip
+        self._answer()
+
+    def run(self) -> None:
+        """Let it do its work once, if it can."""
+        if not self.failure and self._process.stdin is not None:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            self.seconds.append(self._answer())
+
+    def close(self) -> None:
+        """End its process."""
+        self._process.communicate()
+        self._said.close()
+
+    def _answer(self) -> float:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._said.seek(0)
+            lines = self._said.read().strip().splitlines()
+            self.failure = lines[-1] if lines else f"exit code {self._process.returncode}"
+            return float("nan")
+        found = json.loads(line)
+        self.working_set, self.peak = found["working_set"], found["peak"]
+        return float(found["seconds"])
+
+
+def alternate(sides: Sequence[Side], rounds: int) -> None:
+    """Let every side work once in each round; every second round goes backwards."""
+    for number in range(rounds):
+        for side in sides if number % 2 == 0 else reversed(sides):
+            side.run()
+
+
+def figures(sides: Iterable[Side], work: float, limit: Callable[[str], float | None]) -> dict[str, dict[str, Any]]:
+    """Return what was measured of each side: speeds are medians, and ratios are those of our best side to it.
+
+    Args:
+        sides: all of a case; the names of ours begin with "clearhead".
+        work: units of one run.
+        limit: the seconds that the machine needs at least for the run of a side with this name; None: not known.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for side in sides:
+        if side.failure:
+            found[side.name] = {"failure": side.failure}
+            continue
+        middle, least = statistics.median(side.seconds), limit(side.name)
+        found[side.name] = {
+            "per_second": work / middle, "seconds": side.seconds, "working_set": side.working_set, "peak": side.peak,
+            "share": None if least is None else least / middle,
+        }  # fmt: skip
+    speeds = {name: one["per_second"] for name, one in found.items() if "per_second" in one}
+    best = max((speed for name, speed in speeds.items() if name.startswith("clearhead")), default=None)
+    for name, speed in speeds.items():
+        found[name]["ratio"] = best / speed if best and not name.startswith("clearhead") else None
+    return found
+
+
+def table(title: str, unit: str, found: dict[str, dict[str, Any]]) -> str:
+    """Return the lines of one case."""
+    width = 2 + max(26, *map(len, found))
+    lines = [f"{title:{width}} {unit + '/s':>12} {'ours':>7} {'of limit':>9} {'working set':>12} {'peak':>9}"]
+    for name, one in found.items():
+        if "failure" in one:
+            lines.append(f"  {name:{width - 2}} failed: {one['failure'][:90]}")
+            continue
+        ratio = f"{one['ratio']:.2f} x" if one["ratio"] else ""
+        share = f"{one['share']:.0%}" if one["share"] else ""
+        sizes = f"{one['working_set'] / 1e6:9,.0f} MB {one['peak'] / 1e6:6,.0f} MB"
+        lines.append(f"  {name:{width - 2}} {one['per_second']:12,.1f} {ratio:>7} {share:>9} {sizes}")
+    return "\n".join(lines)
