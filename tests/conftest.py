@@ -16,6 +16,7 @@ import tests.typechecker  # noqa: F401 - the hook looks it up in `tests`
 
 install_import_hook("clearhead", "tests.typechecker.outer_functions")
 
+import gc
 import random
 import shutil
 from collections.abc import Generator, Iterator
@@ -76,6 +77,12 @@ def seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is alive by now to no collection of garbage: modules and tests are millions of objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
