@@ -21,12 +21,10 @@ from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.effects import Notify
 from clearhead.maps.page import SampleOptions, explorer_page
-from clearhead.maps.pictures import draw_record_overview
 from clearhead.maps.reading import Reading
 from clearhead.maps.recording import record_run
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.view.attention import draw_matrix
 from clearhead.view.explorer.write import frame_html, write_page
 
 NOTEBOOK_HEIGHT = 720  # pixels
@@ -111,6 +109,10 @@ class AttentionMaps(AttentionRun):
             InputError: the view is not known or lacks an argument, there is no such stack, layer or head, there are too
                 many tokens for a picture, or the file cannot be written.
         """
+        # Not at the top: half a second of matplotlib for every command that loads a model.
+        from clearhead.maps.pictures import draw_record_overview
+        from clearhead.view.attention import draw_matrix
+
         if view not in ("matrix", "overview"):
             raise InputError(f"there is no view '{view}'; a picture has the view matrix or overview")
         if view == "overview":

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Final, cast
@@ -21,7 +22,7 @@ from clearhead.machine import cache_root
 
 FOLDER: Final = Path(__file__).parent
 _COMPILERS: Final = "g++", "clang++", "c++"
-_OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"
+_OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC"
 _SECONDS: Final = 120
 _LOGGER = logging.getLogger("clearhead")
 
@@ -65,7 +66,7 @@ def compiled(options: Sequence[str]) -> ctypes.CDLL:
         OSError: there is no compiler, or it failed, or the cache cannot be written.
     """
     compiler = _compiler()
-    command = [compiler, *_OPTIONS, *options, *map(str, sorted(FOLDER.glob("*.cpp"))), *_threads_of_torch()]
+    command = [compiler, *_OPTIONS, *options]
     folder = cache_root() / "native"
     file = folder / f"{_key(compiler, command)}.so"
     if not file.exists():
@@ -97,24 +98,29 @@ def _key(compiler: str, command: Sequence[str]) -> str:
     flags = sorted({line for line in cpu.splitlines() if line.startswith(("flags", "model name", "Features"))})
     made = Path(compiler).resolve().stat()
     sources = [file.read_text(encoding="utf-8") for file in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")))]
-    parts = [*sources, *command, *flags, made.st_size, made.st_mtime_ns, torch.__version__]
+    parts = [*sources, *command, *_threads_of_torch(), *flags, made.st_size, made.st_mtime_ns, torch.__version__]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _compile(command: Sequence[str], file: Path) -> None:
-    """Compile into a temporary file, and rename it, so that other processes see a whole one or none."""
+    """Compile the sources side by side; what was linked is renamed, so that others see a whole file or none."""
     _LOGGER.info("compiling kernels for this processor, once; they are kept in %s", file.parent)
-    handle, temporary = tempfile.mkstemp(suffix=".so", dir=file.parent)
-    os.close(handle)
+    with tempfile.TemporaryDirectory(dir=file.parent) as name, ThreadPoolExecutor() as pool:
+        linked = Path(name) / file.name
+        sources = {source: Path(name) / f"{source.stem}.o" for source in sorted(FOLDER.glob("*.cpp"))}
+        jobs = [[*command, "-c", str(source), "-o", str(result)] for source, result in sources.items()]
+        list(pool.map(_run, jobs))
+        _run([*command, "-shared", *map(str, sources.values()), *_threads_of_torch(), "-o", str(linked)])
+        os.replace(linked, file)
+
+
+def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run([*command, "-o", temporary], capture_output=True, text=True, timeout=_SECONDS)
-        if done.returncode:
-            raise OSError(f"{Path(command[0]).name} failed: {_first_error(done.stderr)}")
-        os.replace(temporary, file)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         raise OSError(f"{Path(command[0]).name} took more than {_SECONDS} s") from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    if done.returncode:
+        raise OSError(f"{Path(command[0]).name} failed: {_first_error(done.stderr)}")
 
 
 def _first_error(output: str) -> str:

@@ -212,3 +212,10 @@ def test_help_waits_for_no_library_of_training() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert not loaded & {"torch", "transformers", "tokenizers", "matplotlib", "numpy", "pydantic"}
+
+
+def test_a_model_is_loaded_without_a_library_of_pictures() -> None:
+    program = "import sys\nimport clearhead.model.facade, clearhead.cli.generate\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "torch" in loaded and not loaded & {"matplotlib", "transformers", "sklearn", "scipy"}
