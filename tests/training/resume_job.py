@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ def reversed_words(folder: Path) -> None:
     (folder / "target.txt").write_text("".join(f"{line[::-1]}\n" for line in lines))
 
 
-def real_trainer(run: Path) -> Trainer[Any]:
+def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "bf16"] = "fp32") -> Trainer[Any]:
     """The parts of a translation run, with everything on that could be forgotten in a checkpoint."""
     from clearhead.core import build
     from clearhead.data.batches.base import Batch
@@ -88,7 +88,7 @@ def real_trainer(run: Path) -> Trainer[Any]:
         loss=loss,
         validate=validate,
         settings=TrainSettings(
-            run=str(run), steps=STEPS, accumulate=3, clip=1.0,
+            run=str(run), steps=steps, precision=precision, accumulate=3, clip=1.0,
             validate_every=4, save_every=3, log_every=1, keep=2, average=3, ema=0.9,
             early_stop=EarlyStop(metric="loss", patience=100), plots=False, seed=5,
         ),

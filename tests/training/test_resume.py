@@ -18,7 +18,7 @@ from clearhead.errors import InputError
 from clearhead.runs import checkpoint as files
 from clearhead.runs.metrics import read_metrics
 from tests.runs.test_checkpoint import same
-from tests.training.resume_job import STEPS, chain_trainer, reversed_words
+from tests.training.resume_job import STEPS, chain_trainer, real_trainer, reversed_words
 from tests.training.small import equal_states
 from tests.training.test_loop import same_metrics
 
@@ -88,6 +88,16 @@ def test_killed_in_the_middle_of_any_write_the_end_is_the_same(tmp_path: Path) -
         raise
     left = [path.name for path in (tmp_path / "killed").rglob(".*")]
     assert not left, "a finished run leaves nothing half-written"
+
+
+def test_a_run_in_bf16_is_resumed_with_the_same_bits(tmp_path: Path) -> None:
+    reversed_words(tmp_path)
+    real_trainer(tmp_path / "whole", steps=6, precision="bf16").run()
+    real_trainer(tmp_path / "parted", steps=3, precision="bf16").run()
+    real_trainer(tmp_path / "parted", steps=6, precision="bf16").run(resume=True)
+    ends = [files.load_checkpoint(files.checkpoint_folder(tmp_path / run, 6)) for run in ("whole", "parted")]
+    for part in ("weights", "ema", "optimizer"):
+        assert same(dict(getattr(ends[0], part)), dict(getattr(ends[1], part))), part
 
 
 def test_the_test_can_fail(tmp_path: Path) -> None:
