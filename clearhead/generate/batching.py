@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
-from clearhead.inference.fast import exact_products, fast_linears
+from clearhead.inference.fast import exact_products, fast_layers
 from clearhead.watching import watched
 
 
@@ -100,7 +100,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def fast_mode(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode with fast linear layers, and restore both afterwards."""
-    with evaluation_mode(module), fast_linears(module):
+    with evaluation_mode(module), fast_layers(module):
         yield
 
 

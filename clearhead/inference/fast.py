@@ -1,4 +1,4 @@
-"""Fast linear layers: inside a with block, those of a model on a CPU run by compiled kernels."""
+"""Fast layers: inside a with block, those of a model on a CPU run by compiled kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
 from clearhead.inference.int8 import Int8Linear, Int8Matrix
 from clearhead.inference.rounding import rounded_weight
-from clearhead.inference.stack import fast_layers
+from clearhead.inference.stack import compiled_layers
 from clearhead.machine import has_fast_bf16
 from clearhead.native.linear import Run, float_linear, int8_linear, mixed_linear
 
@@ -22,8 +22,8 @@ LEAST_WEIGHTS: Final = 2**23
 
 
 @contextmanager
-def fast_linears(module: nn.Module) -> Iterator[None]:
-    """Let the linear layers of a model run by compiled kernels, where there are some for its weights.
+def fast_layers(module: nn.Module) -> Iterator[None]:
+    """Let the layers of a model run by compiled kernels: whole stacks where they serve the call, else linear layers.
 
     Results are those of the plain layers up to the order of sums; with weights in 8 bits, up to rounding the inputs to
     8 bits as well, and with products in bf16 (`multiply_in_bf16`), up to rounding inputs and weights to bf16. Weights
@@ -86,7 +86,7 @@ class _Known:
 
 def _replacements(module: nn.Module) -> list[Replacement]:
     """Return the compiled functions of a model: in which part, in place of which method."""
-    known: _Known = vars(module).setdefault("fast_layers", _Known())
+    known: _Known = vars(module).setdefault("compiled_layers", _Known())
     if not known.parts or any(tuple(part._modules.values()) != children for part, children in known.parts):
         known.parts = [(part, tuple(part._modules.values())) for part in module.modules()]
         known.weights = []
@@ -97,7 +97,7 @@ def _replacements(module: nn.Module) -> list[Replacement]:
     weights = [int(in_bf16), *(number for part in parts for number in _state(part))]
     if known.weights != weights:
         has_few_rows = getattr(module, "decoder", None) is not None
-        stacks = ((part, "continue_from", fast_layers(part, in_bf16)) for part in parts if isinstance(part, Stack))
+        stacks = ((part, "continue_from", compiled_layers(part, in_bf16)) for part in parts if isinstance(part, Stack))
         linears = ((part, "forward", _fast_forward(part, in_bf16, has_few_rows)) for part in parts)
         known.found = [(part, name, run) for part, name, run in (*stacks, *linears) if run is not None]
         known.weights = weights

@@ -27,8 +27,8 @@ from clearhead.inference.int8 import Int8Linear
 from clearhead.inference.rounding import rounded_weight
 from clearhead.native.stack import Branch, Keys, Matrix, Norm, RunStack, Weights, stack_runner
 
-# Above so many rows the products of PyTorch are as fast, or faster; those in 8 bits have no rival there.
-MOST_ROWS: Final[dict[Weights, int]] = {"float32": 16, "mixed": 4096, "int8": 2**20}
+# In fp32, above so many rows the products of PyTorch are as fast, or faster.
+MOST_FP32_ROWS: Final = 16
 # Scores of longer texts are matrix products, which PyTorch computes faster.
 MOST_TOKENS: Final = 128
 Heads = Float[Tensor, "rows heads keys head_size"]
@@ -37,7 +37,7 @@ FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = range(3)
 Continue = Callable[[int, States, Context], States]
 
 
-def fast_layers(stack: Stack, in_bf16: bool) -> Continue | None:
+def compiled_layers(stack: Stack, in_bf16: bool) -> Continue | None:
     """Return a function that runs the layers of a stack as its `continue_from` does, up to the order of sums.
 
     Calls that the compiled layers do not serve take the plain way: several new tokens beside cached ones, long texts,
@@ -81,10 +81,11 @@ class _FastStack:
         self._reads_texts = self._kind != "float32" and is_fit
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
-        cache, rows = context.cache, len(x_BTD) * x_BTD.shape[1]
+        cache = context.cache
+        has_few_rows = self._kind != "float32" or len(x_BTD) * x_BTD.shape[1] <= MOST_FP32_ROWS
         is_step = isinstance(cache, IndexedCache) and x_BTD.shape[1] == 1
         is_text = cache is None and self._reads_texts and x_BTD.shape[1] <= MOST_TOKENS
-        is_served = (is_step or is_text) and depth == 0 and rows <= MOST_ROWS[self._kind]
+        is_served = (is_step or is_text) and depth == 0 and has_few_rows
         if not is_served or torch.is_grad_enabled() or self._stack.training or _hides_more(context):
             if isinstance(cache, IndexedCache):
                 cache.gather()

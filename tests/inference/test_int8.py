@@ -62,7 +62,7 @@ def test_the_plain_model_computes_with_the_dequantized_weights(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fast_layers_compute_what_the_plain_ones_do_and_only_inside_the_block(name: str) -> None:
+def test_compiled_layers_compute_what_the_plain_ones_do_and_only_inside_the_block(name: str) -> None:
     module = seeded(name)
     plain = outputs(module)
     with fast_mode(module):

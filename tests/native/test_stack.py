@@ -15,7 +15,7 @@ from clearhead import presets, spec
 from clearhead.core import Transformer, build
 from clearhead.inference import stack as compiled
 from clearhead.inference.cache import IndexedCache
-from clearhead.inference.fast import fast_linears
+from clearhead.inference.fast import fast_layers
 from clearhead.inference.int8 import to_int8
 from clearhead.presets.hyperparameters import build_spec
 from clearhead.presets.named import PRESETS
@@ -92,7 +92,7 @@ def decoded(module: Transformer, *, is_fast: bool, several: bool = False) -> Ten
         found.append(start[:, -1])
         order = {2: [0, 0, 1, 1, 2, 2], 4: [1, 0, 3, 3, 5, 4], 5: [0, 0, 2, 3, 5, 5], 7: [1, 0, 5, 4]}
         sentences = {7: [0, 2]}
-        with fast_linears(module) if is_fast else torch.inference_mode():
+        with fast_layers(module) if is_fast else torch.inference_mode():
             rows = 3
             for step in range(1, 13):
                 if step in order:
@@ -168,7 +168,7 @@ def by_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Transformer, Callabl
     def run(module: Transformer, compute: Callable[[Transformer], Tensor]) -> Tensor:
         with monkeypatch.context() as patch:
             patch.setattr(compiled._FastStack, "__init__", refuse)
-            vars(module).pop("fast_layers", None)
+            vars(module).pop("compiled_layers", None)
             return compute(module)
 
     return run
@@ -198,13 +198,13 @@ def test_texts_are_read_without_their_padding(
     mask[1, 15:], mask[2, :7] = False, False
 
     def read(module: Transformer) -> Tensor:
-        with torch.inference_mode(), fast_linears(module):
+        with torch.inference_mode(), fast_layers(module):
             return module.encode(ids, mask=mask).hidden
 
     expected, rounded = read(exact), rounded_copy(exact, weights)
     assert not served
     found = read(rounded)
-    with torch.inference_mode(), fast_linears(rounded):
+    with torch.inference_mode(), fast_layers(rounded):
         alone, whole = rounded.encode(ids[1:2, :15]).hidden, rounded.encode(ids[:1]).hidden
     assert served == ["_read"] * 3
     assert found[~mask].abs().max() == 0
@@ -242,6 +242,6 @@ def test_other_layers_masks_and_long_texts_take_the_plain_way(served: list[str])
     for module in (small(model), small(decoder({"clip": 0.5}))):
         torch.testing.assert_close(decoded(module, is_fast=True), decoded(module, is_fast=False))
     module = small(decoder())
-    with fast_linears(module), torch.inference_mode():
+    with fast_layers(module), torch.inference_mode():
         module.decode(torch.randint(VOCABULARY, (20, 1)), cache=IndexedCache())  # more rows than it serves in fp32
     assert not served
