@@ -10,11 +10,9 @@ os.environ["MPLBACKEND"] = "Agg"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-from jaxtyping import install_import_hook
+from tests import typechecker
 
-import tests.typechecker  # noqa: F401 - the hook looks it up in `tests`
-
-install_import_hook("clearhead", "tests.typechecker.outer_functions")
+typechecker.install("clearhead")
 
 import gc
 import random
@@ -60,6 +58,11 @@ def chromium() -> str:
 def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The library's cache in a temporary folder, so that no test sees what an earlier run left."""
     folder = tmp_path_factory.mktemp("clearhead-cache")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Kernels that one worker compiled are there for the others.
+        kernels = tmp_path_factory.getbasetemp().parent / "kernels"
+        kernels.mkdir(exist_ok=True)
+        (folder / "native").symlink_to(kernels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLEARHEAD_CACHE", str(folder))
         yield folder
@@ -77,6 +80,12 @@ def seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long: a worker that takes one last lets the others wait."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_collection_finish() -> None:
