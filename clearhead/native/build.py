@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
+from filelock import FileLock
 
 from clearhead.machine import cache_root
 
@@ -71,7 +72,10 @@ def compiled(options: Sequence[str]) -> ctypes.CDLL:
     file = folder / f"{_key(compiler, command)}.so"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _compile(command, file)
+        # Processes that start together, as those of a training do, wait for the one that compiles.
+        with FileLock(folder / "lock"):
+            if not file.exists():
+                _compile(command, file)
     return ctypes.CDLL(str(file))
 
 

@@ -16,6 +16,7 @@ from clearhead.native import build
 from clearhead.native.linear import float_linear, int8_linear, mixed_linear
 from clearhead.native.top import top_and_log_total
 
+pytestmark = pytest.mark.slow
 # Rows, outputs and inputs: tiles that are full, parts of tiles and of vectors, and less than one.
 SIZES = [(1, 64, 128), (2, 33, 64), (5, 37, 40), (16, 96, 192), (17, 50, 256), (90, 67, 64), (40, 3, 100), (3, 1, 7)]
 
@@ -146,7 +147,7 @@ def test_what_is_compiled_is_kept_and_a_failure_leaves_nothing(monkeypatch: pyte
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
     with pytest.raises(OSError, match="failed"):
         build.compiled(["-march=no-such-processor"])
-    assert not list((tmp_path / "native").iterdir())
+    assert {file.name for file in (tmp_path / "native").iterdir()} <= {"lock"}
 
 
 def test_no_kernel_reads_or_writes_outside_its_arrays(tmp_path: Path) -> None:
