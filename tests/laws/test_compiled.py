@@ -13,13 +13,17 @@ import pytest
 
 from tests.conftest import ROOT
 
+# One file in C++ for each graph, of plain loops that are not optimized: fifty files of vector code take minutes.
+QUICK = {"TORCHINDUCTOR_CPP_WRAPPER": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0", "TORCHINDUCTOR_DEBUG_COMPILE": "1"}
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `compiled_job.py` measured."""
     assert shutil.which("g++"), "compiled steps need g++: .ci/run installs it"
     folder = tmp_path_factory.mktemp("inductor")
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1", **QUICK}
     done = subprocess.run(
         [sys.executable, "-m", "tests.laws.compiled_job"], cwd=ROOT, env=environment, capture_output=True, text=True
     )
@@ -28,24 +32,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.slow
 def test_compiled_is_eager(found: dict[str, Any]) -> None:
     assert found["difference"] <= 1e-5
 
 
-@pytest.mark.slow
 def test_hook_points_change_no_graph(found: dict[str, Any]) -> None:
     assert found["is_same"]
 
 
-@pytest.mark.slow
 def test_watched_steps_run_uncompiled_and_say_so(found: dict[str, Any]) -> None:
     assert found["warnings"] == ["compiled steps run uncompiled while activations are watched"] * 2
     assert found["num_captured"] == 3
     assert found["captured"] <= 1e-5 and found["edited"] <= 1e-5
 
 
-@pytest.mark.slow
 def test_the_compiled_graph_is_used_again(found: dict[str, Any]) -> None:
     assert found["graphs"] == [1, 1, 1]
     assert found["after"] == 0.0

@@ -249,23 +249,24 @@ from pathlib import Path
 from tests.runs.test_checkpoint import files, some_checkpoint, RunFailure, listing
 run = Path(sys.argv[1])
 files.save_checkpoint(run, some_checkpoint(1))
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-try:
-    files.save_checkpoint(run, some_checkpoint(2))
-except RunFailure as error:
-    found, skipped = files.newest_sound(run)
-    assert listing(run / "checkpoints") == ["step-1"] and not skipped, listing(run / "checkpoints")
-    sys.exit(str(error))
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+for limit in (100, 900):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    try:
+        files.save_checkpoint(run, some_checkpoint(2))
+    except RunFailure as error:
+        found, skipped = files.newest_sound(run)
+        assert listing(run / "checkpoints") == ["step-1"] and not skipped, listing(run / "checkpoints")
+        print(error)
 """
 
 
-@pytest.mark.parametrize("limit", [100, 900])
-def test_a_write_that_the_system_refuses_leaves_the_last_checkpoint_whole(tmp_path: Path, limit: int) -> None:
+def test_a_write_that_the_system_refuses_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
     """A real refusal by the system, inside the safetensors library (100 bytes) or later, in the JSON files."""
-    command = [sys.executable, "-c", REFUSED_WRITE, str(tmp_path), str(limit)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "step-2 could not be saved: File too large" in done.stderr, done.stderr
+    command = [sys.executable, "-c", REFUSED_WRITE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step-2 could not be saved: File too large") == 2, done.stdout
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
-"""A training run for `test_resume`, as a process of its own that can be killed, or that kills itself in mid-write.
+"""A training run for `test_resume`, as a process of its own that kills itself at some moment, or in mid-write.
 
-    python -m tests.training.resume_job real RUN [--resume] [--kill-after SECONDS] [--kill-at-sync N]
+    python -m tests.training.resume_job whole RUN
+    python -m tests.training.resume_job killed RUN SECONDS WRITE
     python -m tests.training.resume_job chain RUN SEED
 
-"real" trains the real module on real batches, with shuffling, dropout, accumulation, EMA and averaging. "chain" trains
-a small stand-in in forked children, each killed at a random write to the disk, until one of them reaches the end; then
-it trains another one beside it, RUN-whole, undisturbed.
+"whole" trains the real module on real batches, with shuffling, dropout, accumulation, EMA and averaging. "killed" does
+so in forked children: one is killed so many seconds after its first checkpoint, the next one at a write to the disk,
+and the third one reaches the end. "chain" trains a small stand-in in forked children, each killed at a random write to
+the disk, until one of them reaches the end; then it trains another one beside it, RUN-whole, undisturbed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +29,7 @@ from torch import Tensor, nn
 
 from clearhead.evaluate.result import Validation
 from clearhead.runs.checkpoint import checkpoint_steps
+from clearhead.runs.metrics import read_metrics
 from clearhead.training.loop import Trainer
 from clearhead.training.runfile.sections import EarlyStop
 from clearhead.training.settings import TrainSettings
@@ -135,24 +139,63 @@ def die_at_sync(number: int) -> None:
     os.fsync = deadly_sync  # type: ignore[assignment]
 
 
+def import_first() -> None:
+    """Import what the first step of an optimizer does; a backward pass would leave threads that survive no fork."""
+    importlib.import_module("torch._dynamo")
+
+
+def was_killed(part: Callable[[], None]) -> bool:
+    """Do something in a forked child, and return whether that was killed, or came to its end."""
+    child = os.fork()
+    if child == 0:
+        part()
+        sys.stdout.flush()
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL), "the child failed by itself"
+    return code != 0
+
+
+def kill_twice(run: Path, seconds: float, write: int) -> None:
+    """Train in three children, of which two are killed; print the step that the first one reached."""
+    import_first()
+
+    def first() -> None:
+        trainer = real_trainer(run)
+        die_after(trainer, seconds)
+        trainer.run()
+
+    def second() -> None:
+        trainer = real_trainer(run)
+        die_at_sync(write)
+        trainer.run(resume=True)
+
+    def third() -> None:
+        trainer = real_trainer(run)
+        trainer.run(resume=True)
+        print(trainer.progress.messages)  # type: ignore[attr-defined]
+
+    assert was_killed(first)
+    print(max((row.step for row in read_metrics(run / "metrics.jsonl")), default=0), flush=True)
+    assert was_killed(second)
+    assert not was_killed(third)
+
+
 def chain(run: Path, seed: int) -> int:
     """Train in children that die at random writes, and return how many did."""
     draw = random.Random(seed)
-    # What the first step of an optimizer loads; a backward pass here would leave threads that do not survive a fork
-    importlib.import_module("torch._dynamo")
+    import_first()
     for deaths in range(200):
         resume = (run / "checkpoints").is_dir() and any((run / "checkpoints").glob("step-*"))
         number = draw.randint(1, 40)
-        child = os.fork()
-        if child == 0:
+
+        def part(number: int = number, resume: bool = resume) -> None:
             die_at_sync(number)
             chain_trainer(run).run(resume=resume)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+
+        if not was_killed(part):
             chain_trainer(run.with_name(f"{run.name}-whole")).run()
             return deaths
-        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "the child failed by itself"
     raise AssertionError("no child reached the end")
 
 
@@ -162,23 +205,16 @@ def chain_trainer(run: Path) -> Trainer[Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["real", "chain"])
+    parser.add_argument("kind", choices=["whole", "killed", "chain"])
     parser.add_argument("run", type=Path)
-    parser.add_argument("seed", type=int, nargs="?")
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--kill-after", type=float)
-    parser.add_argument("--kill-at-sync", type=int)
+    parser.add_argument("numbers", nargs="*", type=float)
     options = parser.parse_args()
     if options.kind == "chain":
-        sys.stdout.write(f"{chain(options.run, options.seed)}\n")
-        return
-    trainer = real_trainer(options.run)
-    if options.kill_after is not None:
-        die_after(trainer, options.kill_after)
-    if options.kill_at_sync:
-        die_at_sync(options.kill_at_sync)
-    trainer.run(resume=options.resume)
-    sys.stdout.write(f"{trainer.progress.messages}\n")  # type: ignore[attr-defined]
+        print(chain(options.run, int(options.numbers[0])))
+    elif options.kind == "killed":
+        kill_twice(options.run, options.numbers[0], int(options.numbers[1]))
+    else:
+        real_trainer(options.run).run()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,17 +21,19 @@ from tests.training.resume_job import STEPS, chain_trainer, real_trainer, revers
 from tests.training.small import equal_states
 from tests.training.test_loop import same_metrics
 
+pytestmark = pytest.mark.slow
+
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.training.resume_job", *arguments]
-    # Every process hashes strings differently, so that an order taken from a set would show
+    # The killed run and the whole one hash strings differently, so that an order taken from a set would show
     environment = os.environ | {"PYTHONHASHSEED": "random"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def finish(process: subprocess.Popen[str], expected: int) -> str:
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == expected, f"{process.returncode}: {err}"
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=900)
+    assert process.returncode == 0, err
     return out
 
 
@@ -57,12 +58,9 @@ def test_killed_twice_and_resumed_the_weights_are_bit_identical(tmp_path: Path) 
     moment, write = moments.uniform(0.0, 1.5), moments.randint(10, 60)
     reversed_words(tmp_path)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    undisturbed = start("real", str(whole))
-    finish(start("real", str(killed), "--kill-after", str(moment)), -signal.SIGKILL)
-    reached = max((row.step for row in read_metrics(killed / "metrics.jsonl")), default=0)
-    finish(start("real", str(killed), "--resume", "--kill-at-sync", str(write)), -signal.SIGKILL)
-    messages = finish(start("real", str(killed), "--resume"), 0)
-    finish(undisturbed, 0)
+    undisturbed = start("whole", str(whole))
+    reached, messages = finish(start("killed", str(killed), str(moment), str(write))).splitlines()
+    finish(undisturbed)
 
     where = (
         f"killed {moment:.2f} s after the first checkpoint (at step {reached}), then at write {write} of the next part"
@@ -79,7 +77,7 @@ def test_killed_twice_and_resumed_the_weights_are_bit_identical(tmp_path: Path) 
 def test_killed_in_the_middle_of_any_write_the_end_is_the_same(tmp_path: Path) -> None:
     """Many deaths, each at a random write: checkpoint, manifest, rename, metrics, best, recent weights."""
     seed = random.SystemRandom().randrange(10**6)
-    out = finish(start("chain", str(tmp_path / "killed"), str(seed)), 0)
+    out = finish(start("chain", str(tmp_path / "killed"), str(seed)))
     assert int(out) >= 2, f"seed {seed}"
     try:
         assert_same_end(tmp_path / "killed-whole", tmp_path / "killed", 14)

@@ -9,6 +9,7 @@ FOLDER/NAME.RANK.json.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -24,8 +25,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead.training import assemble
 from clearhead.training.parallel import joining
+from clearhead.training.progress.plots import Plotter
 from clearhead.training.runfile.read import load_run_file
 from tests.training.small import Recorder
+
+# What optimizers and engines import when they are first used, a second or two in each process.
+LATE = ("torch._dynamo", "torch.distributed.fsdp", "clearhead.training.parallel.sharded", "sacrebleu")
 
 
 class Communication(TorchDispatchMode):
@@ -48,8 +53,9 @@ def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
         "RANK": f"{rank}", "WORLD_SIZE": f"{training['size']}", "LOCAL_RANK": f"{rank}",
         "LOCAL_WORLD_SIZE": f"{training['size']}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{training['port']}",
     }  # fmt: skip
-    joining.ARRIVAL_SECONDS = training.get("arrival", 60.0)  # type: ignore[misc]
+    joining.ARRIVAL_SECONDS = training.get("arrival", 600.0)  # type: ignore[misc]
     joining._trainings = itertools.count()
+    Plotter.draw = lambda self, rows, **named: None  # type: ignore[method-assign]
     os.chdir(training.get("folders", [training["folder"]] * 8)[rank])
     changes = [*training.get("changes", []), *training.get("changes_by_rank", {}).get(str(rank), [])]
     shown = Recorder()
@@ -87,6 +93,8 @@ def child(trainings: list[dict[str, Any]], rank: int, folder: Path) -> None:
 def main() -> None:
     """Fork the processes, and wait for them."""
     folder = Path(sys.argv[1])
+    for name in LATE:
+        importlib.import_module(name)
     trainings = json.loads((folder / "trainings.json").read_text())
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in trainings]
     for training, server in zip(trainings, sockets, strict=True):

@@ -16,6 +16,7 @@ import pytest
 
 from clearhead.native import build
 from clearhead.training.assemble import train_run
+from clearhead.training.progress.plots import Plotter
 from clearhead.training.runfile.read import load_run_file
 from tests.training.small import Recorder
 
@@ -96,6 +97,7 @@ def train_alone(file: Path, *changes: str) -> Recorder:
     shown = Recorder()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "library", lambda: None)
+        patch.setattr(Plotter, "draw", lambda self, rows, **named: None)
         build.function.cache_clear()
         train_run(load_run_file(file, list(changes)), resume=False, progress=shown)
     build.function.cache_clear()
@@ -124,7 +126,7 @@ class Groups:
             env=os.environ | {"CXX": "no-compiler"},
         )  # fmt: skip
         try:
-            _, said = job.communicate(timeout=400)
+            _, said = job.communicate(timeout=1200)
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
             raise
