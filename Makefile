@@ -50,7 +50,7 @@ types: $(VENV)/.installed-dev
 # Tests start many processes, and all of them read what the first one compiled.
 pytest: export PYTHONDONTWRITEBYTECODE =
 pytest: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

@@ -14,6 +14,7 @@ from clearhead.cli import main as program
 from clearhead.errors import InputError, RunFailure
 from tests.cli.tiny_run import write_run_file
 
+pytestmark = pytest.mark.slow
 # A shell's background job, as a test run may be, starts with SIGINT ignored, and so would what it starts.
 LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 COMMAND = [sys.executable, "-c", f"{LISTEN}; import sys; from clearhead.cli.main import main; sys.exit(main())"]
@@ -55,7 +56,7 @@ def start_training(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         text=True,
     )
     metrics = folder / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < deadline:
         if metrics.exists() and metrics.read_text(encoding="utf-8").count("\n") >= 2:
             return process
@@ -68,7 +69,7 @@ def start_training(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 def test_a_signal_saves_and_says_how_to_resume(number: signal.Signals, code: int, tmp_path: Path) -> None:
     process = start_training(tmp_path)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == code
     assert "--resume" in err and "Traceback" not in err and out == ""
     assert program.main(["train", str(tmp_path / "run"), "--resume", "train.steps=1"]) == 0
@@ -87,7 +88,7 @@ def test_a_signal_while_translating(number: signal.Signals, code: int, trained: 
     process.stdin.flush()
     process.stdout.readline()
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == code and b"Traceback" not in err
 
 
@@ -95,5 +96,5 @@ def test_a_reader_that_goes_away_is_no_traceback(trained: Path) -> None:
     command = " ".join(f"'{word}'" for word in COMMAND)
     text = "a m u\\n" * 3000
     line = f"printf '{text}' | {command} translate '{trained}/run' --beam-size 1 | head -1"
-    process = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120)
+    process = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=600)
     assert "Traceback" not in process.stderr and process.stdout.count("\n") == 1

@@ -226,6 +226,6 @@ def test_ctrl_c_while_streaming(runs: Runs) -> None:
     assert process.stdout is not None
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert first and (first + out).endswith(b"\n") and b"Traceback" not in err and b"interrupted" in err

@@ -178,7 +178,7 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"in use by process {holder.pid}"):
             open_run(path)
         holder.send_signal(signal.SIGKILL)
-        holder.wait(timeout=10)
+        holder.wait(timeout=60)
     assert (path / "lock").exists()
     with open_run(path):
         assert f"process {os.getpid()} " in (path / "lock").read_text()

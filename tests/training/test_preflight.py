@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import random
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.runs import checkpoint as files
+from clearhead.training import dry_run
 from clearhead.training import preflight as module_under_test
 from clearhead.training.dry_run import StepCost, Workload, step_cost
 from clearhead.training.optim.optimizers import build_optimizer
@@ -188,23 +189,28 @@ def test_a_dry_step_measures_memory() -> None:
     assert 40e6 < cost_of(NextToken(), hungry).memory_bytes < 400e6
 
 
-def test_time_counts_batches_optimizer_and_validation() -> None:
+def test_time_counts_batches_optimizer_and_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of 20 ms forward and 10 ms backward, an optimizer of 30 ms, half an epoch and 0.4 s of validation."""
+    clock = [0.0]
+    monkeypatch.setattr(dry_run, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def pass_time(seconds: float) -> None:
+        clock[0] += seconds
 
     class Slow(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, loss: Tensor) -> Tensor:
-            time.sleep(0.02)
+            pass_time(0.02)
             return loss.clone()
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            time.sleep(0.01)
+            pass_time(0.01)
             return gradient
 
     class SlowAdamW(torch.optim.AdamW):
         def step(self, closure: Any = None) -> None:
-            time.sleep(0.03)
+            pass_time(0.03)
             super().step(closure)
 
     def slow(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
@@ -216,8 +222,8 @@ def test_time_counts_batches_optimizer_and_validation() -> None:
     settings = TrainSettings(run="run", steps=1, accumulate=3)
     work = Workload(slow, ShuffledTokens(), valid_share=0.5, score_seconds=lambda module: 0.4)
     cost = step_cost(module, optimizer, work, settings)
-    assert 3 * 0.03 + 0.03 < cost.step_seconds < 4 * (3 * 0.03 + 0.03)
-    assert 0.4 + 2.5 * 0.02 < cost.validation_seconds < 0.4 + 4 * 2.5 * 0.02
+    assert cost.step_seconds == pytest.approx(3 * 0.03 + 0.03)
+    assert cost.validation_seconds == pytest.approx(0.4 + 2.5 * 0.02)
 
 
 def test_garbage_of_before_hides_no_memory_of_a_dry_step() -> None:

@@ -212,7 +212,7 @@ def test_processes_at_once_agree_and_leave_nothing_behind(tmp_path: Path, cache:
         assert run.stdin is not None
         run.stdin.write("go\n")
         run.stdin.flush()
-    outputs = [run.communicate(timeout=120)[0] for run in runs]
+    outputs = [run.communicate(timeout=600)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     assert len(set(outputs)) == 1
     assert sorted(folder.name for folder in cache.iterdir()) == ["pairs", "tokenizers"]

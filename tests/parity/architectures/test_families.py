@@ -37,6 +37,7 @@ from tests.parity.architectures.harness import (
     their_gradients,
 )  # fmt: skip
 
+pytestmark = pytest.mark.slow
 CASES = all_cases()
 TOLERANCE = 1e-5
 LENGTHS = torch.tensor([T, 5, 8])

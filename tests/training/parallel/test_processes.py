@@ -17,6 +17,7 @@ from tests.runs.test_checkpoint import same
 from tests.training.parallel.groups import PAIRS, TEXT, Groups, train_alone, write_data, write_run_file
 from tests.training.small import Recorder
 
+pytestmark = pytest.mark.slow
 # Each is compared with one process.
 FAMILIES = {
     "generate": 'accumulate = 3\noptimizer = "muon"\nema = 0.9',

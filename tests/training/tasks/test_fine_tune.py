@@ -25,7 +25,7 @@ from tests import hf_models as checkpoints
 from tests.parity.architectures.harness import outputs_of
 from tests.training.tasks import fine_tuning as made
 
-pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")]
 
 Make = Callable[[Path], Path]
 # What makes the checkpoint, the task, its data, the class that is written, and what is new.

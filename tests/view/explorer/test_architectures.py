@@ -38,7 +38,7 @@ VISIT = """async ([links, read]) => {
   const { dataset } = document.documentElement;
   const until = async (isDone, pause, what) => {
     for (const start = performance.now(); !(await isDone());) {
-      if (performance.now() - start > 10000) throw new Error(what);
+      if (performance.now() - start > 60000) throw new Error(what);
       await new Promise(pause);
     }
   };
