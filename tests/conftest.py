@@ -82,6 +82,14 @@ def seeds() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def quick_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train without plots and without measurements before the first step."""
+    from tests.training.quick import leave_out
+
+    leave_out(monkeypatch)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take long: a worker that takes one last lets the others wait."""
     long = {item.path for item in items if item.get_closest_marker("slow")}

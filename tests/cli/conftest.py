@@ -35,6 +35,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return trained_for
 
 
+@pytest.fixture(autouse=True)
+def quick(quick_trainings: None) -> None:
+    """Leave out what takes as long as the steps; the training of `trained` has all of it."""
+
+
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """`clearhead new` takes the smallest model of a recipe, and trains and measures nothing."""

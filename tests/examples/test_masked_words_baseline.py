@@ -38,6 +38,7 @@ def test_guesses_are_the_most_probable_words() -> None:
     assert counts.guess(("?", "a", "runs"), (0.3, 0.5)) == max(by_hand, key=lambda word: by_hand[word])
 
 
+@pytest.mark.usefixtures("quick_trainings")
 def test_it_compares_a_run_with_both_baselines(tmp_path: Path) -> None:
     path = run_file(tmp_path, 'kind = "fill"', "encoder", steps=2)
     train_run(load_run_file(path), resume=False, progress=Progress())

@@ -29,6 +29,7 @@ def test_a_text_is_the_mean_of_its_words() -> None:
     np.testing.assert_allclose(module.of_side(pack(texts, np.dtype(np.uint16))), unit, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("quick_trainings")
 def test_it_compares_a_run_with_both_baselines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_run(load_run_file(run_file(tmp_path), ["train.steps=2"]), resume=False, progress=Progress())
     found = script("retrieval_baseline").compare(tmp_path / "run", tmp_path / "valid.a", tmp_path / "valid.b", 3)

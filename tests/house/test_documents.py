@@ -35,6 +35,7 @@ def test_python_examples_parse(path: Path) -> None:
         ast.parse(text)
 
 
+@pytest.mark.usefixtures("quick_trainings")
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order and in one namespace, with a small run where the text has the reader's own."""
     monkeypatch.chdir(tmp_path)

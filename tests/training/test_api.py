@@ -12,6 +12,7 @@ import clearhead as ch
 from clearhead.errors import InputError
 from clearhead.runs.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("quick_trainings")
 LETTERS = "abcdefgh"
 TEXTS = [
     " ".join(LETTERS[(start + step * place) % 8] for place in range(5)) for start in range(8) for step in (1, 3, 5)

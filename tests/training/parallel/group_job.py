@@ -20,13 +20,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead.training import assemble
 from clearhead.training.parallel import joining
-from clearhead.training.progress.plots import Plotter
 from clearhead.training.runfile.read import load_run_file
+from tests.training.quick import leave_out
 from tests.training.small import Recorder
 
 # What optimizers and engines import when they are first used, a second or two in each process.
@@ -55,7 +56,7 @@ def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
     }  # fmt: skip
     joining.ARRIVAL_SECONDS = training.get("arrival", 600.0)  # type: ignore[misc]
     joining._trainings = itertools.count()
-    Plotter.draw = lambda self, rows, **named: None  # type: ignore[method-assign]
+    leave_out(pytest.MonkeyPatch())
     os.chdir(training.get("folders", [training["folder"]] * 8)[rank])
     changes = [*training.get("changes", []), *training.get("changes_by_rank", {}).get(str(rank), [])]
     shown = Recorder()

@@ -16,8 +16,8 @@ import pytest
 
 from clearhead.native import build
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.plots import Plotter
 from clearhead.training.runfile.read import load_run_file
+from tests.training.quick import leave_out
 from tests.training.small import Recorder
 
 WORDS = [2 * letter for letter in "abcdefghijklmnopqrstuvw"]
@@ -97,7 +97,7 @@ def train_alone(file: Path, *changes: str) -> Recorder:
     shown = Recorder()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "library", lambda: None)
-        patch.setattr(Plotter, "draw", lambda self, rows, **named: None)
+        leave_out(patch)
         build.function.cache_clear()
         train_run(load_run_file(file, list(changes)), resume=False, progress=shown)
     build.function.cache_clear()
