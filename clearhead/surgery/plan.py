@@ -149,6 +149,8 @@ def _build_module(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, Sur
 
 def _draw(module: Transformer, addresses: Collection[str]) -> dict[str, Tensor]:
     """Initialize some tensors of a module on the meta device randomly; the others take no memory."""
+    if not addresses:
+        return {}
     real = copy.deepcopy(module)
     for address in addresses:
         path, _, leaf = address.rpartition(".")
