@@ -95,8 +95,8 @@ _GENERATE_TRAIN: Mapping[str, Value] = {
     **_MUON, "batch_tokens": 1024, "learning_rate": 8e-3, "weight_decay": 0.1, "metric": "loss",
 }  # fmt: skip
 _ENCODER = Architecture(_GATED, saved_as="eurobert")
-# No architecture with a class that finds answers has these parts.
-_READER = Architecture(_GATED)
+# The same layers, and a class that finds answers.
+_READER = Architecture(_GATED, saved_as="ultrabert")
 _FILL_TRAIN: Mapping[str, Value] = {
     **_MUON, "batch_tokens": 2048, "learning_rate": 5e-3, "weight_decay": 0.1, "metric": "loss",
 }  # fmt: skip

@@ -74,6 +74,7 @@ CASES: dict[str, tuple[spec.Model, TaskKind, str]] = {
     "a modern classifier": (
         with_head(ENCODER, usual_label_head(ENCODER, 5, pool="mean")), "classify", "EuroBertForSequenceClassification",
     ),
+    "a modern reader": (with_head(ENCODER, token_head(2)), "answer", "UltrabertForQuestionAnswering"),
     "a modern tagger": (with_head(ENCODER, token_head(5)), "tag", "EuroBertForTokenClassification"),
     "a classifying decoder": (
         with_head(DECODER, usual_label_head(DECODER, 5, pool="last")), "classify", "LlamaForSequenceClassification",

@@ -45,28 +45,33 @@ def _in_encoder(rule: Rule) -> Rule:
     return replace(rule, ours=tuple(address.replace("decoder.", "encoder.", 1) for address in rule.ours))
 
 
+KEYS = (
+    Key("vocab_size", 128256, f"{TABLE}.rows"),
+    Key("hidden_size", 768, "encoder.width"),
+    Key("intermediate_size", 3072, f"{FEED}.size"),
+    Key("num_hidden_layers", 12, blocks.count_layers("encoder")),
+    Key("num_attention_heads", 12, f"{SELF}.num_heads"),
+    Key("num_key_value_heads", None, f"{SELF}.num_kv_heads", kind=int),
+    Key("head_dim", None, f"{SELF}.head_size", kind=int),
+    Key("hidden_act", "silu", f"{FEED}.activation", names=blocks.ACTIVATIONS),
+    Key("rms_norm_eps", 1e-5, "encoder.final_norm.eps"),
+    Key("attention_dropout", 0.0, f"{SELF}.dropout"),
+    Key("attention_bias", False, f"{SELF}.bias.query"),
+    Key("mlp_bias", False, f"{FEED}.bias_in"),
+    blocks.tying(False),
+    *rope.keys(10000.0, SELF, 8192),
+)
+RULES = tuple(map(_in_encoder, llama_like.rules_without("_norm")))
+
 FAMILIES = (
     Family(
         model_type="eurobert",
         keys=(
-            Key("vocab_size", 128256, f"{TABLE}.rows"),
-            Key("hidden_size", 768, "encoder.width"),
-            Key("intermediate_size", 3072, f"{FEED}.size"),
-            Key("num_hidden_layers", 12, blocks.count_layers("encoder")),
-            Key("num_attention_heads", 12, f"{SELF}.num_heads"),
-            Key("num_key_value_heads", None, f"{SELF}.num_kv_heads", kind=int),
-            Key("head_dim", None, f"{SELF}.head_size", kind=int),
-            Key("hidden_act", "silu", f"{FEED}.activation", names=blocks.ACTIVATIONS),
-            Key("rms_norm_eps", 1e-5, "encoder.final_norm.eps"),
-            Key("attention_dropout", 0.0, f"{SELF}.dropout"),
-            Key("attention_bias", False, f"{SELF}.bias.query"),
-            Key("mlp_bias", False, f"{FEED}.bias_in"),
+            *KEYS,
             Key("classifier_pooling", "late", _pooling, names={"late": "late", "bos": "first", "mean": "mean"}),
-            blocks.tying(False),
-            *rope.keys(10000.0, SELF, 8192),
         ),
         model=_model,
-        rules=tuple(map(_in_encoder, llama_like.rules_without("_norm"))),
+        rules=RULES,
         variants=(
             Variant(
                 ("EuroBertForMaskedLM",),

@@ -95,9 +95,7 @@ def _window(model: spec.Model) -> int | None:
 
 
 def _rope_parameters(model: spec.Model) -> dict[str, Any]:
-    kinds = zip((FULL, SLIDING), THETAS.values(), strict=True)
-    plain = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in kinds}
-    return plain | layer_types.rotation_config(model, "encoder")
+    return layer_types.rotation_config(model, "encoder", dict(zip((FULL, SLIDING), THETAS.values(), strict=True)))
 
 
 LAYER = "layers.{layer}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from clearhead import spec
@@ -109,12 +110,20 @@ def rotations(
     return found
 
 
-def rotation_config(model: spec.Model, side: Side = "decoder") -> dict[str, Any]:
-    """Return the object with the rotary position of each type of layer."""
+def rotation_config(
+    model: spec.Model, side: Side = "decoder", thetas: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the object with the rotary position of each type of layer.
+
+    Args:
+        model: the spec.
+        side: its stack.
+        thetas: of plain rotations, for types that must be in the object even where no layer is of this type.
+    """
     found: dict[str, Any] = {}
     for node in attentions(model, side):
         if node.position is not None:
             scaling = rope.scaling_config(node.position) or {"rope_type": "default"}
             kind = SLIDING if isinstance(node.mask, spec.Window) else FULL
             found.setdefault(kind, scaling | {"rope_theta": node.position.theta})
-    return found
+    return {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()} | found

@@ -40,6 +40,17 @@ EURO_OPTIONS = {
     "tie_word_embeddings": True,
     "hidden_act": "relu",
 }
+ULTRA = SIZES | {
+    "hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 3,
+    "prediction_head_size": 19, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+ULTRA_OPTIONS = EURO_OPTIONS | {
+    "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1700.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 130.0},
+    },
+}
 CLASSIFY = "ForSequenceClassification"
 
 CASES = [
@@ -65,4 +76,7 @@ CASES = [
     Case("eurobert/options", "eurobert", EURO | EURO_OPTIONS),
     Case("eurobert/bos", "eurobert", EURO | {"classifier_pooling": "bos"}, cls=f"EuroBert{CLASSIFY}"),
     Case("eurobert/mean", "eurobert", EURO | {"classifier_pooling": "mean"}, cls=f"EuroBert{CLASSIFY}"),
+    Case("ultrabert", "ultrabert", ULTRA),
+    Case("ultrabert/options", "ultrabert", ULTRA | ULTRA_OPTIONS),
+    Case("ultrabert/mean", "ultrabert", ULTRA | {"classifier_pooling": "mean"}, cls=f"Ultrabert{CLASSIFY}"),
 ]
