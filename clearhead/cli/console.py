@@ -55,16 +55,16 @@ class _Messages(logging.Handler):
 
 @contextmanager
 def library_messages() -> Iterator[None]:
-    """Show warnings that the library logs inside a with block, and on a terminal what takes it a while as well."""
-    logger, handler = logging.getLogger("clearhead"), _Messages()
-    level = logger.level
-    logger.setLevel(logging.INFO if sys.stderr.isatty() else logging.WARNING)
+    """Show warnings that the library logs inside a with block, and that it compiles its kernels, which takes a while."""
+    logger, native, handler = logging.getLogger("clearhead"), logging.getLogger("clearhead.native"), _Messages()
+    level = native.level
+    native.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(level)
+        native.setLevel(level)
 
 
 @contextmanager

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, cast
@@ -25,7 +27,8 @@ FOLDER: Final = Path(__file__).parent
 _COMPILERS: Final = "g++", "clang++", "c++"
 _OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC"
 _SECONDS: Final = 120
-_LOGGER = logging.getLogger("clearhead")
+# Of its own, so that a command shows these messages wherever its output goes.
+_LOGGER = logging.getLogger("clearhead.native")
 
 
 @cache
@@ -108,23 +111,42 @@ def _key(compiler: str, command: Sequence[str]) -> str:
 
 def _compile(command: Sequence[str], file: Path) -> None:
     """Compile the sources side by side; what was linked is renamed, so that others see a whole file or none."""
-    _LOGGER.info("compiling kernels for this processor, once; they are kept in %s", file.parent)
-    with tempfile.TemporaryDirectory(dir=file.parent) as name, ThreadPoolExecutor() as pool:
+    _LOGGER.info("compiling kernels for this processor, once, which takes about 10 s; they are kept in %s", file.parent)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=file.parent) as name:
         linked = Path(name) / file.name
         sources = {source: Path(name) / f"{source.stem}.o" for source in sorted(FOLDER.glob("*.cpp"))}
-        jobs = [[*command, "-c", str(source), "-o", str(result)] for source, result in sources.items()]
-        list(pool.map(_run, jobs))
-        _run([*command, "-shared", *map(str, sources.values()), *_threads_of_torch(), "-o", str(linked)])
+        _run([[*command, "-c", str(source), "-o", str(result)] for source, result in sources.items()])
+        _run([[*command, "-shared", *map(str, sources.values()), *_threads_of_torch(), "-o", str(linked)]])
         os.replace(linked, file)
+    _LOGGER.info("kernels compiled in %.1f s", time.monotonic() - began)
 
 
-def _run(command: Sequence[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise OSError(f"{Path(command[0]).name} took more than {_SECONDS} s") from None
-    if done.returncode:
-        raise OSError(f"{Path(command[0]).name} failed: {_first_error(done.stderr)}")
+def _run(commands: Sequence[Sequence[str]]) -> None:
+    """Run commands side by side; none is left running where one fails or the program is stopped."""
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(_started(command)) for command in commands]
+        end = time.monotonic() + _SECONDS
+        for process, command in zip(running, commands, strict=True):
+            try:
+                _, errors = process.communicate(timeout=max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise OSError(f"{Path(command[0]).name} took more than {_SECONDS} s") from None
+            if process.returncode:
+                raise OSError(f"{Path(command[0]).name} failed: {_first_error(errors)}")
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    # A compiler starts programs of its own; as a group all of them can be ended.
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as one:
+        try:
+            yield one
+        finally:
+            if one.poll() is None:
+                os.killpg(one.pid, signal.SIGKILL)
 
 
 def _first_error(output: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.main import main
+from clearhead.native.build import library
 from clearhead.recipes.fit import Fitted
 from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
 from clearhead.recipes.table import recipe_for
@@ -19,6 +20,8 @@ from tests.cli.tiny_tasks import train_task
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of six steps; the run itself is its subfolder `run`."""
+    # What compiles the kernels says so, and no test of a command's messages is to be the one.
+    library()
     folder = tmp_path_factory.mktemp("trained")
     assert main(["train", str(write_run_file(folder))]) == 0
     return folder
@@ -27,6 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Give the run directory of a tiny model of one kind; the first who asks waits for its training."""
+    library()
 
     @cache
     def trained_for(kind: str) -> Path:
