@@ -10,9 +10,10 @@ from typing import TypeVar
 BatchT = TypeVar("BatchT", bound=Sized)
 
 Watcher = Callable[[int, int], None]
-"""Receives how many examples are done, and how many there are."""
+"""Receives how many are done, and how many there are."""
 
 _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+_TOKEN_WATCHER: ContextVar[Watcher | None] = ContextVar("token_watcher", default=None)
 
 
 @contextmanager
@@ -39,3 +40,25 @@ def watched(batches: Iterable[BatchT], total: int) -> Iterator[BatchT]:
         watcher = _WATCHER.get()
         if watcher is not None:
             watcher(done, total)
+
+
+@contextmanager
+def watching_tokens(watcher: Watcher) -> Iterator[None]:
+    """Report each step of decoding to a function inside a with block."""
+    token = _TOKEN_WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _TOKEN_WATCHER.reset(token)
+
+
+def token_generated(done: int, total: int) -> None:
+    """Report that every text of a batch has one more token.
+
+    Args:
+        done: tokens of the longest text.
+        total: tokens that it has at most.
+    """
+    watcher = _TOKEN_WATCHER.get()
+    if watcher is not None:
+        watcher(done, total)

@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 # Seconds in which a command that was stopped may close its files.
-GRACE = 0.7
+GRACE = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

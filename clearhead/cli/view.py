@@ -23,7 +23,9 @@ from clearhead.cli.options import (
     located,
     set_threads_and_seed,
 )
+from clearhead.cli.progress import Progress
 from clearhead.errors import InputError, keys_as_options
+from clearhead.watching import watching_tokens
 
 if TYPE_CHECKING:
     from clearhead import AttentionMaps, Model
@@ -160,19 +162,20 @@ class _Attend:
 
     def _read(self, model: Model, text: str, target: str | None) -> AttentionMaps:
         if self.is_page:
-            _refuse_long(model, text, *self.shown)
-        return model.attention(
-            text,
-            target,
-            self.generate,
-            precision="auto",
-            beam_size=self.beam_size if self.beam_size > 1 else None,
-            from_language=self.from_language,
-            to_language=self.to_language,
-        )
+            _refuse_long(model, text, self.generate, *self.shown)
+        with Progress("tokens") as progress, watching_tokens(progress.update):
+            return model.attention(
+                text,
+                target,
+                self.generate,
+                precision="auto",
+                beam_size=self.beam_size if self.beam_size > 1 else None,
+                from_language=self.from_language,
+                to_language=self.to_language,
+            )
 
 
-def _refuse_long(model: Model, text: str, layers: list[int] | None, heads: list[int] | None) -> None:
+def _refuse_long(model: Model, text: str, generate: int, layers: list[int] | None, heads: list[int] | None) -> None:
     """Refuse a text that is too long for a page before the model reads it, which takes the square of its length."""
     from clearhead import spec
     from clearhead.view.explorer.encode import refuse_too_many
@@ -182,7 +185,7 @@ def _refuse_long(model: Model, text: str, layers: list[int] | None, heads: list[
     most_heads = max((one.num_heads for _, one in spec.walk(stack) if isinstance(one, spec.Attention)), default=0)
     num_layers = len(stack.layers) if layers is None else len(layers)
     num_heads = most_heads if heads is None else len(heads)
-    tokens = len(model.tokenizers.source.encode(text))
+    tokens = len(model.tokenizers.source.encode(text)) + generate
     # A causal mask hides half of the weights.
     refuse_too_many(num_layers * num_heads * min(tokens, model.module.max_positions or tokens) ** 2 // 2)
 

@@ -26,6 +26,7 @@ from clearhead.generate.search.contrastive import ContrastiveSearch
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStreams, Sampling, TokenChooser, sequence_seed
 from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
+from clearhead.watching import token_generated
 
 # Most tokens in the KV cache of one batch, prompts and limits together.
 BATCH_TOKENS = 8192
@@ -94,8 +95,8 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
                     results[prompt] = [_of_candidate(candidate) for candidate in found]
                 continue
             rows = _rows(request, batch, limits, with_text=bool(request.options.stops))
-            for _ in _steps(module, request, batch, limits, rows):
-                pass
+            for step in _steps(module, request, batch, limits, rows):
+                token_generated(len(step[0][0].ids), max(row.limit for row in rows))
             for row in rows:
                 results[row.prompt].append(row.continuation())
     return results

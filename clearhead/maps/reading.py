@@ -119,6 +119,9 @@ def check_read_options(module: Transformer, task: TaskRecord, text: str | tuple[
         )
     if given.generate and not writes:
         faults.append(f"this model was trained to '{task.kind}' and generates no text: leave generate out.")
+    if module.max_positions is None and given.generate > LONGEST_INPUT:
+        # A model with a table of positions stops at its last one.
+        faults.append(f"generate is {given.generate:,}, and at most {LONGEST_INPUT:,} tokens can be looked at.")
     if given.generate and given.target is not None:
         faults.append("the target is given, so that nothing is generated: leave target or generate out.")
     generates = writes and given.target is None and (is_two or given.generate > 0)

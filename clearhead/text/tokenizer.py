@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,8 @@ from clearhead.text.token_roles import TokenRoles, find_roles
 from clearhead.text.tokenizer_files import read_files
 
 _JOINT = "@@"
+# Tokenized in one call of the library.
+_CHARACTERS = 500_000
 _JOINED = re.compile(rf"{_JOINT}(?: |$)")
 
 
@@ -110,7 +112,7 @@ class Tokenizer(Printed):
             InputError: a text is not a str, or holds a lone surrogate.
         """
         try:
-            found = self._backend.encode_batch(texts)
+            found = [ids for part in _parts(texts) for ids in self._backend.encode_batch(part)]
         except TypeError:
             raise InputError(_untokenizable(texts)) from None
         return [self._plain(ids) for ids in found]
@@ -322,6 +324,18 @@ def _fingerprint(
 
 def _config_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}_config.json")
+
+
+def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield texts in parts of some characters: a signal waits until the library returns."""
+    start = size = 0
+    for end, text in enumerate(texts, start=1):
+        size += len(text)
+        if size >= _CHARACTERS:
+            yield texts[start:end]
+            start, size = end, 0
+    if start < len(texts):
+        yield texts[start:]
 
 
 def _untokenizable(texts: Sequence[object]) -> str:

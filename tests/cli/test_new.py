@@ -48,6 +48,16 @@ def test_validation_is_held_out_where_there_is_none(
     assert written.data.train.model_dump() == {"source": "run-data/train.source", "target": "run-data/train.target"}
 
 
+def test_force_replaces_the_run_file_and_its_held_out_data(data: list[str], tmp_path: Path) -> None:
+    file, held_out = tmp_path / "run.toml", tmp_path / "run-data" / "valid.source"
+    for _ in range(2):
+        file.write_text("mine", encoding="utf-8")
+        assert main(data) == 2 and file.read_text(encoding="utf-8") == "mine"
+        assert main([*data, "--force"]) == 0
+        assert load_run_file(file).train.steps == 30 and "mine" not in held_out.read_text(encoding="utf-8")
+        held_out.write_text("mine", encoding="utf-8")
+
+
 def test_runs_of_one_name_do_not_collide(data: list[str], tmp_path: Path) -> None:
     names = []
     for name in ("a.toml", "b.toml"):

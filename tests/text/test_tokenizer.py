@@ -38,6 +38,16 @@ def test_saved_and_loaded_is_the_same(kind: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
 
 
+def test_many_texts_are_tokenized_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, lines = train(), [*make_corpus(seed=7), ""]
+    expected, asked = [tokenizer.encode(line) for line in lines], []
+    whole = tokenizer._backend.encode_batch
+    monkeypatch.setattr(tokenizer._backend, "encode_batch", lambda texts: asked.append(len(texts)) or whole(texts))
+    monkeypatch.setattr("clearhead.text.tokenizer._CHARACTERS", 100)
+    assert tokenizer.encode_batch(lines) == expected and tokenizer.encode_batch([]) == []
+    assert sum(asked) == len(lines) and len(asked) > 10
+
+
 def test_the_saved_file_is_one_that_the_library_reads(tmp_path: Path) -> None:
     ours = train("unigram")
     ours.save(tmp_path / "tokenizer.json")

@@ -44,6 +44,7 @@ from clearhead.generate.results import Candidate, length_normalised
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
 from clearhead.inference.cache import IndexedCache
 from clearhead.native.top import top_and_log_total
+from clearhead.watching import token_generated
 
 
 def beam_search(
@@ -138,6 +139,7 @@ def _run(
 ) -> list[list[Candidate]]:
     """Decode until every sentence is done."""
     while (tokens_R1 := search.step(logits_RV, cache)) is not None:
+        token_generated(search.length, max(search.limits))
         logits_RV = _newest_logits(module.decode(tokens_R1, cache=cache))
     return [finished.ranked for finished in search.finished]
 
