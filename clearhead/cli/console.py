@@ -55,7 +55,7 @@ class _Messages(logging.Handler):
 
 @contextmanager
 def library_messages() -> Iterator[None]:
-    """Show warnings that the library logs inside a with block, and that it compiles its kernels, which takes a while."""
+    """Show warnings which the library logs inside a with block, and that kernels are compiled, which takes long."""
     logger, native, handler = logging.getLogger("clearhead"), logging.getLogger("clearhead.native"), _Messages()
     level = native.level
     native.setLevel(logging.INFO)

@@ -24,7 +24,7 @@ def test_no_file_is_replaced_without_force(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pairs = ["--source", f"{trained}/valid.source", "--target", f"{trained}/valid.target"]
-    table, given = runs("classify"), dict.fromkeys(("inspect", "embed"), ["gpt2"])
+    table, given = runs("classify"), {name: ["gpt2"] for name in ("inspect", "embed")}
     given |= {"view": [f"{trained}/run", "a m u"], "compare": [f"{trained}/run"] * 2}
     given |= {"evaluate --output": [f"{trained}/run", *pairs]}
     given |= {"evaluate --plot": [str(table), "--text", f"{table.parent}/valid.tsv"]}
