@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from inference_cases import CASES, Job
-from inference_models import for_ctranslate2, for_llama, gpt2, least_seconds, marian, minilm
+from inference_models import for_ctranslate2, for_llama, gpt2, in_8_bits, least_seconds, marian, minilm
 from side_by_side import Side, alternate, described, figures, machine, table
 
 from clearhead.bench.limits import fast_precisions, measure_limits
@@ -61,6 +61,8 @@ def sides_of(case: str, folder: Path, options: argparse.Namespace) -> Iterator[t
             continue
         for precision, compiled in SIDES[library]:
             job = Job(library, precision, compiled, case, str(folder), options.texts, options.threads)
+            if library == "clearhead" and precision == "int8":
+                job = replace(job, folder=str(in_8_bits(folder, options.made / f"{folder.name}-8-bits")))
             if library == "CTranslate2":
                 job = replace(
                     job, folder=str(for_ctranslate2(folder, options.made / f"{folder.name}-{precision}", precision))
