@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.cli.main import main
 from clearhead.native.build import library
 from clearhead.recipes.fit import Fitted
 from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
 from clearhead.recipes.table import recipe_for
-from tests.cli.tiny_run import write_run_file
+from tests.cli.tiny_run import train, write_run_file
 from tests.cli.tiny_tasks import train_task
 
 
@@ -23,7 +22,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What compiles the kernels says so, and no test of a command's messages is to be the one.
     library()
     folder = tmp_path_factory.mktemp("trained")
-    assert main(["train", str(write_run_file(folder))]) == 0
+    train(write_run_file(folder))
     return folder
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
+
+from clearhead.cli.main import main
 
 PAIRS = [(f"{left} {middle} {right}", f"{right} {left}") for left in "abcde" for middle in "mnopq" for right in "uvwxy"]
 SIZES = """
@@ -46,3 +50,10 @@ batch_tokens = 101
         encoding="utf-8",
     )
     return file
+
+
+def train(file: Path) -> None:
+    """Train from a run file; a failure shows what the command said, which pytest keeps from a fixture's report."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = main(["train", str(file)])
+    assert code == 0, said.getvalue()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clearhead.cli.main import main
-from tests.cli.tiny_run import PAIRS, SIZES, write_pairs
+from tests.cli.tiny_run import PAIRS, SIZES, train, write_pairs
 
 SENTENCES = [source for source, _ in PAIRS]
 LINES = [f"{sentence} {other}." for sentence, other in zip(SENTENCES, SENTENCES[7:] + SENTENCES[:7], strict=True)]
@@ -106,5 +105,5 @@ warmup = 1
 """,
         encoding="utf-8",
     )
-    assert main(["train", str(file)]) == 0
+    train(file)
     return folder / "run"

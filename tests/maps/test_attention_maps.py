@@ -47,6 +47,7 @@ def models(tokenizer: Tokenizer) -> dict[str, Model]:
         "encoder": model_of(tokenizer, "encoder", "fill"),
         "decoder": model_of(tokenizer, "decoder", "generate"),
         "encoder-decoder": model_of(tokenizer, "encoder-decoder", "translate"),
+        "reader": model_of(tokenizer, "encoder", "answer"),
     }
 
 
@@ -212,6 +213,8 @@ def test_a_layer_that_lost_a_head_has_no_numbers_there(models: dict[str, Model],
         ("encoder-decoder", {"text": TEXT, "target": TARGET, "generate": 2}, "leave target or generate out"),
         ("encoder-decoder", {"text": TEXT, "target": " "}, "the target is empty"),
         ("encoder-decoder", {"text": TEXT, "from_language": "de"}, "leave the languages out"),
+        ("reader", {"text": TEXT}, "give a pair of a question and a text that holds the answer"),
+        ("reader", {"text": (TEXT, TEXT, TARGET)}, "expected a text or a tuple of 2"),
     ],
 )
 def test_bad_input_is_one_sentence(
