@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clearhead.cli.console import print_json, print_message
 from clearhead.cli.options import ComputeOptions, Json, set_threads_and_seed, takes_compute_options
-from clearhead.demo.classify import run_classify
-from clearhead.demo.common import HEADS_PAGE, DemoOutcome, DemoPlan, free_folder
-from clearhead.demo.fill import run_fill
-from clearhead.demo.generate import run_generate
-from clearhead.demo.translate import run_translate
 from clearhead.errors import InputError, nearest
 
-RUNNERS: dict[str, Callable[[DemoPlan], DemoOutcome]] = {
-    "translate": run_translate,
-    "generate": run_generate,
-    "classify": run_classify,
-    "fill": run_fill,
-}
-KINDS = tuple(RUNNERS)
+if TYPE_CHECKING:
+    from clearhead.demo.common import DemoOutcome, DemoPlan
+
+KINDS = ("translate", "generate", "classify", "fill")
 
 
 @takes_compute_options
@@ -58,6 +51,7 @@ def demo(
     """
     if kind not in KINDS:
         raise InputError(f"there is no demo '{kind}'{nearest(kind, KINDS)}; there are: {', '.join(KINDS)}")
+    from clearhead.demo.common import DemoPlan, free_folder
     from clearhead.machine import choose_device, choose_precision
 
     # Before the data is made.
@@ -77,7 +71,7 @@ def demo(
     )
     set_threads_and_seed(compute.threads, seed=None)
     try:
-        outcome = RUNNERS[kind](plan)
+        outcome = _runner(kind)(plan)
     except BaseException:
         if not (plan.run / "checkpoints").exists():
             # The folder is new, and its data alone would be in the way of the next demo.
@@ -89,8 +83,17 @@ def demo(
         print_json({**outcome.record, "seconds": seconds, "run": str(plan.run)})
 
 
+def _runner(kind: str) -> Callable[[DemoPlan], DemoOutcome]:
+    runner: Callable[[DemoPlan], DemoOutcome] = getattr(
+        importlib.import_module(f"clearhead.demo.{kind}"), f"run_{kind}"
+    )
+    return runner
+
+
 def _close(plan: DemoPlan, outcome: DemoOutcome, seconds: float) -> None:
     """Name the pictures, and commands to continue with."""
+    from clearhead.demo.common import HEADS_PAGE
+
     console = plan.console
     pictures = {"Loss": "plots/loss.png", **outcome.pictures}
     drawn = (f"{name}: {plan.run}/{file}" for name, file in pictures.items() if (plan.run / file).exists())

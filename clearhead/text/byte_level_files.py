@@ -16,6 +16,7 @@ from clearhead.text.token_roles import WELL_KNOWN
 
 _VOCABULARY, _MERGES = "vocab.json", "merges.txt"
 _HEADER = "#version"
+_SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
 def has_merges(folder: Path) -> bool:
@@ -44,30 +45,32 @@ def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
         raise InputError(
             f"{folder / _VOCABULARY}: entry {wrong!r} has the id {vocabulary[wrong]!r}; expected a number from 0"
         )
-    merges = _read_pairs(folder / _MERGES, vocabulary)
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    # The library writes what surrounds the tables; to write and read these too takes a fifth of a second.
+    backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=True)
     backend.decoder = decoders.ByteLevel()
-    special = [name for names in WELL_KNOWN.values() for name in names if name in vocabulary]
-    backend.add_special_tokens(sorted(special, key=lambda name: vocabulary[name]))
     document: dict[str, Any] = json.loads(backend.to_str())
+    document["model"] |= {"vocab": vocabulary, "merges": _read_pairs(folder / _MERGES, vocabulary)}
+    special = [name for names in WELL_KNOWN.values() for name in names if name in vocabulary]
+    document["added_tokens"] = [
+        {"id": vocabulary[name], "content": name, **_SPECIAL} for name in sorted(special, key=vocabulary.__getitem__)
+    ]
     return document
 
 
-def _read_pairs(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+def _read_pairs(path: Path, vocabulary: Mapping[str, int]) -> list[list[str]]:
+    lines = read_model_text(path, what="a list of merges", largest=LARGEST_VOCABULARY).split("\n")
     pairs = []
-    text = read_model_text(path, what="a list of merges", largest=LARGEST_VOCABULARY)
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         line = line.removesuffix("\r")
         if not line or (number == 1 and line.startswith(_HEADER)):
             continue
-        pieces = line.split(" ")
-        if len(pieces) != 2:
+        pair = line.split(" ")
+        if len(pair) != 2:
             raise InputError(f"{path}:{number}: expected two pieces separated by one space, received {line!r}")
-        for piece in (*pieces, "".join(pieces)):
-            if piece not in vocabulary:
-                raise InputError(
-                    f"{path}:{number}: {piece!r} is not in {_VOCABULARY}; the two files must be of one save"
-                )
-        pairs.append((pieces[0], pieces[1]))
+        first, second = pair
+        if first not in vocabulary or second not in vocabulary or first + second not in vocabulary:
+            missing = next(piece for piece in (first, second, first + second) if piece not in vocabulary)
+            raise InputError(f"{path}:{number}: {missing!r} is not in {_VOCABULARY}; the two files must be of one save")
+        pairs.append(pair)
     return pairs

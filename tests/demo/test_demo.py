@@ -81,7 +81,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, DemoPlan]]:
                 commands={"Go on": "clearhead x"},
             )
 
-        monkeypatch.setitem(demos.RUNNERS, kind, run)
+        monkeypatch.setattr(f"clearhead.demo.{kind}.run_{kind}", run)
 
     for kind in demos.KINDS:
         stand_in(kind)
@@ -116,7 +116,7 @@ def test_a_demo_that_is_stopped_before_it_trains_leaves_nothing(
         (plan.run / made).mkdir(parents=True)
         raise InputError("stopped")
 
-    monkeypatch.setitem(demos.RUNNERS, "fill", run)
+    monkeypatch.setattr("clearhead.demo.fill.run_fill", run)
     assert main(["demo", "fill", "--out", str(tmp_path / "run")]) == 2
     assert (tmp_path / "run").exists() == is_left
 
