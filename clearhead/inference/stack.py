@@ -1,4 +1,4 @@
-"""The layers of a stack in one compiled call: for one new token of each row, and for short texts read as a whole.
+"""The layers of a stack in one compiled call: for new tokens beside cached ones, and for texts read as a whole.
 
 Legend: B batch, T tokens, M rows (tokens that are read), D width, H heads, S keys.
 """
@@ -25,23 +25,28 @@ from clearhead.core.stack import Layer, Stack, Step
 from clearhead.inference.cache import IndexedCache
 from clearhead.inference.int8 import Int8Linear
 from clearhead.inference.rounding import rounded_weight
-from clearhead.native.stack import Branch, Keys, Matrix, Norm, RunStack, Weights, stack_runner
+from clearhead.native.stack import Branch, Keys, Matrix, Norm, RunStack, Weights, has_matrix_unit, stack_runner
 
 # In fp32, above so many rows the products of PyTorch are as fast, or faster.
 MOST_FP32_ROWS: Final = 16
-# Scores of longer texts are matrix products, which PyTorch computes faster.
+# Without a matrix unit: scores of longer texts are matrix products, which PyTorch computes faster.
 MOST_TOKENS: Final = 128
+# That run through all layers before the next ones do, so that what is computed of them stays small.
+PIECE_TOKENS: Final = 2048
+LONGEST_TEXT: Final = 8192
+EVERYWHERE: Final = 2**40
 Heads = Float[Tensor, "rows heads keys head_size"]
 ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_gelu", "tanh")
 FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = range(3)
 Continue = Callable[[int, States, Context], States]
+Piece = tuple[slice, slice]  # of the rows and of the new tokens of a call
 
 
 def compiled_layers(stack: Stack, in_bf16: bool) -> Continue | None:
     """Return a function that runs the layers of a stack as its `continue_from` does, up to the order of sums.
 
-    Calls that the compiled layers do not serve take the plain way: several new tokens beside cached ones, long texts,
-    masks of the caller, many rows in fp32.
+    Calls that the compiled layers do not serve take the plain way: several new tokens where scores have a bias or a
+    memory is read, masks of the caller, many rows in fp32, long texts where there is no matrix unit.
 
     Args:
         stack: its weights must not move while the function is in use.
@@ -75,60 +80,110 @@ class _FastStack:
         if run is None:
             raise _NotServed
         self._run: RunStack = run
-        used = [entry[0].spec for entry in self._attentions if entry is not None]
-        # In fp32 PyTorch reads texts as fast.
-        is_fit = all(isinstance(one.mask, spec.Full) and one.score_bias is None for one in used)
-        self._reads_texts = self._kind != "float32" and is_fit
+        used = [entry[0] for entry in self._attentions if entry is not None]
+        # In fp32 PyTorch reads several tokens as fast.
+        self._reads = self._kind != "float32" and all(type(one) is Attention for one in used)
+        self._has_window = any(isinstance(one.spec.mask, spec.Window) for one in used)
+        self._has_unit = has_matrix_unit()
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
         cache = context.cache
-        has_few_rows = self._kind != "float32" or len(x_BTD) * x_BTD.shape[1] <= MOST_FP32_ROWS
-        is_step = isinstance(cache, IndexedCache) and x_BTD.shape[1] == 1
-        is_text = cache is None and self._reads_texts and x_BTD.shape[1] <= MOST_TOKENS
-        is_served = (is_step or is_text) and depth == 0 and has_few_rows
-        if not is_served or torch.is_grad_enabled() or self._stack.training or _hides_more(context):
+        if depth != 0 or torch.is_grad_enabled() or not self._serves(x_BTD, context):
             if isinstance(cache, IndexedCache):
                 cache.gather()
             return self._plain(depth, x_BTD, context)
-        x_BTD = self._step(x_BTD, context, cache) if isinstance(cache, IndexedCache) else self._read(x_BTD, context)
+        if isinstance(cache, IndexedCache):
+            x_BTD = self._extend(x_BTD, context, cache)
+        else:
+            x_BTD = self._read(x_BTD, context)
         output: Tensor = self._stack.projection_out(self._stack.final_norm(x_BTD))
         return output
 
-    def _step(self, x_B1D: States, context: Context, cache: IndexedCache) -> States:
-        """Run the layers for one new token of each row."""
+    def _serves(self, x_BTD: States, context: Context) -> bool:
+        masking, cache = context.masking, context.cache
+        batch, length, _ = x_BTD.shape
+        hides_more = not masking.documents is masking.allowed is masking.prefix is None
+        if self._stack.training or hides_more or not isinstance(cache, IndexedCache | None):
+            return False
+        if cache is not None and length == 1:
+            return self._kind != "float32" or batch <= MOST_FP32_ROWS
+        # Padding between two tokens is no distance; texts are read without it.
+        is_by_place = cache is None or masking.key_mask is None or not self._has_window
+        most = MOST_TOKENS if not self._has_unit else LONGEST_TEXT if cache is None else EVERYWHERE
+        return self._reads and is_by_place and length <= most
+
+    def _extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
+        """Run the layers for the new tokens of each row, beside the cached ones."""
+        batch, length, _ = x_BTD.shape
+        if length > 1:
+            cache.gather()
         cache.is_by_index = True
-        batch, origin_BS, used = len(x_B1D), cache.extend_origin(len(x_B1D)), list[Tensor]()
-        buffer_rows = cache.buffer_rows(batch)
-        if self not in cache.keys:
-            cache.keys[self] = [Keys() for _ in self._attentions]
-        keys = cache.keys[self]
-        for one, entry in zip(keys, self._attentions, strict=True):
+        cache.extend_origin(batch)
+        buffers = list(self._buffers(x_BTD, context, cache))
+        y_BTD = x_BTD.new_empty(x_BTD.shape)
+        for piece in _pieces(batch, length):
+            x_MD = x_BTD[piece].flatten(0, 1).float().clone(memory_format=torch.contiguous_format)
+            used: list[Tensor] = []
+            self._run(x_MD, self._cached_keys(piece, buffers, context, cache, used))
+            y_BTD[piece] = x_MD.view_as(y_BTD[piece])
+        return y_BTD
+
+    def _buffers(self, x_BTD: States, context: Context, cache: IndexedCache) -> Iterator[tuple[Heads, Heads] | None]:
+        """Give the keys and values of each branch, with room for the new tokens."""
+        rows, length = cache.buffer_rows(len(x_BTD)), x_BTD.shape[1]
+        for entry in self._attentions:
             if entry is None:
+                yield None
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                key, value = attention.remembered(context)
-                one.count, one.groups = key.shape[2], len(key)
+                yield attention.remembered(context)
+                continue
+            shape = (rows, attention.spec.num_kv_heads, length, attention.spec.head_size)
+            key, value = cache.self_attention[attention, context.depth].extend(shape, x_BTD).unbind(0)
+            yield key, value
+
+    def _cached_keys(
+        self,
+        piece: Piece,
+        buffers: list[tuple[Heads, Heads] | None],
+        context: Context,
+        cache: IndexedCache,
+        used: list[Tensor],
+    ) -> list[Keys]:
+        """Return the keys of each branch for a piece of the new tokens; the tensors that these name go into `used`."""
+        rows, tokens = piece
+        keys = cache.keys.setdefault(self, [Keys() for _ in self._attentions])
+        for one, entry, kept in zip(keys, self._attentions, buffers, strict=True):
+            if entry is None or kept is None:
+                continue
+            attention, context.depth = entry
+            if isinstance(attention, MemoryAttention):
+                one.count, one.groups = kept[0].shape[2], len(kept[0])
                 if cache.memory_origin is not None:
                     one.origin, one.groups = cache.memory_origin.data_ptr(), len(cache.memory_origin)
-                one.rows_per_group = batch // one.groups
+                one.rows_per_group, one.before, one.after = rows.stop // one.groups, EVERYWHERE, EVERYWHERE
+                _set_mask(one, attention.mask(context), 0, used)
+                _set_buffers(one, *kept)
+                continue
+            one.count = cache.length - context.masking.num_queries + tokens.stop
+            one.groups, one.rows_per_group = rows.stop - rows.start, tokens.stop - tokens.start
+            one.has_cache = True
+            if cache.origin is not None:
+                one.origin, one.origin_stride = cache.origin.data_ptr(), cache.origin.stride(0)
             else:
-                heads, size = attention.spec.num_kv_heads, attention.spec.head_size
-                kept = cache.self_attention[attention, context.depth]
-                key, value = kept.extend((buffer_rows, heads, 1, size), x_B1D).unbind(0)
-                one.count, one.groups, one.rows_per_group, one.has_cache = kept.length, batch, 1, True
-                if origin_BS is not None:
-                    one.origin, one.origin_stride = origin_BS.data_ptr(), origin_BS.stride(0)
-                else:
-                    one.origin = None
-                _set_angles(one, [angle[:, 0, 0] for angle in _angles(attention, context) or ()], used)
-                _set_bias(one, attention, key[:batch, :, : kept.length], context, used)
-            used += [key, value]
-            _set_buffers(one, key, value)
-            _set_mask(one, attention.mask(context), used)
-        x_BD = x_B1D[:, 0].float().clone(memory_format=torch.contiguous_format)
-        self._run(x_BD, keys)
-        return x_BD[:, None].to(x_B1D.dtype)
+                one.origin = None
+            _set_angles(one, _angles(attention, context, piece), used)
+            _set_bias(one, attention, kept[0][rows, :, : one.count], context, used)
+            key_mask = context.masking.key_mask
+            if self._has_window and key_mask is not None:
+                one.before, one.after = EVERYWHERE, EVERYWHERE
+                _set_mask(one, attention.mask(context), 0, used)
+            else:
+                one.before, one.after = _sight(attention.spec.mask)
+                _set_mask(one, None if key_mask is None else key_mask[:, None, None], rows.start, used)
+            _set_buffers(one, kept[0][rows.start :], kept[1][rows.start :])
+        return keys
 
     def _read(self, x_BTD: States, context: Context) -> States:
         """Run the layers over whole texts without their padding, whose states become zeros."""
@@ -141,7 +196,7 @@ class _FastStack:
             places = mask_BT.flatten().nonzero()[:, 0]
             starts = torch.cat([places.new_zeros(1), mask_BT.sum(1).cumsum(0)])
         x_MD = (flat if places is None else flat[places]).float().clone(memory_format=torch.contiguous_format)
-        keys, used = [], [starts]
+        keys, used, whole = [], [starts], (slice(0, batch), slice(0, length))
         for entry in self._attentions:
             if entry is None:
                 keys.append(Keys())
@@ -150,8 +205,9 @@ class _FastStack:
             one, size, heads = Keys(), attention.spec.head_size, attention.spec.num_kv_heads
             one.starts, one.groups, one.count = starts.data_ptr(), batch, length
             one.key_stride, one.head_stride = heads * size, size
-            rows = [angle[:, 0].expand(batch, length, -1).flatten(0, 1) for angle in _angles(attention, context) or ()]
-            _set_angles(one, [row if places is None else row[places] for row in rows], used)
+            one.before, one.after = _sight(attention.spec.mask)
+            angles = _angles(attention, context, whole)
+            _set_angles(one, [rows if places is None else rows[places] for rows in angles], used)
             keys.append(one)
         self._run(x_MD, keys)
         if places is None:
@@ -248,9 +304,19 @@ class _FastStack:
         return self._kept[-1].data_ptr()
 
 
-def _hides_more(context: Context) -> bool:
-    """Return whether a call masks more than padding and what the spec of each attention hides."""
-    return context.masking.documents is not None or context.masking.allowed is not None
+def _pieces(batch: int, length: int) -> Iterator[Piece]:
+    """Give the pieces that the new tokens of a call are read in: those of a row one after the other."""
+    rows = batch if length == 1 else max(1, PIECE_TOKENS // length)
+    for row in range(0, batch, rows):
+        for token in range(0, length, PIECE_TOKENS):
+            yield slice(row, min(batch, row + rows)), slice(token, min(length, token + PIECE_TOKENS))
+
+
+def _sight(mask: spec.Mask) -> tuple[int, int]:
+    """Return how many keys before and behind its own place a row sees."""
+    if isinstance(mask, spec.Window):
+        return mask.before, mask.after
+    return EVERYWHERE, EVERYWHERE if isinstance(mask, spec.Full) else 0
 
 
 def _set_bias(keys: Keys, attention: Attention, key_BKSE: Heads, context: Context, used: list[Tensor]) -> None:
@@ -273,25 +339,34 @@ def _set_buffers(keys: Keys, key: Heads, value: Heads) -> None:
     keys.is_half = key.dtype == torch.bfloat16
 
 
-def _set_mask(keys: Keys, mask: Tensor | None, used: list[Tensor]) -> None:
+def _set_mask(keys: Keys, mask: Tensor | None, first: int, used: list[Tensor]) -> None:
+    """Set which keys each group of rows may attend to, from the first of its groups on."""
     keys.mask = None
     if mask is not None:
         mask_GS = mask[:, 0, 0].contiguous()
         used.append(mask_GS)
-        keys.mask, keys.mask_stride = mask_GS.data_ptr(), mask_GS.stride(0) if len(mask_GS) > 1 else 0
+        keys.mask_stride = mask_GS.stride(0) if len(mask_GS) > 1 else 0
+        keys.mask = mask_GS.data_ptr() + first * keys.mask_stride
 
 
-def _angles(attention: Attention, context: Context) -> tuple[Tensor, Tensor] | None:
-    rotary = attention.spec.position
-    if rotary is None or isinstance(attention, MemoryAttention):
-        return None
-    found: tuple[Tensor, Tensor] = context.once(attention.rotation_key, lambda: attention.angles(rotary, context))
+def _angles(attention: Attention, context: Context, piece: Piece) -> list[Float[Tensor, "rows half"]]:
+    """Return cosines and sines for the rows of a piece; none where nothing is rotated."""
+    rotary, (rows, tokens) = attention.spec.position, piece
+    if rotary is None:
+        return []
+
+    def of_rows(angle_B1TE: Tensor) -> Tensor:
+        angle_BTE = angle_B1TE[rows if len(angle_B1TE) > 1 else slice(1), 0, tokens].float()
+        return angle_BTE.expand(rows.stop - rows.start, -1, -1).flatten(0, 1).contiguous()
+
+    key = attention.rotation_key
+    whole = context.once(key, lambda: attention.angles(rotary, context))
+    found: list[Tensor] = context.once((key, str(piece)), lambda: [of_rows(angle) for angle in whole])
     return found
 
 
 def _set_angles(keys: Keys, angles: list[Tensor], used: list[Tensor]) -> None:
     if angles:
-        cos, sin = (angle.float().contiguous() for angle in angles)
+        cos, sin = angles
         used += [cos, sin]
-        keys.cos, keys.sin, keys.half = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
-        keys.angle_stride = cos.stride(0) if len(cos) > 1 else 0
+        keys.cos, keys.sin, keys.half, keys.angle_stride = cos.data_ptr(), sin.data_ptr(), cos.shape[1], cos.stride(0)

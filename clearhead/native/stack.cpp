@@ -1,4 +1,5 @@
-// The layers of a stack in one call, for few new tokens of each row: a branch at a time, all threads side by side.
+// The layers of a stack in one call, for new tokens beside cached ones and for whole texts: a branch at a time, all
+// threads side by side.
 //
 //     x <- out( x + sum_b scale_b * post_b( f_b( pre_b( shared(x) ) ) ) )
 //
@@ -8,18 +9,17 @@
 //
 // Legend: M rows (tokens that are new), D width, H heads, K key/value heads, E head size, S keys.
 
-#include "stack.h"
-
 #include <omp.h>
 
 #include <cmath>
 #include <vector>
 
-#include "linear.h"
+#include "attention.h"
 
 namespace {
 
-constexpr long PART_ROWS = 512;  // that a thread runs through all layers: what it computes stays in its own cache
+constexpr long PART_ROWS = 512;     // that a thread runs through all layers: what it computes stays in its own cache
+constexpr long ROWS_OF_HEAD = 256;  // whose attention by one head is one thread's work
 
 // --- rows ---
 
@@ -65,84 +65,6 @@ void rotate(float* head, const float* cos, const float* sin, long half) {
   }
 }
 
-// --- attention of one row and one head ---
-
-template <typename Real>
-float dot(const float* query, const Real* key, long E) {
-  Floats sums = {};
-  long e = 0;
-  for (; e + LANES <= E; e += LANES) sums += load_lanes(query + e) * load_lanes(key + e);
-  float sum = e ? total(sums) : 0.0f;
-  for (; e < E; ++e) sum += query[e] * load_one(key + e);
-  return sum;
-}
-
-// Sum so many vectors of values by their weights, in registers.
-template <typename Real, int VECTORS, typename Address>
-void weigh(const float* weights, long S, const Address& value, long e, float* mixed) {
-  Floats sums[VECTORS] = {};
-  for (long s = 0; s < S; ++s) {
-    const Real* row = value(s) + e;
-    for (int i = 0; i < VECTORS; ++i) sums[i] += weights[s] * load_lanes(row + i * LANES);
-  }
-  for (int i = 0; i < VECTORS; ++i) store_lanes(mixed + e + i * LANES, sums[i]);
-}
-
-// Turn scores [S] into weights; with no key that may be attended to they are zeros.
-void softmax(float* scores, long S, const float* sink) {
-  float most = sink ? *sink : -INFINITY, fault = 0;
-#pragma omp simd reduction(max : most) reduction(+ : fault)
-  for (long s = 0; s < S; ++s) {
-    most = std::max(most, scores[s]);
-    fault += scores[s] != scores[s] ? 1.0f : 0.0f;
-  }
-  if (most == -INFINITY && fault == 0) {
-    std::fill(scores, scores + S, 0.0f);
-    return;
-  }
-  Floats sums = {};
-  long s = 0;
-  for (; s + LANES <= S; s += LANES) {
-    const Floats lanes = exp_lanes(load_lanes(scores + s) - most);
-    store_lanes(scores + s, lanes);
-    sums += lanes;
-  }
-  float sum = total(sums) + (sink ? std::exp(*sink - most) : 0.0f);
-  for (; s < S; ++s) {
-    scores[s] = exp_lanes(spread(scores[s] - most))[0];
-    sum += scores[s];
-  }
-  for (s = 0; s < S; ++s) scores[s] /= sum;
-}
-
-template <typename Real, typename KeyAt, typename ValueAt>
-void attend(
-    const Branch& branch, const Keys& keys, const float* query, long row, long group, long head, long S,
-    const KeyAt& key, const ValueAt& value, float* scores, float* mixed) {
-  const long E = branch.head_size;
-  for (long s = 0; s < S; ++s) scores[s] = dot(query, key(s), E) * branch.score_scale;
-  if (branch.soft_cap > 0)
-    for (long s = 0; s < S; ++s) scores[s] = branch.soft_cap * tanh_lanes(spread(scores[s] / branch.soft_cap))[0];
-  if (keys.bias) {
-    const float* bias = keys.bias + row * keys.bias_row_stride + head * keys.bias_head_stride;
-    for (long s = 0; s < S; ++s) scores[s] += bias[s];
-  }
-  if (keys.mask) {
-    const uint8_t* mask = keys.mask + group * keys.mask_stride;
-    for (long s = 0; s < S; ++s) scores[s] = mask[s] ? scores[s] : -INFINITY;
-  }
-  softmax(scores, S, branch.sink ? branch.sink + head : nullptr);
-  long e = 0;
-  for (; e + 4 * LANES <= E; e += 4 * LANES) weigh<Real, 4>(scores, S, value, e, mixed);
-  for (; e + 2 * LANES <= E; e += 2 * LANES) weigh<Real, 2>(scores, S, value, e, mixed);
-  for (; e + LANES <= E; e += LANES) weigh<Real, 1>(scores, S, value, e, mixed);
-  for (; e < E; ++e) {
-    float sum = 0;
-    for (long s = 0; s < S; ++s) sum += scores[s] * load_one(value(s) + e);
-    mixed[e] = sum;
-  }
-}
-
 // --- the team ---
 
 // What the threads share; it grows and is kept.
@@ -152,6 +74,7 @@ struct Buffers {
 
 struct Own {  // of one thread
   std::vector<float> row, other, scores;
+  Scratch scratch;
 };
 
 // Norm and rotate the heads of a row.
@@ -165,12 +88,12 @@ void prepare(const Norm& norm, const Branch& branch, const Keys& keys, long m, l
   }
 }
 
-// Write the new key and value of a row into the cache.
+// Write the new key and value of a row into the cache: rows are the last keys of their group.
 template <typename Real>
 void keep(const Branch& branch, const Keys& keys, long m, const Buffers& buffers) {
-  const long E = branch.head_size;
+  const long E = branch.head_size, T = keys.rows_per_group;
   for (long h = 0; h < branch.kv_heads; ++h) {
-    const long at = m * keys.row_stride + h * keys.head_stride + (keys.count - 1) * keys.key_stride;
+    const long at = m / T * keys.row_stride + h * keys.head_stride + (keys.count - T + m % T) * keys.key_stride;
     for (long e = 0; e < E; ++e) {
       store_one(static_cast<Real*>(keys.key) + at + e, buffers.second[(m * branch.kv_heads + h) * E + e]);
       store_one(static_cast<Real*>(keys.value) + at + e, buffers.third[(m * branch.kv_heads + h) * E + e]);
@@ -179,7 +102,7 @@ void keep(const Branch& branch, const Keys& keys, long m, const Buffers& buffers
 }
 
 template <typename Real>
-void attend_by_team(const Branch& branch, const Keys& keys, Buffers& buffers, Own& own) {
+void attend_by_team(const Branch& branch, const Keys& keys, bool may_round, Buffers& buffers, Own& own) {
   const long H = branch.heads, E = branch.head_size, shared = H / branch.kv_heads;
   const auto* key = static_cast<const Real*>(keys.key);
   const auto* value = static_cast<const Real*>(keys.value);
@@ -187,30 +110,33 @@ void attend_by_team(const Branch& branch, const Keys& keys, Buffers& buffers, Ow
     key = reinterpret_cast<const Real*>(buffers.second.data());
     value = reinterpret_cast<const Real*>(buffers.third.data());
   }
+  // A long group is work for several threads, however few heads there are.
+  const long parts = ((keys.starts ? keys.count : keys.rows_per_group) + ROWS_OF_HEAD - 1) / ROWS_OF_HEAD;
 #pragma omp for schedule(static)
-  for (long task = 0; task < keys.groups * H; ++task) {
-    const long group = task / H, head = task % H;
-    const long begin = keys.starts ? keys.starts[group] : group * keys.rows_per_group;
-    const long end = keys.starts ? keys.starts[group + 1] : begin + keys.rows_per_group;
-    const long S = keys.starts ? end - begin : keys.count;
-    const long from = keys.starts ? begin * keys.key_stride : 0;
-    const int32_t* origin = keys.origin && keys.origin_stride ? keys.origin + group * keys.origin_stride : nullptr;
-    const long row = keys.origin && !keys.origin_stride ? keys.origin[group] : group;
-    const long fixed = keys.starts || origin ? 0 : row * keys.row_stride;
-    const long base = from + fixed + head / shared * keys.head_stride;
-    const auto place = [&](long s) { return base + (origin ? origin[s] * keys.row_stride : 0) + s * keys.key_stride; };
-    const auto key_at = [&](long s) { return key + place(s); };
-    const auto value_at = [&](long s) { return value + place(s); };
-    for (long m = begin; m < end; ++m) {
-      const float* query = buffers.first.data() + (m * H + head) * E;
-      float* mixed = buffers.mixed.data() + (m * H + head) * E;
-      attend<Real>(branch, keys, query, m, group, head, S, key_at, value_at, own.scores.data(), mixed);
+  for (long task = 0; task < keys.groups * H * parts; ++task) {
+    const long number = task / parts / H, head = task / parts % H, part = task % parts;
+    const long start = keys.starts ? keys.starts[number] : number * keys.rows_per_group;
+    const long stop = keys.starts ? keys.starts[number + 1] : start + keys.rows_per_group;
+    const Group group{number, start, stop, keys.starts ? stop - start : long(keys.count), keys};
+    const long begin = start + part * ROWS_OF_HEAD, end = std::min(stop, begin + ROWS_OF_HEAD);
+    const int32_t* origin = keys.origin && keys.origin_stride ? keys.origin + number * keys.origin_stride : nullptr;
+    const long row = keys.origin && !keys.origin_stride ? keys.origin[number] : number;
+    const long base = keys.starts ? start * keys.key_stride : origin ? 0 : row * keys.row_stride;
+    const Head<Real> rows{
+        key, value, origin, base + head / shared * keys.head_stride, long(keys.row_stride), long(keys.key_stride)};
+    const float* queries = buffers.first.data() + head * E;
+    float* mixed = buffers.mixed.data() + head * E;
+    if (may_round && attends_on_tiles(E, end - begin)) {
+      attend_on_tiles(branch, group, rows, begin, end, queries, head, H * E, own.scratch, mixed);
+      continue;
     }
+    for (long m = begin; m < end; ++m)
+      attend_row(branch, group, rows, queries + m * H * E, m, head, own.scores.data(), mixed + m * H * E);
   }
 }
 
 // Norm and rotate queries and keys, keep what is new, and mix the values.
-void mix_by_team(const Branch& branch, const Keys& keys, long M, Buffers& buffers, Own& own) {
+void mix_by_team(const Branch& branch, const Keys& keys, bool may_round, long M, Buffers& buffers, Own& own) {
 #pragma omp for schedule(static)
   for (long m = 0; m < M; ++m) {
     prepare(branch.query_norm, branch, keys, m, branch.heads, buffers.first.data());
@@ -220,8 +146,8 @@ void mix_by_team(const Branch& branch, const Keys& keys, long M, Buffers& buffer
     if (keys.is_half) keep<uint16_t>(branch, keys, m, buffers);
     else keep<float>(branch, keys, m, buffers);
   }
-  if (keys.is_half) attend_by_team<uint16_t>(branch, keys, buffers, own);
-  else attend_by_team<float>(branch, keys, buffers, own);
+  if (keys.is_half) attend_by_team<uint16_t>(branch, keys, may_round, buffers, own);
+  else attend_by_team<float>(branch, keys, may_round, buffers, own);
 }
 
 template <typename Kind>
@@ -302,7 +228,7 @@ class Team {
       multiply(branch.third, buffers_.third.data());
     }
 #pragma omp barrier
-    mix_by_team(branch, keys, M_, buffers_, own);
+    mix_by_team(branch, keys, !std::is_same_v<Kind, Float32>, M_, buffers_, own);
   }
 
   float* x_;
@@ -349,15 +275,16 @@ void run_by_team(
 }
 
 // Whole texts need no other's rows: each thread runs some of them through all layers, and what it computes stays in its
-// caches.
+// caches. Returns whether there are parts for all threads; else nothing has been done.
 template <typename Kind>
-void run_texts(float* x, const Branch* branches, const Keys* keys, long count, long D, const Keys& texts) {
+bool run_texts(float* x, const Branch* branches, const Keys* keys, long count, long D, const Keys& texts) {
   const long rows = texts.starts[texts.groups], share = (rows + omp_get_max_threads() - 1) / omp_get_max_threads();
   std::vector<long> bounds{0};
   for (long group = 1; group <= texts.groups; ++group) {
     const bool is_full = texts.starts[group] - texts.starts[bounds.back()] >= std::min(PART_ROWS, share);
     if (is_full || group == texts.groups) bounds.push_back(group);
   }
+  if (long(bounds.size()) - 1 < omp_get_max_threads()) return false;
 #pragma omp parallel for schedule(dynamic)
   for (long part = 0; part < long(bounds.size()) - 1; ++part) {
     const long first = texts.starts[bounds[part]], last = texts.starts[bounds[part + 1]];
@@ -372,18 +299,22 @@ void run_texts(float* x, const Branch* branches, const Keys* keys, long count, l
     }
     run_by_team<Kind>(x + first * D, branches, own.data(), count, last - first, D, 1);
   }
+  return true;
 }
 
 template <typename Kind>
 void run_stack(float* x, const Branch* branches, const Keys* keys, long count, long M, long D) {
   const Keys* texts = std::find_if(keys, keys + count, [](const Keys& one) { return one.starts; });
-  if (texts != keys + count && M >= 2 * MANY_ROWS) run_texts<Kind>(x, branches, keys, count, D, *texts);
-  else run_by_team<Kind>(x, branches, keys, count, M, D, omp_get_max_threads());
+  const bool has_many = texts != keys + count && M >= 2 * MANY_ROWS;
+  if (has_many && run_texts<Kind>(x, branches, keys, count, D, *texts)) return;
+  run_by_team<Kind>(x, branches, keys, count, M, D, omp_get_max_threads());
 }
 
 }  // namespace
 
 extern "C" {
+
+void find_matrix_unit(int64_t* is_there) { *is_there = permit_tiles(); }
 
 void stack_float32(float* x, const Branch* branches, const Keys* keys, long count, long M, long D) {
   run_stack<Float32>(x, branches, keys, count, M, D);

@@ -38,6 +38,7 @@ struct Keys {
   int64_t count;                                // keys of each group, with those that are new; of the longest text
   const int64_t* starts;     // first row of each group [groups + 1], whose keys are its own rows; null: rows_per_group
   int64_t groups, rows_per_group;
+  int64_t before, after;     // how many keys before and behind its own place a row sees; rows are the last keys
   const int32_t* origin;     // cache row of each key of a group [groups, S]; null: the number of the group
   int64_t origin_stride;     // 0: one for all keys of a group [groups]
   const uint8_t* mask;       // of each group [groups, S], 1 = may attend; null: all may
@@ -52,6 +53,9 @@ struct Keys {
 };
 
 extern "C" {
+
+// Whether these kernels multiply on one.
+void find_matrix_unit(int64_t* is_there);
 
 // x [M, D] is changed in place; keys has an entry for each branch, those of feed-forward networks unused.
 void stack_float32(float* x, const Branch* branches, const Keys* keys, long count, long M, long D);

@@ -61,7 +61,7 @@ class Keys(ctypes.Structure):
         ("value", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("row_stride", "head_stride", "key_stride", "count")),
         ("starts", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("groups", "rows_per_group")),
+        *((name, ctypes.c_int64) for name in ("groups", "rows_per_group", "before", "after")),
         ("origin", ctypes.c_void_p),
         ("origin_stride", ctypes.c_int64),
         ("mask", ctypes.c_void_p),
@@ -96,3 +96,11 @@ def stack_runner(weights: Weights, branches: Sequence[Branch]) -> RunStack | Non
         kernel(x_MD.data_ptr(), ctypes.addressof(of_branches), ctypes.addressof(listed), count, *x_MD.shape)
 
     return run
+
+
+def has_matrix_unit() -> bool:
+    """Return whether the compiled kernels multiply on the matrix unit of the processor."""
+    kernel, is_there = function("find_matrix_unit", pointers=1, numbers=0), ctypes.c_int64()
+    if kernel is not None:
+        kernel(ctypes.addressof(is_there))
+    return bool(is_there.value)

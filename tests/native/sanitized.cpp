@@ -29,7 +29,9 @@ Matrix matrix(const std::vector<float>& weights, const std::vector<float>& bias,
 }
 
 // A layer of self-attention, one of attention to a memory, and a feed-forward network with a gate.
-void run_stack(long rows, long heads, long kv_heads, long head_size, long width, long size, long keys_kept, bool is_text) {
+void run_stack(
+    long rows, long rows_per_group, long heads, long kv_heads, long head_size, long width, long size, long keys_kept,
+    bool is_text) {
   auto weights = numbers<float>(std::max(heads * head_size, size) * std::max({width, heads * head_size, size}));
   auto ones = numbers<float>(std::max({heads * head_size, size, width}));
   const Norm norm{ones.data(), ones.data(), 1e-5f, LAYER_NORM}, over_head{ones.data(), nullptr, 1e-5f, RMS_NORM};
@@ -60,18 +62,19 @@ void run_stack(long rows, long heads, long kv_heads, long head_size, long width,
   Keys keys{};
   keys.key = cache.data(), keys.value = values.data(), keys.count = is_text ? rows : keys_kept;
   keys.cos = keys.sin = angles.data(), keys.angle_stride = keys.half = head_size / 2;
+  keys.before = 9, keys.after = is_text;
   Keys of_memory = keys;
   if (is_text) {
     keys.starts = starts.data(), keys.groups = 2, keys.key_stride = kv_inner, keys.head_stride = head_size;
     of_memory = keys;
   } else {
     keys.row_stride = kv_heads * keys_kept * head_size, keys.head_stride = keys_kept * head_size;
-    keys.key_stride = head_size, keys.groups = rows, keys.rows_per_group = 1, keys.has_cache = 1;
+    keys.key_stride = head_size, keys.groups = rows / rows_per_group, keys.rows_per_group = rows_per_group, keys.has_cache = 1;
     keys.origin = origin.data(), keys.origin_stride = keys_kept;
     keys.mask = mask.data(), keys.mask_stride = keys_kept;
     keys.bias = bias.data(), keys.bias_row_stride = heads * keys_kept, keys.bias_head_stride = keys_kept;
     of_memory = keys;
-    of_memory.groups = 1, of_memory.rows_per_group = rows, of_memory.has_cache = 0, of_memory.origin_stride = 0;
+    of_memory.before = of_memory.after = 1000, of_memory.groups = 1, of_memory.rows_per_group = rows, of_memory.has_cache = 0, of_memory.origin_stride = 0;
   }
   const Keys all[] = {keys, of_memory, Keys{}};
   auto x = numbers<float>(rows * width);
@@ -102,9 +105,13 @@ int main() {
       }
   for (bool is_text : {false, true})
     for (long rows : {1, 3, 17, 130}) {
-      run_stack(rows, 4, 2, 16, 64, 128, 20, is_text);
-      run_stack(rows, 3, 1, 6, 20, 33, 5, is_text);
-      run_stack(rows, 2, 2, 80, 96, 40, 17, is_text);
+      run_stack(rows, 1, 4, 2, 16, 64, 128, 20, is_text);
+      run_stack(rows, 1, 3, 1, 6, 20, 33, 5, is_text);
+      run_stack(rows, 1, 2, 2, 80, 96, 40, 17, is_text);
     }
+  for (long new_tokens : {2, 8, 33, 300}) {
+    run_stack(2 * new_tokens, new_tokens, 4, 2, 16, 64, 128, new_tokens + 3, false);
+    run_stack(2 * new_tokens, new_tokens, 2, 1, 80, 96, 40, new_tokens, false);
+  }
   std::puts("ok");
 }

@@ -111,7 +111,7 @@ def decoded(module: Transformer, *, is_fast: bool, several: bool = False) -> Ten
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that the compiled layers served."""
     calls: list[str] = []
-    for name in ("_step", "_read"):
+    for name in ("_extend", "_read"):
         plain = getattr(compiled._FastStack, name)
         monkeypatch.setattr(
             compiled._FastStack, name, lambda *given, plain=plain, name=name: (calls.append(name), plain(*given))[1]
@@ -123,7 +123,7 @@ def check(module: Transformer, served: list[str], *, several: bool = False) -> N
     expected = decoded(module, is_fast=False, several=several)
     assert not served
     found = decoded(module, is_fast=True, several=several)
-    assert served.count("_step") == (10 if several else 12)
+    assert served.count("_extend") == (10 if several else 12)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
@@ -169,7 +169,9 @@ def by_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Transformer, Callabl
         with monkeypatch.context() as patch:
             patch.setattr(compiled._FastStack, "__init__", refuse)
             vars(module).pop("compiled_layers", None)
-            return compute(module)
+            found = compute(module)
+        del vars(module)["compiled_layers"]
+        return found
 
     return run
 
@@ -182,7 +184,7 @@ def test_rounded_steps_differ_as_little_as_rounded_layers(
         expected, rounded = decoded(exact, is_fast=False), rounded_copy(exact, weights)
         served.clear()
         found = decoded(rounded, is_fast=True)
-        assert "_step" in served
+        assert "_extend" in served
         beside = by_layers(rounded, lambda module: decoded(module, is_fast=True))
         assert not torch.equal(found, expected)
         assert (found - expected).norm() <= 1.3 * (beside - expected).norm()
@@ -212,6 +214,70 @@ def test_texts_are_read_without_their_padding(
         torch.testing.assert_close(one, there, rtol=1e-4, atol=1e-4)
     beside = by_layers(rounded, read)
     assert (found - expected)[mask].norm() <= 1.3 * (beside - expected)[mask].norm()
+
+
+def prompted(module: Transformer, *, has_padding: bool, is_fast: bool = True) -> Tensor:
+    """Logits of a prompt that is read in three calls, the last of one token."""
+    generator = torch.Generator().manual_seed(2)
+    prompts, mask = torch.randint(VOCABULARY, (5, 70), generator=generator), torch.ones(5, 70, dtype=torch.bool)
+    if has_padding:
+        mask[1, :9], mask[3, :50] = False, False
+    cache, found = IndexedCache(), []
+    with torch.inference_mode(), fast_layers(module) if is_fast else torch.inference_mode():
+        for part in (slice(0, 43), slice(43, 69), slice(69, 70)):
+            of_part = mask[:, part] if has_padding else None
+            logits = module.decode(prompts[:, part], target_mask=of_part, cache=cache).logits
+            assert logits is not None
+            found.append(logits[mask[:, part]].float())
+    return torch.cat(found)
+
+
+PROMPTED = {
+    "heads of 48 numbers": lambda: decoder({"head_size": 48}),
+    "window": MODELS["window"],
+    "soft cap and sink": MODELS["soft cap and sink"],
+    "norms after the rotation": MODELS["norms after the rotation"],
+}
+
+
+@pytest.mark.parametrize("weights", ["mixed", "int8", "bf16"])
+@pytest.mark.parametrize("name", [*PROMPTED, "gpt2"])
+def test_prompts_are_read_in_pieces(
+    kernels: ctypes.CDLL,
+    name: str,
+    weights: str,
+    by_layers: Callable[..., Tensor],
+    served: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact = small(PROMPTED[name]()) if name in PROMPTED else preset(name)
+    rounded = rounded_copy(exact, weights)
+    for piece_tokens, has_padding in ((30, False), (100, True)):
+        monkeypatch.setattr(compiled, "PIECE_TOKENS", piece_tokens)
+        expected = prompted(exact, has_padding=has_padding, is_fast=False)
+        served.clear()
+        found = prompted(rounded, has_padding=has_padding)
+        # Padding between tokens is no distance, so that a window of several tokens takes the plain way with it.
+        assert served == ["_extend"] * (1 if has_padding and name == "window" else 3)
+        beside = by_layers(rounded, lambda module, given=has_padding: prompted(module, has_padding=given))
+        assert (found - expected).norm() <= 1.3 * (beside - expected).norm()
+
+
+def test_long_texts_are_read_with_their_masks(by_layers: Callable[..., Tensor], served: list[str]) -> None:
+    ids, mask = torch.randint(VOCABULARY, (3, 300)), torch.ones(3, 300, dtype=torch.bool)
+    mask[1, 40:], mask[2, 290:] = False, False
+
+    def read(module: Transformer) -> Tensor:
+        with torch.inference_mode(), fast_layers(module):
+            return module(ids, mask=mask).hidden[mask].float()
+
+    for model in (decoder(), decoder({"mask": spec.Window(before=20, after=0)}), decoder({"mask": spec.Full()})):
+        exact = small(model)
+        expected, rounded = read(exact), rounded_copy(exact, "mixed")
+        served.clear()
+        found = read(rounded)
+        assert served == (["_read"] if compiled.has_matrix_unit() else [])
+        assert (found - expected).norm() <= 1.3 * (by_layers(rounded, read) - expected).norm()
 
 
 def test_changed_weights_are_seen_and_copies_have_their_own(served: list[str]) -> None:

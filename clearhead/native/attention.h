@@ -1,0 +1,263 @@
+// Attention of the compiled layers: of one row and one head by vector instructions, or of many rows of a head on the
+// matrix unit.
+//
+// Legend: M rows (tokens that are new), H heads, E head size, S keys.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "linear.h"
+#include "stack.h"
+
+namespace {
+
+constexpr long FEW_ROWS = 8;       // below it, rounding and arranging keys costs more than it saves
+constexpr long SQUARE = 2 * TILE;  // rows that are multiplied together, and keys
+
+// Where the keys and values of a group lie, for one head.
+template <typename Real>
+struct Head {
+  const Real *keys, *values;
+  const int32_t* origin;  // cache row of each key; null: all in one row
+  long base, row_stride, key_stride;
+
+  long place(long s) const { return base + (origin ? origin[s] * row_stride : 0) + s * key_stride; }
+  const Real* key(long s) const { return keys + place(s); }
+  const Real* value(long s) const { return values + place(s); }
+};
+
+// Rows with the same keys, and which of these a row sees.
+struct Group {
+  long number, begin, end, S;
+  const Keys& keys;
+
+  // The place of a row among the keys: rows are the last of them.
+  long place(long m) const { return S - end + m; }
+  long first(long m) const { return std::max(0L, place(m) - long(keys.before)); }
+  long last(long m) const { return std::min(S, place(m) + long(keys.after) + 1); }
+};
+
+// What a thread keeps; it grows.
+struct Scratch {
+  std::vector<float> scores, mixed;
+  std::vector<uint16_t> queries, weights;
+  std::vector<uint32_t> keys, values;
+};
+
+template <typename Real>
+float dot(const float* query, const Real* key, long E) {
+  Floats sums = {};
+  long e = 0;
+  for (; e + LANES <= E; e += LANES) sums += load_lanes(query + e) * load_lanes(key + e);
+  float sum = e ? total(sums) : 0.0f;
+  for (; e < E; ++e) sum += query[e] * load_one(key + e);
+  return sum;
+}
+
+// Sum so many vectors of values by their weights, in registers.
+template <typename Real, int VECTORS>
+void weigh(const float* weights, const Head<Real>& rows, long first, long last, long e, float* mixed) {
+  Floats sums[VECTORS] = {};
+  for (long s = first; s < last; ++s) {
+    const Real* row = rows.value(s) + e;
+    for (int i = 0; i < VECTORS; ++i) sums[i] += weights[s] * load_lanes(row + i * LANES);
+  }
+  for (int i = 0; i < VECTORS; ++i) store_lanes(mixed + e + i * LANES, sums[i]);
+}
+
+// Turn scores [S] into weights; with no key that may be attended to they are zeros.
+void softmax(float* scores, long S, const float* sink) {
+  float most = sink ? *sink : -INFINITY, fault = 0;
+#pragma omp simd reduction(max : most) reduction(+ : fault)
+  for (long s = 0; s < S; ++s) {
+    most = std::max(most, scores[s]);
+    fault += scores[s] != scores[s] ? 1.0f : 0.0f;
+  }
+  if (most == -INFINITY && fault == 0) {
+    std::fill(scores, scores + S, 0.0f);
+    return;
+  }
+  Floats sums = {};
+  long s = 0;
+  for (; s + LANES <= S; s += LANES) {
+    const Floats lanes = exp_lanes(load_lanes(scores + s) - most);
+    store_lanes(scores + s, lanes);
+    sums += lanes;
+  }
+  float sum = total(sums) + (sink ? std::exp(*sink - most) : 0.0f);
+  for (; s < S; ++s) {
+    scores[s] = exp_lanes(spread(scores[s] - most))[0];
+    sum += scores[s];
+  }
+  const float share = 1.0f / sum;
+  for (s = 0; s < S; ++s) scores[s] *= share;
+}
+
+// Turn the products of a row's query and the keys it sees into scores.
+void to_scores(const Branch& branch, const Group& group, long m, long head, float* scores) {
+  const Keys& keys = group.keys;
+  const long first = group.first(m), last = group.last(m);
+  for (long s = first; s < last; ++s) scores[s] *= branch.score_scale;
+  if (branch.soft_cap > 0) {
+    long s = first;
+    for (; s + LANES <= last; s += LANES)
+      store_lanes(scores + s, branch.soft_cap * tanh_lanes(load_lanes(scores + s) / branch.soft_cap));
+    for (; s < last; ++s) scores[s] = branch.soft_cap * tanh_lanes(spread(scores[s] / branch.soft_cap))[0];
+  }
+  if (keys.bias) {
+    const float* bias = keys.bias + m * keys.bias_row_stride + head * keys.bias_head_stride;
+    for (long s = first; s < last; ++s) scores[s] += bias[s];
+  }
+  if (keys.mask) {
+    const uint8_t* mask = keys.mask + group.number * keys.mask_stride;
+    for (long s = first; s < last; ++s) scores[s] = mask[s] ? scores[s] : -INFINITY;
+  }
+}
+
+template <typename Real>
+void attend_row(
+    const Branch& branch, const Group& group, const Head<Real>& rows, const float* query, long m, long head,
+    float* scores, float* mixed) {
+  const long E = branch.head_size, first = group.first(m), last = group.last(m);
+  for (long s = first; s < last; ++s) scores[s] = dot(query, rows.key(s), E);
+  to_scores(branch, group, m, head, scores);
+  softmax(scores + first, last - first, branch.sink ? branch.sink + head : nullptr);
+  long e = 0;
+  for (; e + 4 * LANES <= E; e += 4 * LANES) weigh<Real, 4>(scores, rows, first, last, e, mixed);
+  for (; e + 2 * LANES <= E; e += 2 * LANES) weigh<Real, 2>(scores, rows, first, last, e, mixed);
+  for (; e + LANES <= E; e += LANES) weigh<Real, 1>(scores, rows, first, last, e, mixed);
+  for (; e < E; ++e) {
+    float sum = 0;
+    for (long s = first; s < last; ++s) sum += scores[s] * load_one(rows.value(s) + e);
+    mixed[e] = sum;
+  }
+}
+
+// --- the matrix unit: queries, keys, weights and values rounded to bfloat16, sums in float32 ---
+
+#ifdef MATRIX_UNIT
+
+bool attends_on_tiles(long E, long rows) { return rows >= FEW_ROWS && E % LANES == 0 && permit_tiles(); }
+
+template <typename Number>
+Number* room(std::vector<Number>& memory, long size) {
+  const long line = 64 / long(sizeof(Number));
+  if (long(memory.size()) < size + line) memory.resize(size + line);
+  return reinterpret_cast<Number*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+}
+
+// Round a row of a head; `padded` numbers are written, zeros behind the last.
+template <typename Real>
+void round_head(const Real* row, long E, long padded, uint16_t* rounded) {
+  for (long e = 0; e < padded; e += LANES) store_lanes(rounded + e, e < E ? load_lanes(row + e) : Floats{});
+}
+
+// Keys [from, to) as the right side of query key^T: tiles of 16 keys by 32 numbers of a head, zeros beyond the last key.
+template <typename Real>
+void arrange_keys(
+    const Head<Real>& rows, long from, long to, long S, long E, long padded, uint16_t* rounded, uint32_t* arranged) {
+  for (long s = from; s < to; s += TILE, arranged += TILE * padded / 2) {
+    const long count = std::max(0L, std::min(TILE, S - s));
+    for (long i = 0; i < count; ++i) round_head(rows.key(s + i), E, padded, rounded + i * padded);
+    arrange(reinterpret_cast<const uint32_t*>(rounded), count, padded / 2, arranged);
+  }
+}
+
+// Values [from, to) as the right side of weights value: for every 16 numbers of a head, words with those of two keys.
+template <typename Real>
+void arrange_values(const Head<Real>& rows, long from, long to, long S, long E, long padded, uint32_t* arranged) {
+  const auto word = [&](long s, long e) {
+    const Floats lanes = s < S && e < E ? load_lanes(rows.value(s) + e) : Floats{};
+    return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)lanes));
+  };
+  for (long s = from; s < to; s += 2)
+    for (long e = 0; e < padded; e += LANES)
+      _mm512_storeu_si512(
+          arranged + e * (to - from) / 2 + (s - from) / 2 * LANES,
+          _mm512_or_si512(word(s, e), _mm512_slli_epi32(word(s + 1, e), 16)));
+}
+
+// y [16 or 32 rows, 32 columns] = x [rows, K] times the arranged [K, 32]; 16 columns of K numbers have `size` words.
+void multiply_square(const uint16_t* x, bool has_pair, long K, const uint32_t* arranged, long size, float* y, long width) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (long k = 0; k < K; k += SQUARE) {
+    _tile_loadd(4, x + k, 2 * K);
+    _tile_loadd(6, arranged + k / 2 * TILE, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, arranged + size + k / 2 * TILE, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if (has_pair) {
+      _tile_loadd(5, x + TILE * K + k, 2 * K);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, y, 4 * width);
+  _tile_stored(1, y + TILE, 4 * width);
+  if (has_pair) {
+    _tile_stored(2, y + TILE * width, 4 * width);
+    _tile_stored(3, y + TILE * width + TILE, 4 * width);
+  }
+}
+
+// Attend from the rows [begin, end) of a group, by one head. queries and mixed: of row 0; rows are `stride` apart.
+template <typename Real>
+void attend_on_tiles(
+    const Branch& branch, const Group& group, const Head<Real>& rows, long begin, long end, const float* queries,
+    long head, long stride, Scratch& scratch, float* mixed) {
+  const long E = branch.head_size, padded = (E + SQUARE - 1) / SQUARE * SQUARE;
+  const long low = group.first(begin) / SQUARE * SQUARE;  // of the first row; the last row sees the last key
+  const long high = (group.last(end - 1) + SQUARE - 1) / SQUARE * SQUARE;
+  uint32_t* keys = room(scratch.keys, (high - low) * padded / 2);
+  uint32_t* values = room(scratch.values, (high - low) * padded / 2);
+  uint16_t* query = room(scratch.queries, SQUARE * padded);
+  uint16_t* weights = room(scratch.weights, SQUARE * (high - low));
+  float* scores = room(scratch.scores, SQUARE * (high - low));
+  float* sums = room(scratch.mixed, SQUARE * padded);
+  arrange_keys(rows, low, high, group.S, E, padded, query, keys);
+  arrange_values(rows, low, high, group.S, E, padded, values);
+  _tile_loadconfig(&shapes);
+  for (long top = begin; top < end; top += SQUARE) {
+    const long M = std::min(SQUARE, end - top), from = group.first(top) / SQUARE * SQUARE;
+    const long width = (group.last(top + M - 1) + SQUARE - 1) / SQUARE * SQUARE - from;
+    for (long i = 0; i < M; ++i) round_head(queries + (top + i) * stride, E, padded, query + i * padded);
+    for (long s = 0; s < width; s += SQUARE)
+      multiply_square(
+          query, M > TILE, padded, keys + (from - low + s) * padded / 2, TILE * padded / 2, scores + s, width);
+    for (long i = 0; i < M; ++i) {
+      float* row = scores + i * width;
+      const long first = group.first(top + i) - from, last = group.last(top + i) - from;
+      const long seen = (last + LANES - 1) / LANES * LANES;  // whole vectors
+      to_scores(branch, group, top + i, head, row - from);
+      std::fill(row, row + first, -INFINITY);
+      std::fill(row + last, row + seen, -INFINITY);
+      softmax(row, seen, branch.sink ? branch.sink + head : nullptr);
+      for (long s = 0; s < width; s += LANES)
+        store_lanes(weights + i * width + s, s < seen ? load_lanes(row + s) : Floats{});
+    }
+    const long size = (high - low) / 2 * TILE;
+    for (long e = 0; e < padded; e += SQUARE)
+      multiply_square(
+          weights, M > TILE, width, values + e / TILE * size + (from - low) / 2 * TILE, size, sums + e, padded);
+    for (long i = 0; i < M; ++i) std::copy(sums + i * padded, sums + i * padded + E, mixed + (top + i) * stride);
+  }
+  _tile_release();
+}
+
+#else
+
+bool attends_on_tiles(long, long) { return false; }
+
+template <typename Real>
+void attend_on_tiles(
+    const Branch&, const Group&, const Head<Real>&, long, long, const float*, long, long, Scratch&, float*) {}
+
+#endif
+
+}  // namespace
