@@ -291,7 +291,11 @@ class _FastStack:
                 kind, weight = "mixed", rounded_weight(linear, weight)
         else:
             raise _NotServed
-        if weight.device.type != "cpu" or not weight.is_contiguous():
+        if kind == "float32" and weight.stride(0) == 1 and weight.stride(1) >= len(weight) > 1:
+            matrix.turned_stride = weight.stride(1)  # GPT-2's files, which are mapped, have them so
+        elif not weight.is_contiguous():
+            raise _NotServed
+        if weight.device.type != "cpu":
             raise _NotServed
         self._kinds.add(kind)
         matrix.weight, (matrix.outputs, matrix.inputs) = weight.data_ptr(), weight.shape

@@ -10,6 +10,8 @@
 
 #pragma once
 
+#include <omp.h>
+
 #include <algorithm>
 #include <type_traits>
 #include <vector>
@@ -117,6 +119,7 @@ struct Layer {
   const float* row_scales;     // of x [M]; null: 1
   const float* output_scales;  // of w [N]; null: 1
   typename Kind::Y* y;
+  long turned_stride = 0;      // above 0: fp32 weights [K, N] whose rows lie so many numbers apart
 
   void write(long m, long n, typename Kind::Sum sum) const {
     const float scale = row_scales ? row_scales[m] * output_scales[n] : 1.0f;
@@ -174,6 +177,48 @@ void multiply_vectors_by_team(const Layer<Kind>& layer, long begin) {
     const long n = begin + block * BLOCK;
     multiply_outputs(layer, n, std::min(n + BLOCK, layer.N));
   }
+}
+
+// --- fp32 weights that lie the other way round, [K, N]: their rows, times numbers of x, are added up in the cache ---
+
+constexpr long TURNED_ROWS = 16, TURNED_SUMS = 4096;
+
+// Multiply at most TURNED_ROWS rows with the outputs from begin to end, (end - begin) * M <= TURNED_SUMS.
+inline void multiply_turned(const Layer<Float32>& layer, long begin, long end) {
+  constexpr int STEP = 4;
+  alignas(64) float sums[TURNED_SUMS] = {};
+  const long columns = end - begin, whole = columns / LANES * LANES, stride = layer.turned_stride;
+  for (long k = 0; k < layer.K; k += STEP) {
+    const float* w = layer.w + k * stride + begin;
+    const long rows = std::min<long>(STEP, layer.K - k);
+    for (long m = 0; m < layer.M; ++m) {
+      const float* x = layer.x + m * layer.K + k;
+      float* sum = sums + m * columns;
+      long n = 0;
+      if (rows == STEP)
+        for (; n < whole; n += LANES) {
+          Floats added = load_lanes(sum + n);
+          for (int i = 0; i < STEP; ++i) {
+            // The next rows, which the processor does not foresee.
+            if (m == 0) __builtin_prefetch(w + (i + 2 * STEP) * stride + n, 0, 2);
+            added += x[i] * load_lanes(w + i * stride + n);
+          }
+          store_lanes(sum + n, added);
+        }
+      for (; n < columns; ++n)
+        for (long i = 0; i < rows; ++i) sum[n] += x[i] * w[i * stride + n];
+    }
+  }
+  for (long m = 0; m < layer.M; ++m)
+    for (long n = 0; n < columns; ++n) layer.write(m, begin + n, sums[m * columns + n]);
+}
+
+inline void multiply_turned_by_team(const Layer<Float32>& layer) {
+  const long most = TURNED_SUMS / layer.M / LANES * LANES, team = omp_get_num_threads();
+  const long share = ((layer.N + team - 1) / team + LANES - 1) / LANES * LANES, block = std::min(most, share);
+#pragma omp for schedule(static) nowait
+  for (long begin = 0; begin < layer.N; begin += block)
+    multiply_turned(layer, begin, std::min(begin + block, layer.N));
 }
 
 // --- the matrix unit: a tile of w [16 outputs, 64 bytes of K] times one of x [64 bytes of K, 16 rows] ---
@@ -423,13 +468,19 @@ long multiply_tiles_by_team(const Layer<Kind>&) {
 // Multiply so many rows at a time that they stay in the cache while all weights pass by. No barrier.
 template <typename Kind>
 void multiply_by_team(const Layer<Kind>& layer) {
-  for (long m = 0; m < layer.M; m += CACHED_ROWS) {
+  const long step = layer.turned_stride ? TURNED_ROWS : CACHED_ROWS;
+  for (long m = 0; m < layer.M; m += step) {
     Layer<Kind> part = layer;
-    part.M = std::min(CACHED_ROWS, layer.M - m);
+    part.M = std::min(step, layer.M - m);
     part.x += m * layer.K;
     if (layer.tiles) part.tiles += m * layer.K * long(sizeof(typename Kind::X)) / 4;
     part.y += m * layer.N;
     if (layer.row_scales) part.row_scales += m;
+    if constexpr (std::is_same_v<Kind, Float32>)
+      if (layer.turned_stride) {
+        multiply_turned_by_team(part);
+        continue;
+      }
     multiply_vectors_by_team(part, multiply_tiles_by_team(part));
   }
 }

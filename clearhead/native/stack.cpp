@@ -182,9 +182,11 @@ class Team {
  private:
   // No barrier.
   void multiply(const Matrix& matrix, float* y) {
-    multiply_by_team(input_.layer(
+    auto layer = input_.layer(
         M_, matrix.outputs, matrix.inputs, static_cast<const typename Kind::W*>(matrix.weight), matrix.bias,
-        matrix.scales, y));
+        matrix.scales, y);
+    layer.turned_stride = matrix.turned_stride;
+    multiply_by_team(layer);
   }
 
   // Add what the branch before b left, and norm the sum where its step ends.

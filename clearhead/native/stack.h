@@ -19,6 +19,7 @@ struct Matrix {
   const float* bias;    // [N] or null
   const float* scales;  // of weights in 8 bits [N]
   int64_t outputs, inputs;
+  int64_t turned_stride;  // above 0: fp32 weights [K, N] whose rows lie so many numbers apart
 };
 
 struct Branch {

@@ -28,7 +28,10 @@ class Norm(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """The matrix of a linear layer [outputs, inputs], its bias, and in 8 bits the scales of its outputs."""
+    """The matrix of a linear layer [outputs, inputs], its bias, and in 8 bits the scales of its outputs.
+
+    With a turned_stride above 0 it lies the other way round, in fp32: [inputs, outputs], rows so many numbers apart.
+    """
 
     _fields_ = (
         ("weight", ctypes.c_void_p),
@@ -36,6 +39,7 @@ class Matrix(ctypes.Structure):
         ("scales", ctypes.c_void_p),
         ("outputs", ctypes.c_int64),
         ("inputs", ctypes.c_int64),
+        ("turned_stride", ctypes.c_int64),
     )
 
 

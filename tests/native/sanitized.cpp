@@ -25,7 +25,7 @@ std::vector<T> numbers(long count) {
 }
 
 Matrix matrix(const std::vector<float>& weights, const std::vector<float>& bias, long outputs, long inputs) {
-  return {weights.data(), bias.data(), bias.data(), outputs, inputs};
+  return {weights.data(), bias.data(), bias.data(), outputs, inputs, 0};
 }
 
 // A layer of self-attention, one of attention to a memory, and a feed-forward network with a gate.
@@ -53,7 +53,7 @@ void run_stack(
   feed_forward.first = feed_forward.second = matrix(weights, ones, size, width);
   feed_forward.last = matrix(weights, ones, width, size);
   feed_forward.is_last = true;
-  const Branch branches[] = {self, is_text ? self : memory, feed_forward};
+  Branch branches[] = {self, is_text ? self : memory, feed_forward};
   auto cache = numbers<float>(rows * kv_heads * keys_kept * head_size), values = cache;
   auto angles = numbers<float>(rows * (head_size / 2)), bias = numbers<float>(rows * heads * keys_kept);
   std::vector<int32_t> origin(rows * keys_kept, 0);
@@ -78,6 +78,9 @@ void run_stack(
   }
   const Keys all[] = {keys, of_memory, Keys{}};
   auto x = numbers<float>(rows * width);
+  stack_float32(x.data(), branches, all, 3, rows, width);
+  for (Branch& branch : branches)
+    for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last}) one->turned_stride = one->outputs;
   stack_float32(x.data(), branches, all, 3, rows, width);
   stack_mixed(x.data(), branches, all, 3, rows, width);
   stack_int8(x.data(), branches, all, 3, rows, width);
