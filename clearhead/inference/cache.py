@@ -64,6 +64,14 @@ class IndexedCache(Cache):
             for place, (key, value) in self.memory_attention.items():
                 self.memory_attention[place] = (key[rows], value[rows])
 
+    def convert(self, dtype: torch.dtype) -> None:
+        """Bring the keys and values that there are into a dtype."""
+        for entry in self.self_attention.values():
+            assert entry.buffer is not None
+            entry.buffer = entry.buffer.to(dtype)
+        for place, (key, value) in self.memory_attention.items():
+            self.memory_attention[place] = (key.to(dtype), value.to(dtype))
+
     def buffer_rows(self, rows: int) -> int:
         """Return how many rows the buffers have, or will have when this many rows come first."""
         buffer = next((entry.buffer for entry in self.self_attention.values()), None)

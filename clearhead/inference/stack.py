@@ -91,6 +91,7 @@ class _FastStack:
         if depth != 0 or torch.is_grad_enabled() or not self._serves(x_BTD, context):
             if isinstance(cache, IndexedCache):
                 cache.gather()
+                cache.convert(x_BTD.dtype)
             return self._plain(depth, x_BTD, context)
         if isinstance(cache, IndexedCache):
             x_BTD = self._extend(x_BTD, context, cache)
@@ -119,7 +120,11 @@ class _FastStack:
             cache.gather()
         cache.is_by_index = True
         cache.extend_origin(batch)
-        buffers = list(self._buffers(x_BTD, context, cache))
+        # Where products are of rounded numbers anyway, keys and values take half the memory, which is what bounds a
+        # step of many rows.
+        dtype = x_BTD.dtype if self._kind == "float32" else torch.bfloat16
+        cache.convert(dtype)
+        buffers = list(self._buffers(x_BTD.to(dtype), context, cache))
         y_BTD = x_BTD.new_empty(x_BTD.shape)
         for piece in _pieces(batch, length):
             x_MD = x_BTD[piece].flatten(0, 1).float().clone(memory_format=torch.contiguous_format)

@@ -23,6 +23,7 @@ struct Head {
   const Real *keys, *values;
   const int32_t* origin;  // cache row of each key; null: all in one row
   long base, row_stride, key_stride;
+  long next;  // from these keys to those of the next head; 0: there is none
 
   long place(long s) const { return base + (origin ? origin[s] * row_stride : 0) + s * key_stride; }
   const Real* key(long s) const { return keys + place(s); }
@@ -47,6 +48,12 @@ struct Scratch {
   std::vector<uint32_t> keys, values;
 };
 
+// Fetch a row of a head that is read soon: rows of a cache come from memory, in pieces too short to be foreseen.
+template <typename Real>
+void prefetch(const Real* row, long E) {
+  for (long e = 0; e < E; e += 64 / long(sizeof(Real))) __builtin_prefetch(row + e);
+}
+
 template <typename Real>
 float dot(const float* query, const Real* key, long E) {
   Floats sums = {};
@@ -63,6 +70,7 @@ void weigh(const float* weights, const Head<Real>& rows, long first, long last, 
   Floats sums[VECTORS] = {};
   for (long s = first; s < last; ++s) {
     const Real* row = rows.value(s) + e;
+    if (rows.next) prefetch(rows.key(s) + rows.next + e, VECTORS * LANES);
     for (int i = 0; i < VECTORS; ++i) sums[i] += weights[s] * load_lanes(row + i * LANES);
   }
   for (int i = 0; i < VECTORS; ++i) store_lanes(mixed + e + i * LANES, sums[i]);
@@ -122,7 +130,10 @@ void attend_row(
     const Branch& branch, const Group& group, const Head<Real>& rows, const float* query, long m, long head,
     float* scores, float* mixed) {
   const long E = branch.head_size, first = group.first(m), last = group.last(m);
-  for (long s = first; s < last; ++s) scores[s] = dot(query, rows.key(s), E);
+  for (long s = first; s < last; ++s) {
+    prefetch(rows.value(s), E);
+    scores[s] = dot(query, rows.key(s), E);
+  }
   to_scores(branch, group, m, head, scores);
   softmax(scores + first, last - first, branch.sink ? branch.sink + head : nullptr);
   long e = 0;

@@ -122,8 +122,10 @@ void attend_by_team(const Branch& branch, const Keys& keys, bool may_round, Buff
     const int32_t* origin = keys.origin && keys.origin_stride ? keys.origin + number * keys.origin_stride : nullptr;
     const long row = keys.origin && !keys.origin_stride ? keys.origin[number] : number;
     const long base = keys.starts ? start * keys.key_stride : origin ? 0 : row * keys.row_stride;
+    const bool has_next = (head + 1) % shared == 0 && head + 1 < H;
     const Head<Real> rows{
-        key, value, origin, base + head / shared * keys.head_stride, long(keys.row_stride), long(keys.key_stride)};
+        key, value, origin, base + head / shared * keys.head_stride, long(keys.row_stride), long(keys.key_stride),
+        has_next ? long(keys.head_stride) : 0};
     const float* queries = buffers.first.data() + head * E;
     float* mixed = buffers.mixed.data() + head * E;
     if (may_round && attends_on_tiles(E, end - begin)) {
