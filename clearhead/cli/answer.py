@@ -13,6 +13,7 @@ from clearhead.cli.console import print_either
 from clearhead.cli.lines import is_standard_input, one_line
 from clearhead.cli.options import ComputeOptions, Json, Ref, takes_compute_options
 from clearhead.cli.progress import Progress
+from clearhead.cli.waiting import at_rest
 from clearhead.errors import InputError
 from clearhead.watching import watching_batches
 
@@ -64,5 +65,6 @@ def _text(context: str | None, file: Path | None) -> str:
     if context is not None:
         return context
     if file is None or is_standard_input(file):
-        return decoded(sys.stdin.buffer.read(), "standard input")
+        with at_rest():
+            return decoded(sys.stdin.buffer.read(), "standard input")
     return read_text_file(file, "file")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clearhead.cli.progress import Progress
+from clearhead.cli.waiting import at_rest
 from clearhead.errors import InputError
 from clearhead.files import binary
 from clearhead.model.texts import window_sizes
@@ -73,7 +74,7 @@ class Input:
         from clearhead.data.sources.lines import read_lines as read_file
 
         if is_standard_input(file):
-            return cls(name_of(file), _filled(_arriving(sys.stdin.buffer.read1)), None)  # type: ignore[union-attr]
+            return cls(name_of(file), _filled(_arriving(_from_standard_input)), None)
         lines = read_file(file)
         return cls(name_of(file), [lines], len(lines))
 
@@ -195,6 +196,11 @@ def _arriving(read: Callable[[int], bytes]) -> Iterator[list[str]]:
             number, begun = number + len(lines), [more[-1]]
     if rest := b"".join(begun):
         yield [_decoded(rest, number)]
+
+
+def _from_standard_input(size: int) -> bytes:
+    with at_rest():
+        return bytes(sys.stdin.buffer.read1(size))  # type: ignore[union-attr]
 
 
 def _filled(blocks: Iterable[list[str]]) -> Iterator[list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from rich.text import Text
 from clearhead.training.progress.reports import Pace, Progress, RunPlan, StepReport, ValidationReport, duration, step_of
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
+QUIET_SECONDS: Final = 2.0
+"""What takes longer than so many seconds is counted on the panel."""
 
 
 class LiveProgress(Progress):
@@ -36,35 +39,45 @@ class LiveProgress(Progress):
         self._panel: TrainingPanel | None = None
         self._live: Live | NotebookLive | None = None
         self._last_drawn = -math.inf
+        self._last_report = time.monotonic()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
 
     def begin(self, plan: RunPlan) -> None:
         """Open the panel."""
         self._panel = TrainingPanel(plan)
-        # Updated from the training thread: a separate thread would slow the steps down.
+        # Updated from the training thread: a separate thread, which would slow the steps down, draws between long ones.
         self._live = (
             NotebookLive(self._panel.render())
             if self.console.is_jupyter
             else Live(self._panel.render(), console=self.console, auto_refresh=False, transient=False)
         )
         self._live.start()
+        self._last_report = time.monotonic()
+        if not self.console.is_jupyter:
+            self._ended.clear()
+            threading.Thread(target=self._watch, daemon=True).start()
 
     def step(self, report: StepReport) -> None:
         """Add the step, and redraw if `every_seconds` have passed."""
         assert self._panel is not None, "begin comes before step"
-        self._panel.step(report)
-        self._draw()
+        with self._lock:
+            self._panel.step(report)
+            self._draw()
 
     def validating(self, step: int) -> None:
         """Show that a validation is running."""
         assert self._panel is not None, "begin comes before validating"
-        self._panel.activity = "validating"
-        self._draw(at_once=True)
+        with self._lock:
+            self._panel.activity = "validating"
+            self._draw(at_once=True)
 
     def validated(self, report: ValidationReport) -> None:
         """Show the result of the validation."""
         assert self._panel is not None, "begin comes before validated"
-        self._panel.validated(report)
-        self._draw(at_once=True)
+        with self._lock:
+            self._panel.validated(report)
+            self._draw(at_once=True)
 
     def message(self, text: str) -> None:
         """Write the message above the panel."""
@@ -72,14 +85,30 @@ class LiveProgress(Progress):
 
     def end(self) -> None:
         """Stop the updates; the last state stays on the screen."""
-        if self._live is not None and self._panel is not None:
-            self._panel.activity = ""
-            self._draw(at_once=True)
-            self._live.stop()
-            self._live = None
+        self._ended.set()
+        with self._lock:
+            if self._live is not None and self._panel is not None:
+                self._panel.activity = ""
+                self._draw(at_once=True)
+                self._live.stop()
+                self._live = None
 
-    def _draw(self, *, at_once: bool = False) -> None:
+    def beat(self) -> None:
+        """Show how long a step or a validation has taken by now, if that is long enough to be missed."""
+        with self._lock:
+            if self._panel is not None and self._panel.activity:
+                self._panel.waited = time.monotonic() - self._last_report
+                if self._panel.waited >= QUIET_SECONDS:
+                    self._draw(at_once=True, is_report=False)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(1.0):
+            self.beat()
+
+    def _draw(self, *, at_once: bool = False, is_report: bool = True) -> None:
         now = time.monotonic()
+        if is_report and self._panel is not None:
+            self._last_report, self._panel.waited = now, 0.0
         if self._live is None or self._panel is None or (now - self._last_drawn < self.every_seconds and not at_once):
             return
         self._last_drawn = now
@@ -115,11 +144,16 @@ class TrainingPanel:
 
     Args:
         plan: of the run.
+
+    Attributes:
+        activity: what is being done.
+        waited: for how many seconds nothing was reported.
     """
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
         self.activity = "training"
+        self.waited = 0.0
         self._pace = Pace(plan)
         self._recent: deque[float] = deque(maxlen=50)
         self._history = LossHistory()
@@ -145,7 +179,8 @@ class TrainingPanel:
     def render(self) -> RenderableType:
         """Return the panel."""
         body = Group(self._bar(), Text(), self._numbers(), *self._validation_lines())
-        subtitle = f"[dim]{self.activity}[/dim]" if self.activity else None
+        activity = f"{self.activity}, {self.waited:.0f} s" if self.waited >= QUIET_SECONDS else self.activity
+        subtitle = f"[dim]{activity}[/dim]" if activity else None
         return Panel(body, title=f"[bold]{Text(self.plan.run).markup}[/bold]", title_align="left", subtitle=subtitle,
                      subtitle_align="right", border_style="cyan", padding=(0, 1), width=78)  # fmt: skip
 

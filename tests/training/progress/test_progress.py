@@ -83,6 +83,25 @@ def test_a_terminal_gets_a_panel_with_everything_a_person_wants_to_know() -> Non
     assert "validating" in text
 
 
+def test_what_takes_long_is_counted_on_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(LiveProgress, "_watch", lambda self: None)
+    console = Console(file=io.StringIO(), force_terminal=True, width=90, color_system=None)
+    progress = LiveProgress(console, every_seconds=0.0)
+    progress.begin(plan())
+    progress.validating(1)
+    assert isinstance(console.file, io.StringIO)
+    for seconds, expected in ((1.0, ""), (6.0, "validating, 7 s"), (5.0, "validating, 12 s")):
+        before, clock[0] = console.file.getvalue(), clock[0] + seconds
+        progress.beat()
+        drawn = console.file.getvalue().removeprefix(before)
+        assert expected in drawn and bool(expected) == bool(drawn)
+    progress.validated(ValidationReport(1, 2.0, None, True, 12.0))
+    assert " training ─╯" in console.file.getvalue()[-30:]
+    progress.end()
+
+
 @pytest.mark.parametrize("width", [20, 40, 200])
 def test_a_panel_fits_any_terminal(width: int) -> None:
     panel = TrainingPanel(plan(steps=None))
