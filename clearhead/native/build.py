@@ -24,6 +24,9 @@ from filelock import FileLock
 from clearhead.machine import cache_root
 
 FOLDER: Final = Path(__file__).parent
+INFERENCE: Final = "."
+"""The folder of the kernels for inference; each folder is a library of its own, compiled when it is needed."""
+TRAINING: Final = "training"
 _COMPILERS: Final = "g++", "clang++", "c++"
 _OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC"
 _SECONDS: Final = 120
@@ -32,53 +35,56 @@ _LOGGER = logging.getLogger("clearhead.native")
 
 
 @cache
-def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, or None where they cannot be had; the reason is logged once as a warning."""
+def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
+    """Return the compiled kernels of a folder, or None where they cannot be had; the reason is logged as a warning."""
     try:
-        return compiled(["-march=native"])
+        return compiled(["-march=native"], kernels)
     except OSError as error:
         _LOGGER.warning("kernels of PyTorch are used, because our own could not be compiled: %s", error)
         return None
 
 
 @cache
-def function(name: str, *, pointers: int, numbers: int) -> Callable[..., object] | None:
+def function(name: str, *, pointers: int, numbers: int, kernels: str = INFERENCE) -> Callable[..., object] | None:
     """Return a function of the kernels, which takes addresses and then whole numbers.
 
     Args:
         name: of the function.
         pointers: how many addresses.
         numbers: how many whole numbers.
+        kernels: their folder.
 
     Returns:
         None where there are no kernels, or none of this name.
     """
-    found = getattr(library(), name, None)
+    found = getattr(library(kernels), name, None)
     if found is not None:
         found.restype = None
         found.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * numbers
     return cast("Callable[..., object] | None", found)
 
 
-def compiled(options: Sequence[str]) -> ctypes.CDLL:
-    """Compile the kernels, or find them in the cache, and load them.
+def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
+    """Compile the kernels of a folder, or find them in the cache, and load them.
 
     Args:
         options: of the compiler, beside the usual ones; they say what the processor can do.
+        kernels: the folder.
 
     Raises:
         OSError: there is no compiler, or it failed, or the cache cannot be written.
     """
     compiler = _compiler()
     command = [compiler, *_OPTIONS, *options]
+    sources = sorted((FOLDER / kernels).glob("*.cpp"))
     folder = cache_root() / "native"
-    file = folder / f"{_key(compiler, command)}.so"
+    file = folder / f"{_key(compiler, command, sources)}.so"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         # Processes that start together, as those of a training do, wait for the one that compiles.
         with FileLock(folder / "lock"):
             if not file.exists():
-                _compile(command, file)
+                _compile(command, sources, file)
     return ctypes.CDLL(str(file))
 
 
@@ -99,25 +105,25 @@ def _threads_of_torch() -> list[str]:
     return [f"-L{folder}", f"-l:{found[0].name}"] if found else []
 
 
-def _key(compiler: str, command: Sequence[str]) -> str:
+def _key(compiler: str, command: Sequence[str], sources: Sequence[Path]) -> str:
     """Return a digest of all that the compiled file depends on."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     flags = sorted({line for line in cpu.splitlines() if line.startswith(("flags", "model name", "Features"))})
     made = Path(compiler).resolve().stat()
-    sources = [file.read_text(encoding="utf-8") for file in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")))]
-    parts = [*sources, *command, *_threads_of_torch(), *flags, made.st_size, made.st_mtime_ns, torch.__version__]
+    texts = [file.read_text(encoding="utf-8") for file in (*sources, *sorted(FOLDER.rglob("*.h")))]
+    parts = [*texts, *command, *_threads_of_torch(), *flags, made.st_size, made.st_mtime_ns, torch.__version__]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _compile(command: Sequence[str], file: Path) -> None:
+def _compile(command: Sequence[str], sources: Sequence[Path], file: Path) -> None:
     """Compile the sources side by side; what was linked is renamed, so that others see a whole file or none."""
     _LOGGER.info("compiling kernels for this processor, once, which takes about 10 s; they are kept in %s", file.parent)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=file.parent) as name:
         linked = Path(name) / file.name
-        sources = {source: Path(name) / f"{source.stem}.o" for source in sorted(FOLDER.glob("*.cpp"))}
-        _run([[*command, "-c", str(source), "-o", str(result)] for source, result in sources.items()])
-        _run([[*command, "-shared", *map(str, sources.values()), *_threads_of_torch(), "-o", str(linked)]])
+        objects = {source: Path(name) / f"{source.stem}.o" for source in sources}
+        _run([[*command, "-c", str(source), "-o", str(result)] for source, result in objects.items()])
+        _run([[*command, "-shared", *map(str, objects.values()), *_threads_of_torch(), "-o", str(linked)]])
         os.replace(linked, file)
     _LOGGER.info("kernels compiled in %.1f s", time.monotonic() - began)
 

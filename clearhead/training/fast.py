@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.core.attention import Attention
+from clearhead.core.context import Context
+from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import Norm, RMSNorm
 from clearhead.core.stack import Branch, Stack, Step
 from clearhead.machine import has_fast_bf16
 from clearhead.training.fast_attention import mix
+from clearhead.training.fast_linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.training.fast_norm import normalize
 
 
@@ -48,14 +51,51 @@ def _functions(module: nn.Module, precision: str) -> Iterator[tuple[nn.Module, s
     if precision != "bf16" or not has_fast_bf16(device):
         return
     for part in module.modules():
-        if isinstance(part, Attention):
-            yield part, "mix", partial(mix, part, part.mix)
         # Without a norm the stream itself is rounded, in front of a branch alone.
         if isinstance(part, Branch) or (isinstance(part, Step) and isinstance(part.pre, Norm)):
             yield part.pre, "forward", partial(_rounded, part.pre.forward)
+    if has_products():
+        yield from _products(module)
     encoder, decoder = getattr(module, "encoder", None), getattr(module, "decoder", None)
     if isinstance(encoder, Stack) and decoder is not None:
         yield encoder.final_norm, "forward", partial(_rounded, encoder.final_norm.forward)
+
+
+def _products(module: nn.Module) -> Iterator[tuple[nn.Module, str, Callable[..., Tensor]]]:
+    for part in module.modules():
+        if isinstance(part, Attention):
+            yield part, "mix", partial(mix, part, part.mix)
+        if isinstance(part, nn.Linear):
+            yield part, "forward", partial(_linear, part, part.forward)
+        if isinstance(part, Attention) and type(part).forward is Attention.forward:
+            yield part, "forward", partial(_attend, part, part.forward)
+        if type(part) is FeedForward:
+            yield part, "forward", partial(_feed_forward, part, part.forward)
+
+
+def _linear(part: nn.Linear, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return linears(x, [part])[0] if _is_for_training(x) and is_served(part) else own(x)
+
+
+def _feed_forward(part: FeedForward, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return feed_forward(part, x) if _is_for_training(x) and serves_network(part) else own(x)
+
+
+def _attend(part: Attention, own: Callable[[Tensor, Context], Tensor], x: Tensor, context: Context) -> Tensor:
+    """Attend as an attention to its own rows does, but project queries, keys and values together."""
+    layers = part.query, part.key, part.value
+    if not _is_for_training(x) or context.cache is not None or not all(map(is_served, layers)):
+        return own(x, context)
+    query, key, value = map(part.split, linears(x, layers))
+    query, key = part.prepare(query, key, context)
+    query, key, value = part.point("queries", query), part.point("keys", key), part.point("values", value)
+    return part.merge(part.mix(query, key, value, part.bias(query, key, context), context))
+
+
+def _is_for_training(x: Tensor) -> bool:
+    """Return whether rows are read in bf16 for a backward pass."""
+    is_plain = torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
+    return is_plain and torch.is_grad_enabled() and x.numel() > 0
 
 
 def _rounded(own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

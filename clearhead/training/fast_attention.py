@@ -1,38 +1,33 @@
-"""A faster backward pass of attention: large products, which matrix units compute faster than the fused kernel.
+"""Attention in bf16 on the matrix unit of a CPU, forward and backward, a head at a time: no weights are kept.
 
-Legend: B batch, H heads, T queries, S keys, E head size; C heads of a few rows of the batch.
+Legend: B batch, H heads, T queries, S keys, E head size.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
-from clearhead.kernels.attention import eager_is_better
+from clearhead.native.build import TRAINING, function
 
 Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, Context], Tensor]
 Queries = Float[Tensor, "batch heads queries head_size"]
 Keys = Float[Tensor, "batch heads keys head_size"]
 
-_BLOCK: Final = 128
-"""Queries whose weights exist at a time; the keys behind the last of them are skipped where the mask is causal."""
-_CHUNK: Final = 1 << 21
-"""Weights that exist at a time: the passes over them stay in a cache, and products are large enough."""
-
 
 def mix(
     part: Attention, own: Mix, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, context: Context
 ) -> Tensor:
-    """Mix values as an attention does, with the faster backward pass where it is one and there is one.
+    """Mix values as an attention does, by the compiled kernels where they can.
 
-    Attentions that run by the eager kernel, and those that share key/value heads, keep their own.
+    Attentions that need the eager kernel, and those that share key/value heads, keep their own.
 
     Args:
         part: the attention.
@@ -40,7 +35,7 @@ def mix(
         query, key, value, bias, context: its arguments.
     """
     is_plain = bias is None and query.shape[1] == key.shape[1] and value.dtype == torch.bfloat16
-    if not (is_plain and torch.is_grad_enabled()) or eager_is_better(query, key, bias) or part.kernel()[0] == "eager":
+    if not (is_plain and torch.is_grad_enabled()) or torch.compiler.is_compiling() or part.kernel()[0] == "eager":
         return own(query, key, value, bias, context)
     is_causal = context.masking.is_only_causal(part.spec.mask)
     mask = None if is_causal else part.mask(context)
@@ -56,21 +51,53 @@ def attention(
     scale: float,
     is_causal: bool = False,
 ) -> Queries:
-    """Attend with PyTorch's fused kernel, in the dtype of the values, and by products in the backward pass.
+    """Attend in bf16 with scores, sums and the softmax in fp32; there are kernels for the matrix unit.
 
     Args:
         query_BHTE, key_BHSE, value_BHSE: every query head has keys and values of its own.
         mask: True = may attend; a query with none gets zeros.
         scale: multiplies the products of queries and keys.
-        is_causal: hides the keys behind each query, in place of a mask.
+        is_causal: hides the keys behind each query, in place of a mask; there are as many keys as queries.
 
-    Source: arXiv 2205.14135, appendix B.2 (the backward pass).
+    Source: arXiv 2205.14135, algorithm 1 and appendix B.2.
     """
-    dtype = value_BHSE.dtype
-    mixed: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-        query_BHTE.to(dtype), key_BHSE.to(dtype), value_BHSE, mask, scale, is_causal
-    )
+    tensors = [tensor.to(torch.bfloat16) for tensor in (query_BHTE, key_BHSE, value_BHSE)]
+    mixed: Tensor = _Attention.apply(*tensors, mask, scale, is_causal)  # type: ignore[no-untyped-call]
     return mixed
+
+
+class _Heads(ctypes.Structure):
+    """A tensor by head, whose numbers of a head lie side by side: its address, and its other strides."""
+
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_long) for name in ("batch", "head", "token")))
+
+
+class _Call(ctypes.Structure):
+    """The arguments of both kernels, as in attention.cpp; the forward pass needs no gradients."""
+
+    _fields_ = (
+        *((name, _Heads) for name in ("query", "key", "value", "mixed")),
+        *((f"{name}_gradient", _Heads) for name in ("mixed", "query", "key", "value")),
+        *((name, ctypes.c_void_p) for name in ("mask", "log_totals")),
+        *((f"mask_{name}", ctypes.c_long) for name in ("batch", "head", "query", "key")),
+        *((name, ctypes.c_long) for name in ("B", "H", "T", "S", "E", "is_causal")),
+        ("scale", ctypes.c_float),
+    )
+
+
+def _run(name: str, heads: list[Tensor], log_totals: Tensor, mask: Tensor | None, how: tuple[float, bool]) -> None:
+    (batch, num_heads, queries, size), keys = heads[0].shape, heads[1].shape[2]
+    call = _Call(*(_Heads(tensor.data_ptr(), *tensor.stride()[:3]) for tensor in heads))
+    call.log_totals = log_totals.data_ptr()
+    if mask is not None:
+        expanded = mask.expand(batch, num_heads, queries, keys)
+        call.mask = expanded.data_ptr()
+        call.mask_batch, call.mask_head, call.mask_query, call.mask_key = expanded.stride()
+    call.B, call.H, call.T, call.S, call.E = batch, num_heads, queries, keys, size
+    call.scale, call.is_causal = how
+    kernel = function(name, pointers=1, numbers=0, kernels=TRAINING)
+    assert kernel is not None, "attention is served only where there are kernels"
+    kernel(ctypes.addressof(call))
 
 
 class _Attention(torch.autograd.Function):
@@ -78,69 +105,31 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, is_causal: bool
     ) -> Tensor:
-        ctx.save_for_backward(query, key, value, mask)
-        ctx.scale, ctx.is_causal = scale, is_causal
-        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
+        heads = [_side_by_side(tensor) for tensor in (query, key, value)]
+        (mixed,) = _room([query])
+        log_totals = query.new_empty(query.shape[:3], dtype=torch.float32)
+        _run("attention_forward", [*heads, mixed], log_totals, mask, (scale, is_causal))
+        ctx.save_for_backward(*heads, mixed, log_totals, mask)
+        ctx.how = scale, is_causal
+        return mixed
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask = ctx.saved_tensors
-        found = tuple(map(_like, (query, key, value)))
-        batch, num_heads, num_queries, _ = query.shape
-        at_once = max(1, _CHUNK // (num_heads * min(_BLOCK, num_queries) * key.shape[2]))
-        hidden = None if mask is None else ~mask
-        scaled = query * ctx.scale  # makes scaled scores, and the gradient of the keys
-        for first in range(0, batch, at_once):
-            rows = slice(first, min(first + at_once, batch))
-            own = None if hidden is None else hidden[rows] if len(hidden) > 1 else hidden
-            one, two, three, four = (part[rows].flatten(0, 1) for part in (scaled, key, value, gradients[0]))
-            parts = _gradients(one, two, three, four, own, num_heads=num_heads, is_causal=ctx.is_causal)
-            for gradient, made in zip(found, parts, strict=True):
-                gradient[rows] = made.unflatten(0, (-1, num_heads))
-        found[0].mul_(ctx.scale)
+        *heads, log_totals, mask = ctx.saved_tensors
+        query, key, value = heads[:3]
+        # Side by side, as the layers that made queries, keys and values together read their gradients.
+        found = _room([query, key, value]) if query.shape == key.shape else [*_room([query]), *_room([key, value])]
+        _run("attention_backward", [*heads, _side_by_side(gradients[0]), *found], log_totals, mask, ctx.how)
         return *found, None, None, None
 
 
-def _gradients(
-    query_CTE: Tensor,
-    key_CSE: Tensor,
-    value_CSE: Tensor,
-    mixed_gradient_CTE: Tensor,
-    hidden: Tensor | None,
-    *,
-    num_heads: int,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of scaled queries, of keys and of values."""
-    num_queries, num_keys = query_CTE.shape[1], key_CSE.shape[1]
-    query_gradient = torch.empty_like(query_CTE)
-    key_gradient, value_gradient = (torch.zeros_like(one, dtype=torch.float32) for one in (key_CSE, value_CSE))
-    for start in range(0, num_queries, _BLOCK):
-        # Products of what lies side by side are faster by more than these copies take.
-        block = slice(start, min(start + _BLOCK, num_queries))
-        keys = slice(0, block.stop if is_causal else num_keys)
-        query, mixed_gradient = query_CTE[:, block].contiguous(), mixed_gradient_CTE[:, block].contiguous()
-        key, value = key_CSE[:, keys].contiguous(), value_CSE[:, keys].contiguous()
-        weights = torch.bmm(query, key.mT)
-        if is_causal:
-            size = block.stop - block.start
-            weights[:, :, block] += weights.new_full((size, size), float("-inf")).triu_(1)
-        elif hidden is not None:
-            part = hidden[:, :, block] if hidden.shape[2] > 1 else hidden
-            weights.unflatten(0, (-1, num_heads)).masked_fill_(part, float("-inf"))
-        weights = weights.softmax(-1)
-        if hidden is not None:
-            weights.nan_to_num_(0.0)  # of queries that may attend to nothing
-        weights_gradient = torch.bmm(mixed_gradient, value.mT)
-        scores_gradient = torch._softmax_backward_data(weights_gradient, weights, -1, weights.dtype)
-        query_gradient[:, block] = torch.bmm(scores_gradient, key)
-        key_gradient[:, keys] += torch.bmm(scores_gradient.mT, query)
-        value_gradient[:, keys] += torch.bmm(weights.mT, mixed_gradient)
-    return query_gradient, key_gradient, value_gradient
+def _side_by_side(heads: Tensor) -> Tensor:
+    return heads if heads.stride(3) == 1 else heads.contiguous()
 
 
-def _like(values_BHTE: Tensor) -> Tensor:
-    """Return room for values, in which the heads of a token lie side by side."""
-    batch, num_heads, tokens, size = values_BHTE.shape
-    return values_BHTE.new_empty(batch, tokens, num_heads, size).transpose(1, 2)
+def _room(heads: list[Tensor]) -> list[Tensor]:
+    """Return room for tensors of one shape, in which a token has the heads of all of them side by side."""
+    batch, num_heads, tokens, size = heads[0].shape
+    room = heads[0].new_empty(batch, tokens, len(heads), num_heads, size)
+    return [part.transpose(1, 2) for part in room.unbind(2)]

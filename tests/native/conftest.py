@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,9 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
     flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
     if not needed <= set(flags):
         pytest.skip(f"this processor has no {', '.join(sorted(needed - set(flags)))}")
-    found = build.compiled(options)
+    compiled = cache(partial(build.compiled, options))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "library", lambda: found)
+        patch.setattr(build, "library", compiled)
         build.function.cache_clear()
-        yield found
+        yield compiled(build.INFERENCE)
     build.function.cache_clear()

@@ -150,7 +150,8 @@ def test_what_is_compiled_is_kept_and_a_failure_leaves_nothing(monkeypatch: pyte
     assert {file.name for file in (tmp_path / "native").iterdir()} <= {"lock"}
 
 
-def test_no_kernel_reads_or_writes_outside_its_arrays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", [build.INFERENCE, build.TRAINING])
+def test_no_kernel_reads_or_writes_outside_its_arrays(folder: str, tmp_path: Path) -> None:
     program = tmp_path / "program"
     options = [
         "-O1",
@@ -161,9 +162,9 @@ def test_no_kernel_reads_or_writes_outside_its_arrays(tmp_path: Path) -> None:
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
     ]
-    driver = Path(__file__).parent / "sanitized.cpp"
-    sources = [str(file) for file in sorted(build.FOLDER.glob("*.cpp"))]
-    command = ["g++", *options, f"-I{build.FOLDER}", str(driver), *sources, "-o", str(program)]
+    driver = Path(__file__).parent / folder / "sanitized.cpp"
+    sources = [str(file) for file in sorted((build.FOLDER / folder).glob("*.cpp"))]
+    command = ["g++", *options, f"-I{build.FOLDER / folder}", str(driver), *sources, "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

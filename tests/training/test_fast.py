@@ -9,10 +9,12 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.core.attention import Attention
+from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import RMSNorm, build_norm
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training import fast
 from clearhead.training.fast import fast_training
+from clearhead.training.fast_linear import has_products
 
 
 @pytest.fixture(params=["pre", "post"])
@@ -20,7 +22,7 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tr
     monkeypatch.setattr(fast, "has_fast_bf16", lambda device: True)
     torch.manual_seed(2)
     hparams = Hyperparameters(
-        layers=2, width=14, heads=2, norm="rms", norm_place=request.param, dropout=0.0, tie="none"
+        layers=2, width=32, heads=2, norm="rms", norm_place=request.param, dropout=0.0, tie="none"
     )
     return build(build_spec(hparams, source_vocab=11, target_vocab=13)).train()
 
@@ -51,7 +53,7 @@ def test_a_model_has_the_same_loss_and_the_same_gradients_up_to_rounding(
 def test_outside_the_block_parts_have_their_own_functions(model: Transformer) -> None:
     own = {id(part): set(vars(part)) for part in model.modules()}
     with fast_training(model, "bf16"):
-        assert all("mix" in vars(part) for part in model.modules() if isinstance(part, Attention))
+        assert all(has_products() == ("mix" in vars(part)) for part in model.modules() if isinstance(part, Attention))
         assert all("normalize" in vars(part) for part in model.modules() if isinstance(part, RMSNorm))
     assert {id(part): set(vars(part)) for part in model.modules()} == own
     with fast_training(model, "fp32"):
@@ -76,3 +78,16 @@ def test_the_norm_is_that_of_the_plain_computation(size: float) -> None:
     theirs = [expected, *torch.autograd.grad(expected, (exact, weight), gradient.double())]
     for one, other in zip(ours, theirs, strict=True):
         assert float(((one - other).abs().max() / other.abs().max()).detach()) < 1e-5
+
+
+def test_watched_layers_are_computed_by_themselves(model: Transformer) -> None:
+    seen = []
+    feed_forwards = [part for part in model.modules() if isinstance(part, FeedForward)]
+    for part in feed_forwards:
+        part.up.register_forward_hook(lambda *_: seen.append(None))
+    attentions = [part for part in model.modules() if isinstance(part, Attention)]
+    for attention in attentions:
+        attention.key.register_forward_hook(lambda *_: seen.append(None))
+    with fast_training(model, "bf16"):
+        gradients(model, "bf16")
+    assert len(seen) == len(feed_forwards) + len(attentions)

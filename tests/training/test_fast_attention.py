@@ -1,4 +1,4 @@
-"""The backward pass of attention by products is that of the plain computation.
+"""Attention on the matrix unit is that of the plain computation, forward and backward.
 
 Axis sizes are distinct primes: B batch, H heads, T queries, S keys, E head size.
 """
@@ -10,21 +10,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.training import fast_attention as module_under_test
 from clearhead.training.fast_attention import attention
+from clearhead.training.fast_linear import has_products
 
+pytestmark = pytest.mark.skipif(not has_products(), reason="this processor has no matrix unit, or there is no compiler")
 B, H, T, S, E = 5, 3, 139, 151, 7
 
 
-def leaves(dtype: torch.dtype, queries: int, keys: int) -> list[Tensor]:
+def leaves(queries: int, keys: int, size: int = E) -> list[Tensor]:
     torch.manual_seed(1)
-    shapes = ((B, queries, H, E), (B, keys, H, E), (B, keys, H, E))
-    return [torch.randn(shape).to(dtype).transpose(1, 2).requires_grad_() for shape in shapes]
+    shapes = ((B, queries, H, size), (B, keys, H, size), (B, keys, H, size))
+    return [torch.randn(shape).bfloat16().transpose(1, 2).requires_grad_() for shape in shapes]
 
 
-def masks() -> dict[str, Tensor]:
-    real = torch.arange(S) < torch.tensor([S, 31, 2, 100, 0])[:, None]  # the last row may attend to nothing
-    window = (torch.arange(T)[:, None] - torch.arange(S)).abs() <= 17
+def masks(queries: int, keys: int) -> dict[str, Tensor]:
+    real = torch.arange(keys) < torch.tensor([keys, 31, 2, 100, 0])[:, None]  # the last row may attend to nothing
+    window = (torch.arange(queries)[:, None] - torch.arange(keys)).abs() <= 17
     return {"padding": real[:, None, None], "window": window[None, None], "both": (real[:, None] & window)[:, None]}
 
 
@@ -39,30 +40,45 @@ def far(found: Tensor, expected: Tensor) -> float:
     return float(((found - expected).norm() / expected.norm()).detach())
 
 
-@pytest.mark.parametrize("chunk", [1, 1 << 21])
+# Less than a block of 32, several blocks, and more queries than the backward pass takes at a time.
+@pytest.mark.parametrize(("queries", "keys", "size"), [(T, S, E), (5, 3, 16), (541, 37, 64)])
 @pytest.mark.parametrize("kind", ["causal", "padding", "window", "both", "nothing"])
-def test_gradients_are_those_of_the_plain_computation(monkeypatch: pytest.MonkeyPatch, kind: str, chunk: int) -> None:
-    monkeypatch.setattr(module_under_test, "_CHUNK", chunk)
+def test_outputs_and_gradients_are_those_of_the_plain_computation(
+    kind: str, queries: int, keys: int, size: int
+) -> None:
     is_causal = kind == "causal"
-    mask = masks().get(kind)
-    inputs = leaves(torch.float32, T, T if is_causal else S)
+    keys = queries if is_causal else keys
+    mask = masks(queries, keys).get(kind)
+    inputs = leaves(queries, keys, size)
     exact = [one.detach().double().requires_grad_() for one in inputs]
-    triangle = torch.ones(T, T, dtype=torch.bool).tril()
-    expected = plain(exact, triangle if is_causal else mask)
+    expected = plain(exact, torch.ones(queries, queries, dtype=torch.bool).tril() if is_causal else mask)
     found = attention(*inputs, mask, scale=0.3, is_causal=is_causal)
-    assert far(found, expected) < 1e-5
-    gradient = torch.randn(B, H, T, E)
+    assert far(found, expected) < 0.005
+    gradient = torch.randn(B, H, queries, size).bfloat16()
     ours = torch.autograd.grad(found, inputs, gradient)
     theirs = torch.autograd.grad(expected, exact, gradient.double())
-    assert all(far(*pair) < 1e-5 for pair in zip(ours, theirs, strict=True))
+    assert all(far(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
 
 
-def test_in_bf16_gradients_are_about_as_near_as_those_of_the_fused_kernel() -> None:
-    inputs = leaves(torch.bfloat16, T, T)
+def test_gradients_are_about_as_near_as_those_of_the_fused_kernel() -> None:
+    inputs = leaves(T, T)
     exact = [one.detach().double().requires_grad_() for one in inputs]
     gradient = torch.randn(B, H, T, E).bfloat16()
     theirs = torch.autograd.grad(plain(exact, torch.ones(T, T, dtype=torch.bool).tril()), exact, gradient.double())
     ours = torch.autograd.grad(attention(*inputs, None, scale=0.3, is_causal=True), inputs, gradient)
     fused = torch.autograd.grad(F.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.3), inputs, gradient)
     for one, other, expected in zip(ours, fused, theirs, strict=True):
-        assert far(one, expected) < max(0.01, 2 * far(other, expected))
+        assert far(one, expected) < 1.5 * far(other, expected)
+
+
+def test_large_scores_and_numbers_that_are_none() -> None:
+    inputs = leaves(T, T)
+    with torch.no_grad():
+        inputs[0].mul_(1e4)
+    found = attention(*inputs, None, scale=0.3, is_causal=True)
+    assert far(found, plain([one.double() for one in inputs], torch.ones(T, T, dtype=torch.bool).tril())) < 0.01
+    with torch.no_grad():
+        inputs[0][1, 1, 7] = torch.nan
+    found = attention(*inputs, None, scale=0.3, is_causal=True)
+    assert found[1, 1, 7].isnan().all()
+    assert found.isnan().sum() == E

@@ -96,7 +96,7 @@ def train_alone(file: Path, *changes: str) -> Recorder:
     """
     shown = Recorder()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "library", lambda: None)
+        patch.setattr(build, "library", lambda _: None)
         leave_out(patch)
         build.function.cache_clear()
         train_run(load_run_file(file, list(changes)), resume=False, progress=shown)

@@ -1,0 +1,138 @@
+// Products of bfloat16 matrices on the matrix unit, in blocks of 32 x 32 sums, for kernels that keep what they multiply
+// in their caches.
+//
+// c [M, N] = a [M, K] b [K, N]. The rows of a lie apart as they do in its tensor, or a is arranged as tiles of 16 rows
+// and 32 columns. b is arranged as tiles of 16 columns and 32 rows, each with two rows side by side on a line (word n of
+// line r has rows 2r and 2r + 1 of column n). A tile has 256 words; those of the same rows of a, or of the same columns
+// of b, lie one after the other. M, N and K are multiples of 32.
+
+#pragma once
+
+#include "../linear.h"
+
+#ifdef MATRIX_UNIT
+
+namespace {
+
+constexpr long SIDE = 32;
+constexpr long WORDS = TILE * TILE;
+
+inline long whole_blocks(long number) { return (number + SIDE - 1) / SIDE * SIDE; }
+
+// Memory of one kind that a thread keeps.
+struct Memory {
+  std::vector<uint8_t> bytes;
+
+  template <typename Number>
+  Number* numbers(long count) {
+    const long needed = count * long(sizeof(Number)) + 64;
+    if (long(bytes.size()) < needed) bytes.resize(needed);
+    return reinterpret_cast<Number*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64);
+  }
+};
+
+struct TileUse {  // of a thread
+  TileUse() { _tile_loadconfig(&shapes); }
+  ~TileUse() { _tile_release(); }
+};
+
+inline Bits load_bits(const uint32_t* from) { return *reinterpret_cast<const Bits*>(from); }
+
+inline void store_bits(uint32_t* to, Bits words) { *reinterpret_cast<Bits*>(to) = words; }
+
+inline Floats low_half(Bits words) { return (Floats)(words << 16); }
+
+inline Floats high_half(Bits words) { return (Floats)(words & 0xffff0000u); }
+
+// 16 words, of which the low half is from one vector and the high half from another, rounded.
+inline Bits rounded_pair(Floats low, Floats high) {
+  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  const __m512i first = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(halves));
+  const __m512i second = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(halves, 1));
+  return (Bits)_mm512_or_si512(first, _mm512_slli_epi32(second, 16));
+}
+
+// Exchange lines and words of a tile.
+inline void turn_tile(const uint32_t* from, long stride, uint32_t* to) {
+  __m512i lines[TILE];
+  for (long i = 0; i < TILE; ++i) lines[i] = _mm512_loadu_si512(from + i * stride);
+  transpose(lines);
+  for (long i = 0; i < TILE; ++i) _mm512_storeu_si512(to + i * TILE, lines[i]);
+}
+
+// Tiles of b whose columns are rows of x [N, K].
+inline void tiles_of_rows(const uint16_t* x, long N, long K, long stride, uint32_t* tiles) {
+  for (long n = 0; n < N; n += TILE)
+    for (long k = 0; k < K; k += SIDE, tiles += WORDS)
+      turn_tile(reinterpret_cast<const uint32_t*>(x + n * stride + k), stride / 2, tiles);
+}
+
+// A tile of b from 32 rows of 16 columns of x, of which `count` are there and the others zeros.
+inline __attribute__((always_inline)) void tile_of_columns(const uint16_t* x, long stride, long count, uint32_t* tile) {
+  const auto row = [&](long i) {
+    return i < count ? __builtin_convertvector(*reinterpret_cast<const Halves*>(x + i * stride), Bits) : Bits{};
+  };
+  for (long i = 0; i < TILE; ++i) store_bits(tile + i * TILE, row(2 * i) | row(2 * i + 1) << 16);
+}
+
+// Tiles of b from x [K, N], which is b itself.
+inline void tiles_of_columns(const uint16_t* x, long K, long N, long stride, uint32_t* tiles) {
+  for (long n = 0; n < N; n += TILE)
+    for (long k = 0; k < K; k += SIDE, tiles += WORDS) tile_of_columns(x + k * stride + n, stride, SIDE, tiles);
+}
+
+// The left operand: how far apart its rows lie, 16 rows, and 32 columns, in numbers.
+struct Left {
+  const uint16_t* data;
+  long row, group, step;
+};
+
+inline Left rows_of(const uint16_t* data, long stride) { return {data, stride, TILE * stride, SIDE}; }
+
+inline Left tiles_of(const uint32_t* tiles, long steps) {
+  return {reinterpret_cast<const uint16_t*>(tiles), SIDE, steps * 2 * WORDS, 2 * WORDS};
+}
+
+// A block of 32 x 32 sums, or what is added to it; `b_steps` tiles lie between two groups of columns of b.
+inline void multiply(
+    const Left& a, const uint32_t* b, long b_steps, long steps, float* c, long c_stride, bool adds) {
+  if (adds) {
+    _tile_loadd(0, c, c_stride * 4);
+    _tile_loadd(1, c + TILE, c_stride * 4);
+    _tile_loadd(2, c + TILE * c_stride, c_stride * 4);
+    _tile_loadd(3, c + TILE * c_stride + TILE, c_stride * 4);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (long step = 0; step < steps; ++step) {
+    _tile_loadd(4, a.data + step * a.step, a.row * 2);
+    _tile_loadd(6, b + step * WORDS, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + (b_steps + step) * WORDS, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a.data + a.group + step * a.step, a.row * 2);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, c, c_stride * 4);
+  _tile_stored(1, c + TILE, c_stride * 4);
+  _tile_stored(2, c + TILE * c_stride, c_stride * 4);
+  _tile_stored(3, c + TILE * c_stride + TILE, c_stride * 4);
+}
+
+// c = a b, or c + a b, for rows of a side by side; b has `b_steps` tiles in the direction of K.
+inline void multiply_matrices(
+    long M, long N, const uint16_t* a, long stride, const uint32_t* b, long b_steps, long steps, float* c,
+    long c_stride, bool adds) {
+  for (long n = 0; n < N; n += SIDE)
+    for (long m = 0; m < M; m += SIDE)
+      multiply(rows_of(a + m * stride, stride), b + n / TILE * b_steps * WORDS, b_steps, steps, c + m * c_stride + n,
+               c_stride, adds);
+}
+
+}  // namespace
+
+#endif

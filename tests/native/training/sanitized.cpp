@@ -1,0 +1,82 @@
+// Runs every kernel on arrays that end where their last number does, for sizes around those of tiles and blocks.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "calls.h"
+
+template <typename T>
+std::vector<T> numbers(long count) {
+  std::vector<T> made(count);
+  for (long i = 0; i < count; ++i) made[i] = T(i * 7 % 101);
+  made.shrink_to_fit();
+  return made;
+}
+
+void run_linears(long rows, long inputs, long outputs, long count, long activation) {
+  auto x = numbers<uint16_t>(rows * inputs), gradient = x, inner = numbers<uint16_t>(rows * outputs), slopes = inner;
+  auto weights = numbers<float>(outputs * inputs), bias = numbers<float>(outputs), more_bias = bias;
+  auto y = numbers<uint16_t>(rows * outputs * count);
+  std::vector<std::vector<float>> found(count, weights);
+  LinearCall call{};
+  call.x = x.data(), call.count = count, call.M = rows, call.K = inputs, call.x_stride = inputs;
+  call.activation = activation, call.result = inner.data(), call.result_stride = outputs;
+  std::vector<std::vector<uint16_t>> own(count, slopes);
+  for (long i = 0; i < count; ++i) {
+    Part& part = call.parts[i];
+    part.weight = weights.data(), part.bias = bias.data(), part.N = outputs;
+    part.y = activation < 0 ? y.data() + i * outputs : nullptr, part.slope = own[i].data();
+    part.y_stride = activation < 0 ? outputs * count : outputs;
+  }
+  linear_forward(&call);
+  call.result = gradient.data(), call.result_stride = inputs;
+  for (long i = 0; i < count; ++i) {
+    call.parts[i].y = y.data() + i * outputs, call.parts[i].y_stride = outputs * count;
+    call.parts[i].weight_gradient = found[i].data(), call.parts[i].bias_gradient = more_bias.data();
+  }
+  auto slope = numbers<uint16_t>(rows * inputs), result = slope;
+  call.slopes[0] = slope.data(), call.slope_results[0] = result.data();
+  linear_backward(&call);
+}
+
+void run_attention(long batch, long heads, long queries, long keys, long size, bool has_mask) {
+  const long most = batch * heads * (queries > keys ? queries : keys) * size;
+  std::vector<std::vector<uint16_t>> tensors(8, numbers<uint16_t>(most));
+  auto log_totals = numbers<float>(batch * heads * queries);
+  auto mask = numbers<uint8_t>(batch * heads * queries * keys);
+  AttentionCall call{};
+  Heads* all[] = {&call.query, &call.key, &call.value, &call.mixed,
+                  &call.mixed_gradient, &call.query_gradient, &call.key_gradient, &call.value_gradient};
+  const bool by_key[] = {false, true, true, false, false, false, true, true};
+  for (long i = 0; i < 8; ++i) {
+    const long tokens = by_key[i] ? keys : queries;
+    tensors[i].resize(batch * heads * tokens * size), tensors[i].shrink_to_fit();
+    *all[i] = {tensors[i].data(), tokens * heads * size, size, heads * size};
+  }
+  call.mask = has_mask ? mask.data() : nullptr, call.log_totals = log_totals.data();
+  call.mask_batch = heads * queries * keys, call.mask_head = queries * keys, call.mask_query = keys, call.mask_key = 1;
+  call.B = batch, call.H = heads, call.T = queries, call.S = keys, call.E = size;
+  call.is_causal = !has_mask && queries == keys, call.scale = 0.1f;
+  attention_forward(&call);
+  attention_backward(&call);
+}
+
+int main() {
+  long has_unit = 0;
+  find_matrix_unit(&has_unit);
+  if (!has_unit) return 0;
+  for (long rows : {1, 31, 32, 70, 1030})
+    for (long inputs : {32, 96, 1056})
+      for (long outputs : {32, 288})
+        for (long count : {1, 2, 3}) run_linears(rows, inputs, outputs, count, -1);
+  for (long activation = 0; activation < 7; ++activation)
+    for (long count : {1, 2}) run_linears(70, 32, 64, count, activation);
+  for (long tokens : {1, 5, 32, 77, 530})
+    for (long size : {7, 16, 64}) {
+      run_attention(2, 3, tokens, tokens, size, false);
+      run_attention(1, 2, tokens, 41, size, true);
+    }
+  std::puts("ok");
+}
