@@ -195,6 +195,10 @@ class Extensions:
     ids_MC: Int[Tensor, "sentences candidates"]
     parents_MC: Int[Tensor, "sentences candidates"]
 
+    def first(self, count: int) -> Extensions:
+        """Return the best of each sentence."""
+        return Extensions(self.sums_MC[:, :count], self.ids_MC[:, :count], self.parents_MC[:, :count])
+
     def take(self, order_MB: Int[Tensor, "sentences beams"]) -> Extensions:
         """Return the extensions at these places, in this order."""
         return Extensions(*(part.gather(1, order_MB) for part in (self.sums_MC, self.ids_MC, self.parents_MC)))
@@ -239,9 +243,11 @@ def best_extensions(
     """Return the `count` best extensions of each sentence; where there are fewer, the rest have a sum of -inf."""
     num_sentences, num_top = len(sums_MB), log_probs_RC.shape[1]
     sums_MC = (log_probs_RC + sums_MB.reshape(-1, 1)).view(num_sentences, -1)
-    missing = max(count - sums_MC.shape[1], 0)
-    sums_MC = functional.pad(sums_MC, (0, missing), value=-torch.inf)
-    ids_MC = functional.pad(ids_RC.reshape(num_sentences, -1), (0, missing))
+    ids_MC = ids_RC.reshape(num_sentences, -1)
+    missing = count - sums_MC.shape[1]
+    if missing > 0:
+        sums_MC = functional.pad(sums_MC, (0, missing), value=-torch.inf)
+        ids_MC = functional.pad(ids_MC, (0, missing))
     # A stable sort, unlike topk, promises which of two equal sums comes first.
     sums_MC, order_MC = (part[:, :count] for part in sums_MC.sort(dim=1, descending=True, stable=True))
     parents_MC = (order_MC // num_top).clamp_(max=sums_MB.shape[1] - 1)
@@ -307,16 +313,16 @@ class _Search:
         log_probs_RC, ids_RC, normaliser_R = top(logits_RV, banned_X, count)
         best = best_extensions(log_probs_RC, ids_RC, self.sums_MB, count)
         is_end_MC = torch.isin(best.ids_MC, self.ends_E) & (best.sums_MC > -torch.inf)
-        self._keep_finished(best, is_end_MC[:, :beams])
-        live = best.take(is_end_MC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams])
+        live = best.first(beams)
+        if bool(is_end_MC.any()):
+            self._keep_finished(best, is_end_MC[:, :beams])
+            live = best.take(is_end_MC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams])
         kept = self._unfinished(live, end_R - normaliser_R)
         return self._advance(live, kept, cache) if kept else None
 
     def _keep_finished(self, best: Extensions, is_end_MB: Bool[Tensor, "sentences beams"]) -> None:
         """Move the extensions that end into their sentences' lists."""
         sentences, places = is_end_MB.nonzero(as_tuple=True)
-        if not len(sentences):
-            return
         rows = sentences * self.sums_MB.shape[1] + best.parents_MC[sentences, places]
         sums, ends = best.sums_MC[sentences, places].tolist(), best.ids_MC[sentences, places].tolist()
         prefixes = self._generated(rows)
