@@ -8,7 +8,10 @@ residuals and embeddings, none on attention weights (so that the fused kernel ca
 inside the feed-forward network, beside torch.nn.Transformer; AdamW. 10.7M and 124M: decoders of 6 layers, width 384,
 rows of 256 and a vocabulary of 65, and of 12 layers, width 768, rows of 512 and a vocabulary of 50,304, random text,
 beside nanoGPT. Steps alternate between the sides, so that a change of the machine's load hits all of them. Beside
-tokens a second there are tokens for a second of the processor, which other programs change less.
+tokens a second there are tokens for a second of the processor, which other programs change less, and of either the
+share of what the machine computes at most: products of 2048 x 2048 matrices, in turn with the steps. The operations of
+a step are six for each weight and token, and those of attention. Each side's peak memory is that of a process of its
+own, with the libraries and the data.
 """
 
 from __future__ import annotations
@@ -19,10 +22,14 @@ import importlib
 import io
 import math
 import platform
+import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +47,27 @@ from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.kernels.positions import sinusoidal_table
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.cost import training_flops
 from clearhead.training.fast import fast_training
 from clearhead.training.losses.tokens import token_loss
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.optimizers import build_optimizer
+from clearhead.training.token_counts import count_batch
 
 LAYERS, WIDTH, HEADS, INNER, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0
 # layers, width, heads, rows, tokens of a row, vocabulary
 DECODERS = {"10.7M": (6, 384, 6, 16, 256, 65), "124M": (12, 768, 12, 4, 512, 50304)}
+MATRIX_SIZE, MEMORY_STEPS = 2048, 2
 Step = Callable[[Batch], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The batches that all sides train on, what makes the step of each side, and the model as a spec."""
+
+    batches: list[Batch]
+    sides: dict[str, Callable[[], Step]]
+    spec: ch.spec.Model
 
 
 class TorchPeer(nn.Module):
@@ -89,7 +108,8 @@ def summed_peer_loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     return loss, batch.num_labels
 
 
-def our_step(module: nn.Module, precision: str, smoothing: float) -> Step:
+def our_step(spec: ch.spec.Model, precision: str, smoothing: float) -> Step:
+    module = ch.build(spec).train()
     rule = build_optimizer(module, kind="adamw", learning_rate=1e-3, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-9)
 
     def step(batch: Batch) -> None:
@@ -118,7 +138,7 @@ def plain_step(module: nn.Module, loss_of: Callable[[Batch], Tensor], *, in_bf16
     return step
 
 
-def translation(args: argparse.Namespace) -> tuple[list[Batch], dict[str, Step]]:
+def translation(args: argparse.Namespace) -> Work:
     source = parse_pair_source({"source": str(args.data / "train.en"), "target": str(args.data / "train.de")})
     tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
@@ -129,26 +149,30 @@ def translation(args: argparse.Namespace) -> tuple[list[Batch], dict[str, Step]]
         layers=LAYERS, width=WIDTH, heads=HEADS, feedforward=INNER, dropout=DROPOUT, final_norm=True
     )
     spec = build_spec(hparams, source_vocab=vocab, target_vocab=vocab)
-    sides = {f"clearhead {name}": our_step(ch.build(spec).train(), name, SMOOTHING) for name in ("fp32", "bf16")}
+    sides = {f"clearhead {name}": partial(our_step, spec, name, SMOOTHING) for name in ("fp32", "bf16")}
+    for name in ("fp32", "bf16"):
+        sides[f"torch {name}"] = partial(torch_step, vocab, in_bf16=name == "bf16")
+    return Work(batches, sides, spec)
+
+
+def torch_step(vocab: int, *, in_bf16: bool) -> Step:
     peer = TorchPeer(vocab).train()
 
     def peer_loss(batch: Batch) -> Tensor:
         loss, labels = summed_peer_loss(peer, batch)
         return loss / labels
 
-    for name, in_bf16 in (("fp32", False), ("bf16", True)):
-        sides[f"torch {name}"] = plain_step(peer, peer_loss, in_bf16=in_bf16, fused=True)
-    return batches, sides
+    return plain_step(peer, peer_loss, in_bf16=in_bf16, fused=True)
 
 
-def decoder(args: argparse.Namespace) -> tuple[list[Batch], dict[str, Step]]:
+def decoder(args: argparse.Namespace) -> Work:
     layers, width, heads, rows, length, vocab = DECODERS[args.work]
     hparams = Hyperparameters(
         family="decoder", layers=layers, width=width, heads=heads, activation="gelu", norm_place="pre", dropout=0.0,
         positions="learned", max_positions=length, bias=False, embedding_scale=1.0, initialization="normal",
     )  # fmt: skip
     spec = build_spec(hparams, source_vocab=vocab, target_vocab=vocab)
-    sides = {f"clearhead {name}": our_step(ch.build(spec).train(), name, 0.0) for name in ("fp32", "bf16")}
+    sides = {f"clearhead {name}": partial(our_step, spec, name, 0.0) for name in ("fp32", "bf16")}
     if args.nanogpt is not None:
         sys.path.insert(0, str(args.nanogpt))
         peer: Any = importlib.import_module("model")
@@ -156,12 +180,7 @@ def decoder(args: argparse.Namespace) -> tuple[list[Batch], dict[str, Step]]:
             block_size=length, vocab_size=vocab, n_layer=layers, n_head=heads, n_embd=width, dropout=0.0, bias=False
         )
         for name in ("fp32", "bf16", "bf16 compiled"):
-            with contextlib.redirect_stdout(io.StringIO()):
-                module = peer.GPT(config)
-            called = torch.compile(module) if name == "bf16 compiled" else module
-            sides[f"nanoGPT {name}"] = plain_step(
-                module, peer_of(called), in_bf16=name != "fp32", fused=name == "bf16 compiled"
-            )
+            sides[f"nanoGPT {name}"] = partial(nanogpt_step, peer, config, name)
     batches = []
     for _ in range(args.steps + 1):
         text = torch.randint(0, vocab, (rows, length + 1))
@@ -171,7 +190,14 @@ def decoder(args: argparse.Namespace) -> tuple[list[Batch], dict[str, Step]]:
                 num_labels=rows * length, num_tokens=rows * length,
             )
         )  # fmt: skip
-    return batches, sides
+    return Work(batches, sides, spec)
+
+
+def nanogpt_step(peer: Any, config: Any, name: str) -> Step:
+    with contextlib.redirect_stdout(io.StringIO()):
+        module = peer.GPT(config)
+    called = torch.compile(module) if name == "bf16 compiled" else module
+    return plain_step(module, peer_of(called), in_bf16=name != "fp32", fused=name == "bf16 compiled")
 
 
 def peer_of(module: Any) -> Callable[[Batch], Tensor]:
@@ -180,6 +206,74 @@ def peer_of(module: Any) -> Callable[[Batch], Tensor]:
         return loss
 
     return loss_of
+
+
+class Rates:
+    """What a side does in a second, and in a second of the processor, step by step."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.processor: list[float] = []
+
+    def run(self, work: Callable[[], object], amount: float) -> None:
+        began, spent = time.perf_counter(), time.process_time()
+        work()
+        self.wall.append(amount / (time.perf_counter() - began))
+        self.processor.append(amount / (time.process_time() - spent))
+
+    def over(self, other: Rates) -> list[float]:
+        """Return the medians of the ratios to another side."""
+        pairs = (self.wall, other.wall), (self.processor, other.processor)
+        return [statistics.median(mine / theirs for mine, theirs in zip(*pair, strict=True)) for pair in pairs]
+
+
+def measured(work: Work, names: list[str]) -> tuple[dict[str, Rates], dict[str, Rates]]:
+    """Return the rates in tokens of each side, and those in operations of products by precision."""
+    steps = {name: work.sides[name]() for name in names}
+    for step in steps.values():
+        step(work.batches[0])
+    matrices = {
+        name: torch.full((MATRIX_SIZE, MATRIX_SIZE), 1 / MATRIX_SIZE, dtype=dtype)
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+    }
+    rates, limits = {name: Rates() for name in names}, {name: Rates() for name in matrices}
+    for batch in work.batches[1:]:
+        for name, step in steps.items():
+            rates[name].run(partial(step, batch), batch.num_tokens)
+        for name, matrix in matrices.items():
+            for _ in range(2):
+                limits[name].run(partial(torch.mm, matrix, matrix), 2 * MATRIX_SIZE**3)
+    return rates, limits
+
+
+def peak_megabytes(side: str) -> float:
+    """Return the peak memory of a few steps of a side, in a process of its own."""
+    command = [sys.executable, *sys.argv, "--peak-of", side]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def report(args: argparse.Namespace, work: Work, names: list[str]) -> None:
+    memory = {name: peak_megabytes(name) for name in names}
+    rates, limits = measured(work, names)
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {args.threads} threads")
+    for name, limit in limits.items():
+        wall, processor = max(limit.wall) / 1e9, max(limit.processor) / 1e9
+        print(f"products in {name}: {wall:,.0f} GFLOP/s, {processor:,.0f} for a processor second")
+    print(f"{args.work}: medians of {args.steps} steps that alternate; ratios to each side of a peer, step by step")
+    counts = [count_batch(batch) for batch in work.batches[1:]]
+    operations = sum(training_flops(work.spec, count) for count in counts) / sum(count.tokens for count in counts)
+    for name in names:
+        limit = limits["fp32" if name.endswith("fp32") else "bf16"]
+        pairs = (rates[name].wall, limit.wall), (rates[name].processor, limit.processor)
+        (wall, share), (processor, own_share) = (
+            (statistics.median(rate), operations * statistics.median(rate) / max(most)) for rate, most in pairs
+        )
+        line = f"{name:22} {wall:>8,.0f} tokens/s ({share:.0%} of the limit)"
+        line += f" {processor:>8,.0f} for a processor second ({own_share:.0%}), peak {memory[name]:,.0f} MB"
+        if name.startswith("clearhead"):
+            for peer in (other for other in names if not other.startswith("clearhead")):
+                line += f"; {peer} {' / '.join(f'{ratio:.2f}' for ratio in rates[name].over(rates[peer]))}"
+        print(line)
 
 
 def main() -> None:
@@ -192,41 +286,26 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=7, help="of each side, after one that is not counted")
     parser.add_argument("--profile", metavar="SIDE", help="profile the steps of a side and stop")
+    parser.add_argument(
+        "--peak-of", metavar="SIDE", help="print the peak memory in MB of a few steps of a side and stop"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
-    batches, sides = translation(args) if args.work == "translate" else decoder(args)
-    chosen = tuple((args.profile or args.only or "").split(","))
-    sides = {name: step for name, step in sides.items() if name.startswith(chosen)}
-    for step in sides.values():
-        step(batches[0])
-    if args.profile:
-        with torch.profiler.profile() as profile:
-            for batch in batches[1:]:
-                sides[args.profile](batch)
-        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=30))
+    work = translation(args) if args.work == "translate" else decoder(args)
+    if args.peak_of or args.profile:
+        step = work.sides[args.peak_of or args.profile]()
+        step(work.batches[0])
+        with contextlib.nullcontext() if args.peak_of else torch.profiler.profile() as profile:
+            for batch in work.batches[1:][: MEMORY_STEPS if args.peak_of else None]:
+                step(batch)
+        if profile is None:
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        else:
+            print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=30))
         return
-    wall: dict[str, list[float]] = {name: [] for name in sides}
-    processor: dict[str, list[float]] = {name: [] for name in sides}
-    for batch in batches[1:]:
-        for name, step in sides.items():
-            began, spent = time.perf_counter(), time.process_time()
-            step(batch)
-            wall[name].append(batch.num_tokens / (time.perf_counter() - began))
-            processor[name].append(batch.num_tokens / (time.process_time() - spent))
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {args.threads} threads")
-    print(f"{args.work}: medians of {args.steps} steps that alternate; ratios to each side of a peer, step by step")
-    for name in sides:
-        line = f"{name:22} {statistics.median(wall[name]):>8,.0f} tokens/s"
-        line += f" {statistics.median(processor[name]):>8,.0f} for a processor second"
-        if name.startswith("clearhead"):
-            for peer in (other for other in sides if not other.startswith("clearhead")):
-                ratios = (
-                    statistics.median(mine / theirs for mine, theirs in zip(taken[name], taken[peer], strict=True))
-                    for taken in (wall, processor)
-                )
-                line += f"; {peer} {' / '.join(f'{ratio:.2f}' for ratio in ratios)}"
-        print(line)
+    chosen = tuple((args.only or "").split(","))
+    report(args, work, [name for name in work.sides if name.startswith(chosen)])
 
 
 if __name__ == "__main__":
