@@ -44,6 +44,14 @@ def apply(chain: Sequence[Processor], logits_RV: Logits, ids_RT: Ids) -> Logits:
     return logits_RV
 
 
+def only_banned(chain: Sequence[Processor], length: int, device: torch.device) -> Int[Tensor, " banned"] | None:
+    """Return the ids that a chain bans after so many, some of them twice; None: it changes the logits in other ways."""
+    found = [processor.at_length(length, device) for processor in chain if isinstance(processor, BannedIds)]
+    if len(found) < len(chain):
+        return None
+    return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *found])
+
+
 def select(chain: Sequence[Processor], rows_K: Int[Tensor, " kept"]) -> list[Processor]:
     """Return processors for these rows, in this order."""
     return [part.select(rows_K) if isinstance(part, NoSourceNGram) else part for part in chain]
@@ -127,10 +135,13 @@ class BannedIds:
 
     def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
-        length = ids_RT.shape[1]
-        if length < self.start or (self.stop is not None and length >= self.stop):
-            return logits_RV
-        return logits_RV.index_fill(1, torch.as_tensor(self.ids, device=logits_RV.device), -torch.inf)
+        banned_X = self.at_length(ids_RT.shape[1], logits_RV.device)
+        return logits_RV.index_fill(1, banned_X, -torch.inf) if len(banned_X) else logits_RV
+
+    def at_length(self, length: int, device: torch.device) -> Int[Tensor, " banned"]:
+        """Return the ids that are banned after so many."""
+        is_banned = self.start <= length and (self.stop is None or length < self.stop)
+        return torch.as_tensor(self.ids if is_banned else (), dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True)

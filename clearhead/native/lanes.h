@@ -73,6 +73,17 @@ inline int32_t total(Ints lanes) {
   return sum;
 }
 
+// Whether a comparison holds for one of the lanes.
+inline bool any(Ints is_true) {
+#ifdef __AVX512F__
+  return _mm512_test_epi32_mask((__m512i)is_true, (__m512i)is_true) != 0;
+#else
+  int32_t found = 0;
+  for (int i = 0; i < LANES; ++i) found |= is_true[i];
+  return found != 0;
+#endif
+}
+
 inline void store_lanes(float* to, Floats lanes) { *reinterpret_cast<Floats*>(to) = lanes; }
 
 inline void store_lanes(uint16_t* to, Floats lanes) {

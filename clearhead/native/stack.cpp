@@ -18,7 +18,7 @@
 
 namespace {
 
-constexpr long PART_ROWS = 512;     // that a thread runs through all layers: what it computes stays in its own cache
+constexpr long PART_ROWS = 256;     // that a thread runs through all layers: what it computes stays in its own cache
 constexpr long ROWS_OF_HEAD = 256;  // whose attention by one head is one thread's work
 
 // --- rows ---

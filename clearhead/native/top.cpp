@@ -27,10 +27,7 @@ void top_of_row(const Real* row, long size, long count, float* values, int64_t* 
   for (; i < size && found < count; ++i, ++found) insert(values, places, found + 1, load_one(row + i), i);
   for (; i + LANES <= size; i += LANES) {
     const Floats lanes = load_lanes(row + i);
-    const Ints is_higher = lanes > values[count - 1];
-    int32_t any = 0;
-    for (int lane = 0; lane < LANES; ++lane) any |= is_higher[lane];
-    if (!any) continue;
+    if (!any(lanes > values[count - 1])) continue;
     for (int lane = 0; lane < LANES; ++lane)
       if (lanes[lane] > values[count - 1]) insert(values, places, count, lanes[lane], i + lane);
   }

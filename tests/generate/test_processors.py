@@ -25,6 +25,7 @@ from clearhead.generate.processors import (
     build_logits_processors,
     build_logits_warpers,
 )
+from clearhead.generate.search.sampling import TokenChooser
 
 peer = pytest.importorskip("transformers.generation.logits_process", reason="transformers is not installed")
 
@@ -155,6 +156,24 @@ def test_padding_in_front_repeats_nothing() -> None:
             assert torch.equal(found[row : row + 1], alone)
     theirs = peer.RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=13 - torch.tensor(lengths))
     assert torch.equal(RepetitionPenalty(1.7)(logits_RV, padded_RT), theirs(padded_RT.clamp(min=0), logits_RV))
+
+
+def test_greedy_choice_beside_banned_ids_is_that_of_the_changed_logits() -> None:
+    """Also where every id is banned, where more are than are looked for one by one, and where a ban has ended."""
+    chains = ([], [BannedIds((3, 5))], [BannedIds((3, 5), stop=2), BannedIds(torch.arange(25))], [BannedIds((1,) * 29)])
+    for chain in (*chains, [BannedIds(tuple(range(12))), BannedIds(torch.arange(10, 29))]):
+        for length in (1, 4):
+            logits_RV, ids_RT = logits_of("plain"), torch.zeros(7, length, dtype=torch.int64)
+            logits_RV[0] = logits_RV[0].sort().values
+            logits_RV[1, 5:] = -torch.inf
+            logits_RV[2, 1] = torch.nan
+            tokens_R, log_probs_R = TokenChooser(chain, None).choose(logits_RV, ids_RT)
+            changed_RV = apply(chain, logits_RV, ids_RT)
+            best_R = changed_RV.max(1).values - logits_RV.logsumexp(1)
+            torch.testing.assert_close(log_probs_R[[0, 1, 3, 4, 5, 6]], best_R[[0, 1, 3, 4, 5, 6]])
+            assert not log_probs_R[2].isfinite()
+            is_open = best_R > -torch.inf
+            assert torch.equal(tokens_R[is_open], changed_RV.argmax(1)[is_open])
 
 
 def test_top_p_of_a_large_vocabulary_sorts_only_its_likely_part(monkeypatch: pytest.MonkeyPatch) -> None:

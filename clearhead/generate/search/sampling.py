@@ -18,11 +18,13 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.generate.prefill import Prefill
-from clearhead.generate.processors import Processor, apply, select
+from clearhead.generate.processors import Processor, apply, only_banned, select
 from clearhead.native.top import top_and_log_total
 
 # Numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64
+# Of more than these, finding one more candidate for each costs more than a pass over the changed logits.
+_FEW_BANNED = 16
 
 
 def fetch(tokens_R: Int[Tensor, " rows"], log_probs_R: Float[Tensor, " rows"]) -> tuple[list[int], list[float]]:
@@ -107,9 +109,13 @@ class TokenChooser:
             logits_RV: fp32 or bf16.
             ids_RT: prompt and generated ids.
         """
-        best_R1, tokens_R1, log_total_R = top_and_log_total(logits_RV, 1)
-        if self.streams is None and not self.chain:
-            return tokens_R1[:, 0], best_R1[:, 0] - log_total_R
+        banned_X = only_banned(self.chain, ids_RT.shape[1], logits_RV.device) if self.streams is None else None
+        if banned_X is not None and len(banned_X) <= _FEW_BANNED:
+            # One of them is not banned, unless all tokens are; nothing as large as the logits is written.
+            best_RC, tokens_RC, log_total_R = top_and_log_total(logits_RV, min(len(banned_X) + 1, logits_RV.shape[1]))
+            best_R, place_R = best_RC.masked_fill(torch.isin(tokens_RC, banned_X), -torch.inf).max(1)
+            return tokens_RC.gather(1, place_R[:, None])[:, 0], best_R - log_total_R
+        _, _, log_total_R = top_and_log_total(logits_RV, 1)
         logits_RV = logits_RV.float()
         changed_RV = apply(self.chain, logits_RV, ids_RT)
         if self.streams is None:
