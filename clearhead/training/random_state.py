@@ -74,20 +74,20 @@ def deterministic_algorithms() -> Iterator[None]:
     Raises:
         RuntimeError: from torch, inside the block, if an operation has no deterministic algorithm on the device.
     """
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    mode = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     benchmark = torch.backends.cudnn.benchmark
     # cuBLAS reads this once, when its first handle is created, and is not deterministic without it.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
-        torch.use_deterministic_algorithms(True)
+        # The other function for this imports torch's compiler, to set it as well, which takes a second.
+        torch.set_deterministic_debug_mode("error")
         # Filling every new tensor with NaN costs time and changes no result.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
         yield
     finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(mode)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = benchmark
 

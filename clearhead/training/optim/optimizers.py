@@ -5,7 +5,9 @@ Shape suffixes: K matrices of one shape, R the smaller and C the larger of their
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -66,9 +68,21 @@ def build_optimizer(
         if parameters
     ]
     if kind == "muon":
-        return Muon(groups, betas=betas, eps=eps)
+        return _without_compiler(Muon)(groups, betas=betas, eps=eps)
     family = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
-    return family(groups, lr=learning_rate, betas=betas, eps=eps, fused=_can_fuse(matrices + others))
+    fused = _can_fuse(matrices + others)
+    return _without_compiler(family)(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
+
+
+@functools.cache
+def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """Return a kind of optimizer that does not import torch's compiler, which takes a second at the start of a run.
+
+    Torch imports it when one of these methods is first called, to mark it as one that is not compiled.
+    """
+    names = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(methods["step"])})
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -134,11 +148,11 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, groups: Iterable[dict[str, Any]], *, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {})
         rest = self._groups(matrices=False)
-        self._adamw: torch.optim.AdamW | None = None
+        self._adamw: torch.optim.Optimizer | None = None
         if rest:
             fused = _can_fuse([parameter for group in rest for parameter in group["params"]])
             # AdamW completes these very group dicts, so its options travel in this optimizer's state.
-            self._adamw = torch.optim.AdamW(rest, betas=betas, eps=eps, fused=fused)
+            self._adamw = _without_compiler(torch.optim.AdamW)(rest, betas=betas, eps=eps, fused=fused)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.optim import _muon as torch_muon
 from clearhead.errors import InputError
 from clearhead.training.optim import optimizers
 from clearhead.training.optim.optimizers import build_optimizer, matrix_parameters, orthogonalize
+from clearhead.training.random_state import deterministic_algorithms
 
 KINDS = ("adam", "adamw", "muon")
 WIDTH, INNER, VOCABULARY = 13, 29, 41
@@ -134,6 +136,17 @@ def test_a_stored_state_continues_bit_by_bit(kind: str) -> None:
     train(other, other_optimizer, range(4, 9))
     for name, value in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_imports_the_compiler_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take a second at the start of every run; None lets an import fail."""
+    for name in ("torch._dynamo", "torch._inductor"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with deterministic_algorithms():
+        model, optimizer = make(kind)
+        train(model, optimizer, range(2))
+    optimizer.load_state_dict(optimizer.state_dict())
 
 
 @pytest.mark.parametrize("kind", KINDS)

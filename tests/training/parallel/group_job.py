@@ -30,8 +30,8 @@ from clearhead.training.runfile.read import load_run_file
 from tests.training.quick import leave_out
 from tests.training.small import Recorder
 
-# What optimizers and engines import when they are first used, a second or two in each process.
-LATE = ("torch._dynamo", "torch.distributed.fsdp", "clearhead.training.parallel.sharded", "sacrebleu")
+# What engines import when they are first used, a second or two in each process.
+LATE = ("torch.distributed.fsdp", "clearhead.training.parallel.sharded", "sacrebleu")
 
 
 class Communication(TorchDispatchMode):
