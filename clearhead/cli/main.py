@@ -219,7 +219,9 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
     """Return the message for a wrong command line, with the nearest valid option."""
     name = error.ctx.command_path if error.ctx is not None else "clearhead"
     parameters = error.ctx.command.params if error.ctx is not None else []
-    needed = [one.opts[0] for one in parameters if one.required and one.param_type_name == "option"]
+    options = [one for one in parameters if one.required and one.param_type_name == "option"]
+    given = {word.partition("=")[0] for word in words}
+    needed = [one.opts[0] for one in options if given.isdisjoint(one.opts)]
     wanted = getattr(error, "option_name", None)
     if getattr(error, "param", None) is not None and error.message:
         message, needed = _bad_value(error, words), []

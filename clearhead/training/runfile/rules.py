@@ -5,7 +5,7 @@ The rules check the valid values, so a fault in one key does not hide a fault be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from clearhead.errors import InputError
@@ -70,6 +70,14 @@ def _fault(address: str, sentence: str) -> Fault:
     """Return a fault; its message starts with the name of the key."""
     parts: Address = tuple(address.split("."))
     return Fault(parts, f"{name_of(parts)} {sentence}")
+
+
+def _without_effect(table: str, keys: Sequence[str], why: str) -> Iterator[Fault]:
+    """Yield one fault for all keys of a table that have no effect."""
+    if len(keys) == 1:
+        yield _fault(f"{table}.{keys[0]}", f"has no effect {why}; remove it")
+    elif keys:
+        yield _fault(f"{table}.{keys[0]}", f"and {', '.join(keys[1:])} have no effect {why}; remove them")
 
 
 def _task(run: RunFile) -> Iterator[Fault]:
@@ -154,15 +162,12 @@ def family_of(run: RunFile) -> Family:
 def _tokenizer(run: RunFile) -> Iterator[Fault]:
     tokenizer = run.tokenizer
     if run.task.init:
-        for key in _given(tokenizer):
-            yield _fault(f"tokenizer.{key}", "has no effect with [task] init, which has its own tokenizer; remove it")
+        yield from _without_effect("tokenizer", _given(tokenizer), "with [task] init, which has its own tokenizer")
         return
     if tokenizer.kind is None and tokenizer.path is None:
         yield _fault("tokenizer", "needs 'kind' (train one on the training text) or 'path' (use an existing one)")
     if tokenizer.path is not None:
-        for key in ("kind", "vocab_size", "joint"):
-            if getattr(tokenizer, key) is not None:
-                yield _fault(f"tokenizer.{key}", "has no effect with 'path'; remove one of the two")
+        yield from _without_effect("tokenizer", [key for key in _given(tokenizer) if key != "path"], "with 'path'")
     elif tokenizer.joint is not None and run.task.kind != "translate":
         yield _fault("tokenizer.joint", f"has no effect for the task '{run.task.kind}', which has one tokenizer")
     elif tokenizer.kind == "byte" and tokenizer.vocab_size is not None:
@@ -173,19 +178,15 @@ def _model(run: RunFile) -> Iterator[Fault]:
     model = run.model
     kind, allowed = run.task.kind, FAMILIES[run.task.kind]
     if run.task.init:
-        for key in _given(model):
-            if key not in DROPOUTS:
-                yield _fault(f"model.{key}", "has no effect with [task] init, which has its own model; remove it")
+        keys = [key for key in _given(model) if key not in DROPOUTS]
+        yield from _without_effect("model", keys, "with [task] init, which has its own model")
         return
     if model.family is not None and model.family not in allowed:
         families = " or ".join(f"'{family}'" for family in allowed)
         yield _fault("model.family", f"must be {families} for the task '{kind}', received '{model.family}'")
     if model.spec is not None:
         others = [key for key in _given(model) if key not in ("spec", "family")]
-        for key in others:
-            yield _fault(
-                f"model.{key}", "has no effect with 'spec', which describes the whole model; remove one of the two"
-            )
+        yield from _without_effect("model", others, "with 'spec', which describes the whole model")
     one_stack = [key for key in ("encoder_layers", "decoder_layers") if getattr(model, key) is not None]
     if one_stack and family_of(run) != "encoder-decoder":
         yield _fault(
