@@ -186,7 +186,7 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["new", "classify", "--source", "a"], "it needs --text and --labels"),
         (["new", "classify"], "missing option '--text'; it needs --text and --labels"),
         (["new", "classify", "--text", "a"], "missing option '--labels'; see"),
-        (["new", "classify", "--texts", "a", "--labels", "b"], "(did you mean '--text'?); it needs --text; see"),
+        (["new", "classify", "--texts", "a", "--labels", "b"], "(did you mean '--text'?); see"),
         (["new", "classify", "--text", "a", "--labels=b", "c"], "unexpected extra argument(s) (c); see"),
         (["new"], "missing command"),
         (["generate", "r", "--top", "3"], "no such option: --top"),
