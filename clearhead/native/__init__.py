@@ -1,1 +1,1 @@
-"""Kernels in C++ for inference on a CPU, compiled for the processor at hand when they are first needed."""
+"""Kernels in C++ for a CPU, compiled for the processor at hand when they are first needed."""

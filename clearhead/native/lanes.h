@@ -95,14 +95,13 @@ inline void store_lanes(uint16_t* to, Floats lanes) {
 #endif
 }
 
-// e^x for x <= 0, to 2 units in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r by its series up to r^7.
+// e^x for x <= 88, to 2 units in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r by its series up to r^7.
 // Below -87 it is 0; not-a-number stays so.
 inline Floats exp_lanes(Floats x) {
   const Ints is_small = x < -87.0f;
   const Floats bounded = is_small ? Floats{} : x;
-  const Floats scaled = bounded * 1.44269504f - 0.5f;
-  const Ints n = __builtin_convertvector(scaled, Ints);  // toward zero, which for x <= 0 is to the nearest
-  const Floats whole = __builtin_convertvector(n, Floats);
+  const Floats shifted = bounded * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: what follows the point is rounded away
+  const Floats whole = shifted - 12582912.0f;
   const Floats r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
   Floats series = r * (1.0f / 5040) + 1.0f / 720;
   series = series * r + 1.0f / 120;
@@ -111,7 +110,7 @@ inline Floats exp_lanes(Floats x) {
   series = series * r + 0.5f;
   series = series * r + 1.0f;
   series = series * r + 1.0f;
-  const Floats power = (Floats)((n + 127) << 23);
+  const Floats power = (Floats)(((Ints)shifted + 127) << 23);  // n in the lowest bits of shifted
   const Floats found = series * power;
   return is_small ? Floats{} : (x == x ? found : x);
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
-from clearhead.native.build import TRAINING, function
+from clearhead.training.fast_linear import run
 
 Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, Context], Tensor]
 Queries = Float[Tensor, "batch heads queries head_size"]
@@ -73,7 +73,7 @@ class _Heads(ctypes.Structure):
 
 
 class _Call(ctypes.Structure):
-    """The arguments of both kernels, as in attention.cpp; the forward pass needs no gradients."""
+    """The arguments of both kernels, as in native/training/calls.h; the forward pass needs no gradients."""
 
     _fields_ = (
         *((name, _Heads) for name in ("query", "key", "value", "mixed")),
@@ -95,9 +95,7 @@ def _run(name: str, heads: list[Tensor], log_totals: Tensor, mask: Tensor | None
         call.mask_batch, call.mask_head, call.mask_query, call.mask_key = expanded.stride()
     call.B, call.H, call.T, call.S, call.E = batch, num_heads, queries, keys, size
     call.scale, call.is_causal = how
-    kernel = function(name, pointers=1, numbers=0, kernels=TRAINING)
-    assert kernel is not None, "attention is served only where there are kernels"
-    kernel(ctypes.addressof(call))
+    run(name, call)
 
 
 class _Attention(torch.autograd.Function):

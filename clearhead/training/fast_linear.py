@@ -75,19 +75,21 @@ def feed_forward(part: FeedForward, x: Rows) -> Rows:
     return found
 
 
-class _Part(ctypes.Structure):
+class Part(ctypes.Structure):
+    """One layer in a call, as in native/training/calls.h."""
+
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "bias", "y", "weight_gradient", "bias_gradient", "slope")),
-        *((name, ctypes.c_long) for name in ("N", "y_stride")),
+        *((name, ctypes.c_long) for name in ("rows", "adds", "N", "y_stride")),
     )
 
 
-class _Call(ctypes.Structure):
-    """The arguments of both kernels, as in products.cpp."""
+class Call(ctypes.Structure):
+    """The arguments of the kernels of layers that read the same rows, as in native/training/calls.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "result")),
-        ("parts", _Part * 3),
+        ("parts", Part * 3),
         *((name, ctypes.c_void_p * 2) for name in ("slopes", "slope_results")),
         *((name, ctypes.c_long) for name in ("count", "M", "K", "x_stride", "result_stride", "activation")),
     )
@@ -104,8 +106,8 @@ class _Linear:
     weight_gradient: Tensor | None = None
     bias_gradient: Tensor | None = None
 
-    def part(self) -> _Part:
-        made = _Part(N=len(self.weight), y_stride=0)
+    def part(self) -> Part:
+        made = Part(rows=len(self.weight), N=len(self.weight))
         for name, tensor in vars(self).items():
             if tensor is not None:
                 setattr(made, name, tensor.data_ptr())
@@ -115,8 +117,8 @@ class _Linear:
         return made
 
 
-def _call(x: Tensor, layers: Sequence[_Linear], result: Tensor | None = None, activation: int = -1) -> _Call:
-    call = _Call(
+def _call(x: Tensor, layers: Sequence[_Linear], result: Tensor | None = None, activation: int = -1) -> Call:
+    call = Call(
         x=x.data_ptr(), count=len(layers), M=len(x), K=x.shape[1], x_stride=x.stride(0), activation=activation,
         result=None if result is None else result.data_ptr(), result_stride=0 if result is None else result.stride(0),
     )  # fmt: skip
@@ -125,7 +127,8 @@ def _call(x: Tensor, layers: Sequence[_Linear], result: Tensor | None = None, ac
     return call
 
 
-def _run(name: str, call: _Call) -> None:
+def run(name: str, call: ctypes.Structure) -> None:
+    """Run a kernel for training, which takes the address of its arguments."""
     kernel = function(name, pointers=1, numbers=0, kernels=TRAINING)
     assert kernel is not None, "modules are served only where there are kernels"
     kernel(ctypes.addressof(call))
@@ -145,7 +148,7 @@ class _Linears(torch.autograd.Function):
         y_MN = x_MK.new_empty(len(x_MK), sum(sizes))  # side by side, so that one product makes the gradient of x
         outputs = y_MN.split(sizes, 1)
         layers = [_Linear(*layer) for layer in zip(weights, biases, outputs, strict=True)]  # type: ignore[arg-type]
-        _run("linear_forward", _call(x_MK, layers))
+        run("linear_forward", _call(x_MK, layers))
         ctx.save_for_backward(x_MK, *weights)
         ctx.has_bias, ctx.shape = [bias is not None for bias in biases], x.shape
         return tuple(output.unflatten(0, x.shape[:-1]) for output in outputs)
@@ -160,7 +163,7 @@ class _Linears(torch.autograd.Function):
             for weight, has_bias, gradient in zip(weights, ctx.has_bias, gradients, strict=True)
         ]
         x_gradient_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype) if wants_x else None
-        _run("linear_backward", _call(x_MK, layers, x_gradient_MK))
+        run("linear_backward", _call(x_MK, layers, x_gradient_MK))
         found = [tensor for layer in layers for tensor in (layer.weight_gradient, layer.bias_gradient)]
         return None if x_gradient_MK is None else x_gradient_MK.view(ctx.shape), *found
 
@@ -184,9 +187,9 @@ class _FeedForward(torch.autograd.Function):
             _Linear(weight, bias, slope=slope)  # type: ignore[arg-type]
             for weight, bias, slope in zip(weights[:-1], biases[:-1], slopes, strict=True)
         ]
-        _run("linear_forward", _call(x_MK, first, inner_MN, form))
+        run("linear_forward", _call(x_MK, first, inner_MN, form))
         y_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype)
-        _run("linear_forward", _call(inner_MN, [_Linear(weights[-1], biases[-1], y_MK)]))  # type: ignore[arg-type]
+        run("linear_forward", _call(inner_MN, [_Linear(weights[-1], biases[-1], y_MK)]))  # type: ignore[arg-type]
         ctx.save_for_backward(x_MK, inner_MN, *slopes, *weights)
         ctx.has_bias, ctx.shape = [bias is not None for bias in biases], x.shape
         return y_MK.view(x.shape)
@@ -202,12 +205,12 @@ class _FeedForward(torch.autograd.Function):
         call.result_stride = inner_MN.stride(0)
         for place in range(count):
             call.slopes[place], call.slope_results[place] = slopes[place].data_ptr(), made[place].data_ptr()
-        _run("linear_backward", call)
+        run("linear_backward", call)
         first = [
             _gradients(weight, has_bias, gradient, any(wants[2:-2]))
             for weight, has_bias, gradient in zip(weights[:-1], ctx.has_bias[:-1], made, strict=True)
         ]
         x_gradient_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype) if wants[0] else None
-        _run("linear_backward", _call(x_MK, first, x_gradient_MK))
+        run("linear_backward", _call(x_MK, first, x_gradient_MK))
         found = [tensor for layer in (*first, down) for tensor in (layer.weight_gradient, layer.bias_gradient)]
         return None if x_gradient_MK is None else x_gradient_MK.view(ctx.shape), None, *found

@@ -12,7 +12,23 @@ struct Part {
   float* weight_gradient;  // [N, K]; null: not wanted
   float* bias_gradient;    // [N]; null: not wanted
   uint16_t* slope;         // with an activation: what the gradient of its result is multiplied by [M, N]
+  long rows;  // of the weight; N is the next multiple of 32, and behind the last row y is zeros
+  long adds;  // to the gradient of the weight that is there
   long N, y_stride;
+};
+
+// The cross-entropy of a linear layer without a bias, and what its gradients are products of. Legend: N rows of x,
+// V outputs, D inputs.
+struct LossCall {
+  const uint16_t* x;      // [N, D]
+  const float* weight;    // [V, D]
+  const int64_t* labels;  // [N]
+  uint16_t* powers;       // e^(logit - shift), less `share` of their sum at the label [N, the next multiple of 32 of V]
+  float* losses;          // [N]
+  float* rates;           // 1 / the sum of the powers [N]
+  long N, V, D, x_stride;
+  long is_bounded;        // no logit is beyond 60, and no shift is needed
+  float share;            // of the target that the label has
 };
 
 struct LinearCall {
@@ -49,6 +65,7 @@ extern "C" {
 void find_matrix_unit(long* found);
 void linear_forward(const LinearCall* call);
 void linear_backward(const LinearCall* call);
+void loss_forward(const LossCall* call);
 void attention_forward(const AttentionCall* call);
 void attention_backward(const AttentionCall* call);
 }

@@ -9,55 +9,13 @@
 #include <omp.h>
 
 #include "activation.h"
-#include "calls.h"
-#include "tiles.h"
+#include "panels.h"
 
 #ifdef MATRIX_UNIT
 
 namespace {
 
-constexpr long STEPS = 16;         // of 32, of a block of b that stays in the first cache
-constexpr long PANEL = 1 << 19;    // numbers of a that stay in the second cache
-constexpr long PANEL_ROWS = 512;   // at most
 constexpr long TASK_COLUMNS = 256;  // of a weight gradient that a thread makes at a time
-
-struct Work {  // the memory of a thread
-  Memory rounded, sums, tail, tiles;
-};
-
-// Columns of all parts side by side.
-struct Columns {
-  const LinearCall& call;
-  long total = 0;
-
-  explicit Columns(const LinearCall& of) : call(of) {
-    for (long i = 0; i < of.count; ++i) total += of.parts[i].N;
-  }
-
-  // The part of a column, which becomes the column of the part.
-  const Part& part(long& n) const {
-    long i = 0;
-    while (n >= call.parts[i].N) n -= call.parts[i++].N;
-    return call.parts[i];
-  }
-};
-
-inline void round_row(const float* from, long count, uint16_t* to) {
-  for (long k = 0; k < count; k += LANES) store_lanes(to + k, load_lanes(from + k));
-}
-
-// b = w^T, for all parts. By a team, with a barrier.
-void arrange_rows(const Columns& columns, uint32_t* tiles, Work& own) {
-  const long K = columns.call.K;
-  uint16_t* rounded = own.rounded.numbers<uint16_t>(TILE * K);
-#pragma omp for schedule(static)
-  for (long first = 0; first < columns.total; first += TILE) {
-    long n = first;
-    const Part& part = columns.part(n);
-    for (long i = 0; i < TILE; ++i) round_row(part.weight + (n + i) * K, K, rounded + i * K);
-    tiles_of_rows(rounded, TILE, K, K, tiles + first * K / 2);
-  }
-}
 
 // b = w, for all parts below one another. By a team, with a barrier.
 void arrange_columns(const Columns& columns, uint32_t* tiles, Work& own) {
@@ -67,50 +25,9 @@ void arrange_columns(const Columns& columns, uint32_t* tiles, Work& own) {
   for (long step = 0; step < steps; ++step) {
     long n = step * SIDE;
     const Part& part = columns.part(n);
-    for (long i = 0; i < SIDE; ++i) round_row(part.weight + (n + i) * K, K, rounded + i * K);
+    for (long i = 0; i < SIDE; ++i) round_row(part, n + i, K, rounded + i * K);
     for (long k = 0; k < K; k += TILE) tile_of_columns(rounded + k, K, SIDE, tiles + (k / TILE * steps + step) * WORDS);
   }
-}
-
-// Rows of a panel, whose last block is filled up with zeros where the rows end within it.
-struct Panel {
-  const uint16_t* data;
-  const uint16_t* tail;
-  long stride, tail_stride, whole;
-
-  Left block(long m, long k) const {
-    return m < whole ? rows_of(data + m * stride + k, stride) : rows_of(tail + k, tail_stride);
-  }
-};
-
-Panel panel_of(const uint16_t* x, long stride, long count, long K, uint16_t* tail) {
-  const long whole = count / SIDE * SIDE;
-  if (whole < count) {
-    std::memset(tail, 0, SIDE * K * 2);
-    for (long m = whole; m < count; ++m) std::memcpy(tail + (m - whole) * K, x + m * stride, K * 2);
-  }
-  return {x, tail, stride, K, whole};
-}
-
-long panel_rows(long M, long depth, long threads) {
-  const long most = std::min(PANEL_ROWS, std::max(SIDE, PANEL / depth));
-  return whole_blocks(std::min(most, (M + threads - 1) / threads));
-}
-
-// Sums [rows, 32] of a panel and 32 columns of b, of which the last block alone is kept unless it is said otherwise or
-// the depth is large; `finish(m, sums)` is called for each block of rows while it is in the first cache.
-template <typename Finish>
-void multiply_panel(
-    const Panel& panel, long rows, long depth, const uint32_t* b, long b_steps, float* sums, bool is_kept, bool adds,
-    const Finish& finish) {
-  const long steps = depth / SIDE, parts = (steps + STEPS - 1) / STEPS, size = (steps + parts - 1) / parts;
-  for (long step = 0; step < steps; step += size)
-    for (long m = 0; m < rows; m += SIDE) {
-      float* c = sums + (is_kept || steps > size ? m * SIDE : 0);
-      multiply(panel.block(m, step * SIDE), b + step * WORDS, b_steps, std::min(size, steps - step), c, SIDE,
-               adds || step > 0);
-      if (step + size >= steps) finish(m, c);
-    }
 }
 
 inline Floats biased(const float* sums, const float* bias) {
@@ -244,6 +161,16 @@ void turn_columns(const uint16_t* g, long stride, long M, long steps, uint32_t* 
   store_lanes(column_sums, sums);
 }
 
+// Write the gradients of the weights of 32 outputs and 32 inputs, or add them.
+void write_weights(const Part& part, long n, long k, long K, const float* sums) {
+  for (long i = 0; i < std::min(SIDE, part.rows - n); ++i)
+    for (long j = 0; j < SIDE; j += LANES) {
+      float* to = part.weight_gradient + (n + i) * K + k + j;
+      const Floats lanes = load_lanes(sums + i * SIDE + j);
+      store_lanes(to, part.adds ? load_lanes(to) + lanes : lanes);
+    }
+}
+
 // The gradients of weights and biases, by a team: columns of the gradients of all parts times x.
 void multiply_columns(const LinearCall& call, const Columns& columns, const uint32_t* b, long steps, Work& own) {
   const long threads = omp_get_num_threads(), K = call.K;
@@ -271,9 +198,8 @@ void multiply_columns(const LinearCall& call, const Columns& columns, const uint
                    step > 0);
           if (step + here < steps) continue;
           long n = first + at;
-          float* to = columns.part(n).weight_gradient;
-          for (long i = 0; i < SIDE; ++i)
-            for (long j = 0; j < SIDE; j += LANES) store_lanes(to + (n + i) * K + k + j, load_lanes(c + i * SIDE + j));
+          const Part& part = columns.part(n);
+          write_weights(part, n, k, K, c);
         }
     }
     for (long at = 0; at < count; at += TILE) {

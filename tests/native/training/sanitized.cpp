@@ -26,7 +26,7 @@ void run_linears(long rows, long inputs, long outputs, long count, long activati
   std::vector<std::vector<uint16_t>> own(count, slopes);
   for (long i = 0; i < count; ++i) {
     Part& part = call.parts[i];
-    part.weight = weights.data(), part.bias = bias.data(), part.N = outputs;
+    part.weight = weights.data(), part.bias = bias.data(), part.N = part.rows = outputs;
     part.y = activation < 0 ? y.data() + i * outputs : nullptr, part.slope = own[i].data();
     part.y_stride = activation < 0 ? outputs * count : outputs;
   }
@@ -63,6 +63,27 @@ void run_attention(long batch, long heads, long queries, long keys, long size, b
   attention_backward(&call);
 }
 
+// The loss, and the products that make its gradients, whose weights end within a block.
+void run_loss(long rows, long entries, long width, bool is_bounded) {
+  const long all = (entries + 31) / 32 * 32;
+  auto x = numbers<uint16_t>(rows * width), gradient = x, powers = numbers<uint16_t>(rows * all);
+  auto weight = numbers<float>(entries * width), weight_gradient = weight;
+  auto losses = numbers<float>(rows), rates = losses;
+  std::vector<int64_t> labels(rows, entries - 1);
+  LossCall loss{};
+  loss.x = x.data(), loss.weight = weight.data(), loss.labels = labels.data(), loss.powers = powers.data();
+  loss.losses = losses.data(), loss.rates = rates.data(), loss.N = rows, loss.V = entries, loss.D = loss.x_stride = width;
+  loss.is_bounded = is_bounded, loss.share = 0.9f;
+  loss_forward(&loss);
+  LinearCall call{};
+  call.x = x.data(), call.result = gradient.data(), call.count = 1, call.M = rows, call.K = width;
+  call.x_stride = call.result_stride = width, call.activation = -1;
+  Part& part = call.parts[0];
+  part.weight = weight.data(), part.y = powers.data(), part.weight_gradient = weight_gradient.data();
+  part.rows = entries, part.adds = is_bounded, part.N = part.y_stride = all;
+  linear_backward(&call);
+}
+
 int main() {
   long has_unit = 0;
   find_matrix_unit(&has_unit);
@@ -78,5 +99,8 @@ int main() {
       run_attention(2, 3, tokens, tokens, size, false);
       run_attention(1, 2, tokens, 41, size, true);
     }
+  for (long rows : {1, 33, 70})
+    for (long entries : {5, 32, 65})
+      for (bool is_bounded : {false, true}) run_loss(rows, entries, 64, is_bounded);
   std::puts("ok");
 }
