@@ -91,7 +91,7 @@ class Int8Table(Int8Matrix, Table):
 
     def forward(self, ids_BT: Ids) -> Float[Tensor, "batch tokens width"]:
         """Return the rows of these ids, fp32."""
-        return self.weight_int8[ids_BT] * self.weight_scale[ids_BT][..., None]
+        return F.embedding(ids_BT, self.weight_int8) * F.embedding(ids_BT, self.weight_scale[:, None])
 
 
 class Int8HeadLinear(Int8Matrix, HeadLinear):

@@ -98,11 +98,17 @@ inline void store_lanes(uint16_t* to, Floats lanes) {
 // e^x for x <= 88, to 2 units in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r by its series up to r^7.
 // Below -87 it is 0; not-a-number stays so.
 inline Floats exp_lanes(Floats x) {
+#ifdef __AVX512F__
+  const __mmask16 is_large = _mm512_cmp_ps_mask((__m512)x, (__m512)spread(-87.0f), _CMP_NLT_UQ);
+  const Floats whole = (Floats)_mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);  // to the nearest
+  const Floats r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+#else
   const Ints is_small = x < -87.0f;
   const Floats bounded = is_small ? Floats{} : x;
   const Floats shifted = bounded * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: what follows the point is rounded away
   const Floats whole = shifted - 12582912.0f;
   const Floats r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+#endif
   Floats series = r * (1.0f / 5040) + 1.0f / 720;
   series = series * r + 1.0f / 120;
   series = series * r + 1.0f / 24;
@@ -110,9 +116,23 @@ inline Floats exp_lanes(Floats x) {
   series = series * r + 0.5f;
   series = series * r + 1.0f;
   series = series * r + 1.0f;
+#ifdef __AVX512F__
+  return (Floats)_mm512_maskz_scalef_ps(is_large, (__m512)series, (__m512)whole);
+#else
   const Floats power = (Floats)(((Ints)shifted + 127) << 23);  // n in the lowest bits of shifted
   const Floats found = series * power;
   return is_small ? Floats{} : (x == x ? found : x);
+#endif
+}
+
+// 1 / x, in a few instructions where a division takes many; not for infinite numbers.
+inline Floats reciprocal(Floats x) {
+#ifdef __AVX512F__
+  const Floats near = (Floats)_mm512_rcp14_ps((__m512)x);
+  return near * (2.0f - x * near);
+#else
+  return 1.0f / x;
+#endif
 }
 
 inline Floats where(Ints is_first, Floats first, Floats second) { return is_first ? first : second; }
@@ -122,14 +142,15 @@ inline Floats magnitude(Floats x) { return where(x < 0.0f, -x, x); }
 // 1 / (1 + e^-x)
 inline Floats sigmoid(Floats x) {
   const Floats small = exp_lanes(-magnitude(x));
-  return where(x < 0.0f, small, Floats{} + 1.0f) / (small + 1.0f);
+  return where(x < 0.0f, small, spread(1.0f)) * reciprocal(small + 1.0f);
 }
 
 inline Floats tanh_lanes(Floats x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 
 // To 2e-7. Source: Abramowitz and Stegun, Handbook of Mathematical Functions, formula 7.1.26.
 inline Floats erf_lanes(Floats x) {
-  const Floats size = magnitude(x), t = 1.0f / (size * 0.3275911f + 1.0f);
+  const Floats far = magnitude(x), size = where(far < 9.0f, far, spread(9.0f));  // where it is 1
+  const Floats t = reciprocal(size * 0.3275911f + 1.0f);
   Floats series = t * 1.061405429f - 1.453152027f;
   series = series * t + 1.421413741f;
   series = series * t - 0.284496736f;
