@@ -18,6 +18,7 @@ from clearhead.machine import has_fast_bf16
 from clearhead.training.fast_attention import mix
 from clearhead.training.fast_linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.training.fast_norm import normalize
+from clearhead.training.fast_stream import fast_stream
 
 
 @contextmanager
@@ -54,9 +55,14 @@ def _functions(module: nn.Module, precision: str) -> Iterator[tuple[nn.Module, s
         # Without a norm the stream itself is rounded, in front of a branch alone.
         if isinstance(part, Branch) or (isinstance(part, Step) and isinstance(part.pre, Norm)):
             yield part.pre, "forward", partial(_rounded, part.pre.forward)
+    encoder, decoder = getattr(module, "encoder", None), getattr(module, "decoder", None)
     if has_products():
         yield from _products(module)
-    encoder, decoder = getattr(module, "encoder", None), getattr(module, "decoder", None)
+        for stack in (encoder, decoder):
+            is_memory = stack is encoder and decoder is not None
+            run = fast_stream(stack, is_memory=is_memory) if isinstance(stack, Stack) else None
+            if isinstance(stack, Stack) and run is not None:
+                yield stack, "continue_from", run
     if isinstance(encoder, Stack) and decoder is not None:
         yield encoder.final_norm, "forward", partial(_rounded, encoder.final_norm.forward)
 

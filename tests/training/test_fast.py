@@ -11,6 +11,7 @@ from clearhead.core import Transformer, build
 from clearhead.core.attention import Attention
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import RMSNorm, build_norm
+from clearhead.core.stack import Layer
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training import fast
 from clearhead.training.fast import fast_training
@@ -54,6 +55,7 @@ def test_outside_the_block_parts_have_their_own_functions(model: Transformer) ->
     own = {id(part): set(vars(part)) for part in model.modules()}
     with fast_training(model, "bf16"):
         assert all(has_products() == ("mix" in vars(part)) for part in model.modules() if isinstance(part, Attention))
+        assert all(has_products() == ("continue_from" in vars(stack)) for stack in (model.encoder, model.decoder))
         assert all("normalize" in vars(part) for part in model.modules() if isinstance(part, RMSNorm))
     assert {id(part): set(vars(part)) for part in model.modules()} == own
     with fast_training(model, "fp32"):
@@ -88,6 +90,9 @@ def test_watched_layers_are_computed_by_themselves(model: Transformer) -> None:
     attentions = [part for part in model.modules() if isinstance(part, Attention)]
     for attention in attentions:
         attention.key.register_forward_hook(lambda *_: seen.append(None))
+    unwatch = [
+        part.watch("after", lambda x: seen.append(None) or x) for part in model.modules() if isinstance(part, Layer)
+    ]
     with fast_training(model, "bf16"):
         gradients(model, "bf16")
-    assert len(seen) == len(feed_forwards) + len(attentions)
+    assert len(seen) == len(feed_forwards) + len(attentions) + len(unwatch)

@@ -59,12 +59,39 @@ struct AttentionCall {
   float scale;
 };
 
+// A sum on the stream and its norm. Legend: N rows, D width; all tensors are [N, D] unless it is said otherwise.
+struct StreamCall {
+  const float* x;
+  const uint16_t* y;    // null: nothing is added
+  const float* weight;  // of the norm [D]; null: 1
+  const float* bias;    // [D]; null: 0
+  float* sum;           // null where y is
+  float* normed;        // null: not wanted, as is the rounded one
+  uint16_t* rounded;
+  float* statistics;    // of a row: mean and 1 / deviation [N, 2]
+  // Of the backward pass: gradients that came in, each of which may be null, and those to be found.
+  const float* sum_gradient;
+  const float* normed_gradient;
+  const uint16_t* rounded_gradient;
+  float* x_gradient;
+  uint16_t* y_gradient;    // null where y is
+  float* weight_gradient;  // [D]; null: not wanted, as is that of the bias
+  float* bias_gradient;
+  long N, D, is_centered;  // centered: LayerNorm, else RMSNorm
+  uint32_t seed[2];
+  uint32_t dropped;  // of 2^32 parts
+  float kept_scale;  // of what is kept, with the scale of the branch
+  float eps;
+};
+
 extern "C" {
 
-// 1 where the processor has a matrix unit that the kernels can use, else 0; the others may be called only there.
+// 1 where the processor has a matrix unit that the kernels can use, else 0; all but those of the stream need one.
 void find_matrix_unit(long* found);
 void linear_forward(const LinearCall* call);
 void linear_backward(const LinearCall* call);
+void stream_forward(const StreamCall* call);
+void stream_backward(const StreamCall* call);
 void loss_forward(const LossCall* call);
 void attention_forward(const AttentionCall* call);
 void attention_backward(const AttentionCall* call);

@@ -84,7 +84,27 @@ void run_loss(long rows, long entries, long width, bool is_bounded) {
   linear_backward(&call);
 }
 
+void run_stream(long rows, long width, bool has_sum, bool is_centered) {
+  auto x = numbers<float>(rows * width), sum = x, normed = x, gradient = x, found = x;
+  auto weight = numbers<float>(width), bias = weight, weight_gradient = weight, bias_gradient = weight;
+  auto y = numbers<uint16_t>(rows * width), rounded = y, y_gradient = y;
+  auto statistics = numbers<float>(2 * rows);
+  StreamCall call{};
+  call.x = x.data(), call.weight = weight.data(), call.bias = bias.data(), call.statistics = statistics.data();
+  call.normed = normed.data(), call.rounded = rounded.data();
+  if (has_sum) call.y = y.data(), call.sum = sum.data(), call.y_gradient = y_gradient.data();
+  call.N = rows, call.D = width, call.is_centered = is_centered;
+  call.dropped = 1u << 31, call.kept_scale = 2, call.eps = 1e-5f;
+  stream_forward(&call);
+  call.sum_gradient = call.normed_gradient = gradient.data(), call.rounded_gradient = rounded.data();
+  call.x_gradient = found.data(), call.weight_gradient = weight_gradient.data(), call.bias_gradient = bias_gradient.data();
+  stream_backward(&call);
+}
+
 int main() {
+  for (long rows : {1, 7, 1000})
+    for (long width : {1, 16, 37, 128})
+      for (bool has_sum : {false, true}) run_stream(rows, width, has_sum, width > 16);
   long has_unit = 0;
   find_matrix_unit(&has_unit);
   if (!has_unit) return 0;
