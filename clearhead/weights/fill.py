@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, nearest
+from clearhead.inference.int8 import holds_int8, to_int8
 from clearhead.spec import Model
 
 MOST_SHOWN = 20
@@ -72,5 +73,7 @@ def built(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False
         training: whether it is in training mode.
     """
     made = build(model, device="meta")
+    if holds_int8(tensors):
+        to_int8(made)
     made.load_state_dict(dict(tensors), strict=True, assign=True)
     return made.train(training)

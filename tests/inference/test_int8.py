@@ -15,6 +15,7 @@ from clearhead.cli.main import main
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.batching import fast_mode
+from clearhead.hf.pooling import with_head
 from clearhead.inference import fast
 from clearhead.inference.fast import multiply_in_bf16
 from clearhead.inference.int8 import dequantized, is_int8, quantize, to_int8
@@ -39,6 +40,15 @@ def outputs(module: Transformer) -> Tensor:
     with torch.inference_mode():
         found = module(ids, ids if module.encoder is not None and module.decoder is not None else None)
     return found.hidden if found.logits is None else found.logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stacks_in_8_bits_go_on_without_their_head(name: str) -> None:
+    module = to_int8(seeded(name))
+    bare, ids = with_head(module, None, {}), torch.randint(1, 20, (2, 7))
+    target = ids if module.encoder is not None and module.decoder is not None else None
+    with torch.inference_mode():
+        assert torch.equal(bare(ids, target).hidden, module(ids, target).hidden)
 
 
 def test_a_weight_moves_by_at_most_half_a_step_of_its_row() -> None:
