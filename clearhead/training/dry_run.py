@@ -79,7 +79,7 @@ def step_cost(
     work: Workload[BatchT],
     settings: TrainSettings,
     *,
-    seconds: float = 1.0,
+    seconds: float = 0.8,
     is_alone: bool = True,
 ) -> StepCost:
     """Measure what training costs by steps without effect: afterwards module, optimizer and random states are the same.
