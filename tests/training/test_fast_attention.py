@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.training.fast_attention import attention
-from clearhead.training.fast_linear import has_products
 
-pytestmark = pytest.mark.skipif(not has_products(), reason="this processor has no matrix unit, or there is no compiler")
+pytestmark = pytest.mark.usefixtures("matrix_unit")
 B, H, T, S, E = 5, 3, 139, 151, 7
 
 

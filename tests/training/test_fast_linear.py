@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core.feedforward import FeedForward
-from clearhead.training.fast_linear import ACTIVATIONS, feed_forward, has_products, is_served, linears, serves_network
+from clearhead.training.fast_linear import ACTIVATIONS, feed_forward, is_served, linears, serves_network
 
-needs_unit = pytest.mark.skipif(not has_products(), reason="this processor has no matrix unit, or there is no compiler")
+needs_unit = pytest.mark.usefixtures("matrix_unit")
 
 
 def far(found: Tensor, expected: Tensor) -> float:

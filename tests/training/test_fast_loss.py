@@ -9,10 +9,9 @@ from torch.nn import functional as F
 
 from clearhead.core.head import Projection
 from clearhead.training import fast_loss
-from clearhead.training.fast_linear import has_products
 from clearhead.training.fast_loss import fast_cross_entropy
 
-needs_unit = pytest.mark.skipif(not has_products(), reason="this processor has no matrix unit, or there is no compiler")
+needs_unit = pytest.mark.usefixtures("matrix_unit")
 
 
 def far(found: Tensor, expected: Tensor) -> float:

@@ -12,10 +12,9 @@ from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.core.norm import Norm, build_norm
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.training.fast_linear import has_products
 from clearhead.training.fast_stream import _Added, _normed, fast_stream
 
-pytestmark = pytest.mark.skipif(not has_products(), reason="this processor has no matrix unit, or there is no compiler")
+pytestmark = pytest.mark.usefixtures("matrix_unit")
 WANTED = "sum", "normed", "rounded"
 
 
