@@ -114,7 +114,8 @@ def test_what_to_do_must_be_said(tmp_path: Path, capfd: pytest.CaptureFixture[st
         )
     assert "has an effect with --to hf only" in failing(capfd, tmp_path, out, "--from-bin", "--max-shard-size", "5GB")
     assert "holds neither pytorch_model.bin nor" in failing(capfd, tmp_path, out, "--from-bin")
-    assert "/ has no 'no'; expected a folder that holds" in failing(capfd, "/no/such", out, "--from-bin")
+    missing = failing(capfd, tmp_path / "no" / "such", out, "--from-bin")
+    assert f"{tmp_path} has no 'no'; expected a folder that holds" in missing
 
 
 def test_a_damaged_file_is_refused_without_advice_to_run_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

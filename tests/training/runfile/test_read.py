@@ -204,7 +204,7 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         (with_keys("model", 'family = "decoder"'), 12, "must be 'encoder-decoder' for the task 'translate'"),
         (with_keys("model", 'tie = "all"') + "[tokenizer2]", 12, "needs [tokenizer] joint = true"),
         (with_keys("tokenizer", 'path = "t.json"'), 8, "kind has no effect with 'path'; remove it"),
-        (with_keys("tokenizer", 'path = "t.json"', "vocab_size = 9"), 8, "kind and vocab_size have no effect with"),
+        (with_keys("tokenizer", 'path = "t.json"', "vocab_size = 9"), 9, "kind and vocab_size have no effect with"),
         (MINIMAL.replace('"bpe"', '"byte"\nvocab_size = 300'), 8, "has no effect for kind 'byte'"),
         (with_keys("train", "epochs = 3"), 9, "epochs conflicts with 'steps'"),
         (with_keys("train", "warmup = 700", 'schedule = "wsd"'), 9, "warmup = 700 must be less than the 700 steps"),
