@@ -71,6 +71,7 @@ class Preflight:
         steps: the last step; None if it is not known.
         validations: how many there are in these steps.
         seconds: the time of the run, with validations and checkpoints; None if the number of steps is not known.
+        limit: the seconds after which the run ends early; None without such a limit.
     """
 
     parameters: int
@@ -83,6 +84,7 @@ class Preflight:
     steps: int | None
     validations: int
     seconds: float | None
+    limit: float | None
 
     def lines(self) -> list[str]:
         """Return the forecast as lines of text."""
@@ -90,6 +92,8 @@ class Preflight:
         if self.seconds is not None:
             counts = f"{number_of(self.steps or 0, 'step')} with {number_of(self.validations, 'validation')}"
             total = f"; {duration(self.seconds)} for {counts}"
+            if self.limit is not None and self.limit < self.seconds:
+                total += f", which train.seconds ends after {duration(self.limit)}"
         return [
             f"parameters  {self.parameters:,}",
             f"memory      about {size(self.memory_bytes)} of {size(self.memory_free)} free",
@@ -196,6 +200,7 @@ def preflight(
         steps=steps,
         validations=validations,
         seconds=saved.step_seconds * steps + saved.validation_seconds * validations if steps is not None else None,
+        limit=settings.seconds,
     )
 
 

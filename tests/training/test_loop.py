@@ -163,14 +163,15 @@ def test_a_run_of_epochs_ends_after_them(tmp_path: Path) -> None:
     assert trainer.batches.state() == {"epoch": 2, "place": 0}
 
 
-def test_a_run_of_seconds_ends_validated_and_stays_ended(tmp_path: Path) -> None:
-    trainer = small_trainer(tmp_path / "run", steps=None, seconds=0.3, validate_every=10**6)
+@pytest.mark.parametrize("steps", [None, 10**6])
+def test_seconds_end_a_run_early_validated_and_it_stays_ended(tmp_path: Path, steps: int | None) -> None:
+    trainer = small_trainer(tmp_path / "run", steps=steps, seconds=0.3, validate_every=10**6)
     result = trainer.run()
     assert result.reason == "the time limit of 300 ms is reached" and result.best == f"step-{result.step}"
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1].step == result.step and rows[-1].valid_loss is not None
     assert [row.step for row in rows] == sorted({row.step for row in rows})
-    assert small_trainer(tmp_path / "run", steps=None, seconds=0.3).run(resume=True).step == result.step
+    assert small_trainer(tmp_path / "run", steps=steps, seconds=0.3).run(resume=True).step == result.step
 
 
 def test_a_resumed_run_forecasts_its_validations_by_the_one_before(tmp_path: Path) -> None:

@@ -73,6 +73,9 @@ def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
     for words in ("147", "a checkpoint", "free", "a step", "a validation", "for 40 steps with 3 validations"):
         assert words in text
     assert check(tmp_path / "run", steps=None, seconds=3.0).seconds is None
+    for limit, is_said in ((1e-6, True), (1e6, False)):
+        limited = "\n".join(check(tmp_path / "run", seconds=limit).lines())
+        assert ("which train.seconds ends after" in limited) == is_said
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def _apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> tuple[dic
             faults.append(Fault(address, f"override '{text}': {sentence}"))
             continue
         if address[0] == "train" and address[-1] in LENGTHS and len(address) == 2:
-            _drop_other_lengths(raw, address[-1])
+            _drop_other_length(raw, address[-1])
         origins[address] = text
     return origins, faults
 
@@ -149,8 +149,8 @@ def _set(raw: dict[str, Any], address: Address, value: Any) -> str | None:
     return None
 
 
-def _drop_other_lengths(raw: dict[str, Any], kept: str) -> None:
-    """Remove the length of the file: an override of the length replaces it."""
+def _drop_other_length(raw: dict[str, Any], kept: str) -> None:
+    """Remove the length of the file: steps replace epochs, and epochs steps; seconds may end either early."""
     for key in LENGTHS:
         if key != kept:
             raw["train"].pop(key, None)

@@ -13,7 +13,7 @@ from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_
 from clearhead.training.runfile.faults import Address, Fault, name_of
 from clearhead.training.runfile.sections import SUBWORD_KINDS, HubDataset, RunFile, Section, Train
 
-LENGTHS = ("steps", "epochs", "seconds")
+LENGTHS = ("steps", "epochs")
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 Kind = TypeVar("Kind", bound=Section)
 Family = Literal["encoder", "decoder", "encoder-decoder"]
@@ -225,29 +225,35 @@ def _positions(run: RunFile) -> Iterator[Fault]:
 
 
 def _length(run: RunFile) -> Iterator[Fault]:
-    given = [key for key in LENGTHS if getattr(run.train, key) is not None]
-    if not given:
+    train = run.train
+    if not _has_known_end(train) and train.seconds is None:
         yield _fault("train", "must say how long to train: steps, epochs or seconds")
-    if len(given) > 1:
-        yield _fault(f"train.{given[1]}", f"conflicts with '{given[0]}': give one of steps, epochs and seconds")
+    if train.steps is not None and train.epochs is not None:
+        yield _fault("train.epochs", "conflicts with 'steps': give one of both; 'seconds' may end either early")
+
+
+def _has_known_end(train: Train) -> bool:
+    """Whether the number of steps is planned, so that schedules and shares have a meaning."""
+    return train.steps is not None or train.epochs is not None
 
 
 def _schedule(run: RunFile) -> Iterator[Fault]:
     train = run.train
-    if train.schedule in SCHEDULES_WITH_AN_END and train.seconds is not None:
+    only_time = train.seconds is not None and not _has_known_end(train)
+    if train.schedule in SCHEDULES_WITH_AN_END and only_time:
         yield _fault(
             "train.schedule",
-            f"= '{train.schedule}' ends at a known step, so it needs 'steps' or 'epochs', not 'seconds'",
+            f"= '{train.schedule}' ends at a known step, so it needs 'steps' or 'epochs', not only 'seconds'",
         )
     if train.schedule in SCHEDULES_WITH_WARMUP and train.warmup == 0:
         yield _fault("train.warmup", f"must be at least 1 for the schedule '{train.schedule}', received the number 0")
     if train.schedule in SCHEDULES_WITH_AN_END and train.steps is not None and (train.warmup or 0) >= train.steps:
         yield _fault("train.warmup", f"= {train.warmup} must be less than the {train.steps} steps of the run")
     for key in ("warmup", "validate_every"):
-        if train.seconds is not None and isinstance(share := getattr(train, key), float):
+        if only_time and isinstance(share := getattr(train, key), float):
             yield _fault(
                 f"train.{key}",
-                f"= {share} is a share of all steps, which 'seconds' leaves open: give a number of steps",
+                f"= {share} is a share of all steps, which 'seconds' alone leaves open: give a number of steps",
             )
 
 

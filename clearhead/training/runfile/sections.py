@@ -202,7 +202,10 @@ class EarlyStop(Section):
 
 
 class Train(Section):
-    """Length, optimizer, validation and checkpoints; `warmup` and `validate_every` in steps or as a share of all."""
+    """Length, optimizer, validation and checkpoints.
+
+    `warmup` and `validate_every` are steps or a share of all; `seconds` ends a run of `steps` or `epochs` early.
+    """
 
     run: Annotated[str, Field(min_length=1)]
     steps: Count | None = None

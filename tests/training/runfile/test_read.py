@@ -127,6 +127,12 @@ def test_override_of_the_length_replaces_the_length_of_the_file() -> None:
     assert (run.train.steps, run.train.epochs) == (None, 3)
 
 
+def test_seconds_beside_steps_end_them_early_and_leave_schedule_and_shares_their_meaning() -> None:
+    text = with_keys("train", 'schedule = "cosine"', "warmup = 0.1", "validate_every = 0.1")
+    run = parse_run_file(text, "x.toml", ["train.seconds=60"])
+    assert (run.train.steps, run.train.seconds) == (700, 60)
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -180,7 +186,7 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         (
             MINIMAL.replace("steps = 700", "seconds = 60\nvalidate_every = 0.1"),
             11,
-            "validate_every = 0.1 is a share of all steps, which 'seconds' leaves open",
+            "validate_every = 0.1 is a share of all steps, which 'seconds' alone leaves open",
         ),
         (with_keys("train", "schedule = 'cosin'"), 9, "did you mean 'cosine'?"),
         (with_keys("train", "ema = 1.0"), 9, "ema must be below 1"),
@@ -212,7 +218,7 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         (
             MINIMAL.replace("steps = 700", 'seconds = 60\nschedule = "cosine"'),
             11,
-            "needs 'steps' or 'epochs', not 'seconds'",
+            "needs 'steps' or 'epochs', not only 'seconds'",
         ),
         (
             with_keys("train", "bleu_sentences = 0", "early_stop = { metric = 'bleu' }"),
