@@ -52,6 +52,7 @@ class Attention(HookPoints):
     """
 
     points = ("queries", "keys", "values", "scores", "weights", "mixed")
+    rotate = staticmethod(rotate)
 
     def __init__(self, width: int, attention: spec.Attention, source_width: int | None = None) -> None:
         super().__init__()
@@ -92,7 +93,7 @@ class Attention(HookPoints):
             query, key = self.normed(self.query_norm, query), self.normed(self.key_norm, key)
         if rotary is not None:
             cos, sin = context.once(self.rotation_key, lambda: self.angles(rotary, context))
-            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+            query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
         if norm is not None and norm.after_rotation:
             query, key = self.normed(self.query_norm, query), self.normed(self.key_norm, key)
         return query, key
@@ -136,8 +137,7 @@ class Attention(HookPoints):
 
     def weigh(self, weights: Scores, value: Keys) -> Queries:
         """Sum the values by their weights."""
-        value = repeat_heads(value, weights.shape[1])
-        return self.dropout(weights).to(value.dtype) @ value  # a bias on the scores is float32
+        return self.dropout(weights).to(value.dtype) @ repeat_heads(value, weights.shape[1])  # a bias is float32
 
     def point_by_row(self, name: str, x: Scores, context: Context) -> Scores:
         return self.point(name, x)

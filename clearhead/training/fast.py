@@ -15,7 +15,7 @@ from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import Norm, RMSNorm
 from clearhead.core.stack import Branch, Stack, Step
 from clearhead.machine import has_fast_bf16
-from clearhead.training.fast_attention import mix
+from clearhead.training.fast_attention import mix, rotation
 from clearhead.training.fast_linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.training.fast_norm import normalize
 from clearhead.training.fast_stream import fast_stream
@@ -71,6 +71,7 @@ def _products(module: nn.Module) -> Iterator[tuple[nn.Module, str, Callable[...,
     for part in module.modules():
         if isinstance(part, Attention):
             yield part, "mix", partial(mix, part, part.mix)
+            yield part, "rotate", partial(_rotate, part.rotate)
         if isinstance(part, nn.Linear):
             yield part, "forward", partial(_linear, part, part.forward)
         if isinstance(part, Attention) and type(part).forward is Attention.forward:
@@ -81,6 +82,10 @@ def _products(module: nn.Module) -> Iterator[tuple[nn.Module, str, Callable[...,
 
 def _linear(part: nn.Linear, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return linears(x, [part])[0] if _is_for_training(x) and is_served(part) else own(x)
+
+
+def _rotate(own: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return rotation(x, cos, sin) if _is_for_training(x) and x.dtype == torch.bfloat16 else own(x, cos, sin)
 
 
 def _feed_forward(part: FeedForward, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

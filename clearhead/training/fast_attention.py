@@ -20,6 +20,7 @@ from clearhead.training.fast_linear import run
 Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, Context], Tensor]
 Queries = Float[Tensor, "batch heads queries head_size"]
 Keys = Float[Tensor, "batch heads keys head_size"]
+Angles = Float[Tensor, "#batch 1 queries pairs"]
 
 
 def mix(
@@ -66,6 +67,12 @@ def attention(
     return mixed
 
 
+def rotation(x_BHTE: Queries, cos: Angles, sin: Angles) -> Queries:
+    """Rotate queries or keys in bf16 as `kernels.positions.rotate` does, by products in fp32 that are rounded once."""
+    rotated: Tensor = _Rotation.apply(x_BHTE, cos, sin)  # type: ignore[no-untyped-call]
+    return rotated
+
+
 class _Heads(ctypes.Structure):
     """A tensor by head, whose numbers of a head lie side by side: its address, and its other strides."""
 
@@ -82,6 +89,16 @@ class _Call(ctypes.Structure):
         *((f"mask_{name}", ctypes.c_long) for name in ("batch", "head", "query", "key")),
         *((name, ctypes.c_long) for name in ("B", "H", "T", "S", "E", "is_causal")),
         ("scale", ctypes.c_float),
+    )
+
+
+class _RotationCall(ctypes.Structure):
+    """The arguments of the kernel of rotations, as in native/training/calls.h."""
+
+    _fields_ = (
+        *((name, _Heads) for name in ("x", "y")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        *((name, ctypes.c_long) for name in ("angle_batch", "B", "H", "T", "E", "P", "is_back")),
     )
 
 
@@ -120,6 +137,28 @@ class _Attention(torch.autograd.Function):
         found = _room([query, key, value]) if query.shape == key.shape else [*_room([query]), *_room([key, value])]
         _run("attention_backward", [*heads, _side_by_side(gradients[0]), *found], log_totals, mask, ctx.how)
         return *found, None, None, None
+
+
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.angles = cos.contiguous(), sin.contiguous()
+        return _rotated(x, *ctx.angles, is_back=False)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _rotated(gradients[0], *ctx.angles, is_back=True), None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, is_back: bool) -> Tensor:
+    heads, (y,) = _side_by_side(x), _room([x])
+    own, other = (_Heads(tensor.data_ptr(), *tensor.stride()[:3]) for tensor in (heads, y))
+    call = _RotationCall(own, other, cos.data_ptr(), sin.data_ptr(), cos.stride(0) if len(cos) > 1 else 0)
+    call.B, call.H, call.T, call.E = x.shape
+    call.P, call.is_back = cos.shape[-1], is_back
+    run("rotation", call)
+    return y
 
 
 def _side_by_side(heads: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tr
     monkeypatch.setattr(fast, "has_fast_bf16", lambda device: True)
     torch.manual_seed(2)
     hparams = Hyperparameters(
-        layers=2, width=32, heads=2, norm="rms", norm_place=request.param, dropout=0.0, tie="none"
+        layers=2, width=32, heads=2, norm="rms", norm_place=request.param, dropout=0.0, tie="none", positions="rotary"
     )
     return build(build_spec(hparams, source_vocab=11, target_vocab=13)).train()
 
@@ -54,7 +54,8 @@ def test_a_model_has_the_same_loss_and_the_same_gradients_up_to_rounding(
 def test_outside_the_block_parts_have_their_own_functions(model: Transformer) -> None:
     own = {id(part): set(vars(part)) for part in model.modules()}
     with fast_training(model, "bf16"):
-        assert all(has_products() == ("mix" in vars(part)) for part in model.modules() if isinstance(part, Attention))
+        parts = [vars(part) for part in model.modules() if isinstance(part, Attention)]
+        assert all(has_products() == (name in names) for names in parts for name in ("mix", "rotate"))
         assert all(has_products() == ("continue_from" in vars(stack)) for stack in (model.encoder, model.decoder))
         assert all("normalize" in vars(part) for part in model.modules() if isinstance(part, RMSNorm))
     assert {id(part): set(vars(part)) for part in model.modules()} == own

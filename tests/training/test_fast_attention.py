@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.training.fast_attention import attention
+from clearhead.kernels.positions import rotate as plain_rotation
+from clearhead.training.fast_attention import attention, rotation
 
 pytestmark = pytest.mark.usefixtures("matrix_unit")
 B, H, T, S, E = 5, 3, 139, 151, 7
@@ -81,3 +82,24 @@ def test_large_scores_and_numbers_that_are_none() -> None:
     found = attention(*inputs, None, scale=0.3, is_causal=True)
     assert found[1, 1, 7].isnan().all()
     assert found.isnan().sum() == E
+
+
+@pytest.mark.parametrize(("size", "pairs"), [(64, 32), (19, 7)])
+@pytest.mark.parametrize("has_positions", [False, True])
+def test_rotations_and_their_gradients_are_those_of_the_plain_computation(
+    size: int, pairs: int, has_positions: bool
+) -> None:
+    heads = leaves(T, S, size)[0]
+    exact = heads.detach().double().requires_grad_()
+    angles = torch.randn(B if has_positions else 1, 1, T, pairs)
+    gradient = torch.randn(B, H, T, size).bfloat16()
+    found, expected = (
+        rotate(x, angles.cos().to(kind), angles.sin().to(kind))
+        for rotate, x, kind in ((rotation, heads, torch.float32), (plain_rotation, exact, torch.float64))
+    )
+    assert far(found, expected) < 0.003
+    (ours,), (theirs,) = (
+        torch.autograd.grad(y, x, gradient.to(y.dtype)) for y, x in ((found, heads), (expected, exact))
+    )
+    assert far(ours, theirs) < 0.003
+    assert torch.equal(found[..., 2 * pairs :], heads[..., 2 * pairs :])

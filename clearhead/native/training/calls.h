@@ -59,6 +59,14 @@ struct AttentionCall {
   float scale;
 };
 
+// Queries or keys, rotated by their positions. Legend: as above, P pairs of dimensions.
+struct RotationCall {
+  Heads x, y;
+  const float *cos, *sin;  // of the angles [B, T, P]
+  long angle_batch;        // stride; 0: every row has the same positions
+  long B, H, T, E, P, is_back;
+};
+
 // A sum on the stream and its norm. Legend: N rows, D width; all tensors are [N, D] unless it is said otherwise.
 struct StreamCall {
   const float* x;
@@ -86,10 +94,11 @@ struct StreamCall {
 
 extern "C" {
 
-// 1 where the processor has a matrix unit that the kernels can use, else 0; all but those of the stream need one.
+// 1 where the processor has a matrix unit that the kernels can use, else 0; those of the stream and of rotations need none.
 void find_matrix_unit(long* found);
 void linear_forward(const LinearCall* call);
 void linear_backward(const LinearCall* call);
+void rotation(const RotationCall* call);
 void stream_forward(const StreamCall* call);
 void stream_backward(const StreamCall* call);
 void loss_forward(const LossCall* call);

@@ -101,7 +101,20 @@ void run_stream(long rows, long width, bool has_sum, bool is_centered) {
   stream_backward(&call);
 }
 
+void run_rotation(long batch, long heads, long tokens, long size, long pairs, bool has_angles) {
+  auto x = numbers<uint16_t>(batch * heads * tokens * size), y = x;
+  auto cos = numbers<float>((has_angles ? batch : 1) * tokens * pairs), sin = cos;
+  RotationCall call{};
+  call.x = call.y = {x.data(), tokens * heads * size, size, heads * size};
+  call.y.data = y.data(), call.cos = cos.data(), call.sin = sin.data();
+  call.angle_batch = has_angles ? tokens * pairs : 0;
+  call.B = batch, call.H = heads, call.T = tokens, call.E = size, call.P = pairs;
+  for (call.is_back = 0; call.is_back < 2; ++call.is_back) rotation(&call);
+}
+
 int main() {
+  for (long pairs : {1, 16, 21})
+    for (bool has_angles : {false, true}) run_rotation(3, 2, 40, 43, pairs, has_angles);
   for (long rows : {1, 7, 1000})
     for (long width : {1, 16, 37, 128})
       for (bool has_sum : {false, true}) run_stream(rows, width, has_sum, width > 16);
