@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -168,28 +168,29 @@ class Muon(torch.optim.Optimizer):
         return [group for group in self.param_groups if group["matrices"] is matrices]
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        by_shape: dict[tuple[torch.Size, torch.device], list[tuple[Tensor, Tensor]]] = {}
+        by_shape: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
         for parameter in group["params"]:
             if parameter.grad is not None:
-                update = self._nesterov(parameter)
-                by_shape.setdefault((parameter.shape, parameter.device), []).append((parameter, update))
-        for (shape, device), pairs in by_shape.items():
+                by_shape.setdefault((parameter.shape, parameter.device), []).append(parameter)
+        for (shape, device), parameters in by_shape.items():
             # Only whole matrices have singular values: of sharded ones each process gathers the updates of a shape.
-            rate = group["lr"] * _UPDATE_SIZE * max(shape) ** 0.5
+            updates = torch.stack([_whole(update) for update in self._nesterov(parameters)])
             dtype = torch.bfloat16 if has_fast_bf16(device) else torch.float32
-            orthogonal = orthogonalize(torch.stack([_whole(update).to(dtype) for _, update in pairs]))
-            for (parameter, _), update in zip(pairs, orthogonal.unbind(0), strict=True):
-                parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
-                parameter.add_(_placed_like(parameter, update.to(parameter.dtype)), alpha=-rate)
+            orthogonal = orthogonalize(updates.to(dtype)).to(updates.dtype).unbind(0)
+            if group["weight_decay"]:
+                torch._foreach_mul_(parameters, 1.0 - group["lr"] * group["weight_decay"])
+            rate = group["lr"] * _UPDATE_SIZE * max(shape) ** 0.5
+            torch._foreach_add_(parameters, list(map(_placed_like, parameters, orthogonal)), alpha=-rate)
 
-    def _nesterov(self, parameter: Tensor) -> Tensor:
-        """Return the Nesterov momentum of a parameter's gradient."""
-        state, gradient = self.state[parameter], parameter.grad
-        assert gradient is not None, "only parameters with a gradient are updated"
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
-        momentum: Tensor = state["momentum"].lerp_(gradient, 1.0 - _MOMENTUM)
-        return gradient.lerp(momentum, _MOMENTUM)
+    def _nesterov(self, parameters: list[Tensor]) -> Sequence[Tensor]:
+        """Return the Nesterov momentum of the gradients of parameters."""
+        for parameter in parameters:
+            if "momentum" not in self.state[parameter]:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        momenta = [self.state[parameter]["momentum"] for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        torch._foreach_lerp_(momenta, gradients, 1.0 - _MOMENTUM)
+        return torch._foreach_lerp(gradients, momenta, _MOMENTUM)
 
 
 def orthogonalize(matrices: Float[Tensor, "count rows columns"]) -> Float[Tensor, "count rows columns"]:
