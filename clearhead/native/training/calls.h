@@ -92,12 +92,30 @@ struct StreamCall {
   float eps;
 };
 
+// A matrix that Muon updates, and what it is updated by; all are [rows, columns].
+struct MuonMatrix {
+  float* parameter;
+  float* momentum;
+  const float* gradient;
+  long rows, columns;
+  float rate;  // times the orthogonal update
+};
+
+struct MuonCall {
+  const MuonMatrix* matrices;
+  long count, steps;
+  float factors[3];  // of the polynomial
+  float share;       // of the gradient in the momentum, and in Nesterov's
+  float kept;        // of the parameter
+};
+
 extern "C" {
 
 // 1 where the processor has a matrix unit that the kernels can use, else 0; those of the stream and of rotations need none.
 void find_matrix_unit(long* found);
 void linear_forward(const LinearCall* call);
 void linear_backward(const LinearCall* call);
+void muon(const MuonCall* call);
 void rotation(const RotationCall* call);
 void stream_forward(const StreamCall* call);
 void stream_backward(const StreamCall* call);

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import InputError
 from clearhead.machine import has_fast_bf16
+from clearhead.training.optim.fast_muon import Update, is_served, update_matrices
 
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ_STEPS = 5
@@ -134,7 +135,8 @@ class Muon(torch.optim.Optimizer):
 
     An update of an R x C matrix is multiplied by 0.2 * sqrt(max(R, C)), which gives it the root mean square of a usual
     AdamW update: the learning rates and weight decays of AdamW apply. The orthogonalization runs for all matrices of
-    one shape at once; in bfloat16 where products in it are faster, which is precise enough for a direction.
+    one shape at once; in bfloat16 where products in it are faster, which is precise enough for a direction. Where a CPU
+    has a matrix unit, a compiled kernel makes the whole update.
 
     Args:
         groups: parameter groups with "lr", "weight_decay" and "matrices" (True: every parameter has two dimensions).
@@ -168,26 +170,37 @@ class Muon(torch.optim.Optimizer):
         return [group for group in self.param_groups if group["matrices"] is matrices]
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        by_shape: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
+        by_shape: dict[tuple[torch.Size, torch.device] | None, list[Tensor]] = {}
         for parameter in group["params"]:
             if parameter.grad is not None:
-                by_shape.setdefault((parameter.shape, parameter.device), []).append(parameter)
-        for (shape, device), parameters in by_shape.items():
-            # Only whole matrices have singular values: of sharded ones each process gathers the updates of a shape.
-            updates = torch.stack([_whole(update) for update in self._nesterov(parameters)])
-            dtype = torch.bfloat16 if has_fast_bf16(device) else torch.float32
-            orthogonal = orthogonalize(updates.to(dtype)).to(updates.dtype).unbind(0)
-            if group["weight_decay"]:
-                torch._foreach_mul_(parameters, 1.0 - group["lr"] * group["weight_decay"])
-            rate = group["lr"] * _UPDATE_SIZE * max(shape) ** 0.5
-            torch._foreach_add_(parameters, list(map(_placed_like, parameters, orthogonal)), alpha=-rate)
+                shape = None if is_served(parameter) else (parameter.shape, parameter.device)
+                by_shape.setdefault(shape, []).append(parameter)
+                if "momentum" not in self.state[parameter]:
+                    self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        for shape, parameters in by_shape.items():
+            rates = [group["lr"] * _UPDATE_SIZE * max(parameter.shape) ** 0.5 for parameter in parameters]
+            kept = 1.0 - group["lr"] * group["weight_decay"]
+            if shape is None:
+                how = Update(_NEWTON_SCHULZ, _NEWTON_SCHULZ_STEPS, _MOMENTUM, kept)
+                update_matrices(parameters, self._momenta(parameters), rates, how)
+            else:
+                self._step_shape(parameters, rates[0], kept)
+
+    def _step_shape(self, parameters: list[Tensor], rate: float, kept: float) -> None:
+        """Update matrices of one shape on one device."""
+        # Only whole matrices have singular values: of sharded ones each process gathers the updates.
+        updates = torch.stack([_whole(update) for update in self._nesterov(parameters)])
+        dtype = torch.bfloat16 if has_fast_bf16(updates.device) else torch.float32
+        orthogonal = orthogonalize(updates.to(dtype)).to(updates.dtype).unbind(0)
+        torch._foreach_mul_(parameters, kept)
+        torch._foreach_add_(parameters, list(map(_placed_like, parameters, orthogonal)), alpha=-rate)
+
+    def _momenta(self, parameters: list[Tensor]) -> list[Tensor]:
+        return [self.state[parameter]["momentum"] for parameter in parameters]
 
     def _nesterov(self, parameters: list[Tensor]) -> Sequence[Tensor]:
         """Return the Nesterov momentum of the gradients of parameters."""
-        for parameter in parameters:
-            if "momentum" not in self.state[parameter]:
-                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
-        momenta = [self.state[parameter]["momentum"] for parameter in parameters]
+        momenta = self._momenta(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1.0 - _MOMENTUM)
         return torch._foreach_lerp(gradients, momenta, _MOMENTUM)

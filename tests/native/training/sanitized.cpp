@@ -112,6 +112,19 @@ void run_rotation(long batch, long heads, long tokens, long size, long pairs, bo
   for (call.is_back = 0; call.is_back < 2; ++call.is_back) rotation(&call);
 }
 
+void run_muon() {
+  const long sizes[][2] = {{32, 32}, {32, 96}, {160, 64}};
+  std::vector<std::vector<float>> numbers_of;
+  std::vector<MuonMatrix> matrices;
+  for (const auto& size : sizes) {
+    for (int i = 0; i < 3; ++i) numbers_of.push_back(numbers<float>(size[0] * size[1]));
+    auto* last = &numbers_of.back();
+    matrices.push_back({last[0].data(), last[-1].data(), last[-2].data(), size[0], size[1], 0.1f});
+  }
+  const MuonCall call{matrices.data(), long(matrices.size()), 5, {3.4f, -4.8f, 2.0f}, 0.05f, 0.9f};
+  muon(&call);
+}
+
 int main() {
   for (long pairs : {1, 16, 21})
     for (bool has_angles : {false, true}) run_rotation(3, 2, 40, 43, pairs, has_angles);
@@ -121,6 +134,7 @@ int main() {
   long has_unit = 0;
   find_matrix_unit(&has_unit);
   if (!has_unit) return 0;
+  run_muon();
   for (long rows : {1, 31, 32, 70, 1030})
     for (long inputs : {32, 96, 1056})
       for (long outputs : {32, 288})

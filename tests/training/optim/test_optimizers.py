@@ -184,7 +184,7 @@ def stepped(optimizers: list[torch.optim.Optimizer], parameters: list[nn.Paramet
             optimizer.step()
 
 
-@pytest.mark.parametrize("products", ["single", "half"])
+@pytest.mark.parametrize("products", ["single", "half", "kernel"])
 def test_muon_is_torchs_muon_up_to_the_precision_of_its_products(
     products: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,9 +194,12 @@ def test_muon_is_torchs_muon_up_to_the_precision_of_its_products(
             return orthogonalize(gradient.unsqueeze(0)).squeeze(0)
 
         monkeypatch.setattr(torch_muon, "_zeropower_via_newtonschulz", in_single_precision)
-    monkeypatch.setattr(optimizers, "has_fast_bf16", lambda device: products == "half")
+    monkeypatch.setattr(optimizers, "has_fast_bf16", lambda device: products != "single")
+    size = 32 if products == "kernel" else 1  # the kernel's blocks; without a matrix unit the rows of "half" again
     torch.manual_seed(33)
-    ours = nn.Sequential(nn.Linear(11, 7), nn.Linear(7, 11), nn.Linear(11, 7))
+    ours = nn.Sequential(
+        *(nn.Linear(rows * size, columns * size) for rows, columns in ((5, 3), (3, 5), (5, 3), (2, 2)))
+    )
     theirs = copy.deepcopy(ours)
     starts = [layer.weight.detach().clone() for layer in ours]
     matrices = [layer.weight for layer in theirs]
