@@ -28,19 +28,24 @@ def mix(
 ) -> Tensor:
     """Mix values as an attention does, by the compiled kernels where they can.
 
-    Attentions that need the eager kernel, and those that share key/value heads, keep their own.
+    Attentions that need their weights, and those that share key/value heads, keep their own.
 
     Args:
         part: the attention.
         own: its own method.
         query, key, value, bias, context: its arguments.
     """
-    is_plain = bias is None and query.shape[1] == key.shape[1] and value.dtype == torch.bfloat16
-    if not (is_plain and torch.is_grad_enabled()) or torch.compiler.is_compiling() or part.kernel()[0] == "eager":
+    is_plain = query.shape[1] == key.shape[1] and value.dtype == torch.bfloat16
+    if not (is_plain and torch.is_grad_enabled()) or torch.compiler.is_compiling() or _needs_weights(part):
         return own(query, key, value, bias, context)
     is_causal = context.masking.is_only_causal(part.spec.mask)
     mask = None if is_causal else part.mask(context)
-    return attention(query, key, value, mask, scale=part.scale, is_causal=is_causal)
+    return attention(query, key, value, mask, bias, scale=part.scale, is_causal=is_causal)
+
+
+def _needs_weights(part: Attention) -> bool:
+    is_watched, is_dropped = part.is_watched("scores", "weights"), part.training and part.dropout.p > 0.0
+    return is_watched or is_dropped or part.spec.soft_cap is not None or part.spec.sink
 
 
 def attention(
@@ -48,6 +53,7 @@ def attention(
     key_BHSE: Keys,
     value_BHSE: Keys,
     mask: Bool[Tensor, "#batch #heads #queries keys"] | None,
+    bias: Float[Tensor, "#batch #heads queries keys"] | None = None,
     *,
     scale: float,
     is_causal: bool = False,
@@ -57,13 +63,16 @@ def attention(
     Args:
         query_BHTE, key_BHSE, value_BHSE: every query head has keys and values of its own.
         mask: True = may attend; a query with none gets zeros.
+        bias: added to the scores, in fp32; its gradient is too.
         scale: multiplies the products of queries and keys.
         is_causal: hides the keys behind each query, in place of a mask; there are as many keys as queries.
 
     Source: arXiv 2205.14135, algorithm 1 and appendix B.2.
     """
     tensors = [tensor.to(torch.bfloat16) for tensor in (query_BHTE, key_BHSE, value_BHSE)]
-    mixed: Tensor = _Attention.apply(*tensors, mask, scale, is_causal)  # type: ignore[no-untyped-call]
+    if bias is not None:
+        bias = bias.float().expand(*query_BHTE.shape[:3], key_BHSE.shape[2])
+    mixed: Tensor = _Attention.apply(*tensors, bias, mask, scale, is_causal)  # type: ignore[no-untyped-call]
     return mixed
 
 
@@ -87,6 +96,8 @@ class _Call(ctypes.Structure):
         *((f"{name}_gradient", _Heads) for name in ("mixed", "query", "key", "value")),
         *((name, ctypes.c_void_p) for name in ("mask", "log_totals")),
         *((f"mask_{name}", ctypes.c_long) for name in ("batch", "head", "query", "key")),
+        *((name, ctypes.c_void_p) for name in ("bias", "bias_gradient")),
+        *((f"bias_{name}", ctypes.c_long) for name in ("batch", "head", "query")),
         *((name, ctypes.c_long) for name in ("B", "H", "T", "S", "E", "is_causal")),
         ("scale", ctypes.c_float),
     )
@@ -102,41 +113,56 @@ class _RotationCall(ctypes.Structure):
     )
 
 
-def _run(name: str, heads: list[Tensor], log_totals: Tensor, mask: Tensor | None, how: tuple[float, bool]) -> None:
+def _call(
+    heads: list[Tensor], log_totals: Tensor, bias: Tensor | None, mask: Tensor | None, how: tuple[float, bool]
+) -> _Call:
     (batch, num_heads, queries, size), keys = heads[0].shape, heads[1].shape[2]
     call = _Call(*(_Heads(tensor.data_ptr(), *tensor.stride()[:3]) for tensor in heads))
     call.log_totals = log_totals.data_ptr()
+    if bias is not None:
+        call.bias, (call.bias_batch, call.bias_head, call.bias_query) = bias.data_ptr(), bias.stride()[:3]
     if mask is not None:
         expanded = mask.expand(batch, num_heads, queries, keys)
         call.mask = expanded.data_ptr()
         call.mask_batch, call.mask_head, call.mask_query, call.mask_key = expanded.stride()
     call.B, call.H, call.T, call.S, call.E = batch, num_heads, queries, keys, size
     call.scale, call.is_causal = how
-    run(name, call)
+    return call
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, is_causal: bool
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        *how: Any,
     ) -> Tensor:
         heads = [_side_by_side(tensor) for tensor in (query, key, value)]
+        bias = None if bias is None else _side_by_side(bias)
         (mixed,) = _room([query])
         log_totals = query.new_empty(query.shape[:3], dtype=torch.float32)
-        _run("attention_forward", [*heads, mixed], log_totals, mask, (scale, is_causal))
-        ctx.save_for_backward(*heads, mixed, log_totals, mask)
-        ctx.how = scale, is_causal
+        run("attention_forward", _call([*heads, mixed], log_totals, bias, mask, how))
+        ctx.save_for_backward(*heads, mixed, log_totals, bias, mask)
+        ctx.how = how
         return mixed
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        *heads, log_totals, mask = ctx.saved_tensors
+        *heads, log_totals, bias, mask = ctx.saved_tensors
         query, key, value = heads[:3]
         # Side by side, as the layers that made queries, keys and values together read their gradients.
         found = _room([query, key, value]) if query.shape == key.shape else [*_room([query]), *_room([key, value])]
-        _run("attention_backward", [*heads, _side_by_side(gradients[0]), *found], log_totals, mask, ctx.how)
-        return *found, None, None, None
+        call = _call([*heads, _side_by_side(gradients[0]), *found], log_totals, bias, mask, ctx.how)
+        bias_gradient = log_totals.new_empty(bias.shape) if ctx.needs_input_grad[3] else None
+        if bias_gradient is not None:
+            call.bias_gradient = bias_gradient.data_ptr()
+        run("attention_backward", call)
+        return *found, bias_gradient, None, None, None
 
 
 class _Rotation(torch.autograd.Function):

@@ -18,12 +18,13 @@ from clearhead.training.fast import fast_training
 from clearhead.training.fast_linear import has_products
 
 
-@pytest.fixture(params=["pre", "post"])
+@pytest.fixture(params=[("pre", "rotary"), ("post", "buckets")])
 def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Transformer:
     monkeypatch.setattr(fast, "has_fast_bf16", lambda device: True)
     torch.manual_seed(2)
+    place, positions = request.param
     hparams = Hyperparameters(
-        layers=2, width=32, heads=2, norm="rms", norm_place=request.param, dropout=0.0, tie="none", positions="rotary"
+        layers=2, width=32, heads=2, norm="rms", dropout=0.0, tie="none", norm_place=place, positions=positions
     )
     return build(build_spec(hparams, source_vocab=11, target_vocab=13)).train()
 

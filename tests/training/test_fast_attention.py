@@ -29,8 +29,8 @@ def masks(queries: int, keys: int) -> dict[str, Tensor]:
     return {"padding": real[:, None, None], "window": window[None, None], "both": (real[:, None] & window)[:, None]}
 
 
-def plain(inputs: list[Tensor], mask: Tensor | None) -> Tensor:
-    scores = inputs[0] @ inputs[1].mT * 0.3
+def plain(inputs: list[Tensor], mask: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    scores = inputs[0] @ inputs[1].mT * 0.3 + (0.0 if bias is None else bias)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(-1).nan_to_num(0.0) @ inputs[2]
@@ -55,6 +55,25 @@ def test_outputs_and_gradients_are_those_of_the_plain_computation(
     found = attention(*inputs, mask, scale=0.3, is_causal=is_causal)
     assert far(found, expected) < 0.005
     gradient = torch.randn(B, H, queries, size).bfloat16()
+    ours = torch.autograd.grad(found, inputs, gradient)
+    theirs = torch.autograd.grad(expected, exact, gradient.double())
+    assert all(far(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, B])
+@pytest.mark.parametrize(("queries", "keys"), [(T, S), (541, 37)])
+@pytest.mark.parametrize("kind", ["causal", "padding", "both", "nothing"])
+def test_a_bias_is_added_to_the_scores_and_has_a_gradient(kind: str, queries: int, keys: int, rows: int) -> None:
+    is_causal = kind == "causal"
+    keys = queries if is_causal else keys
+    mask = masks(queries, keys).get(kind)
+    inputs = [*leaves(queries, keys), torch.randn(rows, H, queries, keys, requires_grad=True)]
+    exact = [one.detach().double().requires_grad_() for one in inputs]
+    seen = torch.ones(queries, queries, dtype=torch.bool).tril() if is_causal else mask
+    expected = plain(exact[:3], seen, exact[3])
+    found = attention(*inputs[:3], mask, inputs[3], scale=0.3, is_causal=is_causal)
+    assert far(found, expected) < 0.005
+    gradient = torch.randn(found.shape).bfloat16()
     ours = torch.autograd.grad(found, inputs, gradient)
     theirs = torch.autograd.grad(expected, exact, gradient.double())
     assert all(far(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))

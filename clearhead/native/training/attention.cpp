@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "calls.h"
+#include "partial.h"
 #include "tiles.h"
 
 #ifdef MATRIX_UNIT
@@ -54,6 +55,27 @@ void expand(const uint8_t* mask, long stride, long count, long all, float* hidde
   for (long i = count; i < all; ++i) hidden[i] = -INFINITY;
 }
 
+// Numbers [count, width], filled up with zeros to `all` rows, turned: [width, all], where rows lie `room` apart.
+void turn_rows(const float* from, long stride, long count, long all, long width, float* to, long room) {
+  alignas(64) float block[WORDS];
+  for (long t = 0; t < all; t += TILE)
+    for (long s = 0; s < width; s += TILE) {
+      for (long i = 0; i < TILE; ++i)
+        store_lanes(block + i * TILE, t + i < count ? load_some(from + (t + i) * stride + s, width - s) : Floats{});
+      turn_tile(reinterpret_cast<const uint32_t*>(block), TILE, reinterpret_cast<uint32_t*>(block));
+      for (long i = 0; i < std::min(TILE, width - s); ++i)
+        store_some(to + (s + i) * room + t, load_lanes(block + i * TILE), all - t);
+    }
+}
+
+// Add a bias [count] to what a row of a mask adds; null: nothing.
+void add_bias(const float* bias, const float* hidden, long count, float* sums) {
+  for (long s = 0; s < count; s += LANES) {
+    const Floats lanes = load_some(bias + s, count - s);
+    store_lanes(sums + s, hidden ? lanes + load_lanes(hidden + s) : lanes);
+  }
+}
+
 const Floats ORDER = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // Turn `all` scores, of which the first `count` may be attended to, into weights times their sum, which is returned.
@@ -83,7 +105,7 @@ float weigh(const float* scores, const float* hidden, long count, long all, floa
 }
 
 struct Forward {  // the memory of a thread
-  Memory query, key, value, key_tiles, value_tiles, scores, weights, mixed, hidden;
+  Memory query, key, value, key_tiles, value_tiles, scores, weights, mixed, hidden, added;
 };
 
 void attend(const AttentionCall& call, long b, long h, Forward& own) {
@@ -97,6 +119,7 @@ void attend(const AttentionCall& call, long b, long h, Forward& own) {
   uint16_t* weights = own.weights.numbers<uint16_t>(SIDE * all_keys);
   float* mixed = own.mixed.numbers<float>(SIDE * width);
   float* hidden = own.hidden.numbers<float>(all_keys);
+  float* added = own.added.numbers<float>(all_keys);
   copy_rows(call.query.at(b, h), call.query.token, T, E, all_queries, width, query);
   copy_rows(call.key.at(b, h), call.key.token, S, E, all_keys, width, rows);
   tiles_of_rows(rows, all_keys, width, width, keys);
@@ -104,6 +127,7 @@ void attend(const AttentionCall& call, long b, long h, Forward& own) {
   tiles_of_columns(rows, all_keys, width, width, values);
   const uint8_t* mask = call.mask ? call.mask + b * call.mask_batch + h * call.mask_head : nullptr;
   if (mask && !call.mask_query) expand(mask, call.mask_key, S, all_keys, hidden);
+  const float* bias = call.bias ? call.bias + b * call.bias_batch + h * call.bias_head : nullptr;
   float* log_totals = call.log_totals + (b * call.H + h) * T;
   for (long t = 0; t < T; t += SIDE) {
     const long seen = call.is_causal ? std::min(t + SIDE, all_keys) : all_keys;
@@ -116,8 +140,9 @@ void attend(const AttentionCall& call, long b, long h, Forward& own) {
       }
       if (mask && call.mask_query) expand(mask + (t + i) * call.mask_query, call.mask_key, S, all_keys, hidden);
       const long count = call.is_causal ? std::min(t + i + 1, S) : S;
-      sums[i] = weigh(scores + i * seen, mask ? hidden : nullptr, count, seen, call.scale, weights + i * seen,
-                      log_totals + t + i);
+      const float* extra = mask ? hidden : nullptr;
+      if (bias) add_bias(bias + (t + i) * call.bias_query, extra, count, added), extra = added;
+      sums[i] = weigh(scores + i * seen, extra, count, seen, call.scale, weights + i * seen, log_totals + t + i);
     }
     multiply_matrices(SIDE, width, weights, seen, values, all_keys / SIDE, seen / SIDE, mixed, width, false);
     for (long i = 0; i < std::min(SIDE, T - t); ++i)
@@ -128,7 +153,7 @@ void attend(const AttentionCall& call, long b, long h, Forward& own) {
 
 struct Backward {  // the memory of a thread
   Memory query, gradient, key, value, key_tiles, key_columns, by_query, by_gradient, query_tiles, gradient_tiles, scores, products,
-      weights, score_gradients, score_tiles, key_sums, value_sums, query_sums, shares, hidden;
+      weights, score_gradients, score_tiles, key_sums, value_sums, query_sums, shares, hidden, bias, bias_gradients;
 };
 
 // One head; the pointers are to rows of it, and to what is made of them.
@@ -181,6 +206,7 @@ class HeadGradient {
     tiles_of_columns(query, all, width_, width_, queries);
     tiles_of_columns(gradient, all, width_, width_, gradients);
     find_shares(first, count, all);
+    turn_bias(first, count);
     const long seen = call_.is_causal ? std::min(first + all, keys_) : keys_;
     for (long s = 0; s < seen; s += SIDE) {
       const long begin = call_.is_causal ? std::max(0L, s - first) : 0, size = all - begin, skipped = begin / SIDE;
@@ -194,6 +220,21 @@ class HeadGradient {
                         key_sums_ + s * width_, width_, true);
     }
     write_query_gradients(first, count, all);
+    if (call_.bias_gradient) {
+      float* to = call_.bias_gradient + ((b_ * call_.H + h_) * call_.T + first) * call_.S;
+      turn_rows(bias_gradients_, most_, call_.S, call_.S, count, to, call_.S);
+    }
+  }
+
+  // The bias by key, and room for its gradient.
+  void turn_bias(long first, long count) {
+    if (!call_.bias) return;
+    bias_ = own_.bias.numbers<float>(keys_ * most_);
+    const float* from = call_.bias + b_ * call_.bias_batch + h_ * call_.bias_head + first * call_.bias_query;
+    turn_rows(from, call_.bias_query, count, whole_blocks(count), call_.S, bias_, most_);
+    if (!call_.bias_gradient) return;
+    bias_gradients_ = own_.bias_gradients.numbers<float>(keys_ * most_);
+    std::memset(bias_gradients_, 0, keys_ * most_ * 4);
   }
 
   // The product of each query's output and its gradient, and the log of its sum, filled up so that weights are 0.
@@ -229,10 +270,12 @@ class HeadGradient {
         if (key + row < call_.S) {
           Floats scaled = load_lanes(scores + at) * call_.scale - load_lanes(log_totals_ + begin + t);
           if (hidden[row]) scaled += load_lanes(hidden[row] + t);
+          if (call_.bias) scaled += load_lanes(bias_ + (key + row) * most_ + begin + t);
           weights = exp_lanes(scaled);
           if (call_.is_causal && first + begin + t < key + row)
             weights = where(ORDER + float(first + begin + t) < float(key + row), Floats{}, weights);
           gradients[row] = weights * (load_lanes(products + at) - load_lanes(shares_ + begin + t));
+          if (call_.bias_gradient) store_lanes(bias_gradients_ + (key + row) * most_ + begin + t, gradients[row]);
         }
         store_lanes(weights_ + at, weights);
         store_lanes(score_gradients_ + at, gradients[row]);
@@ -274,7 +317,7 @@ class HeadGradient {
   const long most_;
   uint16_t *key_, *value_, *key_columns_, *weights_, *score_gradients_;
   uint32_t* score_tiles_;
-  float *key_sums_, *value_sums_, *shares_, *log_totals_, *hidden_;
+  float *key_sums_, *value_sums_, *shares_, *log_totals_, *hidden_, *bias_, *bias_gradients_;
 };
 
 template <typename Own, typename Work>

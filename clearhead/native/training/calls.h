@@ -55,6 +55,9 @@ struct AttentionCall {
   const uint8_t* mask;  // true = may attend; null: none
   float* log_totals;    // log of the sum of the exponentials of the scores [B, H, T]; infinity: no key
   long mask_batch, mask_head, mask_query, mask_key;  // strides
+  const float* bias;     // added to the scores, those of a query side by side; null: nothing
+  float* bias_gradient;  // [B, H, T, S]; null: not wanted
+  long bias_batch, bias_head, bias_query;  // strides
   long B, H, T, S, E, is_causal;
   float scale;
 };

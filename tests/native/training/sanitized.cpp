@@ -46,7 +46,10 @@ void run_attention(long batch, long heads, long queries, long keys, long size, b
   std::vector<std::vector<uint16_t>> tensors(8, numbers<uint16_t>(most));
   auto log_totals = numbers<float>(batch * heads * queries);
   auto mask = numbers<uint8_t>(batch * heads * queries * keys);
+  auto bias = numbers<float>(batch * heads * queries * keys), bias_gradient = bias;
   AttentionCall call{};
+  if (size > 7) call.bias = bias.data(), call.bias_gradient = bias_gradient.data();
+  call.bias_batch = heads * queries * keys, call.bias_head = queries * keys, call.bias_query = keys;
   Heads* all[] = {&call.query, &call.key, &call.value, &call.mixed,
                   &call.mixed_gradient, &call.query_gradient, &call.key_gradient, &call.value_gradient};
   const bool by_key[] = {false, true, true, false, false, false, true, true};
