@@ -2,9 +2,13 @@
 
 #pragma once
 
-#include "../lanes.h"
+#include "tiles.h"
+
+#ifdef MATRIX_UNIT
 
 namespace {
+
+constexpr float LOG2_E = 1.44269504f;
 
 // Value and slope of an activation.
 struct Point {
@@ -12,18 +16,19 @@ struct Point {
 };
 
 inline Point of_sigmoid(Floats x, Floats inner, Floats inner_slope) {
-  const Floats share = sigmoid(inner);
+  const Floats power = power_of_two(magnitude(inner) * -LOG2_E), near = reciprocal(power + 1.0f);
+  const Floats share = where(inner < 0.0f, power * near, near);
   return {x * share, share + x * share * (1.0f - share) * inner_slope};
 }
 
 inline Point of_gelu(Floats x) {
   // The exponential of erf is that of the density.
-  const Floats size = magnitude(x) * 0.70710678f, t = 1.0f / (size * 0.3275911f + 1.0f), power = exp_lanes(-size * size);
-  Floats series = t * 1.061405429f - 1.453152027f;
-  series = series * t + 1.421413741f;
-  series = series * t - 0.284496736f;
-  series = series * t + 0.254829592f;
-  const Floats beyond = 0.5f * series * t * power;  // the share of the normal distribution beyond |x|
+  const Floats power = power_of_two(x * x * (-0.5f * LOG2_E)), t = reciprocal(magnitude(x) * 0.23164189f + 1.0f);
+  Floats series = t * 0.5307027145f - 0.7265760135f;
+  series = series * t + 0.7107068705f;
+  series = series * t - 0.142248368f;
+  series = series * t + 0.127414796f;
+  const Floats beyond = series * t * power;  // the share of the normal distribution beyond |x|
   const Floats share = where(x < 0.0f, beyond, 1.0f - beyond);
   return {x * share, share + x * power * 0.39894228f};
 }
@@ -47,3 +52,5 @@ inline Point point(Floats x, int32_t form) {
 }
 
 }  // namespace
+
+#endif

@@ -13,10 +13,10 @@ namespace {
 
 const Floats ORDER = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// What is known of the rows of a panel.
-struct Rows {
-  float shift[PANEL_ROWS], label_logit[PANEL_ROWS];
-  Floats lanes[PANEL_ROWS];  // the highest logits, or the sums of exponentials
+// What is known of a row.
+struct Row {
+  Floats lanes;  // the highest logits, or the sums of exponentials
+  float shift, label_logit;
 };
 
 float highest(Floats lanes) {
@@ -25,45 +25,55 @@ float highest(Floats lanes) {
   return top;
 }
 
-// Multiply a panel with all columns; `use(m, n, logits, count)` gets 16 logits of a row, of which `count` are there.
+// Multiply all rows with all columns, by a team; `use(m, n, logits, count)` gets 16 logits of a row, of which `count` are
+// there, from one thread.
 template <typename Use>
-void pass(const LossCall& call, const Panel& panel, long rows, const uint32_t* b, float* sums, const Use& use) {
+void pass(const LossCall& call, const uint32_t* b, Work& own, const Use& use) {
   const long steps = call.D / SIDE;
-  for (long n = 0; n < call.V; n += SIDE)
-    multiply_panel(panel, rows, call.D, b + n / TILE * steps * WORDS, steps, sums, false, false, [&](long m, float* c) {
-      for (long j = 0; j < std::min(SIDE, rows - m); ++j)
-        for (long i = 0; i < SIDE; i += LANES) use(m + j, n + i, load_lanes(c + j * SIDE + i), call.V - n - i);
+  const auto arrange = [&](long m, uint32_t* tiles) {
+    arrange_block(call.x + m * call.x_stride, call.x_stride, call.N - m, call.D, 0, steps, tiles);
+  };
+  const auto next = [&](long m) { return Ahead{call.x + m * call.x_stride, call.x_stride, call.D}; };
+  for_each_strip(call.N, whole_blocks(call.V), steps, own, arrange, next, [&](Strip& strip) {
+    const uint32_t* own_b = b + strip.n / TILE * steps * WORDS;
+    multiply_strip(strip.a, steps, own_b, strip.width, strip.sums, false, strip.ahead, [&](long j, long at, const float* c) {
+      const long m = strip.m + j, n = strip.n + at;
+      if (m >= call.N) return;
+      for (long i = 0; i < SIDE; i += LANES) use(m, n + i, load_lanes(c + i), call.V - n - i);
     });
+  });
 }
 
-void forward_panel(const LossCall& call, long first, long count, const uint32_t* b, Rows& rows, Work& own) {
-  const Panel panel =
-      panel_of(call.x + first * call.x_stride, call.x_stride, count, call.D, own.tail.numbers<uint16_t>(SIDE * call.D));
-  float* sums = own.sums.numbers<float>(PANEL_ROWS * SIDE);
+// By a team.
+void forward_rows(const LossCall& call, const uint32_t* b, Row* rows, Work& own) {
   const long width = whole_blocks(call.V);
-  for (long m = 0; m < count; ++m) rows.lanes[m] = spread(-INFINITY), rows.shift[m] = 0;
-  if (!call.is_bounded) {
-    pass(call, panel, count, b, sums, [&](long m, long, Floats logits, long left) {
+  if (!call.is_bounded)
+    pass(call, b, own, [&](long m, long, Floats logits, long left) {
       if (left < LANES) logits = where(ORDER < float(left), logits, spread(-INFINITY));
       // Not a number stays so.
-      rows.lanes[m] = where(logits <= rows.lanes[m], rows.lanes[m], logits);
+      rows[m].lanes = where(logits <= rows[m].lanes, rows[m].lanes, logits);
     });
-    for (long m = 0; m < count; ++m) rows.shift[m] = highest(rows.lanes[m]);
+#pragma omp barrier
+#pragma omp for
+  for (long m = 0; m < call.N; ++m) {
+    rows[m].shift = call.is_bounded ? 0 : highest(rows[m].lanes);
+    rows[m].lanes = Floats{};
   }
-  for (long m = 0; m < count; ++m) rows.lanes[m] = Floats{};
-  pass(call, panel, count, b, sums, [&](long m, long n, Floats logits, long left) {
-    const long label = long(call.labels[first + m]) - n;
-    if (label >= 0 && label < LANES) rows.label_logit[m] = logits[label];
-    Floats powers = exp_lanes(logits - rows.shift[m]);
+  pass(call, b, own, [&](long m, long n, Floats logits, long left) {
+    const long label = long(call.labels[m]) - n;
+    if (label >= 0 && label < LANES) rows[m].label_logit = logits[label];
+    Floats powers = exp_lanes(logits - rows[m].shift);
     if (left < LANES) powers = where(ORDER < float(left), powers, Floats{});
-    rows.lanes[m] += powers;
-    store_lanes(call.powers + (first + m) * width + n, powers);
+    rows[m].lanes += powers;
+    store_lanes(call.powers + m * width + n, powers);
   });
-  for (long m = 0; m < count; ++m) {
-    const float sum = total(rows.lanes[m]), logit = rows.label_logit[m];
-    call.losses[first + m] = rows.shift[m] + std::log(sum) - call.share * logit;
-    call.rates[first + m] = 1.0f / sum;
-    call.powers[(first + m) * width + call.labels[first + m]] = to_half(std::exp(logit - rows.shift[m]) - call.share * sum);
+#pragma omp barrier
+#pragma omp for
+  for (long m = 0; m < call.N; ++m) {
+    const float sum = total(rows[m].lanes), logit = rows[m].label_logit;
+    call.losses[m] = rows[m].shift + std::log(sum) - call.share * logit;
+    call.rates[m] = 1.0f / sum;
+    call.powers[m * width + call.labels[m]] = to_half(std::exp(logit - rows[m].shift) - call.share * sum);
   }
 }
 
@@ -80,16 +90,13 @@ extern "C" void loss_forward(const LossCall* of) {
   layer.parts[0].weight = call.weight, layer.parts[0].N = whole_blocks(call.V), layer.parts[0].rows = call.V;
   const Columns columns(layer);
   uint32_t* b = arranged.numbers<uint32_t>(columns.total * call.D / 2);
+  std::vector<Row> rows(call.N, {spread(-INFINITY), 0, 0});
 #pragma omp parallel
   {
     static thread_local Work own;
-    static thread_local Rows rows;
     const TileUse use;
     arrange_rows(columns, b, own);
-    const long panel_size = panel_rows(call.N, call.D, omp_get_num_threads());
-#pragma omp for schedule(static)
-    for (long first = 0; first < call.N; first += panel_size)
-      forward_panel(call, first, std::min(panel_size, call.N - first), b, rows, own);
+    forward_rows(call, b, rows.data(), own);
   }
 #endif
 }

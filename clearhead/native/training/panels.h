@@ -1,6 +1,8 @@
-// Panels of rows that stay in the second cache while all columns of weights pass by.
+// Rows in the first cache, which columns of weights in the second cache pass by.
 
 #pragma once
+
+#include <omp.h>
 
 #include "calls.h"
 #include "tiles.h"
@@ -9,12 +11,11 @@
 
 namespace {
 
-constexpr long STEPS = 16;         // of 32, of a block of b that stays in the first cache
-constexpr long PANEL = 1 << 19;    // numbers of a that stay in the second cache
-constexpr long PANEL_ROWS = 512;   // at most
+constexpr long STEPS = 12;         // of 32, of a block that stays in the first cache
+constexpr long CACHED = 1 << 19;   // numbers of b that stay in the second cache
 
 struct Work {  // the memory of a thread
-  Memory rounded, sums, tail, tiles;
+  Memory rounded, sums, tiles;
 };
 
 // Columns of all parts side by side.
@@ -53,44 +54,70 @@ inline void arrange_rows(const Columns& columns, uint32_t* tiles, Work& own) {
   }
 }
 
-// Rows of a panel, whose last block is filled up with zeros where the rows end within it.
-struct Panel {
-  const uint16_t* data;
-  const uint16_t* tail;
-  long stride, tail_stride, whole;
-
-  Left block(long m, long k) const {
-    return m < whole ? rows_of(data + m * stride + k, stride) : rows_of(tail + k, tail_stride);
+// Tiles of 32 rows, of which `count` are there and the others zeros, from step `first` of `steps` on.
+inline void arrange_block(
+    const uint16_t* x, long stride, long count, long depth, long first, long steps, uint32_t* tiles) {
+  for (long m = 0; m < SIDE; ++m) {
+    uint32_t* line = tiles + (m / TILE * steps + first) * WORDS + m % TILE * TILE;
+    for (long k = 0; k < depth; k += SIDE, line += WORDS)
+      _mm512_store_si512(line, m < count ? _mm512_loadu_si512(x + m * stride + k) : _mm512_setzero_si512());
   }
+}
+
+// Sums of 32 rows, arranged as tiles, and `width` columns of b; `finish(j, n, sums)` is called for the 32 sums of a row
+// while those of the next block are multiplied. All sums are kept if it is said, or the depth is large; else those of two
+// blocks.
+template <typename Finish>
+void multiply_strip(
+    const uint32_t* a, long steps, const uint32_t* b, long width, float* sums, bool is_kept, Ahead& ahead,
+    const Finish& finish) {
+  const long lines = (SIDE * SIDE + width - 1) / width;
+  const long parts = (steps + STEPS - 1) / STEPS, size = (steps + parts - 1) / parts;
+  long ready = -SIDE;  // the block whose sums are to be finished
+  const auto place = [&](long n) { return sums + (is_kept || parts > 1 ? n : n % (2 * SIDE)) * SIDE; };
+  const auto finish_rows = [&](long from, long end) {
+    for (long j = from; j < std::min(end, SIDE); ++j) finish(j, ready, place(ready) + j * SIDE);
+  };
+  for (long step = 0; step < steps; step += size) {
+    const long here = std::min(size, steps - step), share = (SIDE + here - 1) / here;
+    for (long n = 0; n < width; n += SIDE) {
+      const uint32_t* own_b = b + (n / TILE * steps + step) * WORDS;
+      multiply_beside<Passing::RIGHT>(tiles_of(a + step * WORDS, steps), own_b, steps, here, place(n), SIDE, step > 0,
+                                      [&](long at) {
+                                        ahead.fetch(lines);
+                                        if (ready >= 0) finish_rows(at * share, at * share + share);
+                                      });
+      if (step + size >= steps) ready = n;
+    }
+  }
+  finish_rows(0, SIDE);
+}
+
+// Some of the columns of b, which stay in the second cache for all rows of a thread, and 32 of these as tiles.
+struct Strip {
+  long m, n, width;
+  const uint32_t* a;
+  float* sums;
+  Ahead ahead;  // the rows of the next one
 };
 
-inline Panel panel_of(const uint16_t* x, long stride, long count, long K, uint16_t* tail) {
-  const long whole = count / SIDE * SIDE;
-  if (whole < count) {
-    std::memset(tail, 0, SIDE * K * 2);
-    for (long m = whole; m < count; ++m) std::memcpy(tail + (m - whole) * K, x + m * stride, K * 2);
-  }
-  return {x, tail, stride, K, whole};
-}
-
-inline long panel_rows(long M, long depth, long threads) {
-  const long most = std::min(PANEL_ROWS, std::max(SIDE, PANEL / depth));
-  return whole_blocks(std::min(most, (M + threads - 1) / threads));
-}
-
-// Sums [rows, 32] of a panel and 32 columns of b, of which the last block alone is kept unless it is said otherwise or
-// the depth is large; `finish(m, sums)` is called for each block of rows while it is in the first cache.
-template <typename Finish>
-void multiply_panel(
-    const Panel& panel, long rows, long depth, const uint32_t* b, long b_steps, float* sums, bool is_kept, bool adds,
-    const Finish& finish) {
-  const long steps = depth / SIDE, parts = (steps + STEPS - 1) / STEPS, size = (steps + parts - 1) / parts;
-  for (long step = 0; step < steps; step += size)
-    for (long m = 0; m < rows; m += SIDE) {
-      float* c = sums + (is_kept || steps > size ? m * SIDE : 0);
-      multiply(panel.block(m, step * SIDE), b + step * WORDS, b_steps, std::min(size, steps - step), c, SIDE,
-               adds || step > 0);
-      if (step + size >= steps) finish(m, c);
+// By a team, whose threads share the rows: `arrange(m, tiles)` makes tiles of 32 rows, `next(m)` is where they lie, and
+// `use(strip)` multiplies them.
+template <typename Arrange, typename Next, typename Use>
+void for_each_strip(
+    long rows, long columns, long steps, Work& own, const Arrange& arrange, const Next& next, const Use& use) {
+  const long most = std::max(SIDE, CACHED / (steps * SIDE) / SIDE * SIDE), pieces = (columns + most - 1) / most;
+  const long width = whole_blocks((columns + pieces - 1) / pieces), blocks = whole_blocks(rows) / SIDE;
+  const long threads = omp_get_num_threads(), thread = omp_get_thread_num();
+  const long first = blocks * thread / threads * SIDE, end = blocks * (thread + 1) / threads * SIDE;
+  uint32_t* tiles = own.tiles.numbers<uint32_t>(steps * SIDE * TILE);
+  float* sums = own.sums.numbers<float>(std::max(width, 2 * SIDE) * SIDE * 2);
+  for (long n = 0; n < columns; n += width)
+    for (long m = first; m < end; m += SIDE) {
+      arrange(m, tiles);
+      Strip strip{m, n, std::min(width, columns - n), tiles, sums, {}};
+      if (m + SIDE < end) strip.ahead = next(m + SIDE), strip.ahead.rows = std::min(SIDE, rows - m - SIDE);
+      use(strip);
     }
 }
 

@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr long TASK_COLUMNS = 256;  // of a weight gradient that a thread makes at a time
+constexpr long CORNER = 384;  // outputs and inputs of a weight gradient that a thread makes at a time
 
 // b = w, for all parts below one another. By a team, with a barrier.
 void arrange_columns(const Columns& columns, uint32_t* tiles, Work& own) {
@@ -30,25 +30,28 @@ void arrange_columns(const Columns& columns, uint32_t* tiles, Work& own) {
   }
 }
 
-inline Floats biased(const float* sums, const float* bias) {
-  return bias ? load_lanes(sums) + load_lanes(bias) : load_lanes(sums);
+// 16 sums with what a bias adds to them.
+inline Floats biased(const float* sums, const float* bias, long n) {
+  return bias ? load_lanes(sums) + load_lanes(bias + n) : load_lanes(sums);
 }
 
-// Finish 16 sums of row m and column n of a part; `other` are those of the layer that is gated.
-void write_lanes(const LinearCall& call, const Part& part, const float* sums, const float* other, long m, long n) {
-  const Floats lanes = biased(sums, part.bias ? part.bias + n : nullptr);
+// Finish 32 sums of row m from column n of a part on; `other` are those of the layer that is gated.
+inline void write_row(const LinearCall& call, const Part& part, const float* sums, const float* other, long m, long n) {
   const long place = m * part.y_stride + n;
-  if (call.activation < 0) return store_lanes(part.y + place, lanes);
-  Point found = point(lanes, int32_t(call.activation));
+  Floats lanes[2] = {biased(sums, part.bias, n), biased(sums + LANES, part.bias, n + LANES)};
+  if (call.activation < 0) return store_both(part.y + place, lanes[0], lanes[1]);
+  Point found[2] = {point(lanes[0], int32_t(call.activation)), point(lanes[1], int32_t(call.activation))};
   if (other) {
     const Part& up = call.parts[1];
-    const Floats inner = biased(other, up.bias ? up.bias + n : nullptr);
-    store_lanes(up.slope + place, found.value);
-    found.value *= inner;
-    found.slope *= inner;
+    store_both(up.slope + place, found[0].value, found[1].value);
+    for (long i = 0; i < 2; ++i) {
+      const Floats inner = biased(other + i * LANES, up.bias, n + i * LANES);
+      found[i].value *= inner;
+      found[i].slope *= inner;
+    }
   }
-  store_lanes(part.slope + place, found.slope);
-  store_lanes(call.result + m * call.result_stride + n, found.value);
+  store_both(part.slope + place, found[0].slope, found[1].slope);
+  store_both(call.result + m * call.result_stride + n, found[0].value, found[1].value);
 }
 
 void forward(const LinearCall& call) {
@@ -57,112 +60,89 @@ void forward(const LinearCall& call) {
   const long K = call.K, steps = K / SIDE;
   uint32_t* b = arranged.numbers<uint32_t>(columns.total * K / 2);
   const bool is_gated = call.activation >= 0 && call.count == 2;
-  const long end = is_gated ? call.parts[0].N : columns.total;
+  const long all = is_gated ? call.parts[0].N : columns.total;
 #pragma omp parallel
   {
     static thread_local Work own;
     const TileUse use;
     arrange_rows(columns, b, own);
-    const long panel_size = panel_rows(call.M, K, omp_get_num_threads());
-    float* sums = own.sums.numbers<float>(panel_size * SIDE * 2);
-    uint16_t* tail = own.tail.numbers<uint16_t>(SIDE * K);
-#pragma omp for schedule(static)
-    for (long first = 0; first < call.M; first += panel_size) {
-      const long count = std::min(panel_size, call.M - first);
-      const Panel panel = panel_of(call.x + first * call.x_stride, call.x_stride, count, K, tail);
-      for (long at = 0; at < end; at += SIDE) {
-        long n = at;
-        const Part& part = columns.part(n);
-        const auto write = [&](long m, const float* c, const float* other) {
-          for (long j = 0; j < std::min(SIDE, count - m); ++j)
-            for (long i = 0; i < SIDE; i += LANES)
-              write_lanes(call, part, c + j * SIDE + i, other ? other + j * SIDE + i : nullptr, first + m + j, n + i);
-        };
-        const uint32_t* own_b = b + at / TILE * steps * WORDS;
-        if (!is_gated) {
-          multiply_panel(panel, count, K, own_b, steps, sums, false, false,
-                         [&](long m, float* c) { write(m, c, nullptr); });
-          continue;
-        }
-        float* gates = sums + panel_size * SIDE;
-        multiply_panel(panel, count, K, own_b, steps, gates, true, false, [](long, float*) {});
-        multiply_panel(panel, count, K, own_b + end / TILE * steps * WORDS, steps, sums, false, false,
-                       [&](long m, float* c) { write(m, gates + m * SIDE, c); });
+    const auto arrange = [&](long m, uint32_t* tiles) {
+      arrange_block(call.x + m * call.x_stride, call.x_stride, call.M - m, K, 0, steps, tiles);
+    };
+    const auto next = [&](long m) { return Ahead{call.x + m * call.x_stride, call.x_stride, K}; };
+    for_each_strip(call.M, all, steps, own, arrange, next, [&](Strip& strip) {
+      const float* gates = is_gated ? strip.sums + strip.width * SIDE : nullptr;
+      const uint32_t* own_b = b + strip.n / TILE * steps * WORDS;
+      if (is_gated) {
+        multiply_strip(strip.a, steps, own_b, strip.width, strip.sums + strip.width * SIDE, true, strip.ahead,
+                       [](long, long, const float*) {});
+        own_b += all / TILE * steps * WORDS;
       }
-    }
+      multiply_strip(strip.a, steps, own_b, strip.width, strip.sums, false, strip.ahead, [&](long j, long at, const float* c) {
+        if (strip.m + j >= call.M) return;
+        long n = strip.n + at;
+        const Part& part = columns.part(n);
+        write_row(call, part, is_gated ? gates + (at + j) * SIDE : c, is_gated ? c : nullptr, strip.m + j, n);
+      });
+    });
+    _mm_sfence();
+  }
+}
+
+// 32 numbers of the gradient of x, or those times the slopes.
+inline void write_gradients(const LinearCall& call, const float* c, long m, long k) {
+  const Floats low = load_lanes(c), high = load_lanes(c + LANES);
+  const long place = m * call.result_stride + k;
+  if (call.result) store_both(call.result + place, low, high);
+  for (long s = 0; s < 2; ++s) {
+    if (!call.slopes[s]) continue;
+    const uint16_t* slope = call.slopes[s] + place;
+    _mm_prefetch(reinterpret_cast<const char*>(slope + 2 * SIDE), _MM_HINT_T0);
+    store_both(call.slope_results[s] + place, low * load_lanes(slope), high * load_lanes(slope + LANES));
   }
 }
 
 // The gradient of x, by a team: rows of the gradients of all parts times w.
-void multiply_rows(const LinearCall& call, const uint32_t* b, long b_steps, Work& own) {
-  long total = 0;
-  for (long i = 0; i < call.count; ++i) total += call.parts[i].N;
-  const long panel_size = panel_rows(call.M, total, omp_get_num_threads()), K = call.K;
-  float* sums = own.sums.numbers<float>(panel_size * SIDE);
-  uint16_t* tails = own.tail.numbers<uint16_t>(SIDE * total);
-#pragma omp for schedule(static)
-  for (long first = 0; first < call.M; first += panel_size) {
-    const long count = std::min(panel_size, call.M - first);
-    Panel panels[3];
-    uint16_t* tail = tails;
-    for (long i = 0; i < call.count; tail += SIDE * call.parts[i++].N)
-      panels[i] = panel_of(call.parts[i].y + first * call.parts[i].y_stride, call.parts[i].y_stride, count,
-                           call.parts[i].N, tail);
-    for (long k = 0; k < K; k += SIDE) {
-      const uint32_t* tiles = b + k / TILE * b_steps * WORDS;
-      const auto write = [&](long m, const float* c) {
-        for (long j = 0; j < std::min(SIDE, count - m); ++j)
-          for (long i = 0; i < SIDE; i += LANES) {
-            const Floats lanes = load_lanes(c + j * SIDE + i);
-            const long place = (first + m + j) * call.result_stride + k + i;
-            if (call.result) store_lanes(call.result + place, lanes);
-            for (long s = 0; s < 2; ++s)
-              if (call.slopes[s]) store_lanes(call.slope_results[s] + place, lanes * load_lanes(call.slopes[s] + place));
-          }
-      };
-      for (long i = 0; i < call.count; tiles += call.parts[i++].N / SIDE * WORDS)
-        multiply_panel(panels[i], count, call.parts[i].N, tiles, b_steps, sums, call.count > 1, i > 0,
-                       [&](long m, float* c) {
-                         if (i + 1 == call.count) write(m, c);
-                       });
+void multiply_rows(const LinearCall& call, const Columns& columns, const uint32_t* b, Work& own) {
+  const long steps = columns.total / SIDE;
+  const auto arrange = [&](long m, uint32_t* tiles) {
+    for (long i = 0, n = 0; i < call.count; n += call.parts[i++].N) {
+      const Part& part = call.parts[i];
+      arrange_block(part.y + m * part.y_stride, part.y_stride, call.M - m, part.N, n / SIDE, steps, tiles);
     }
-  }
+  };
+  const auto next = [&](long m) {  // of the first part, beside which the others usually lie
+    const Part& part = call.parts[0];
+    return Ahead{part.y + m * part.y_stride, part.y_stride, std::min(part.y_stride, columns.total)};
+  };
+  for_each_strip(call.M, call.K, steps, own, arrange, next, [&](Strip& strip) {
+    const uint32_t* own_b = b + strip.n / TILE * steps * WORDS;
+    multiply_strip(strip.a, steps, own_b, strip.width, strip.sums, false, strip.ahead, [&](long j, long at, const float* c) {
+      if (strip.m + j < call.M) write_gradients(call, c, strip.m + j, strip.n + at);
+    });
+  });
+  _mm_sfence();
+#pragma omp barrier
 }
 
-// Tiles of b from the rows of x, with rows of zeros at the end. By a team, with a barrier.
-void arrange_inputs(const LinearCall& call, uint32_t* tiles, long steps) {
-#pragma omp for schedule(static)
-  for (long step = 0; step < steps; ++step) {
-    const uint16_t* x = call.x + step * SIDE * call.x_stride;
-    const long count = std::min(SIDE, call.M - step * SIDE);
-    for (long k = 0; k < call.K; k += TILE) {
-      uint32_t* to = tiles + (k / TILE * steps + step) * WORDS;
-      if (count == SIDE) tile_of_columns(x + k, call.x_stride, SIDE, to);
-      else tile_of_columns(x + k, call.x_stride, count, to);
-    }
-  }
-}
-
-// Tiles of a from 16 columns of rows of g, which are rows of a; their sums are added up.
-void turn_columns(const uint16_t* g, long stride, long M, long steps, uint32_t* tiles, float* column_sums) {
-  Floats sums = load_lanes(column_sums);
+// Tiles of a, whose columns are rows of g, from 32 of these: `width` columns, whose sums are added up.
+inline void turn_rows(const uint16_t* g, long stride, long count, long width, uint32_t* tiles, float* column_sums) {
   uint32_t tile[WORDS];
-  for (long step = 0; step < steps; ++step) {
-    const long count = std::min(SIDE, M - step * SIDE);
-    const uint16_t* from = g + step * SIDE * stride;
-    if (count == SIDE) tile_of_columns(from, stride, SIDE, tile);
-    else tile_of_columns(from, stride, count, tile);
+  for (long n = 0; n < width; n += TILE, tiles += STEPS * WORDS) {
+    if (count >= SIDE) tile_of_columns(g + n, stride, SIDE, tile);
+    else tile_of_columns(g + n, stride, count, tile);
+    Floats sums = load_lanes(column_sums + n);
     for (long i = 0; i < TILE; ++i) {
       const Bits pair = load_bits(tile + i * TILE);
       sums += low_half(pair) + high_half(pair);
     }
-    turn_tile(tile, TILE, tiles + step * WORDS);
+    store_lanes(column_sums + n, sums);
+    turn_tile(tile, TILE, tiles);
   }
-  store_lanes(column_sums, sums);
 }
 
 // Write the gradients of the weights of 32 outputs and 32 inputs, or add them.
-void write_weights(const Part& part, long n, long k, long K, const float* sums) {
+inline void write_weights(const Part& part, long n, long k, long K, const float* sums) {
   for (long i = 0; i < std::min(SIDE, part.rows - n); ++i)
     for (long j = 0; j < SIDE; j += LANES) {
       float* to = part.weight_gradient + (n + i) * K + k + j;
@@ -171,63 +151,112 @@ void write_weights(const Part& part, long n, long k, long K, const float* sums) 
     }
 }
 
-// The gradients of weights and biases, by a team: columns of the gradients of all parts times x.
-void multiply_columns(const LinearCall& call, const Columns& columns, const uint32_t* b, long steps, Work& own) {
-  const long threads = omp_get_num_threads(), K = call.K;
-  const long least = (columns.total + TASK_COLUMNS - 1) / TASK_COLUMNS, tasks = (least + threads - 1) / threads * threads;
-  const long width = whole_blocks((columns.total + tasks - 1) / tasks);
-  float* sums = own.sums.numbers<float>(width * K);
-  uint32_t* tiles = own.tiles.numbers<uint32_t>(width * STEPS * TILE);
-  float bias_sums[2 * TASK_COLUMNS];
-#pragma omp for schedule(static)
-  for (long first = 0; first < columns.total; first += width) {
-    const long count = std::min(width, columns.total - first);
-    std::fill(bias_sums, bias_sums + count, 0.0f);
-    for (long step = 0; step < steps; step += STEPS) {
-      const long here = std::min(STEPS, steps - step);
-      for (long at = 0; at < count; at += TILE) {
-        long n = first + at;
-        const Part& part = columns.part(n);
-        turn_columns(part.y + step * SIDE * part.y_stride + n, part.y_stride, call.M - step * SIDE, here,
-                     tiles + at * STEPS * TILE, bias_sums + at);
-      }
-      for (long k = 0; k < K; k += SIDE)
-        for (long at = 0; at < count; at += SIDE) {
-          float* c = sums + at * K + k * SIDE;
-          multiply(tiles_of(tiles + at * STEPS * TILE, STEPS), b + (k / TILE * steps + step) * WORDS, steps, here, c, SIDE,
-                   step > 0);
-          if (step + here < steps) continue;
-          long n = first + at;
-          const Part& part = columns.part(n);
-          write_weights(part, n, k, K, c);
+// The gradients of the weights of some outputs and some inputs: columns of the gradient of y times columns of x, a few
+// rows of both at a time. Those of the outputs' biases come with the first inputs.
+struct Corner {
+  long n, height, k, width;
+
+  void run(const LinearCall& call, const Columns& columns, Work& own) const {
+    const long steps = whole_blocks(call.M) / SIDE;
+    float* sums = own.sums.numbers<float>(height * (width + 1));
+    float* bias_sums = sums + height * width;
+    uint32_t* a = own.tiles.numbers<uint32_t>((height + SIDE) * STEPS * TILE);
+    uint32_t* b = a + height * STEPS * TILE;
+    std::fill(bias_sums, bias_sums + height, 0.0f);
+    for (long first = 0; first < steps; first += STEPS) {
+      const long here = std::min(STEPS, steps - first);
+      for (long step = 0; step < here; ++step) turn(call, columns, first + step, a + step * WORDS, bias_sums);
+      Ahead ahead[2] = {next_gradients(call, columns, first + here), next_inputs(call, first + here)};
+      for (long at = 0; at < width; at += SIDE) {
+        for (long step = 0; step < here; ++step) arrange(call, first + step, k + at, b + step * WORDS);
+        for (long row = 0; row < height; row += SIDE) {
+          float* c = sums + row * width + at * SIDE;
+          const Left left = tiles_of(a + row * STEPS * TILE, STEPS);
+          multiply_beside<Passing::LEFT>(left, b, STEPS, here, c, SIDE, first > 0, [&](long) {
+            ahead[0].fetch((SIDE * SIDE + width - 1) / width);
+            ahead[1].fetch((SIDE * SIDE + height - 1) / height);
+          });
+          if (first + here < steps) continue;
+          long place = n + row;
+          const Part& part = columns.part(place);
+          write_weights(part, place, k + at, call.K, c);
         }
+      }
     }
-    for (long at = 0; at < count; at += TILE) {
-      long n = first + at;
-      const Part& part = columns.part(n);
-      if (part.bias_gradient) store_lanes(part.bias_gradient + n, load_lanes(bias_sums + at));
+    for (long row = 0; row < height && k == 0; row += TILE) {
+      long place = n + row;
+      const Part& part = columns.part(place);
+      if (part.bias_gradient) store_lanes(part.bias_gradient + place, load_lanes(bias_sums + row));
     }
+  }
+
+ private:
+  // What the rows of the next steps are.
+  Ahead next_gradients(const LinearCall& call, const Columns& columns, long step) const {
+    long place = n;
+    const Part& part = columns.part(place);
+    const uint16_t* row = part.y + step * SIDE * part.y_stride + place;
+    return {row, part.y_stride, std::min(height, part.N - place), rows_left(call, step)};
+  }
+
+  Ahead next_inputs(const LinearCall& call, long step) const {
+    return {call.x + step * SIDE * call.x_stride + k, call.x_stride, width, rows_left(call, step)};
+  }
+
+  static long rows_left(const LinearCall& call, long step) {
+    return std::max(0L, std::min(STEPS * SIDE, call.M - step * SIDE));
+  }
+
+  void turn(const LinearCall& call, const Columns& columns, long step, uint32_t* tiles, float* bias_sums) const {
+    for (long row = 0, count; row < height; row += count) {
+      long place = n + row;
+      const Part& part = columns.part(place);
+      count = std::min(height - row, part.N - place);
+      turn_rows(part.y + step * SIDE * part.y_stride + place, part.y_stride, call.M - step * SIDE, count,
+                tiles + row * STEPS * TILE, bias_sums + row);
+    }
+  }
+
+  // Tiles of b from 32 rows of x, with rows of zeros at the end.
+  static void arrange(const LinearCall& call, long step, long column, uint32_t* tiles) {
+    const uint16_t* x = call.x + step * SIDE * call.x_stride + column;
+    const long count = call.M - step * SIDE;
+    for (long side = 0; side < 2; ++side, x += TILE, tiles += STEPS * WORDS)
+      if (count >= SIDE) tile_of_columns(x, call.x_stride, SIDE, tiles);
+      else tile_of_columns(x, call.x_stride, count, tiles);
+  }
+};
+
+// The gradients of weights and biases, by a team.
+void multiply_columns(const LinearCall& call, const Columns& columns, Work& own) {
+  const long threads = omp_get_num_threads(), total = columns.total;
+  const auto pieces_of = [](long size) { return (size + CORNER - 1) / CORNER; };
+  long pieces = pieces_of(total);
+  const long across = pieces_of(call.K), width = whole_blocks((call.K + across - 1) / across);
+  while (pieces * across % threads && pieces * SIDE < total) ++pieces;
+  const long height = whole_blocks((total + pieces - 1) / pieces);
+#pragma omp for schedule(static)
+  for (long task = 0; task < pieces * across; ++task) {
+    const long n = task / across * height, k = task % across * width;
+    if (n >= total || k >= call.K) continue;
+    Corner{n, std::min(height, total - n), k, std::min(width, call.K - k)}.run(call, columns, own);
   }
 }
 
 void backward(const LinearCall& call) {
   static Memory arranged;
   const Columns columns(call);
-  const long weight_steps = columns.total / SIDE, steps = whole_blocks(call.M) / SIDE;
   const bool wants_x = call.result || call.slopes[0], wants_weight = call.parts[0].weight_gradient;
-  uint32_t* b = arranged.numbers<uint32_t>(std::max(columns.total, whole_blocks(call.M)) * call.K / 2);
+  uint32_t* b = arranged.numbers<uint32_t>(columns.total * call.K / 2);
 #pragma omp parallel
   {
     static thread_local Work own;
     const TileUse use;
     if (wants_x) {
       arrange_columns(columns, b, own);
-      multiply_rows(call, b, weight_steps, own);
+      multiply_rows(call, columns, b, own);
     }
-    if (wants_weight) {
-      arrange_inputs(call, b, steps);
-      multiply_columns(call, columns, b, steps, own);
-    }
+    if (wants_weight) multiply_columns(call, columns, own);
   }
 }
 

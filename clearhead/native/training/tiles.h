@@ -52,6 +52,26 @@ inline Bits rounded_pair(Floats low, Floats high) {
   return (Bits)_mm512_or_si512(first, _mm512_slli_epi32(second, 16));
 }
 
+// 32 numbers, rounded. A whole line goes past the caches, which would first read what it replaces; whoever writes so ends
+// with a fence.
+inline void store_both(uint16_t* to, Floats low, Floats high) {
+  const __m512bh halves = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  if (reinterpret_cast<uintptr_t>(to) % 64 == 0) _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)halves);
+  else _mm512_storeu_si512(to, (__m512i)halves);
+}
+
+// 2^t, to 1e-7 of it, which is all that numbers need that are rounded to bfloat16 afterwards; below 2^-126 it is 0.
+inline Floats power_of_two(Floats t) {
+  const __mmask16 is_large = _mm512_cmp_ps_mask((__m512)t, (__m512)spread(-126.0f), _CMP_NLT_UQ);
+  const Floats part = (Floats)_mm512_reduce_ps((__m512)t, 0x09);  // t - floor(t)
+  Floats series = part * 1.87758e-3f + 8.98934e-3f;
+  series = series * part + 5.582632e-2f;
+  series = series * part + 2.4015362e-1f;
+  series = series * part + 6.9315307e-1f;
+  series = series * part + 9.9999993e-1f;
+  return (Floats)_mm512_maskz_scalef_ps(is_large, (__m512)series, (__m512)t);
+}
+
 // Exchange lines and words of a tile.
 inline void turn_tile(const uint32_t* from, long stride, uint32_t* to) {
   __m512i lines[TILE];
@@ -93,9 +113,36 @@ inline Left tiles_of(const uint32_t* tiles, long steps) {
   return {reinterpret_cast<const uint16_t*>(tiles), SIDE, steps * 2 * WORDS, 2 * WORDS};
 }
 
-// A block of 32 x 32 sums, or what is added to it; `b_steps` tiles lie between two groups of columns of b.
-inline void multiply(
-    const Left& a, const uint32_t* b, long b_steps, long steps, float* c, long c_stride, bool adds) {
+// Rows that will be read soon, fetched into the second cache a few lines at a time: they lie too far apart for the
+// processor to foresee them.
+struct Ahead {
+  const uint16_t* row = nullptr;
+  long stride = 0, width = 0, rows = 0, at = 0;
+
+  void fetch(long lines) {
+    for (; lines > 0 && rows > 0; --lines) {
+      _mm_prefetch(reinterpret_cast<const char*>(row + at), _MM_HINT_T1);
+      if ((at += SIDE) < width) continue;
+      at = 0, row += stride, --rows;
+    }
+  }
+};
+
+// Which operand is read once and shall not drive the other one out of the first cache.
+enum class Passing { NONE, LEFT, RIGHT };
+
+// The number of a tile is part of the instruction, so this cannot be a function.
+#define LOAD_TILE(is_passing, tile, from, stride)              \
+  if constexpr (is_passing) _tile_stream_loadd(tile, from, stride); \
+  else _tile_loadd(tile, from, stride)
+
+// A block of 32 x 32 sums, or what is added to it; `b_steps` tiles lie between two groups of columns of b. `beside(step)`
+// is what the processor does while it multiplies.
+template <Passing passing, typename Beside>
+inline void multiply_beside(
+    const Left& a, const uint32_t* b, long b_steps, long steps, float* c, long c_stride, bool adds,
+    const Beside& beside) {
+  constexpr bool left = passing == Passing::LEFT, right = passing == Passing::RIGHT;
   if (adds) {
     _tile_loadd(0, c, c_stride * 4);
     _tile_loadd(1, c + TILE, c_stride * 4);
@@ -108,19 +155,25 @@ inline void multiply(
     _tile_zero(3);
   }
   for (long step = 0; step < steps; ++step) {
-    _tile_loadd(4, a.data + step * a.step, a.row * 2);
-    _tile_loadd(6, b + step * WORDS, 64);
+    LOAD_TILE(left, 4, a.data + step * a.step, a.row * 2);
+    LOAD_TILE(right, 6, b + step * WORDS, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + (b_steps + step) * WORDS, 64);
+    LOAD_TILE(right, 7, b + (b_steps + step) * WORDS, 64);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a.data + a.group + step * a.step, a.row * 2);
+    LOAD_TILE(left, 5, a.data + a.group + step * a.step, a.row * 2);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+    beside(step);
   }
   _tile_stored(0, c, c_stride * 4);
   _tile_stored(1, c + TILE, c_stride * 4);
   _tile_stored(2, c + TILE * c_stride, c_stride * 4);
   _tile_stored(3, c + TILE * c_stride + TILE, c_stride * 4);
+}
+
+inline void multiply(
+    const Left& a, const uint32_t* b, long b_steps, long steps, float* c, long c_stride, bool adds) {
+  multiply_beside<Passing::NONE>(a, b, b_steps, steps, c, c_stride, adds, [](long) {});
 }
 
 // c = a b, or c + a b, for rows of a side by side; b has `b_steps` tiles in the direction of K.
