@@ -20,11 +20,11 @@ def far(found: Tensor, expected: Tensor) -> float:
     return float(((found - expected).norm() / expected.norm().clamp_min(1e-9)).detach())
 
 
-# Rows that fill blocks of 32 or not, one part of a panel and several, and a depth of several parts.
+# Rows that fill blocks of 32 or not, a depth of several parts, and one whose sums are added to, forward and backward.
 @needs_unit
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
-    [(1, 32, [32]), (77, 64, [96, 32, 64]), (600, 96, [288]), (1100, 1056, [64, 32]), (64, 32, [32, 1120])],
+    [(1, 32, [32]), (77, 64, [96, 32, 64]), (600, 96, [288]), (1100, 1056, [64, 32]), (64, 32, [32, 1120]), (70, 4128, [64]), (40, 64, [96, 4128])],
 )
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_layers_and_their_gradients_are_those_of_exact_arithmetic(

@@ -8,8 +8,6 @@
 
 namespace {
 
-constexpr float LOG2_E = 1.44269504f;
-
 // Value and slope of an activation.
 struct Point {
   Floats value, slope;

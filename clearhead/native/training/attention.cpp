@@ -68,10 +68,10 @@ void turn_rows(const float* from, long stride, long count, long all, long width,
     }
 }
 
-// Add a bias [count] to what a row of a mask adds; null: nothing.
+// Add a bias [count] to what a row of a mask adds (null: nothing), for powers of 2.
 void add_bias(const float* bias, const float* hidden, long count, float* sums) {
   for (long s = 0; s < count; s += LANES) {
-    const Floats lanes = load_some(bias + s, count - s);
+    const Floats lanes = load_some(bias + s, count - s) * LOG2_E;
     store_lanes(sums + s, hidden ? lanes + load_lanes(hidden + s) : lanes);
   }
 }
@@ -82,7 +82,7 @@ const Floats ORDER = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 float weigh(const float* scores, const float* hidden, long count, long all, float scale, uint16_t* weights, float* log_total) {
   const Floats none = spread(-INFINITY);
   const auto score = [&](long s) {
-    Floats lanes = load_lanes(scores + s) * scale;
+    Floats lanes = load_lanes(scores + s) * (scale * LOG2_E);
     if (hidden) lanes += load_lanes(hidden + s);
     return s + LANES <= count ? lanes : where(ORDER < float(count - s), lanes, none);
   };
@@ -95,12 +95,12 @@ float weigh(const float* scores, const float* hidden, long count, long all, floa
   for (int i = 1; i < LANES; ++i) top = std::max(top, most[i]);
   const float base = top == -INFINITY ? 0.0f : top;
   for (long s = 0; s < all; s += LANES) {
-    const Floats lanes = s < count ? exp_lanes(score(s) - base) : Floats{};
+    const Floats lanes = s < count ? power_of_two(score(s) - base) : Floats{};
     sums += lanes;
     store_lanes(weights + s, lanes);
   }
   const float sum = total(sums);
-  *log_total = sum > 0 ? base + std::log(sum) : sum == 0 ? INFINITY : sum;
+  *log_total = sum > 0 ? base / LOG2_E + std::log(sum) : sum == 0 ? INFINITY : sum;
   return sum;
 }
 
@@ -237,14 +237,14 @@ class HeadGradient {
     std::memset(bias_gradients_, 0, keys_ * most_ * 4);
   }
 
-  // The product of each query's output and its gradient, and the log of its sum, filled up so that weights are 0.
+  // The product of each query's output and its gradient, and the log2 of its sum, filled up so that weights are 0.
   void find_shares(long first, long count, long all) {
     shares_ = own_.shares.numbers<float>(2 * most_);
     log_totals_ = shares_ + most_;
     const float* totals = call_.log_totals + (b_ * call_.H + h_) * call_.T + first;
     for (long t = 0; t < all; ++t) {
       shares_[t] = 0;
-      log_totals_[t] = t < count ? totals[t] : INFINITY;
+      log_totals_[t] = t < count ? totals[t] * LOG2_E : INFINITY;
       if (t >= count) continue;
       const uint16_t* mixed = call_.mixed.at(b_, h_) + (first + t) * call_.mixed.token;
       const uint16_t* gradient = call_.mixed_gradient.at(b_, h_) + (first + t) * call_.mixed_gradient.token;
@@ -268,10 +268,10 @@ class HeadGradient {
         const long at = (i + row) * size + t;
         Floats weights = {};
         if (key + row < call_.S) {
-          Floats scaled = load_lanes(scores + at) * call_.scale - load_lanes(log_totals_ + begin + t);
+          Floats scaled = load_lanes(scores + at) * (call_.scale * LOG2_E) - load_lanes(log_totals_ + begin + t);
           if (hidden[row]) scaled += load_lanes(hidden[row] + t);
-          if (call_.bias) scaled += load_lanes(bias_ + (key + row) * most_ + begin + t);
-          weights = exp_lanes(scaled);
+          if (call_.bias) scaled += load_lanes(bias_ + (key + row) * most_ + begin + t) * LOG2_E;
+          weights = power_of_two(scaled);
           if (call_.is_causal && first + begin + t < key + row)
             weights = where(ORDER + float(first + begin + t) < float(key + row), Floats{}, weights);
           gradients[row] = weights * (load_lanes(products + at) - load_lanes(shares_ + begin + t));

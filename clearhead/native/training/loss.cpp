@@ -30,13 +30,14 @@ float highest(Floats lanes) {
 template <typename Use>
 void pass(const LossCall& call, const uint32_t* b, Work& own, const Use& use) {
   const long steps = call.D / SIDE;
-  const auto arrange = [&](long m, uint32_t* tiles) {
-    arrange_block(call.x + m * call.x_stride, call.x_stride, call.N - m, call.D, 0, steps, tiles);
+  const auto arrange = [&](long m, long first, long some, uint32_t* tiles) {
+    arrange_block(call.x + m * call.x_stride + first * SIDE, call.x_stride, call.N - m, some * SIDE, 0, some, tiles);
   };
-  const auto next = [&](long m) { return Ahead{call.x + m * call.x_stride, call.x_stride, call.D}; };
+  const auto next = [&](long m, long first) {
+    return Ahead{call.x + m * call.x_stride + first * SIDE, call.x_stride, call.D};
+  };
   for_each_strip(call.N, whole_blocks(call.V), steps, own, arrange, next, [&](Strip& strip) {
-    const uint32_t* own_b = b + strip.n / TILE * steps * WORDS;
-    multiply_strip(strip.a, steps, own_b, strip.width, strip.sums, false, strip.ahead, [&](long j, long at, const float* c) {
+    multiply_strip(strip, b, steps, strip.sums, false, [&](long j, long at, const float* c) {
       const long m = strip.m + j, n = strip.n + at;
       if (m >= call.N) return;
       for (long i = 0; i < SIDE; i += LANES) use(m, n + i, load_lanes(c + i), call.V - n - i);

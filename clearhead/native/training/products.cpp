@@ -66,23 +66,22 @@ void forward(const LinearCall& call) {
     static thread_local Work own;
     const TileUse use;
     arrange_rows(columns, b, own);
-    const auto arrange = [&](long m, uint32_t* tiles) {
-      arrange_block(call.x + m * call.x_stride, call.x_stride, call.M - m, K, 0, steps, tiles);
+    const auto arrange = [&](long m, long first, long some, uint32_t* tiles) {
+      arrange_block(call.x + m * call.x_stride + first * SIDE, call.x_stride, call.M - m, some * SIDE, 0, some, tiles);
     };
-    const auto next = [&](long m) { return Ahead{call.x + m * call.x_stride, call.x_stride, K}; };
+    const auto next = [&](long m, long first) {
+      return Ahead{call.x + m * call.x_stride + first * SIDE, call.x_stride, K};
+    };
     for_each_strip(call.M, all, steps, own, arrange, next, [&](Strip& strip) {
-      const float* gates = is_gated ? strip.sums + strip.width * SIDE : nullptr;
-      const uint32_t* own_b = b + strip.n / TILE * steps * WORDS;
-      if (is_gated) {
-        multiply_strip(strip.a, steps, own_b, strip.width, strip.sums + strip.width * SIDE, true, strip.ahead,
-                       [](long, long, const float*) {});
-        own_b += all / TILE * steps * WORDS;
-      }
-      multiply_strip(strip.a, steps, own_b, strip.width, strip.sums, false, strip.ahead, [&](long j, long at, const float* c) {
+      float* gates = strip.sums + std::max(strip.width, 2 * SIDE) * SIDE;
+      if (is_gated) multiply_strip(strip, b, steps, gates, true, [](long, long, const float*) {});
+      const uint32_t* own_b = is_gated ? b + all / TILE * steps * WORDS : b;
+      multiply_strip(strip, own_b, steps, strip.sums, false, [&](long j, long at, const float* c) {
         if (strip.m + j >= call.M) return;
         long n = strip.n + at;
         const Part& part = columns.part(n);
-        write_row(call, part, is_gated ? gates + (at + j) * SIDE : c, is_gated ? c : nullptr, strip.m + j, n);
+        const float* gate = gates + (at + j) * SIDE;
+        write_row(call, part, is_gated ? gate : c, is_gated ? c : nullptr, strip.m + j, n);
       });
     });
     _mm_sfence();
@@ -105,19 +104,21 @@ inline void write_gradients(const LinearCall& call, const float* c, long m, long
 // The gradient of x, by a team: rows of the gradients of all parts times w.
 void multiply_rows(const LinearCall& call, const Columns& columns, const uint32_t* b, Work& own) {
   const long steps = columns.total / SIDE;
-  const auto arrange = [&](long m, uint32_t* tiles) {
-    for (long i = 0, n = 0; i < call.count; n += call.parts[i++].N) {
+  const auto arrange = [&](long m, long first, long some, uint32_t* tiles) {
+    for (long i = 0, n = 0; i < call.count; n += call.parts[i++].N / SIDE) {
       const Part& part = call.parts[i];
-      arrange_block(part.y + m * part.y_stride, part.y_stride, call.M - m, part.N, n / SIDE, steps, tiles);
+      const long begin = std::max(first, n), end = std::min(first + some, n + part.N / SIDE);
+      const uint16_t* rows = part.y + m * part.y_stride + (begin - n) * SIDE;
+      if (begin < end)
+        arrange_block(rows, part.y_stride, call.M - m, (end - begin) * SIDE, begin - first, some, tiles);
     }
   };
-  const auto next = [&](long m) {  // of the first part, beside which the others usually lie
+  const auto next = [&](long m, long first) {  // of the first part, beside which the others usually lie
     const Part& part = call.parts[0];
-    return Ahead{part.y + m * part.y_stride, part.y_stride, std::min(part.y_stride, columns.total)};
+    return Ahead{part.y + m * part.y_stride + first * SIDE, part.y_stride, std::min(part.y_stride, columns.total)};
   };
   for_each_strip(call.M, call.K, steps, own, arrange, next, [&](Strip& strip) {
-    const uint32_t* own_b = b + strip.n / TILE * steps * WORDS;
-    multiply_strip(strip.a, steps, own_b, strip.width, strip.sums, false, strip.ahead, [&](long j, long at, const float* c) {
+    multiply_strip(strip, b, steps, strip.sums, false, [&](long j, long at, const float* c) {
       if (strip.m + j < call.M) write_gradients(call, c, strip.m + j, strip.n + at);
     });
   });
@@ -125,19 +126,21 @@ void multiply_rows(const LinearCall& call, const Columns& columns, const uint32_
 #pragma omp barrier
 }
 
-// Tiles of a, whose columns are rows of g, from 32 of these: `width` columns, whose sums are added up.
+// Tiles of a, whose columns are rows of g, from 32 of these: `width` columns, whose sums are added up if they are wanted.
 inline void turn_rows(const uint16_t* g, long stride, long count, long width, uint32_t* tiles, float* column_sums) {
-  uint32_t tile[WORDS];
-  for (long n = 0; n < width; n += TILE, tiles += STEPS * WORDS) {
-    if (count >= SIDE) tile_of_columns(g + n, stride, SIDE, tile);
-    else tile_of_columns(g + n, stride, count, tile);
-    Floats sums = load_lanes(column_sums + n);
-    for (long i = 0; i < TILE; ++i) {
-      const Bits pair = load_bits(tile + i * TILE);
-      sums += low_half(pair) + high_half(pair);
+  alignas(64) uint32_t pair[2 * WORDS];
+  const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+  for (long n = 0; n < width; n += SIDE) {
+    if (count >= SIDE) tiles_of_block(g + n, stride, SIDE, pair, pair + WORDS);
+    else tiles_of_block(g + n, stride, count, pair, pair + WORDS);
+    for (long side = 0; side < 2; ++side, tiles += STEPS * WORDS) {
+      const uint32_t* tile = pair + side * WORDS;
+      turn_tile(tile, TILE, tiles);
+      if (!column_sums) continue;
+      __m512 sums = _mm512_loadu_ps(column_sums + n + side * TILE);
+      for (long i = 0; i < TILE; ++i) sums = _mm512_dpbf16_ps(sums, (__m512bh)_mm512_load_si512(tile + i * TILE), ones);
+      _mm512_storeu_ps(column_sums + n + side * TILE, sums);
     }
-    store_lanes(column_sums + n, sums);
-    turn_tile(tile, TILE, tiles);
   }
 }
 
@@ -212,8 +215,9 @@ struct Corner {
       long place = n + row;
       const Part& part = columns.part(place);
       count = std::min(height - row, part.N - place);
+      float* own_sums = part.bias_gradient && k == 0 ? bias_sums + row : nullptr;
       turn_rows(part.y + step * SIDE * part.y_stride + place, part.y_stride, call.M - step * SIDE, count,
-                tiles + row * STEPS * TILE, bias_sums + row);
+                tiles + row * STEPS * TILE, own_sums);
     }
   }
 
@@ -221,9 +225,8 @@ struct Corner {
   static void arrange(const LinearCall& call, long step, long column, uint32_t* tiles) {
     const uint16_t* x = call.x + step * SIDE * call.x_stride + column;
     const long count = call.M - step * SIDE;
-    for (long side = 0; side < 2; ++side, x += TILE, tiles += STEPS * WORDS)
-      if (count >= SIDE) tile_of_columns(x, call.x_stride, SIDE, tiles);
-      else tile_of_columns(x, call.x_stride, count, tiles);
+    if (count >= SIDE) tiles_of_block(x, call.x_stride, SIDE, tiles, tiles + STEPS * WORDS);
+    else tiles_of_block(x, call.x_stride, count, tiles, tiles + STEPS * WORDS);
   }
 };
 

@@ -34,7 +34,8 @@ inline Floats keep(const StreamCall& call, Floats lanes, long n, long d) {
   return where(random_bits(uint32_t(n * call.D + d), call.seed) < call.dropped, Floats{}, lanes);
 }
 
-void forward_row(const StreamCall& call, long n) {
+// `row` has room for the sums.
+void forward_row(const StreamCall& call, long n, float* row) {
   const long D = call.D;
   const float* x = call.x + n * D;
   const uint16_t* y = call.y ? call.y + n * D : nullptr;
@@ -44,25 +45,25 @@ void forward_row(const StreamCall& call, long n) {
     Floats lanes = load_some(x + d, D - d);
     if (y) {
       lanes += keep(call, load_some(y + d, D - d), n, d);
-      store_some(sum + d, lanes, D - d);
+      pass_some(sum + d, lanes, D - d);
     }
+    store_lanes(row + d, lanes);
     totals += lanes;
   }
-  const float* from = sum ? sum : x;
   const float mean = call.is_centered ? total(totals) / float(D) : 0.0f;
   for (long d = 0; d < D; d += LANES) {
-    const Floats lanes = load_some(from + d, D - d) - mean;
+    const Floats lanes = load_lanes(row + d) - mean;
     squares += D - d >= LANES ? lanes * lanes : where(PLACES < uint32_t(D - d), lanes * lanes, Floats{});
   }
   const float rate = 1.0f / std::sqrt(total(squares) / float(D) + call.eps);
   call.statistics[2 * n] = mean;
   call.statistics[2 * n + 1] = rate;
   for (long d = 0; d < D; d += LANES) {
-    Floats lanes = (load_some(from + d, D - d) - mean) * rate;
+    Floats lanes = (load_lanes(row + d) - mean) * rate;
     if (call.weight) lanes *= load_some(call.weight + d, D - d);
     if (call.bias) lanes += load_some(call.bias + d, D - d);
-    if (call.normed) store_some(call.normed + n * D + d, lanes, D - d);
-    if (call.rounded) store_some(call.rounded + n * D + d, lanes, D - d);
+    if (call.normed) pass_some(call.normed + n * D + d, lanes, D - d);
+    if (call.rounded) pass_some(call.rounded + n * D + d, lanes, D - d);
   }
 }
 
@@ -96,15 +97,19 @@ void backward_row(const StreamCall& call, long n, float* weight_sums, float* bia
     const Floats scaled = call.weight ? gradient * load_some(call.weight + d, D - d) : gradient;
     Floats found = (scaled - share - unit * product) * rate;
     if (call.sum_gradient) found += load_some(call.sum_gradient + first + d, D - d);
-    store_some(call.x_gradient + first + d, found, D - d);
-    if (call.y_gradient)
-      store_some(call.y_gradient + first + d, keep(call, found, n, d), D - d);
+    pass_some(call.x_gradient + first + d, found, D - d);
+    if (call.y_gradient) pass_some(call.y_gradient + first + d, keep(call, found, n, d), D - d);
   }
 }
 
 void forward(const StreamCall& call) {
-#pragma omp parallel for schedule(static) if (call.N * call.D > LEAST_WORK)
-  for (long n = 0; n < call.N; ++n) forward_row(call, n);
+#pragma omp parallel if (call.N * call.D > LEAST_WORK)
+  {
+    std::vector<float> row(call.D + LANES);
+#pragma omp for schedule(static)
+    for (long n = 0; n < call.N; ++n) forward_row(call, n, row.data());
+    written();
+  }
 }
 
 void backward(const StreamCall& call) {
@@ -115,6 +120,7 @@ void backward(const StreamCall& call) {
     float* own = sums.data() + omp_get_thread_num() * 2 * width;
 #pragma omp for schedule(static)
     for (long n = 0; n < call.N; ++n) backward_row(call, n, own, own + width);
+    written();
   }
   for (long d = 0; d < call.D; ++d)
     for (long thread = 0; thread < most; ++thread) {

@@ -60,6 +60,8 @@ inline void store_both(uint16_t* to, Floats low, Floats high) {
   else _mm512_storeu_si512(to, (__m512i)halves);
 }
 
+constexpr float LOG2_E = 1.44269504f;
+
 // 2^t, to 1e-7 of it, which is all that numbers need that are rounded to bfloat16 afterwards; below 2^-126 it is 0.
 inline Floats power_of_two(Floats t) {
   const __mmask16 is_large = _mm512_cmp_ps_mask((__m512)t, (__m512)spread(-126.0f), _CMP_NLT_UQ);
@@ -93,6 +95,20 @@ inline __attribute__((always_inline)) void tile_of_columns(const uint16_t* x, lo
     return i < count ? __builtin_convertvector(*reinterpret_cast<const Halves*>(x + i * stride), Bits) : Bits{};
   };
   for (long i = 0; i < TILE; ++i) store_bits(tile + i * TILE, row(2 * i) | row(2 * i + 1) << 16);
+}
+
+// Two tiles of b from 32 rows of 32 columns of x, of which `count` rows are there and the others zeros.
+inline __attribute__((always_inline)) void tiles_of_block(
+    const uint16_t* x, long stride, long count, uint32_t* left, uint32_t* right) {
+  const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // then lanes of 4 columns are interleaved in their order
+  const auto row = [&](long i) {
+    return i < count ? _mm512_permutexvar_epi64(order, _mm512_loadu_si512(x + i * stride)) : _mm512_setzero_si512();
+  };
+  for (long i = 0; i < TILE; ++i) {
+    const __m512i upper = row(2 * i), lower = row(2 * i + 1);
+    _mm512_store_si512(left + i * TILE, _mm512_unpacklo_epi16(upper, lower));
+    _mm512_store_si512(right + i * TILE, _mm512_unpackhi_epi16(upper, lower));
+  }
 }
 
 // Tiles of b from x [K, N], which is b itself.

@@ -142,6 +142,7 @@ int main() {
     for (long inputs : {32, 96, 1056})
       for (long outputs : {32, 288})
         for (long count : {1, 2, 3}) run_linears(rows, inputs, outputs, count, -1);
+  run_linears(70, 4128, 64, 1, -1), run_linears(70, 64, 4128, 2, -1), run_linears(33, 4128, 64, 2, 1);
   for (long activation = 0; activation < 7; ++activation)
     for (long count : {1, 2}) run_linears(70, 32, 64, count, activation);
   for (long tokens : {1, 5, 32, 77, 530})
