@@ -24,7 +24,15 @@ def far(found: Tensor, expected: Tensor) -> float:
 @needs_unit
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
-    [(1, 32, [32]), (77, 64, [96, 32, 64]), (600, 96, [288]), (1100, 1056, [64, 32]), (64, 32, [32, 1120]), (70, 4128, [64]), (40, 64, [96, 4128])],
+    [
+        (1, 32, [32]),
+        (77, 64, [96, 32, 64]),
+        (600, 96, [288]),
+        (1100, 1056, [64, 32]),
+        (64, 32, [32, 1120]),
+        (70, 4128, [64]),
+        (40, 64, [96, 4128]),
+    ],
 )
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_layers_and_their_gradients_are_those_of_exact_arithmetic(
