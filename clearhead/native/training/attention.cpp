@@ -91,13 +91,12 @@ float weigh(const float* scores, const float* hidden, long count, long all, floa
     const Floats lanes = score(s);
     most = where(lanes > most, lanes, most);
   }
-  float top = most[0];
-  for (int i = 1; i < LANES; ++i) top = std::max(top, most[i]);
-  const float base = top == -INFINITY ? 0.0f : top;
-  for (long s = 0; s < all; s += LANES) {
-    const Floats lanes = s < count ? power_of_two(score(s) - base) : Floats{};
-    sums += lanes;
-    store_lanes(weights + s, lanes);
+  const float top = _mm512_reduce_max_ps((__m512)most), base = top == -INFINITY ? 0.0f : top;
+  const auto power = [&](long s) { return s < count ? power_of_two(score(s) - base) : Floats{}; };
+  for (long s = 0; s < all; s += SIDE) {
+    const Floats low = power(s), high = power(s + LANES);
+    sums += low + high;
+    _mm512_storeu_si512(weights + s, rounded_both(low, high));
   }
   const float sum = total(sums);
   *log_total = sum > 0 ? base / LOG2_E + std::log(sum) : sum == 0 ? INFINITY : sum;
@@ -262,26 +261,31 @@ class HeadGradient {
     const float* hidden[2] = {};
     for (long row = 0; row < 2; ++row)
       if (call_.mask && key + row < call_.S) hidden[row] = hidden_queries(first + begin, size, key + row, row);
-    for (long t = 0; t < size; t += LANES) {
-      Floats gradients[2] = {};
+    const auto differentiated = [&](long row, long t, Floats& weights) {
+      const long at = (i + row) * size + t, query = begin + t, place = (key + row) * most_ + query;
+      Floats scaled = load_lanes(scores + at) * (call_.scale * LOG2_E) - load_lanes(log_totals_ + query);
+      if (hidden[row]) scaled += load_lanes(hidden[row] + t);
+      if (call_.bias) scaled += load_lanes(bias_ + place) * LOG2_E;
+      weights = power_of_two(scaled);
+      if (call_.is_causal && first + query < key + row)
+        weights = where(ORDER + float(first + query) < float(key + row), Floats{}, weights);
+      const Floats gradients = weights * (load_lanes(products + at) - load_lanes(shares_ + query));
+      if (call_.bias_gradient) store_lanes(bias_gradients_ + place, gradients);
+      return gradients;
+    };
+    for (long t = 0; t < size; t += SIDE) {
+      __m512i rounded[2] = {};
       for (long row = 0; row < 2; ++row) {
-        const long at = (i + row) * size + t;
-        Floats weights = {};
-        if (key + row < call_.S) {
-          Floats scaled = load_lanes(scores + at) * (call_.scale * LOG2_E) - load_lanes(log_totals_ + begin + t);
-          if (hidden[row]) scaled += load_lanes(hidden[row] + t);
-          if (call_.bias) scaled += load_lanes(bias_ + (key + row) * most_ + begin + t) * LOG2_E;
-          weights = power_of_two(scaled);
-          if (call_.is_causal && first + begin + t < key + row)
-            weights = where(ORDER + float(first + begin + t) < float(key + row), Floats{}, weights);
-          gradients[row] = weights * (load_lanes(products + at) - load_lanes(shares_ + begin + t));
-          if (call_.bias_gradient) store_lanes(bias_gradients_ + (key + row) * most_ + begin + t, gradients[row]);
-        }
-        store_lanes(weights_ + at, weights);
-        store_lanes(score_gradients_ + at, gradients[row]);
+        Floats weights[2] = {}, gradients[2] = {};
+        for (long side = 0; side < 2 && key + row < call_.S; ++side)
+          gradients[side] = differentiated(row, t + side * LANES, weights[side]);
+        rounded[row] = rounded_both(gradients[0], gradients[1]);
+        _mm512_storeu_si512(weights_ + (i + row) * size + t, rounded_both(weights[0], weights[1]));
+        _mm512_storeu_si512(score_gradients_ + (i + row) * size + t, rounded[row]);
       }
-      const long tile = (begin + t) / TILE * (keys_ / SIDE) + (key - i) / SIDE;
-      store_bits(score_tiles_ + tile * WORDS + i / 2 * TILE, rounded_pair(gradients[0], gradients[1]));
+      const long steps = keys_ / SIDE;
+      uint32_t* line = score_tiles_ + ((begin + t) / TILE * steps + (key - i) / SIDE) * WORDS + i / 2 * TILE;
+      interleave(rounded[0], rounded[1], line, line + steps * WORDS);
     }
   }
 

@@ -26,7 +26,10 @@ void arrange_columns(const Columns& columns, uint32_t* tiles, Work& own) {
     long n = step * SIDE;
     const Part& part = columns.part(n);
     for (long i = 0; i < SIDE; ++i) round_row(part, n + i, K, rounded + i * K);
-    for (long k = 0; k < K; k += TILE) tile_of_columns(rounded + k, K, SIDE, tiles + (k / TILE * steps + step) * WORDS);
+    for (long k = 0; k < K; k += SIDE) {
+      uint32_t* to = tiles + (k / TILE * steps + step) * WORDS;
+      tiles_of_block(rounded + k, K, SIDE, to, to + steps * WORDS);
+    }
   }
 }
 

@@ -38,26 +38,16 @@ struct TileUse {  // of a thread
 
 inline Bits load_bits(const uint32_t* from) { return *reinterpret_cast<const Bits*>(from); }
 
-inline void store_bits(uint32_t* to, Bits words) { *reinterpret_cast<Bits*>(to) = words; }
-
-inline Floats low_half(Bits words) { return (Floats)(words << 16); }
-
-inline Floats high_half(Bits words) { return (Floats)(words & 0xffff0000u); }
-
-// 16 words, of which the low half is from one vector and the high half from another, rounded.
-inline Bits rounded_pair(Floats low, Floats high) {
-  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  const __m512i first = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(halves));
-  const __m512i second = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(halves, 1));
-  return (Bits)_mm512_or_si512(first, _mm512_slli_epi32(second, 16));
+// 32 numbers, rounded.
+inline __m512i rounded_both(Floats low, Floats high) {
+  return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 
-// 32 numbers, rounded. A whole line goes past the caches, which would first read what it replaces; whoever writes so ends
-// with a fence.
+// Write them. A whole line goes past the caches, which would first read what it replaces; whoever writes so ends with a
+// fence.
 inline void store_both(uint16_t* to, Floats low, Floats high) {
-  const __m512bh halves = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  if (reinterpret_cast<uintptr_t>(to) % 64 == 0) _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)halves);
-  else _mm512_storeu_si512(to, (__m512i)halves);
+  if (reinterpret_cast<uintptr_t>(to) % 64 == 0) _mm512_stream_si512(reinterpret_cast<__m512i*>(to), rounded_both(low, high));
+  else _mm512_storeu_si512(to, rounded_both(low, high));
 }
 
 constexpr float LOG2_E = 1.44269504f;
@@ -89,32 +79,26 @@ inline void tiles_of_rows(const uint16_t* x, long N, long K, long stride, uint32
       turn_tile(reinterpret_cast<const uint32_t*>(x + n * stride + k), stride / 2, tiles);
 }
 
-// A tile of b from 32 rows of 16 columns of x, of which `count` are there and the others zeros.
-inline __attribute__((always_inline)) void tile_of_columns(const uint16_t* x, long stride, long count, uint32_t* tile) {
-  const auto row = [&](long i) {
-    return i < count ? __builtin_convertvector(*reinterpret_cast<const Halves*>(x + i * stride), Bits) : Bits{};
-  };
-  for (long i = 0; i < TILE; ++i) store_bits(tile + i * TILE, row(2 * i) | row(2 * i + 1) << 16);
+// A line of two tiles of b from two rows of 32 columns.
+inline void interleave(__m512i upper, __m512i lower, uint32_t* left, uint32_t* right) {
+  const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // then lanes of 4 columns come out in their order
+  const __m512i above = _mm512_permutexvar_epi64(order, upper), below = _mm512_permutexvar_epi64(order, lower);
+  _mm512_store_si512(left, _mm512_unpacklo_epi16(above, below));
+  _mm512_store_si512(right, _mm512_unpackhi_epi16(above, below));
 }
 
 // Two tiles of b from 32 rows of 32 columns of x, of which `count` rows are there and the others zeros.
 inline __attribute__((always_inline)) void tiles_of_block(
     const uint16_t* x, long stride, long count, uint32_t* left, uint32_t* right) {
-  const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // then lanes of 4 columns are interleaved in their order
-  const auto row = [&](long i) {
-    return i < count ? _mm512_permutexvar_epi64(order, _mm512_loadu_si512(x + i * stride)) : _mm512_setzero_si512();
-  };
-  for (long i = 0; i < TILE; ++i) {
-    const __m512i upper = row(2 * i), lower = row(2 * i + 1);
-    _mm512_store_si512(left + i * TILE, _mm512_unpacklo_epi16(upper, lower));
-    _mm512_store_si512(right + i * TILE, _mm512_unpackhi_epi16(upper, lower));
-  }
+  const auto row = [&](long i) { return i < count ? _mm512_loadu_si512(x + i * stride) : _mm512_setzero_si512(); };
+  for (long i = 0; i < TILE; ++i) interleave(row(2 * i), row(2 * i + 1), left + i * TILE, right + i * TILE);
 }
 
 // Tiles of b from x [K, N], which is b itself.
 inline void tiles_of_columns(const uint16_t* x, long K, long N, long stride, uint32_t* tiles) {
-  for (long n = 0; n < N; n += TILE)
-    for (long k = 0; k < K; k += SIDE, tiles += WORDS) tile_of_columns(x + k * stride + n, stride, SIDE, tiles);
+  const long group = K / SIDE * WORDS;
+  for (long n = 0; n < N; n += SIDE, tiles += group)
+    for (long k = 0; k < K; k += SIDE, tiles += WORDS) tiles_of_block(x + k * stride + n, stride, SIDE, tiles, tiles + group);
 }
 
 // The left operand: how far apart its rows lie, 16 rows, and 32 columns, in numbers.
