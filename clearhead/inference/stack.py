@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from clearhead import spec
@@ -35,8 +35,11 @@ MOST_TOKENS: Final = 128
 PIECE_TOKENS: Final = 2048
 LONGEST_TEXT: Final = 8192
 EVERYWHERE: Final = 2**40
-Heads = Float[Tensor, "rows heads keys head_size"]
+Heads = Num[Tensor, "rows heads keys head_size"]
 ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_gelu", "tanh")
+KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8}
+"""What keys and values are kept in, by the weights."""
+KEY_KINDS: Final = (torch.float32, torch.bfloat16, torch.int8)
 FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = range(3)
 Continue = Callable[[int, States, Context], States]
 Piece = tuple[slice, slice]  # of the rows and of the new tokens of a call
@@ -120,11 +123,11 @@ class _FastStack:
             cache.gather()
         cache.is_by_index = True
         cache.extend_origin(batch)
-        # Where products are of rounded numbers anyway, keys and values take half the memory, which is what bounds a
-        # step of many rows.
-        dtype = x_BTD.dtype if self._kind == "float32" else torch.bfloat16
+        # Where products are of rounded numbers anyway, keys and values are rounded as well: reading them is what bounds
+        # a step of many rows.
+        dtype = KEPT[self._kind]
         cache.convert(dtype)
-        buffers = list(self._buffers(x_BTD.to(dtype), context, cache))
+        buffers = list(self._buffers(x_BTD, dtype, context, cache))
         y_BTD = x_BTD.new_empty(x_BTD.shape)
         for piece in _pieces(batch, length):
             x_MD = x_BTD[piece].flatten(0, 1).float().clone(memory_format=torch.contiguous_format)
@@ -133,8 +136,10 @@ class _FastStack:
             y_BTD[piece] = x_MD.view_as(y_BTD[piece])
         return y_BTD
 
-    def _buffers(self, x_BTD: States, context: Context, cache: IndexedCache) -> Iterator[tuple[Heads, Heads] | None]:
-        """Give the keys and values of each branch, with room for the new tokens."""
+    def _buffers(
+        self, x_BTD: States, dtype: torch.dtype, context: Context, cache: IndexedCache
+    ) -> Iterator[list[Tensor] | None]:
+        """Give the keys and values of each branch, with room for the new tokens; in 8 bits with their scales."""
         rows, length = cache.buffer_rows(len(x_BTD)), x_BTD.shape[1]
         for entry in self._attentions:
             if entry is None:
@@ -142,16 +147,19 @@ class _FastStack:
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                yield attention.remembered(context)
+                yield list(attention.remembered(context))
                 continue
-            shape = (rows, attention.spec.num_kv_heads, length, attention.spec.head_size)
-            key, value = cache.self_attention[attention, context.depth].extend(shape, x_BTD).unbind(0)
-            yield key, value
+            heads, place = (rows, attention.spec.num_kv_heads, length), (attention, context.depth)
+            shape, like = (*heads, attention.spec.head_size), torch.empty(0, dtype=dtype)
+            kept = list(cache.self_attention[place].extend(shape, like))
+            if dtype == torch.int8:
+                kept += cache.scales[place].extend((*heads, 1), x_BTD)
+            yield kept
 
     def _cached_keys(
         self,
         piece: Piece,
-        buffers: list[tuple[Heads, Heads] | None],
+        buffers: list[list[Tensor] | None],
         context: Context,
         cache: IndexedCache,
         used: list[Tensor],
@@ -179,7 +187,7 @@ class _FastStack:
             else:
                 one.origin = None
             _set_angles(one, _angles(attention, context, piece), used)
-            _set_bias(one, attention, kept[0][rows, :, : one.count], context, used)
+            _set_bias(one, attention, kept[0][rows, :, : one.count].shape, context, used)
             key_mask = context.masking.key_mask
             if self._has_window and key_mask is not None:
                 one.before, one.after = EVERYWHERE, EVERYWHERE
@@ -187,7 +195,7 @@ class _FastStack:
             else:
                 one.before, one.after = _sight(attention.spec.mask)
                 _set_mask(one, None if key_mask is None else key_mask[:, None, None], rows.start, used)
-            _set_buffers(one, kept[0][rows.start :], kept[1][rows.start :])
+            _set_buffers(one, *(tensor[rows.start :] for tensor in kept))
         return keys
 
     def _read(self, x_BTD: States, context: Context) -> States:
@@ -328,11 +336,11 @@ def _sight(mask: spec.Mask) -> tuple[int, int]:
     return EVERYWHERE, EVERYWHERE if isinstance(mask, spec.Full) else 0
 
 
-def _set_bias(keys: Keys, attention: Attention, key_BKSE: Heads, context: Context, used: list[Tensor]) -> None:
+def _set_bias(keys: Keys, attention: Attention, shape: torch.Size, context: Context, used: list[Tensor]) -> None:
     """Set the bias on the scores of one new token, which depends on positions alone."""
     choice = attention.spec
     if choice.score_bias is not None:
-        query_BH1E = key_BKSE.new_empty(len(key_BKSE), choice.num_heads, 1, choice.head_size)
+        key_BKSE, query_BH1E = torch.empty(shape), torch.empty(shape[0], choice.num_heads, 1, choice.head_size)
         bias = attention.bias(query_BH1E, key_BKSE, context)
         assert bias is not None
         bias_BHS = bias[:, :, 0].float().contiguous()
@@ -341,11 +349,15 @@ def _set_bias(keys: Keys, attention: Attention, key_BKSE: Heads, context: Contex
         keys.bias_row_stride = bias_BHS.stride(0) if len(bias_BHS) > 1 else 0
 
 
-def _set_buffers(keys: Keys, key: Heads, value: Heads) -> None:
+def _set_buffers(keys: Keys, key: Heads, value: Heads, *scales: Tensor) -> None:
     assert key.stride() == value.stride() and key.stride(3) == 1
     keys.key, keys.value = key.data_ptr(), value.data_ptr()
     keys.row_stride, keys.head_stride, keys.key_stride, _ = key.stride()
-    keys.is_half = key.dtype == torch.bfloat16
+    keys.kind = KEY_KINDS.index(key.dtype)
+    if scales:
+        # As many rows, heads and keys.
+        assert all([size * key.shape[3] for size in one.stride()[:3]] == [*key.stride()[:3]] for one in scales)
+        keys.key_scales, keys.value_scales = (one.data_ptr() for one in scales)
 
 
 def _set_mask(keys: Keys, mask: Tensor | None, first: int, used: list[Tensor]) -> None:

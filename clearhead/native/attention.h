@@ -24,10 +24,20 @@ struct Head {
   const int32_t* origin;  // cache row of each key; null: all in one row
   long base, row_stride, key_stride;
   long next;  // from these keys to those of the next head; 0: there is none
+  const float *key_scales, *value_scales;  // of numbers in 8 bits, from the base on
+  long scale_stride;                       // between cache rows
 
   long place(long s) const { return base + (origin ? origin[s] * row_stride : 0) + s * key_stride; }
   const Real* key(long s) const { return keys + place(s); }
   const Real* value(long s) const { return values + place(s); }
+  float key_scale(long s) const { return scale(key_scales, s); }
+  float value_scale(long s) const { return scale(value_scales, s); }
+
+ private:
+  float scale(const float* scales, long s) const {
+    if constexpr (!std::is_same_v<Real, int8_t>) return 1.0f;
+    return scales[(origin ? origin[s] * scale_stride : 0) + s];
+  }
 };
 
 // Rows with the same keys, and which of these a row sees.
@@ -76,39 +86,33 @@ void weigh(const float* weights, const Head<Real>& rows, long first, long last, 
   for (int i = 0; i < VECTORS; ++i) store_lanes(mixed + e + i * LANES, sums[i]);
 }
 
-// Turn scores [S] into weights; with no key that may be attended to they are zeros.
-void softmax(float* scores, long S, const float* sink) {
-  float most = sink ? *sink : -INFINITY, fault = 0;
-#pragma omp simd reduction(max : most) reduction(+ : fault)
-  for (long s = 0; s < S; ++s) {
-    most = std::max(most, scores[s]);
-    fault += scores[s] != scores[s] ? 1.0f : 0.0f;
-  }
-  if (most == -INFINITY && fault == 0) {
+// Turn scores [S] into weights that are still to be multiplied by the number that is returned; with no key that may be
+// attended to they are zeros.
+float softmax(float* scores, long S, const float* sink) {
+  const float most = largest_of(scores, S, sink ? *sink : -INFINITY);
+  if (most == -INFINITY && std::none_of(scores, scores + S, [](float x) { return x != x; })) {
     std::fill(scores, scores + S, 0.0f);
-    return;
+    return 0.0f;
   }
-  Floats sums = {};
+  Floats sums[2] = {};
   long s = 0;
   for (; s + LANES <= S; s += LANES) {
     const Floats lanes = exp_lanes(load_lanes(scores + s) - most);
     store_lanes(scores + s, lanes);
-    sums += lanes;
+    sums[s / LANES % 2] += lanes;
   }
-  float sum = total(sums) + (sink ? std::exp(*sink - most) : 0.0f);
+  float sum = total(sums[0] + sums[1]) + (sink ? std::exp(*sink - most) : 0.0f);
   for (; s < S; ++s) {
     scores[s] = exp_lanes(spread(scores[s] - most))[0];
     sum += scores[s];
   }
-  const float share = 1.0f / sum;
-  for (s = 0; s < S; ++s) scores[s] *= share;
+  return 1.0f / sum;
 }
 
-// Turn the products of a row's query and the keys it sees into scores.
+// Turn the products of a row's query and the keys it sees, scaled, into scores.
 void to_scores(const Branch& branch, const Group& group, long m, long head, float* scores) {
   const Keys& keys = group.keys;
   const long first = group.first(m), last = group.last(m);
-  for (long s = first; s < last; ++s) scores[s] *= branch.score_scale;
   if (branch.soft_cap > 0) {
     long s = first;
     for (; s + LANES <= last; s += LANES)
@@ -125,25 +129,27 @@ void to_scores(const Branch& branch, const Group& group, long m, long head, floa
   }
 }
 
+// Attend from a row, by one head; what it mixes takes the place of the query.
 template <typename Real>
 void attend_row(
-    const Branch& branch, const Group& group, const Head<Real>& rows, const float* query, long m, long head,
-    float* scores, float* mixed) {
+    const Branch& branch, const Group& group, const Head<Real>& rows, float* query, long m, long head,
+    float* scores) {
   const long E = branch.head_size, first = group.first(m), last = group.last(m);
   for (long s = first; s < last; ++s) {
     prefetch(rows.value(s), E);
-    scores[s] = dot(query, rows.key(s), E);
+    scores[s] = branch.score_scale * rows.key_scale(s) * dot(query, rows.key(s), E);
   }
   to_scores(branch, group, m, head, scores);
-  softmax(scores + first, last - first, branch.sink ? branch.sink + head : nullptr);
+  const float share = softmax(scores + first, last - first, branch.sink ? branch.sink + head : nullptr);
+  for (long s = first; s < last; ++s) scores[s] *= share * rows.value_scale(s);
   long e = 0;
-  for (; e + 4 * LANES <= E; e += 4 * LANES) weigh<Real, 4>(scores, rows, first, last, e, mixed);
-  for (; e + 2 * LANES <= E; e += 2 * LANES) weigh<Real, 2>(scores, rows, first, last, e, mixed);
-  for (; e + LANES <= E; e += LANES) weigh<Real, 1>(scores, rows, first, last, e, mixed);
+  for (; e + 4 * LANES <= E; e += 4 * LANES) weigh<Real, 4>(scores, rows, first, last, e, query);
+  for (; e + 2 * LANES <= E; e += 2 * LANES) weigh<Real, 2>(scores, rows, first, last, e, query);
+  for (; e + LANES <= E; e += LANES) weigh<Real, 1>(scores, rows, first, last, e, query);
   for (; e < E; ++e) {
     float sum = 0;
     for (long s = first; s < last; ++s) sum += scores[s] * load_one(rows.value(s) + e);
-    mixed[e] = sum;
+    query[e] = sum;
   }
 }
 
@@ -160,10 +166,10 @@ Number* room(std::vector<Number>& memory, long size) {
   return reinterpret_cast<Number*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
 }
 
-// Round a row of a head; `padded` numbers are written, zeros behind the last.
+// Round a row of a head times its scale; `padded` numbers are written, zeros behind the last.
 template <typename Real>
-void round_head(const Real* row, long E, long padded, uint16_t* rounded) {
-  for (long e = 0; e < padded; e += LANES) store_lanes(rounded + e, e < E ? load_lanes(row + e) : Floats{});
+void round_head(const Real* row, float scale, long E, long padded, uint16_t* rounded) {
+  for (long e = 0; e < padded; e += LANES) store_lanes(rounded + e, e < E ? scale * load_lanes(row + e) : Floats{});
 }
 
 // Keys [from, to) as the right side of query key^T: tiles of 16 keys by 32 numbers of a head, zeros beyond the last key.
@@ -172,7 +178,7 @@ void arrange_keys(
     const Head<Real>& rows, long from, long to, long S, long E, long padded, uint16_t* rounded, uint32_t* arranged) {
   for (long s = from; s < to; s += TILE, arranged += TILE * padded / 2) {
     const long count = std::max(0L, std::min(TILE, S - s));
-    for (long i = 0; i < count; ++i) round_head(rows.key(s + i), E, padded, rounded + i * padded);
+    for (long i = 0; i < count; ++i) round_head(rows.key(s + i), rows.key_scale(s + i), E, padded, rounded + i * padded);
     arrange(reinterpret_cast<const uint32_t*>(rounded), count, padded / 2, arranged);
   }
 }
@@ -181,7 +187,7 @@ void arrange_keys(
 template <typename Real>
 void arrange_values(const Head<Real>& rows, long from, long to, long S, long E, long padded, uint32_t* arranged) {
   const auto word = [&](long s, long e) {
-    const Floats lanes = s < S && e < E ? load_lanes(rows.value(s) + e) : Floats{};
+    const Floats lanes = s < S && e < E ? rows.value_scale(s) * load_lanes(rows.value(s) + e) : Floats{};
     return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)lanes));
   };
   for (long s = from; s < to; s += 2)
@@ -217,11 +223,12 @@ void multiply_square(const uint16_t* x, bool has_pair, long K, const uint32_t* a
   }
 }
 
-// Attend from the rows [begin, end) of a group, by one head. queries and mixed: of row 0; rows are `stride` apart.
+// Attend from the rows [begin, end) of a group, by one head. queries: of row 0, rows `stride` apart; what they mix takes
+// their places.
 template <typename Real>
 void attend_on_tiles(
-    const Branch& branch, const Group& group, const Head<Real>& rows, long begin, long end, const float* queries,
-    long head, long stride, Scratch& scratch, float* mixed) {
+    const Branch& branch, const Group& group, const Head<Real>& rows, long begin, long end, float* queries, long head,
+    long stride, Scratch& scratch) {
   const long E = branch.head_size, padded = (E + SQUARE - 1) / SQUARE * SQUARE;
   const long low = group.first(begin) / SQUARE * SQUARE;  // of the first row; the last row sees the last key
   const long high = (group.last(end - 1) + SQUARE - 1) / SQUARE * SQUARE;
@@ -237,7 +244,7 @@ void attend_on_tiles(
   for (long top = begin; top < end; top += SQUARE) {
     const long M = std::min(SQUARE, end - top), from = group.first(top) / SQUARE * SQUARE;
     const long width = (group.last(top + M - 1) + SQUARE - 1) / SQUARE * SQUARE - from;
-    for (long i = 0; i < M; ++i) round_head(queries + (top + i) * stride, E, padded, query + i * padded);
+    for (long i = 0; i < M; ++i) round_head(queries + (top + i) * stride, branch.score_scale, E, padded, query + i * padded);
     for (long s = 0; s < width; s += SQUARE)
       multiply_square(
           query, M > TILE, padded, keys + (from - low + s) * padded / 2, TILE * padded / 2, scores + s, width);
@@ -248,15 +255,15 @@ void attend_on_tiles(
       to_scores(branch, group, top + i, head, row - from);
       std::fill(row, row + first, -INFINITY);
       std::fill(row + last, row + seen, -INFINITY);
-      softmax(row, seen, branch.sink ? branch.sink + head : nullptr);
+      const float share = softmax(row, seen, branch.sink ? branch.sink + head : nullptr);
       for (long s = 0; s < width; s += LANES)
-        store_lanes(weights + i * width + s, s < seen ? load_lanes(row + s) : Floats{});
+        store_lanes(weights + i * width + s, s < seen ? share * load_lanes(row + s) : Floats{});
     }
     const long size = (high - low) / 2 * TILE;
     for (long e = 0; e < padded; e += SQUARE)
       multiply_square(
           weights, M > TILE, width, values + e / TILE * size + (from - low) / 2 * TILE, size, sums + e, padded);
-    for (long i = 0; i < M; ++i) std::copy(sums + i * padded, sums + i * padded + E, mixed + (top + i) * stride);
+    for (long i = 0; i < M; ++i) std::copy(sums + i * padded, sums + i * padded + E, queries + (top + i) * stride);
   }
   _tile_release();
 }
@@ -267,7 +274,7 @@ bool attends_on_tiles(long, long) { return false; }
 
 template <typename Real>
 void attend_on_tiles(
-    const Branch&, const Group&, const Head<Real>&, long, long, const float*, long, long, Scratch&, float*) {}
+    const Branch&, const Group&, const Head<Real>&, long, long, float*, long, long, Scratch&) {}
 
 #endif
 

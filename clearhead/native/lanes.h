@@ -49,7 +49,17 @@ inline Floats load_lanes(const uint16_t* from) {
 #endif
 }
 
+inline Floats load_lanes(const int8_t* from) {
+#ifdef __AVX512F__
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Floats);
+#endif
+}
+
 inline float load_one(const float* from) { return *from; }
+
+inline float load_one(const int8_t* from) { return *from; }
 
 inline float load_one(const uint16_t* from) { return to_float(*from); }
 
@@ -93,6 +103,86 @@ inline void store_lanes(uint16_t* to, Floats lanes) {
 #else
   for (int i = 0; i < LANES; ++i) to[i] = to_half(lanes[i]);
 #endif
+}
+
+// Rounds to the nearest integers, from -127 to 127.
+inline void store_lanes(int8_t* to, Floats lanes) {
+#ifdef __AVX512F__
+  const __m128i rounded = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32((__m512)lanes));
+  std::memcpy(to, &rounded, sizeof rounded);
+#else
+  for (int i = 0; i < LANES; ++i) to[i] = int8_t(std::nearbyint(lanes[i]));
+#endif
+}
+
+// Of two numbers or of two vectors lane by lane; not-a-number in the first counts for nothing.
+template <typename Number>
+Number larger(Number first, Number second) {
+  return first > second ? first : second;
+}
+
+inline float highest(Floats lanes) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_ps((__m512)lanes);
+#else
+  float most = lanes[0];
+  for (int i = 1; i < LANES; ++i) most = larger(lanes[i], most);
+  return most;
+#endif
+}
+
+inline int32_t highest(Ints lanes) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_epi32((__m512i)lanes);
+#else
+  int32_t most = lanes[0];
+  for (int i = 1; i < LANES; ++i) most = larger(lanes[i], most);
+  return most;
+#endif
+}
+
+// Join values(vector) of the vectors of x, of which so many numbers are whole, in four registers: none waits for the one
+// before it.
+template <typename Lanes, typename Values, typename Join>
+Lanes joined(const float* x, long whole, Lanes start, const Values& values, const Join& join) {
+  Lanes kept[4] = {start, start, start, start};
+  long k = 0;
+  for (; k + 4 * LANES <= whole; k += 4 * LANES)
+    for (int i = 0; i < 4; ++i) kept[i] = join(values(load_lanes(x + k + i * LANES)), kept[i]);
+  for (; k < whole; k += LANES) kept[0] = join(values(load_lanes(x + k)), kept[0]);
+  return join(join(kept[0], kept[1]), join(kept[2], kept[3]));
+}
+
+// The sum of values(number) over all numbers of x; values takes vectors too.
+template <typename Values>
+float sum_of(const float* x, long K, const Values& values) {
+  const long whole = K / LANES * LANES;
+  float sum = total(joined(x, whole, Floats{}, values, [](Floats a, Floats b) { return a + b; }));
+  for (long k = whole; k < K; ++k) sum += values(x[k]);
+  return sum;
+}
+
+// The largest number of x and a start; not-a-number counts for nothing.
+inline float largest_of(const float* x, long K, float start) {
+  const long whole = K / LANES * LANES;
+  float most = highest(joined(x, whole, spread(start), [](Floats lanes) { return lanes; }, larger<Floats>));
+  for (long k = whole; k < K; ++k) most = larger(x[k], most);
+  return most;
+}
+
+// The largest magnitude of x; infinite or not-a-number where one number is.
+inline float largest_magnitude(const float* x, long K) {
+  const long whole = K / LANES * LANES;
+  const auto bits = [](Floats lanes) { return (Ints)lanes & 0x7fffffff; };  // they are in the order of magnitudes
+  int32_t most = highest(joined(x, whole, Ints{}, bits, larger<Ints>));
+  for (long k = whole; k < K; ++k) {
+    int32_t one;
+    std::memcpy(&one, x + k, 4);
+    most = larger(one & 0x7fffffff, most);
+  }
+  float found;
+  std::memcpy(&found, &most, 4);
+  return found;
 }
 
 // e^x for x <= 88, to 2 units in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r by its series up to r^7.
@@ -159,7 +249,7 @@ inline Floats erf_lanes(Floats x) {
   return where(x < 0.0f, -found, found);
 }
 
-enum Activation : int32_t { RELU, GELU, GELU_TANH, SILU, RELU2, QUICK_GELU, TANH };
+enum Activation : int32_t { NONE = -1, RELU, GELU, GELU_TANH, SILU, RELU2, QUICK_GELU, TANH };
 
 inline Floats activate(Floats x, int32_t form) {
   const Floats positive = where(x < 0.0f, Floats{}, x);

@@ -16,6 +16,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kinds.h"
 #include "matrix_unit.h"
 
 namespace {
@@ -24,82 +25,6 @@ constexpr int BLOCK = 4;              // outputs whose sums are in registers tog
 constexpr int COLUMNS = 4;            // rows of x whose sums are
 constexpr long CACHED_ROWS = 512;
 constexpr long MANY_ROWS = 64;        // from here on it pays to arrange the weights instead of the rows
-
-// --- the three kinds of weights: how STEP products are added to a sum, and what becomes of the sum ---
-
-struct Float32 {
-  using X = float;
-  using W = float;
-  using Y = float;
-  using Sums = Floats;
-  using Sum = float;
-  static constexpr long STEP = LANES;
-  static Floats load(const float* from) { return load_lanes(from); }
-  static void add(Floats& sums, Floats x, Floats w) { sums += x * w; }
-  static float product(float x, float w) { return x * w; }
-  static float finish(float sum, float) { return sum; }
-  static float bias(const float* from, long n) { return from ? from[n] : 0.0f; }
-  static float round(float value) { return value; }
-};
-
-struct BFloat16 {
-  using X = uint16_t;
-  using W = uint16_t;
-  using Y = uint16_t;
-  using Sums = Floats;
-  using Sum = float;
-#ifdef __AVX512BF16__
-  static constexpr long STEP = 2 * LANES;
-  static __m512i load(const uint16_t* from) { return _mm512_loadu_si512(from); }
-  static void add(Floats& sums, __m512i x, __m512i w) {
-    sums = (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)w);
-  }
-#else
-  static constexpr long STEP = LANES;
-  static Floats load(const uint16_t* from) { return load_lanes(from); }
-  static void add(Floats& sums, Floats x, Floats w) { sums += x * w; }
-#endif
-  static float product(uint16_t x, uint16_t w) { return to_float(x) * to_float(w); }
-  static float finish(float sum, float) { return sum; }
-  static float bias(const uint16_t* from, long n) { return from ? to_float(from[n]) : 0.0f; }
-  static uint16_t round(float value) { return to_half(value); }
-};
-
-// Weights and products in bfloat16, rows and outputs in float32.
-struct Mixed : BFloat16 {
-  using Y = float;
-  static float bias(const float* from, long n) { return from ? from[n] : 0.0f; }
-  static float round(float value) { return value; }
-};
-
-// Both sides in 8 bits: a row of x has a scale of its own, and so has every output.
-struct Int8 {
-  using X = int8_t;
-  using W = int8_t;
-  using Y = float;
-  using Sums = Ints;
-  using Sum = int32_t;
-#ifdef __AVX512VNNI__
-  static constexpr long STEP = 4 * LANES;
-  static __m512i load(const int8_t* from) { return _mm512_loadu_si512(from); }
-  // The instruction wants one side without a sign: |x| * (w with the sign of x) is the same product.
-  static void add(Ints& sums, __m512i x, __m512i w) {
-    const __mmask64 is_negative = _mm512_movepi8_mask(x);
-    const __m512i signed_w = _mm512_mask_sub_epi8(w, is_negative, _mm512_setzero_si512(), w);
-    sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_abs_epi8(x), signed_w);
-  }
-#else
-  static constexpr long STEP = LANES;
-  static Ints load(const int8_t* from) {
-    return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints);
-  }
-  static void add(Ints& sums, Ints x, Ints w) { sums += x * w; }
-#endif
-  static int32_t product(int8_t x, int8_t w) { return int32_t(x) * int32_t(w); }
-  static float finish(int32_t sum, float scale) { return float(sum) * scale; }
-  static float bias(const float* from, long n) { return from ? from[n] : 0.0f; }
-  static float round(float value) { return value; }
-};
 
 template <typename Kind>
 struct Layer {
@@ -113,6 +38,10 @@ struct Layer {
   const float* output_scales;  // of w [N]; null: 1
   typename Kind::Y* y;
   long turned_stride = 0;      // above 0: fp32 weights [K, N] whose rows lie so many numbers apart
+  int32_t activation = NONE;   // of what is written, where whole tiles with arranged weights compute it
+  const float* factor = nullptr;  // what it is multiplied with after that [M, N]; null: nothing
+
+  bool activates() const { return arranges_weights && N % (2 * TILE) == 0; }
 
   void write(long m, long n, typename Kind::Sum sum) const {
     const float scale = row_scales ? row_scales[m] * output_scales[n] : 1.0f;
@@ -236,22 +165,25 @@ void add_tiles(Int8, int pair) {
   }
 }
 
+template <typename Kind>
+Floats scaled(const Layer<Kind>&, __m512i sums, long, long) {
+  return (Floats)sums;
+}
+
+Floats scaled(const Layer<Int8>& layer, __m512i sums, long n, long m) {
+  return __builtin_convertvector((Ints)sums, Floats) * (load_lanes(layer.output_scales + n) * layer.row_scales[m]);
+}
+
 // Write the sums of 16 outputs from n on for row m.
-void write_lanes(const Layer<BFloat16>& layer, __m512i sums, long n, long m) {
-  const Floats bias = layer.bias ? load_lanes(layer.bias + n) : Floats{};
-  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)((Floats)sums + bias));
-  std::memcpy(layer.y + m * layer.N + n, &rounded, sizeof rounded);
-}
-
-void write_lanes(const Layer<Mixed>& layer, __m512i sums, long n, long m) {
-  const Floats bias = layer.bias ? load_lanes(layer.bias + n) : Floats{};
-  *reinterpret_cast<Floats*>(layer.y + m * layer.N + n) = (Floats)sums + bias;
-}
-
-void write_lanes(const Layer<Int8>& layer, __m512i sums, long n, long m) {
-  const Floats bias = layer.bias ? load_lanes(layer.bias + n) : Floats{};
-  const Floats scales = load_lanes(layer.output_scales + n) * layer.row_scales[m];
-  *reinterpret_cast<Floats*>(layer.y + m * layer.N + n) = __builtin_convertvector((Ints)sums, Floats) * scales + bias;
+template <typename Kind>
+void write_lanes(const Layer<Kind>& layer, __m512i sums, long n, long m) {
+  Floats found = scaled(layer, sums, n, m);
+  if (layer.bias) found += load_lanes(layer.bias + n);
+  if (layer.activation != NONE) {
+    found = activate(found, layer.activation);
+    if (layer.factor) found *= load_lanes(layer.factor + m * layer.N + n);
+  }
+  store_lanes(layer.y + m * layer.N + n, found);
 }
 
 // Write the tile of sums [16 outputs, 16 rows] of the outputs from n and the rows from m on.
@@ -309,19 +241,38 @@ void multiply_tiles(const Layer<Kind>& layer, long n, long group) {
   }
 }
 
-// Write 16 sums of the outputs from n on for row m.
-template <typename Kind>
-void write_rows(const Layer<Kind>& layer, const int32_t* sums, long n, long m) {
-  for (long j = 0; j < std::min(TILE, layer.M - m); ++j)
-    write_lanes(layer, _mm512_loadu_si512(sums + j * TILE), n, m + j);
-}
+// The sums of 32 outputs for up to 32 rows. They are written while the matrix unit computes the next ones.
+struct Square {
+  alignas(64) int32_t sums[2 * TILE * 2 * TILE];
+  long n = 0, m = 0, count = 0, written = 0;  // vectors that there are, and that are written
+
+  // Take them from the tiles.
+  void take(long first_output, long first_row, long rows) {
+    n = first_output, m = first_row, count = 2 * rows, written = 0;
+    _tile_stored(0, sums, 128);
+    _tile_stored(1, sums + TILE, 128);
+    if (rows <= TILE) return;
+    _tile_stored(2, sums + 2 * TILE * TILE, 128);
+    _tile_stored(3, sums + 2 * TILE * TILE + TILE, 128);
+  }
+
+  template <typename Kind>
+  void write(const Layer<Kind>& layer, long most) {
+    for (const long end = std::min(count, written + most); written < end; ++written)
+      write_lanes(layer, _mm512_load_si512(sums + written * TILE), n + written % 2 * TILE, m + written / 2);
+  }
+};
 
 // Multiply one or two groups of 16 rows with 32 outputs, whose weights are arranged: lines of x are lines of the sums.
 template <typename Kind, bool IS_PAIR>
-void multiply_arranged(const Layer<Kind>& layer, const uint32_t* arranged, long n, long m) {
+void multiply_arranged(const Layer<Kind>& layer, const uint32_t* arranged, long n, long m, Square& square) {
   const long bytes = layer.K * long(sizeof(typename Kind::W)), steps = bytes / 64;
   const uint8_t* x = reinterpret_cast<const uint8_t*>(layer.x) + m * bytes;
   const uint8_t* w = reinterpret_cast<const uint8_t*>(arranged);
+  const long vectors = (4 * TILE + steps - 1) / steps;
+  // The weights of the next outputs, each row block of this call a share of them.
+  const long blocks = (layer.M + 2 * TILE - 1) / (2 * TILE), lines = (2 * TILE + blocks - 1) / blocks;
+  const uint8_t* ahead = reinterpret_cast<const uint8_t*>(layer.w) + (n + 2 * TILE) * bytes + m / (2 * TILE) * steps * lines * 64;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -337,23 +288,15 @@ void multiply_arranged(const Layer<Kind>& layer, const uint32_t* arranged, long 
       add_tiles(Kind(), 2);
       add_tiles(Kind(), 3);
     }
+    square.write(layer, vectors);
+    for (long line = 0; line < lines; ++line) _mm_prefetch(ahead + (step * lines + line) * 64, _MM_HINT_T1);
   }
-  alignas(64) int32_t sums[4][TILE * TILE];
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
-  write_rows(layer, sums[0], n, m);
-  write_rows(layer, sums[1], n + TILE, m);
-  if (IS_PAIR) {
-    _tile_stored(2, sums[2], 64);
-    _tile_stored(3, sums[3], 64);
-    write_rows(layer, sums[2], n, m + TILE);
-    write_rows(layer, sums[3], n + TILE, m + TILE);
-  }
+  square.take(n, m, std::min(IS_PAIR ? 2 * TILE : TILE, layer.M - m));
 }
 
 // Multiply all rows with the 32 outputs from n on.
 template <typename Kind>
-void multiply_block_of_tiles(const Layer<Kind>& layer, long n) {
+void multiply_block_of_tiles(const Layer<Kind>& layer, long n, Square& square) {
   const long words = layer.K * long(sizeof(typename Kind::W)) / 4;
   if (!layer.arranges_weights) {
     const long groups = (layer.M + TILE - 1) / TILE;
@@ -369,8 +312,8 @@ void multiply_block_of_tiles(const Layer<Kind>& layer, long n) {
   arrange(w, TILE, words, arranged);
   arrange(w + TILE * words, TILE, words, arranged + TILE * words);
   long m = 0;
-  for (; m + TILE < layer.M; m += 2 * TILE) multiply_arranged<Kind, true>(layer, arranged, n, m);
-  if (m < layer.M) multiply_arranged<Kind, false>(layer, arranged, n, m);
+  for (; m + TILE < layer.M; m += 2 * TILE) multiply_arranged<Kind, true>(layer, arranged, n, m, square);
+  if (m < layer.M) multiply_arranged<Kind, false>(layer, arranged, n, m, square);
 }
 
 // Whether the matrix unit multiplies rows of so many numbers.
@@ -385,9 +328,11 @@ long multiply_tiles_by_team(const Layer<Kind>& layer) {
   const long blocks = layer.N / (2 * TILE);
   if (!(layer.tiles || layer.arranges_weights) || blocks == 0) return 0;
   if constexpr (!std::is_same_v<Kind, Float32>) {
+    Square square;
     _tile_loadconfig(&shapes);
 #pragma omp for schedule(static) nowait
-    for (long block = 0; block < blocks; ++block) multiply_block_of_tiles(layer, block * 2 * TILE);
+    for (long block = 0; block < blocks; ++block) multiply_block_of_tiles(layer, block * 2 * TILE, square);
+    square.write(layer, square.count);
     _tile_release();
   }
   return blocks * 2 * TILE;
@@ -417,6 +362,7 @@ void multiply_by_team(const Layer<Kind>& layer) {
     part.x += m * layer.K;
     if (layer.tiles) part.tiles += m * layer.K * long(sizeof(typename Kind::X)) / 4;
     part.y += m * layer.N;
+    if (layer.factor) part.factor += m * layer.N;
     if (layer.row_scales) part.row_scales += m;
     if constexpr (std::is_same_v<Kind, Float32>)
       if (layer.turned_stride) {
@@ -428,15 +374,12 @@ void multiply_by_team(const Layer<Kind>& layer) {
 }
 
 // Round a row of x to 8 bits; its scale is the largest magnitude / 127, and not-a-number where one value is.
-float quantize(const float* row, long K, int8_t* rounded) {
-  float most = 0, fault = 0;  // fault: 0, or not a number
-#pragma omp simd reduction(max : most) reduction(+ : fault)
-  for (long k = 0; k < K; ++k) {
-    most = std::max(most, std::fabs(row[k]));
-    fault += row[k] * 0.0f;
-  }
+inline float quantize(const float* row, long K, int8_t* rounded) {
+  const float most = largest_magnitude(row, K), fault = most * 0.0f;  // 0, or not a number
   const float inverse = most > 0 && fault == 0 ? 127.0f / most : 0.0f;
-  for (long k = 0; k < K; ++k) rounded[k] = int8_t(std::nearbyint(row[k] * inverse));
+  const long whole = K / LANES * LANES;
+  for (long k = 0; k < whole; k += LANES) store_lanes(rounded + k, load_lanes(row + k) * inverse);
+  for (long k = whole; k < K; ++k) rounded[k] = int8_t(std::nearbyint(row[k] * inverse));
   return most / 127.0f + fault;
 }
 

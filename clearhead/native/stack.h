@@ -5,6 +5,7 @@
 #include <cstdint>
 
 enum NormKind : int32_t { NO_NORM, LAYER_NORM, RMS_NORM };
+enum KeyKind : int64_t { FLOAT_KEYS, HALF_KEYS, BYTE_KEYS };
 enum Function : int32_t { FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION };
 
 struct Norm {
@@ -49,7 +50,9 @@ struct Keys {
   const float* cos;          // of the rotation [M, half]; null: none
   const float* sin;
   int64_t angle_stride, half;
-  int64_t is_half;           // keys and values are bfloat16
+  int64_t kind;              // of the numbers of keys and values
+  float* key_scales;         // of keys in 8 bits, one for each; their strides are those of the keys / the head size
+  float* value_scales;
   int64_t has_cache;         // new keys and values go into it
 };
 

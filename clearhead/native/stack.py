@@ -74,7 +74,9 @@ class Keys(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("bias_row_stride", "bias_head_stride")),
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("angle_stride", "half", "is_half", "has_cache")),
+        *((name, ctypes.c_int64) for name in ("angle_stride", "half", "kind")),
+        *((name, ctypes.c_void_p) for name in ("key_scales", "value_scales")),
+        ("has_cache", ctypes.c_int64),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import clearhead as ch
 from clearhead import surgery
@@ -17,6 +18,7 @@ from clearhead.errors import InputError
 from clearhead.generate.batching import fast_mode
 from clearhead.hf.pooling import with_head
 from clearhead.inference import fast
+from clearhead.inference.cache import IndexedCache
 from clearhead.inference.fast import multiply_in_bf16
 from clearhead.inference.int8 import dequantized, is_int8, quantize, to_int8
 from clearhead.weights.files import load_tensors
@@ -144,6 +146,19 @@ def test_probabilities_of_a_trained_model_stay(data_dir: Path) -> None:
         for precision in ("fp32", "int8")
     )
     assert np.exp(exact - rounded) == pytest.approx(1.0, abs=0.01)
+
+
+def test_they_stay_where_keys_and_values_have_8_bits_as_well(data_dir: Path) -> None:
+    text = (data_dir / "stories260K" / "expected.txt").read_text("utf-8")
+    losses = []
+    for precision in ("fp32", "int8"):
+        model, cache = ch.load(data_dir / "stories260K", device="cpu", precision=precision), IndexedCache()
+        ids = torch.tensor([model.tokenizers.target.encode_with_special(text)])
+        with torch.inference_mode(), fast_mode(model.module):
+            parts = [model.module.decode(part, cache=cache).logits for part in (ids[:, :64], *ids[:, 64:].split(1, 1))]
+        losses.append(float(functional.cross_entropy(torch.cat(parts, 1)[0, :-1], ids[0, 1:])))
+    assert losses[0] != losses[1]
+    assert np.exp(losses[1] - losses[0]) == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.fixture(scope="module")

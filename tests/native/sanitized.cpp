@@ -84,6 +84,21 @@ void run_stack(
   stack_float32(x.data(), branches, all, 3, rows, width);
   stack_mixed(x.data(), branches, all, 3, rows, width);
   stack_int8(x.data(), branches, all, 3, rows, width);
+  if (is_text) return;
+  auto key_bytes = numbers<int8_t>(cache.size()), value_bytes = key_bytes;
+  auto key_scales = numbers<float>(cache.size() / head_size), value_scales = key_scales;
+  keys.key = key_bytes.data(), keys.value = value_bytes.data(), keys.kind = BYTE_KEYS;
+  keys.key_scales = key_scales.data(), keys.value_scales = value_scales.data();
+  const Keys in_bytes[] = {keys, of_memory, Keys{}};
+  for (Branch& branch : branches)
+    for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last}) one->turned_stride = 0;
+  stack_int8(x.data(), branches, in_bytes, 3, rows, width);
+  stack_float32(x.data(), branches, in_bytes, 3, rows, width);
+  keys.origin = nullptr, keys.bias = nullptr;  // as prompts are read: many rows in parts
+  const Branch without_memory[] = {branches[0], branches[2]};
+  const Keys in_parts[] = {keys, Keys{}};
+  stack_int8(x.data(), without_memory, in_parts, 2, rows, width);
+  stack_mixed(x.data(), without_memory, in_parts, 2, rows, width);
 }
 
 int main() {

@@ -17,6 +17,7 @@ from clearhead.inference import stack as compiled
 from clearhead.inference.cache import IndexedCache
 from clearhead.inference.fast import fast_layers
 from clearhead.inference.int8 import to_int8
+from clearhead.kernels.key_values import KeyValues
 from clearhead.presets.hyperparameters import build_spec
 from clearhead.presets.named import PRESETS
 
@@ -271,6 +272,60 @@ def test_prompts_are_read_in_pieces(
         assert served == ["_extend"] * (1 if has_padding and name == "window" else 3)
         beside = by_layers(rounded, lambda module, given=has_padding: prompted(module, has_padding=given))
         assert (found - expected).norm() <= 1.3 * (beside - expected).norm()
+
+
+def in_8_bits(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round() * scale
+
+
+@pytest.mark.parametrize("name", ["grouped heads", "soft cap and sink", "ALiBi", "gpt2"])
+def test_keys_in_8_bits_are_those_of_the_modules_rounded(
+    kernels: ctypes.CDLL, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a cache of the modules that rounds what it has, where compiled layers read it."""
+    append = KeyValues.append
+
+    def rounded(self: KeyValues, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        kept = append(self, key, value)
+        for one in kept if key.shape[2] == 1 else ():
+            one.copy_(in_8_bits(one))
+        return kept
+
+    made = {"grouped heads": decoder, **MODELS}
+    module = small(made[name]()) if name in made else preset(name)
+    exact = decoded(module, is_fast=False, several=True)
+    with monkeypatch.context() as patch:
+        patch.setitem(compiled.KEPT, "float32", torch.int8)  # rows in fp32, which no rounding of their own moves
+        found = decoded(module, is_fast=True, several=True)
+    monkeypatch.setattr(KeyValues, "append", rounded)
+    expected = decoded(module, is_fast=False, several=True)
+    assert 0 < (found - expected).norm() <= 0.1 * (exact - expected).norm()
+
+
+@pytest.mark.parametrize("weights", ["mixed", "int8"])
+def test_long_prompts_are_read_in_parts(
+    kernels: ctypes.CDLL, weights: str, by_layers: Callable[..., Tensor], served: list[str]
+) -> None:
+    """So many rows that each thread takes some of them, and parts of one prompt see each other's keys."""
+    ids, mask = torch.randint(VOCABULARY, (2, 300)), torch.ones(2, 300, dtype=torch.bool)
+    mask[1, :45] = False
+
+    def read(module: Transformer) -> Tensor:
+        cache, found = IndexedCache(), []
+        with torch.inference_mode(), fast_layers(module):
+            for part in (slice(0, 280), slice(280, 300)):
+                logits = module.decode(ids[:, part], target_mask=mask[:, part], cache=cache).logits
+                assert logits is not None
+                found.append(logits[mask[:, part]].float())
+        return torch.cat(found)
+
+    exact = small(decoder(feed_forward={"size": 192}))
+    expected, rounded = read(exact), rounded_copy(exact, weights)
+    served.clear()
+    found = read(rounded)
+    assert served == (["_extend"] * 2 if compiled.has_matrix_unit() else ["_extend"])
+    assert (found - expected).norm() <= 1.3 * (by_layers(rounded, read) - expected).norm()
 
 
 def test_long_texts_are_read_with_their_masks(by_layers: Callable[..., Tensor], served: list[str]) -> None:

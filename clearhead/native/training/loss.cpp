@@ -19,12 +19,6 @@ struct Row {
   float shift, label_logit;
 };
 
-float highest(Floats lanes) {
-  float top = lanes[0];
-  for (int i = 1; i < LANES; ++i) top = std::max(top, lanes[i]);
-  return top;
-}
-
 // Multiply all rows with all columns, by a team; `use(m, n, logits, count)` gets 16 logits of a row, of which `count` are
 // there, from one thread.
 template <typename Use>
