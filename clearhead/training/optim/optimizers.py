@@ -173,7 +173,9 @@ class Muon(torch.optim.Optimizer):
         by_shape: dict[tuple[torch.Size, torch.device] | None, list[Tensor]] = {}
         for parameter in group["params"]:
             if parameter.grad is not None:
-                shape = None if is_served(parameter) else (parameter.shape, parameter.device)
+                # Asked first: a processor without products in bfloat16 needs no kernels to be compiled.
+                has_kernel = has_fast_bf16(parameter.device) and is_served(parameter)
+                shape = None if has_kernel else (parameter.shape, parameter.device)
                 by_shape.setdefault(shape, []).append(parameter)
                 if "momentum" not in self.state[parameter]:
                     self.state[parameter]["momentum"] = torch.zeros_like(parameter)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import _muon as torch_muon
 
 from clearhead.errors import InputError
-from clearhead.training.optim import optimizers
+from clearhead.training.optim import fast_muon, optimizers
 from clearhead.training.optim.optimizers import build_optimizer, matrix_parameters, orthogonalize
 from clearhead.training.random_state import deterministic_algorithms
 
@@ -210,6 +210,15 @@ def test_muon_is_torchs_muon_up_to_the_precision_of_its_products(
     for mine, other, start in zip(ours, theirs, starts, strict=True):
         assert far(mine.weight - start, other.weight - start) < (1e-5 if products == "single" else 0.05)
         assert far(mine.bias, other.bias) < 1e-5
+
+
+def test_muon_compiles_no_kernel_for_a_processor_without_products_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "has_fast_bf16", lambda device: False)
+    monkeypatch.setattr(fast_muon, "has_products", lambda: pytest.fail("kernels were asked for"))
+    layer = nn.Linear(32, 64)
+    before = layer.weight.detach().clone()
+    stepped([build_optimizer(layer, kind="muon", learning_rate=0.01)], list(layer.parameters()))
+    assert not torch.equal(layer.weight, before)
 
 
 @pytest.mark.parametrize("shape", [(1, 37, 37), (3, 23, 61), (2, 61, 23)])
