@@ -25,11 +25,11 @@ from clearhead.core.stack import Layer, Stack, Step
 from clearhead.inference.cache import IndexedCache
 from clearhead.inference.int8 import Int8Linear
 from clearhead.inference.rounding import rounded_weight
-from clearhead.native.stack import Branch, Keys, Matrix, Norm, RunStack, Weights, has_matrix_unit, stack_runner
+from clearhead.native.stack import Branch, Keys, Matrix, Norm, RunStack, Weights, has_squares, stack_runner
 
 # In fp32, above so many rows the products of PyTorch are as fast, or faster.
 MOST_FP32_ROWS: Final = 16
-# Without a matrix unit: scores of longer texts are matrix products, which PyTorch computes faster.
+# Without products in squares: scores of longer texts are matrix products, which PyTorch computes faster.
 MOST_TOKENS: Final = 128
 # That run through all layers before the next ones do, so that what is computed of them stays small.
 PIECE_TOKENS: Final = 2048
@@ -49,7 +49,7 @@ def compiled_layers(stack: Stack, in_bf16: bool) -> Continue | None:
     """Return a function that runs the layers of a stack as its `continue_from` does, up to the order of sums.
 
     Calls that the compiled layers do not serve take the plain way: several new tokens where scores have a bias or a
-    memory is read, masks of the caller, many rows in fp32, long texts where there is no matrix unit.
+    memory is read, masks of the caller, many rows in fp32, long texts where no products are squares.
 
     Args:
         stack: its weights must not move while the function is in use.
@@ -87,7 +87,7 @@ class _FastStack:
         # In fp32 PyTorch reads several tokens as fast.
         self._reads = self._kind != "float32" and all(type(one) is Attention for one in used)
         self._has_window = any(isinstance(one.spec.mask, spec.Window) for one in used)
-        self._has_unit = has_matrix_unit()
+        self._has_squares = has_squares()
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
         cache = context.cache
@@ -113,7 +113,7 @@ class _FastStack:
             return self._kind != "float32" or batch <= MOST_FP32_ROWS
         # Padding between two tokens is no distance; texts are read without it.
         is_by_place = cache is None or masking.key_mask is None or not self._has_window
-        most = MOST_TOKENS if not self._has_unit else LONGEST_TEXT if cache is None else EVERYWHERE
+        most = MOST_TOKENS if not self._has_squares else LONGEST_TEXT if cache is None else EVERYWHERE
         return self._reads and is_by_place and length <= most
 
     def _extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:

@@ -1,5 +1,5 @@
-// Attention of the compiled layers: of one row and one head by vector instructions, or of many rows of a head on the
-// matrix unit.
+// Attention of the compiled layers: of one row and one head by vector instructions, or of many rows of a head by
+// squares.
 //
 // Legend: M rows (tokens that are new), H heads, E head size, S keys.
 
@@ -15,7 +15,6 @@
 namespace {
 
 constexpr long FEW_ROWS = 8;       // below it, rounding and arranging keys costs more than it saves
-constexpr long SQUARE = 2 * TILE;  // rows that are multiplied together, and keys
 
 // Where the keys and values of a group lie, for one head.
 template <typename Real>
@@ -153,11 +152,11 @@ void attend_row(
   }
 }
 
-// --- the matrix unit: queries, keys, weights and values rounded to bfloat16, sums in float32 ---
+// --- squares: queries, keys, weights and values rounded to bfloat16, sums in float32 ---
 
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
 
-bool attends_on_tiles(long E, long rows) { return rows >= FEW_ROWS && E % LANES == 0 && permit_tiles(); }
+bool attends_by_squares(long E, long rows) { return rows >= FEW_ROWS && E % LANES == 0 && has_squares(); }
 
 template <typename Number>
 Number* room(std::vector<Number>& memory, long size) {
@@ -197,57 +196,37 @@ void arrange_values(const Head<Real>& rows, long from, long to, long S, long E, 
           _mm512_or_si512(word(s, e), _mm512_slli_epi32(word(s + 1, e), 16)));
 }
 
-// y [16 or 32 rows, 32 columns] = x [rows, K] times the arranged [K, 32]; 16 columns of K numbers have `size` words.
-void multiply_square(const uint16_t* x, bool has_pair, long K, const uint32_t* arranged, long size, float* y, long width) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (long k = 0; k < K; k += SQUARE) {
-    _tile_loadd(4, x + k, 2 * K);
-    _tile_loadd(6, arranged + k / 2 * TILE, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, arranged + size + k / 2 * TILE, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    if (has_pair) {
-      _tile_loadd(5, x + TILE * K + k, 2 * K);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  _tile_stored(0, y, 4 * width);
-  _tile_stored(1, y + TILE, 4 * width);
-  if (has_pair) {
-    _tile_stored(2, y + TILE * width, 4 * width);
-    _tile_stored(3, y + TILE * width + TILE, 4 * width);
-  }
+// y [rows, 32 columns] = x [rows, K] times the arranged [K, 32]; 16 columns of K numbers have `size` words.
+void multiply_heads(const uint16_t* x, long rows, long K, const uint32_t* arranged, long size, float* y, long width) {
+  const Left left{reinterpret_cast<const uint8_t*>(x), 2 * K, 2 * TILE * K, 64};
+  multiply_square<BFloat16>(left, rows, arranged, size / WORDS, K / SIDE, y, width, false);
 }
 
 // Attend from the rows [begin, end) of a group, by one head. queries: of row 0, rows `stride` apart; what they mix takes
 // their places.
 template <typename Real>
-void attend_on_tiles(
+void attend_by_squares(
     const Branch& branch, const Group& group, const Head<Real>& rows, long begin, long end, float* queries, long head,
     long stride, Scratch& scratch) {
-  const long E = branch.head_size, padded = (E + SQUARE - 1) / SQUARE * SQUARE;
-  const long low = group.first(begin) / SQUARE * SQUARE;  // of the first row; the last row sees the last key
-  const long high = (group.last(end - 1) + SQUARE - 1) / SQUARE * SQUARE;
+  const long E = branch.head_size, padded = (E + SIDE - 1) / SIDE * SIDE;
+  const long low = group.first(begin) / SIDE * SIDE;  // of the first row; the last row sees the last key
+  const long high = (group.last(end - 1) + SIDE - 1) / SIDE * SIDE;
   uint32_t* keys = room(scratch.keys, (high - low) * padded / 2);
   uint32_t* values = room(scratch.values, (high - low) * padded / 2);
-  uint16_t* query = room(scratch.queries, SQUARE * padded);
-  uint16_t* weights = room(scratch.weights, SQUARE * (high - low));
-  float* scores = room(scratch.scores, SQUARE * (high - low));
-  float* sums = room(scratch.mixed, SQUARE * padded);
+  uint16_t* query = room(scratch.queries, SIDE * padded);
+  uint16_t* weights = room(scratch.weights, SIDE * (high - low));
+  float* scores = room(scratch.scores, SIDE * (high - low));
+  float* sums = room(scratch.mixed, SIDE * padded);
   arrange_keys(rows, low, high, group.S, E, padded, query, keys);
   arrange_values(rows, low, high, group.S, E, padded, values);
-  _tile_loadconfig(&shapes);
-  for (long top = begin; top < end; top += SQUARE) {
-    const long M = std::min(SQUARE, end - top), from = group.first(top) / SQUARE * SQUARE;
-    const long width = (group.last(top + M - 1) + SQUARE - 1) / SQUARE * SQUARE - from;
+  const TileUse use;
+  for (long top = begin; top < end; top += SIDE) {
+    const long M = std::min(SIDE, end - top), from = group.first(top) / SIDE * SIDE;
+    const long width = (group.last(top + M - 1) + SIDE - 1) / SIDE * SIDE - from;
     for (long i = 0; i < M; ++i) round_head(queries + (top + i) * stride, branch.score_scale, E, padded, query + i * padded);
-    for (long s = 0; s < width; s += SQUARE)
-      multiply_square(
-          query, M > TILE, padded, keys + (from - low + s) * padded / 2, TILE * padded / 2, scores + s, width);
+    for (long s = 0; s < width; s += SIDE)
+      multiply_heads(
+          query, M, padded, keys + (from - low + s) * padded / 2, TILE * padded / 2, scores + s, width);
     for (long i = 0; i < M; ++i) {
       float* row = scores + i * width;
       const long first = group.first(top + i) - from, last = group.last(top + i) - from;
@@ -260,20 +239,19 @@ void attend_on_tiles(
         store_lanes(weights + i * width + s, s < seen ? share * load_lanes(row + s) : Floats{});
     }
     const long size = (high - low) / 2 * TILE;
-    for (long e = 0; e < padded; e += SQUARE)
-      multiply_square(
-          weights, M > TILE, width, values + e / TILE * size + (from - low) / 2 * TILE, size, sums + e, padded);
+    for (long e = 0; e < padded; e += SIDE)
+      multiply_heads(
+          weights, M, width, values + e / TILE * size + (from - low) / 2 * TILE, size, sums + e, padded);
     for (long i = 0; i < M; ++i) std::copy(sums + i * padded, sums + i * padded + E, queries + (top + i) * stride);
   }
-  _tile_release();
 }
 
 #else
 
-bool attends_on_tiles(long, long) { return false; }
+bool attends_by_squares(long, long) { return false; }
 
 template <typename Real>
-void attend_on_tiles(
+void attend_by_squares(
     const Branch&, const Group&, const Head<Real>&, long, long, float*, long, long, Scratch&) {}
 
 #endif

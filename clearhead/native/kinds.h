@@ -14,9 +14,9 @@ struct Float32 {
   using Sum = float;
   static constexpr long STEP = LANES;
   static Floats load(const float* from) { return load_lanes(from); }
+  static Floats load_weights(const float* from) { return load(from); }
   static void add(Floats& sums, Floats x, Floats w) { sums += x * w; }
   static float product(float x, float w) { return x * w; }
-  static float finish(float sum, float) { return sum; }
   static float bias(const float* from, long n) { return from ? from[n] : 0.0f; }
   static float round(float value) { return value; }
 };
@@ -38,8 +38,9 @@ struct BFloat16 {
   static Floats load(const uint16_t* from) { return load_lanes(from); }
   static void add(Floats& sums, Floats x, Floats w) { sums += x * w; }
 #endif
+  static auto load_weights(const uint16_t* from) { return load(from); }
+  static constexpr uint32_t FLIPS = 0;
   static float product(uint16_t x, uint16_t w) { return to_float(x) * to_float(w); }
-  static float finish(float sum, float) { return sum; }
   static float bias(const uint16_t* from, long n) { return from ? to_float(from[n]) : 0.0f; }
   static uint16_t round(float value) { return to_half(value); }
 };
@@ -59,23 +60,25 @@ struct Int8 {
   using Sums = Ints;
   using Sum = int32_t;
 #ifdef __AVX512VNNI__
+  // The instruction wants one side without a sign: weights are made larger by 128, and sums by as much times those of x.
+  static constexpr int32_t OFFSET = 128;
+  static constexpr uint32_t FLIPS = 0x80808080;  // of four weights
   static constexpr long STEP = 4 * LANES;
   static __m512i load(const int8_t* from) { return _mm512_loadu_si512(from); }
-  // The instruction wants one side without a sign: |x| * (w with the sign of x) is the same product.
-  static void add(Ints& sums, __m512i x, __m512i w) {
-    const __mmask64 is_negative = _mm512_movepi8_mask(x);
-    const __m512i signed_w = _mm512_mask_sub_epi8(w, is_negative, _mm512_setzero_si512(), w);
-    sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_abs_epi8(x), signed_w);
+  static __m512i load_weights(const int8_t* from) {
+    return _mm512_xor_si512(load(from), _mm512_set1_epi32(int32_t(FLIPS)));
   }
+  static void add(Ints& sums, __m512i x, __m512i w) { sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, w, x); }
 #else
+  static constexpr int32_t OFFSET = 0;
   static constexpr long STEP = LANES;
   static Ints load(const int8_t* from) {
     return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints);
   }
+  static Ints load_weights(const int8_t* from) { return load(from); }
   static void add(Ints& sums, Ints x, Ints w) { sums += x * w; }
 #endif
-  static int32_t product(int8_t x, int8_t w) { return int32_t(x) * int32_t(w); }
-  static float finish(int32_t sum, float scale) { return float(sum) * scale; }
+  static int32_t product(int8_t x, int8_t w) { return int32_t(x) * (int32_t(w) + OFFSET); }
   static float bias(const float* from, long n) { return from ? from[n] : 0.0f; }
   static float round(float value) { return value; }
 };

@@ -83,6 +83,25 @@ inline int32_t total(Ints lanes) {
   return sum;
 }
 
+// The totals of some vectors, which are aligned.
+template <int COUNT, typename Lanes, typename Number>
+void totals(const Lanes* lanes, Number* found) {
+#ifdef __AVX512F__
+  if constexpr (COUNT == 4) {  // side by side, in a third of the instructions
+    const auto joined = [](__m512i a, __m512i b) { return (Lanes)a + (Lanes)b; };
+    const __m512i rows[4] = {(__m512i)lanes[0], (__m512i)lanes[1], (__m512i)lanes[2], (__m512i)lanes[3]};
+    const __m512i first = (__m512i)joined(_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[0], rows[1]));
+    const __m512i second = (__m512i)joined(_mm512_unpacklo_epi32(rows[2], rows[3]), _mm512_unpackhi_epi32(rows[2], rows[3]));
+    const __m512i all = (__m512i)joined(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
+    const __m512i half = (__m512i)joined(all, _mm512_shuffle_i64x2(all, all, 0x4e));
+    const __m512i sums = (__m512i)joined(half, _mm512_shuffle_i64x2(half, half, 0xb1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(found), _mm512_castsi512_si128(sums));
+    return;
+  }
+#endif
+  for (int i = 0; i < COUNT; ++i) found[i] = total(lanes[i]);
+}
+
 // Whether a comparison holds for one of the lanes.
 inline bool any(Ints is_true) {
 #ifdef __AVX512F__

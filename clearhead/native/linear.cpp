@@ -12,7 +12,7 @@ void multiply(
   static thread_local Input<Kind> own;
   Input<Kind>& input = own;  // not the variable: every thread has one of its own
   uint32_t* tiles = nullptr;
-  if (has_tiles<Kind>(K)) {
+  if (has_tiles() && has_squares_of<Kind>(K)) {
     input.reserve(M, K);
     tiles = input.all_tiles();  // not the rows as they are: tiles would read beyond the last one
   }
@@ -20,7 +20,8 @@ void multiply(
   {
 #pragma omp for schedule(static)
     for (long m = 0; m < (tiles ? M : 0); m += TILE) input.arrange_group(x, m, M, K);
-    multiply_by_team(Layer<Kind>{M, N, K, x, tiles, false, w, bias, nullptr, nullptr, y});
+    const bool arranges_weights = !tiles && has_squares_of<Kind>(K) && M >= many_rows();
+    multiply_by_team(Layer<Kind>{M, N, K, x, tiles, arranges_weights, w, bias, nullptr, nullptr, nullptr, y});
   }
 }
 

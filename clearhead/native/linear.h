@@ -1,9 +1,9 @@
-// Products of few rows on a CPU: y[m][n] = sum over k of x[m][k] * w[n][k], + bias[n].
+// Products of rows on a CPU: y[m][n] = sum over k of x[m][k] * w[n][k], + bias[n].
 //
 // The weights stay as the model has them, [N, K] row by row, so that they can lie in a mapped file and are read once
 // for all rows. A block of rows of w is multiplied with all rows of x while it is in the caches; threads share the
-// blocks. The products are tiles of the processor's matrix unit (AMX) where it has one, even for a single row, and vector
-// instructions elsewhere.
+// blocks. Where there are many rows the block is arranged as tiles, and the products are squares. Of few rows they are
+// tiles of the processor's matrix unit (AMX) where it has one, even of a single one, and vector instructions elsewhere.
 //
 // Functions that end in _by_team are called by all threads of a parallel region, which share the work; a barrier ends
 // them unless they say otherwise. Legend: M rows of x, N outputs, K inputs.
@@ -16,36 +16,43 @@
 #include <type_traits>
 #include <vector>
 
-#include "kinds.h"
-#include "matrix_unit.h"
+#include "squares.h"
 
 namespace {
 
-constexpr int BLOCK = 4;              // outputs whose sums are in registers together
-constexpr int COLUMNS = 4;            // rows of x whose sums are
+constexpr int BLOCK = 4;    // outputs whose sums are in registers together
+constexpr int COLUMNS = 4;  // rows of x whose sums are
 constexpr long CACHED_ROWS = 512;
-constexpr long MANY_ROWS = 64;        // from here on it pays to arrange the weights instead of the rows
+
+// From how many rows on it pays to arrange the weights.
+inline long many_rows() { return has_tiles() ? 64 : 16; }
 
 template <typename Kind>
 struct Layer {
   long M, N, K;
   const typename Kind::X* x;
   const uint32_t* tiles;       // x as `arrange` makes it; null: not on the matrix unit, or with arranged weights
-  bool arranges_weights;       // on the matrix unit, with x as it is
+  bool arranges_weights;       // for squares, with x as it is
   const typename Kind::W* w;
   const typename Kind::Y* bias;
-  const float* row_scales;     // of x [M]; null: 1
-  const float* output_scales;  // of w [N]; null: 1
+  const float* row_scales;     // of x in 8 bits [M]
+  const int32_t* row_offsets;  // what sums of vector instructions are too large by in 8 bits [M]
+  const float* output_scales;  // of w in 8 bits [N]
   typename Kind::Y* y;
   long turned_stride = 0;      // above 0: fp32 weights [K, N] whose rows lie so many numbers apart
-  int32_t activation = NONE;   // of what is written, where whole tiles with arranged weights compute it
+  int32_t activation = NONE;   // of what is written, where whole squares compute it
   const float* factor = nullptr;  // what it is multiplied with after that [M, N]; null: nothing
 
-  bool activates() const { return arranges_weights && N % (2 * TILE) == 0; }
+  bool activates() const { return arranges_weights && N % SIDE == 0; }
+
+  // A sum of vector instructions as what it stands for.
+  float scaled(long m, long n, typename Kind::Sum sum) const {
+    if constexpr (std::is_same_v<Kind, Int8>) return float(sum - row_offsets[m]) * (row_scales[m] * output_scales[n]);
+    else return sum;
+  }
 
   void write(long m, long n, typename Kind::Sum sum) const {
-    const float scale = row_scales ? row_scales[m] * output_scales[n] : 1.0f;
-    y[m * N + n] = Kind::round(Kind::finish(sum, scale) + Kind::bias(bias, n));
+    y[m * N + n] = Kind::round(scaled(m, n, sum) + Kind::bias(bias, n));
   }
 };
 
@@ -53,7 +60,7 @@ struct Layer {
 
 template <typename Kind, int OUTPUTS, int ROWS>
 void multiply_block(const Layer<Kind>& layer, long n, long m) {
-  typename Kind::Sums sums[OUTPUTS][ROWS] = {};
+  alignas(64) typename Kind::Sums sums[ROWS][OUTPUTS] = {};
   const auto* w = layer.w + n * layer.K;
   const auto* x = layer.x + m * layer.K;
   const long whole = layer.K / Kind::STEP * Kind::STEP;
@@ -61,16 +68,18 @@ void multiply_block(const Layer<Kind>& layer, long n, long m) {
     decltype(Kind::load(x)) loaded[ROWS];
     for (int j = 0; j < ROWS; ++j) loaded[j] = Kind::load(x + j * layer.K + k);
     for (int i = 0; i < OUTPUTS; ++i) {
-      const auto row = Kind::load(w + i * layer.K + k);
-      for (int j = 0; j < ROWS; ++j) Kind::add(sums[i][j], loaded[j], row);
+      const auto row = Kind::load_weights(w + i * layer.K + k);
+      for (int j = 0; j < ROWS; ++j) Kind::add(sums[j][i], loaded[j], row);
     }
   }
-  for (int i = 0; i < OUTPUTS; ++i)
-    for (int j = 0; j < ROWS; ++j) {
-      auto sum = total(sums[i][j]);
-      for (long k = whole; k < layer.K; ++k) sum += Kind::product(x[j * layer.K + k], w[i * layer.K + k]);
-      layer.write(m + j, n + i, sum);
+  for (int j = 0; j < ROWS; ++j) {
+    typename Kind::Sum found[OUTPUTS];
+    totals<OUTPUTS>(sums[j], found);
+    for (int i = 0; i < OUTPUTS; ++i) {
+      for (long k = whole; k < layer.K; ++k) found[i] += Kind::product(x[j * layer.K + k], w[i * layer.K + k]);
+      layer.write(m + j, n + i, found[i]);
     }
+  }
 }
 
 template <typename Kind, int OUTPUTS>
@@ -143,40 +152,29 @@ inline void multiply_turned_by_team(const Layer<Float32>& layer) {
     multiply_turned(layer, begin, std::min(begin + block, layer.N));
 }
 
-// --- the matrix unit: a tile of w [16 outputs, 64 bytes of K] times one of x [64 bytes of K, 16 rows] ---
+// --- squares, and a few rows on the matrix unit ---
 
-#ifdef MATRIX_UNIT
-
-void add_tiles(BFloat16, int pair) {
-  switch (pair) {
-    case 0: _tile_dpbf16ps(0, 4, 6); break;
-    case 1: _tile_dpbf16ps(1, 4, 7); break;
-    case 2: _tile_dpbf16ps(2, 5, 6); break;
-    case 3: _tile_dpbf16ps(3, 5, 7); break;
-  }
+// Whether squares multiply rows of so many numbers.
+template <typename Kind>
+bool has_squares_of(long K) {
+  return !std::is_same_v<Kind, Float32> && K * long(sizeof(typename Kind::W)) % 64 == 0 && has_squares();
 }
 
-void add_tiles(Int8, int pair) {
-  switch (pair) {
-    case 0: _tile_dpbssd(0, 4, 6); break;
-    case 1: _tile_dpbssd(1, 4, 7); break;
-    case 2: _tile_dpbssd(2, 5, 6); break;
-    case 3: _tile_dpbssd(3, 5, 7); break;
-  }
-}
+#ifdef SQUARES
 
 template <typename Kind>
-Floats scaled(const Layer<Kind>&, __m512i sums, long, long) {
-  return (Floats)sums;
+Floats scaled(const Layer<Kind>&, Floats sums, long, long) {
+  return sums;
 }
 
-Floats scaled(const Layer<Int8>& layer, __m512i sums, long n, long m) {
-  return __builtin_convertvector((Ints)sums, Floats) * (load_lanes(layer.output_scales + n) * layer.row_scales[m]);
+inline Floats scaled(const Layer<Int8>& layer, Ints sums, long n, long m) {
+  const int32_t offset = has_tiles() ? 0 : layer.row_offsets[m];
+  return __builtin_convertvector(sums - offset, Floats) * (load_lanes(layer.output_scales + n) * layer.row_scales[m]);
 }
 
 // Write the sums of 16 outputs from n on for row m.
 template <typename Kind>
-void write_lanes(const Layer<Kind>& layer, __m512i sums, long n, long m) {
+void write_lanes(const Layer<Kind>& layer, typename Kind::Sums sums, long n, long m) {
   Floats found = scaled(layer, sums, n, m);
   if (layer.bias) found += load_lanes(layer.bias + n);
   if (layer.activation != NONE) {
@@ -186,23 +184,28 @@ void write_lanes(const Layer<Kind>& layer, __m512i sums, long n, long m) {
   store_lanes(layer.y + m * layer.N + n, found);
 }
 
+#ifdef MATRIX_UNIT
+
 // Write the tile of sums [16 outputs, 16 rows] of the outputs from n and the rows from m on.
 template <typename Kind>
 void write_tile(const Layer<Kind>& layer, const void* sums, long n, long m) {
+  using Sums = typename Kind::Sums;
   const long count = std::min(TILE, layer.M - m);
   if (count <= 4) {
     const Ints places = {0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240};
-    for (long j = 0; j < count; ++j)
-      write_lanes(layer, _mm512_i32gather_epi32((__m512i)places, static_cast<const int32_t*>(sums) + j, 4), n, m + j);
+    for (long j = 0; j < count; ++j) {
+      const __m512i lanes = _mm512_i32gather_epi32((__m512i)places, static_cast<const int32_t*>(sums) + j, 4);
+      write_lanes(layer, (Sums)lanes, n, m + j);
+    }
     return;
   }
   __m512i rows[TILE];
   for (long i = 0; i < TILE; ++i) rows[i] = _mm512_loadu_si512(static_cast<const int32_t*>(sums) + i * TILE);
   transpose(rows);
-  for (long j = 0; j < count; ++j) write_lanes(layer, rows[j], n, m + j);
+  for (long j = 0; j < count; ++j) write_lanes(layer, (Sums)rows[j], n, m + j);
 }
 
-// Multiply 32 outputs with one or two groups of 16 rows.
+// Multiply 32 outputs, which are the left side, with one or two groups of 16 rows.
 template <typename Kind, bool IS_PAIR>
 void multiply_tiles(const Layer<Kind>& layer, long n, long group) {
   const long bytes = layer.K * long(sizeof(typename Kind::W)), steps = bytes / 64;
@@ -215,17 +218,16 @@ void multiply_tiles(const Layer<Kind>& layer, long n, long group) {
   _tile_zero(3);
   for (long step = 0; step < steps; ++step) {
     if (group == 0)  // the weights of the next outputs: rows of a tile lie apart, which the processor does not foresee
-      for (long line = 0; line < 2 * TILE; ++line)
-        _mm_prefetch(w + 2 * TILE * (bytes + step * 64) + line * 64, _MM_HINT_T1);
+      for (long line = 0; line < SIDE; ++line) _mm_prefetch(w + SIDE * (bytes + step * 64) + line * 64, _MM_HINT_T1);
     _tile_loadd(4, w + step * 64, bytes);
     _tile_loadd(6, first + step * 1024, 64);
-    add_tiles(Kind(), 0);
+    ADD_TILES(0, 4, 6);
     _tile_loadd(5, w + TILE * bytes + step * 64, bytes);
-    add_tiles(Kind(), 2);
+    ADD_TILES(2, 5, 6);
     if (IS_PAIR) {
       _tile_loadd(7, second + step * 1024, 64);
-      add_tiles(Kind(), 1);
-      add_tiles(Kind(), 3);
+      ADD_TILES(1, 4, 7);
+      ADD_TILES(3, 5, 7);
     }
   }
   alignas(64) uint8_t sums[4][1024];
@@ -241,112 +243,90 @@ void multiply_tiles(const Layer<Kind>& layer, long n, long group) {
   }
 }
 
-// The sums of 32 outputs for up to 32 rows. They are written while the matrix unit computes the next ones.
-struct Square {
-  alignas(64) int32_t sums[2 * TILE * 2 * TILE];
-  long n = 0, m = 0, count = 0, written = 0;  // vectors that there are, and that are written
-
-  // Take them from the tiles.
-  void take(long first_output, long first_row, long rows) {
-    n = first_output, m = first_row, count = 2 * rows, written = 0;
-    _tile_stored(0, sums, 128);
-    _tile_stored(1, sums + TILE, 128);
-    if (rows <= TILE) return;
-    _tile_stored(2, sums + 2 * TILE * TILE, 128);
-    _tile_stored(3, sums + 2 * TILE * TILE + TILE, 128);
-  }
-
-  template <typename Kind>
-  void write(const Layer<Kind>& layer, long most) {
-    for (const long end = std::min(count, written + most); written < end; ++written)
-      write_lanes(layer, _mm512_load_si512(sums + written * TILE), n + written % 2 * TILE, m + written / 2);
-  }
-};
-
-// Multiply one or two groups of 16 rows with 32 outputs, whose weights are arranged: lines of x are lines of the sums.
-template <typename Kind, bool IS_PAIR>
-void multiply_arranged(const Layer<Kind>& layer, const uint32_t* arranged, long n, long m, Square& square) {
-  const long bytes = layer.K * long(sizeof(typename Kind::W)), steps = bytes / 64;
-  const uint8_t* x = reinterpret_cast<const uint8_t*>(layer.x) + m * bytes;
-  const uint8_t* w = reinterpret_cast<const uint8_t*>(arranged);
-  const long vectors = (4 * TILE + steps - 1) / steps;
-  // The weights of the next outputs, each row block of this call a share of them.
-  const long blocks = (layer.M + 2 * TILE - 1) / (2 * TILE), lines = (2 * TILE + blocks - 1) / blocks;
-  const uint8_t* ahead = reinterpret_cast<const uint8_t*>(layer.w) + (n + 2 * TILE) * bytes + m / (2 * TILE) * steps * lines * 64;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (long step = 0; step < steps; ++step) {
-    _tile_loadd(4, x + step * 64, bytes);
-    _tile_loadd(6, w + step * 1024, 64);
-    add_tiles(Kind(), 0);
-    _tile_loadd(7, w + (steps + step) * 1024, 64);
-    add_tiles(Kind(), 1);
-    if (IS_PAIR) {
-      _tile_loadd(5, x + TILE * bytes + step * 64, bytes);
-      add_tiles(Kind(), 2);
-      add_tiles(Kind(), 3);
-    }
-    square.write(layer, vectors);
-    for (long line = 0; line < lines; ++line) _mm_prefetch(ahead + (step * lines + line) * 64, _MM_HINT_T1);
-  }
-  square.take(n, m, std::min(IS_PAIR ? 2 * TILE : TILE, layer.M - m));
-}
-
-// Multiply all rows with the 32 outputs from n on.
 template <typename Kind>
-void multiply_block_of_tiles(const Layer<Kind>& layer, long n, Square& square) {
-  const long words = layer.K * long(sizeof(typename Kind::W)) / 4;
-  if (!layer.arranges_weights) {
-    const long groups = (layer.M + TILE - 1) / TILE;
-    long group = 0;
-    for (; group + 2 <= groups; group += 2) multiply_tiles<Kind, true>(layer, n, group);
-    if (group < groups) multiply_tiles<Kind, false>(layer, n, group);
-    return;
-  }
-  static thread_local std::vector<uint32_t> memory;
-  if (long(memory.size()) < 2 * TILE * words + TILE) memory.resize(2 * TILE * words + TILE);
-  auto* arranged = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
-  const auto* w = reinterpret_cast<const uint32_t*>(layer.w) + n * words;
-  arrange(w, TILE, words, arranged);
-  arrange(w + TILE * words, TILE, words, arranged + TILE * words);
-  long m = 0;
-  for (; m + TILE < layer.M; m += 2 * TILE) multiply_arranged<Kind, true>(layer, arranged, n, m, square);
-  if (m < layer.M) multiply_arranged<Kind, false>(layer, arranged, n, m, square);
-}
-
-// Whether the matrix unit multiplies rows of so many numbers.
-template <typename Kind>
-bool has_tiles(long K) {
-  return !std::is_same_v<Kind, Float32> && K * long(sizeof(typename Kind::W)) % 64 == 0 && permit_tiles();
-}
-
-// Multiply all outputs that fill tiles; return how many they are.
-template <typename Kind>
-long multiply_tiles_by_team(const Layer<Kind>& layer) {
-  const long blocks = layer.N / (2 * TILE);
-  if (!(layer.tiles || layer.arranges_weights) || blocks == 0) return 0;
-  if constexpr (!std::is_same_v<Kind, Float32>) {
-    Square square;
-    _tile_loadconfig(&shapes);
-#pragma omp for schedule(static) nowait
-    for (long block = 0; block < blocks; ++block) multiply_block_of_tiles(layer, block * 2 * TILE, square);
-    square.write(layer, square.count);
-    _tile_release();
-  }
-  return blocks * 2 * TILE;
+void multiply_groups(const Layer<Kind>& layer, long n) {
+  const long groups = (layer.M + TILE - 1) / TILE;
+  long group = 0;
+  for (; group + 2 <= groups; group += 2) multiply_tiles<Kind, true>(layer, n, group);
+  if (group < groups) multiply_tiles<Kind, false>(layer, n, group);
 }
 
 #else
 
 template <typename Kind>
-bool has_tiles(long) {
-  return false;
+void multiply_groups(const Layer<Kind>&, long) {}
+
+#endif
+
+// The sums of 32 outputs for up to 32 rows. They are written while the next ones are computed.
+template <typename Kind>
+struct Square {
+  using Sum = typename Kind::Sum;
+  alignas(64) Sum memory[2][SIDE * SIDE];
+  Sum *sums = memory[0], *next = memory[1];
+  long n = 0, m = 0, count = 0, written = 0;  // vectors that there are, and that are written
+
+  // Those in `next` are there.
+  void take(long first_output, long first_row, long rows) {
+    std::swap(sums, next);
+    n = first_output, m = first_row, count = 2 * rows, written = 0;
+  }
+
+  void write(const Layer<Kind>& layer, long most) {
+    using Sums = typename Kind::Sums;
+    for (const long end = std::min(count, written + most); written < end; ++written)
+      write_lanes(layer, *reinterpret_cast<const Sums*>(sums + written * TILE), n + written % 2 * TILE, m + written / 2);
+  }
+};
+
+// Multiply all rows with the 32 outputs from n on, whose weights it arranges.
+template <typename Kind>
+void multiply_squares(const Layer<Kind>& layer, long n, Square<Kind>& square) {
+  const long bytes = layer.K * long(sizeof(typename Kind::W)), words = bytes / 4, steps = bytes / 64;
+  static thread_local std::vector<uint32_t> memory;
+  if (long(memory.size()) < SIDE * words + TILE) memory.resize(SIDE * words + TILE);
+  auto* arranged = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+  const auto* w = reinterpret_cast<const uint32_t*>(layer.w) + n * words;
+  const uint32_t flips = has_tiles() ? 0 : Kind::FLIPS;
+  arrange(w, TILE, words, arranged, flips);
+  arrange(w + TILE * words, TILE, words, arranged + TILE * words, flips);
+  // The weights of the next outputs, each row block a share of them.
+  const auto* ahead = reinterpret_cast<const uint8_t*>(w + SIDE * words);
+  const long blocks = (layer.M + SIDE - 1) / SIDE, lines = (SIDE + blocks - 1) / blocks;
+  const long vectors = (2 * SIDE + steps - 1) / steps;
+  for (long m = 0; m < layer.M; m += SIDE, ahead += steps * lines * 64) {
+    const long rows = std::min(SIDE, layer.M - m);
+    const Left x{reinterpret_cast<const uint8_t*>(layer.x) + m * bytes, bytes, TILE * bytes, 64};
+    multiply_beside<Kind, Passing::NONE>(x, rows, arranged, steps, steps, square.next, SIDE, false, [&](long step) {
+      square.write(layer, vectors);
+      for (long line = 0; line < lines; ++line) _mm_prefetch(ahead + (step * lines + line) * 64, _MM_HINT_T1);
+    });
+    square.take(n, m, rows);
+  }
 }
 
+// Multiply all outputs that fill squares; return how many they are.
 template <typename Kind>
-long multiply_tiles_by_team(const Layer<Kind>&) {
+long multiply_squares_by_team(const Layer<Kind>& layer) {
+  const long blocks = layer.N / SIDE;
+  if (!(layer.tiles || layer.arranges_weights) || blocks == 0) return 0;
+  if constexpr (!std::is_same_v<Kind, Float32>) {
+    Square<Kind> square;
+    const TileUse use;
+#pragma omp for schedule(static) nowait
+    for (long block = 0; block < blocks; ++block) {
+      if (layer.arranges_weights) multiply_squares(layer, block * SIDE, square);
+      else multiply_groups(layer, block * SIDE);
+    }
+    square.write(layer, square.count);
+  }
+  return blocks * SIDE;
+}
+
+#else
+
+template <typename Kind>
+long multiply_squares_by_team(const Layer<Kind>&) {
   return 0;
 }
 
@@ -363,13 +343,13 @@ void multiply_by_team(const Layer<Kind>& layer) {
     if (layer.tiles) part.tiles += m * layer.K * long(sizeof(typename Kind::X)) / 4;
     part.y += m * layer.N;
     if (layer.factor) part.factor += m * layer.N;
-    if (layer.row_scales) part.row_scales += m;
+    if (layer.row_scales) part.row_scales += m, part.row_offsets += m;
     if constexpr (std::is_same_v<Kind, Float32>)
       if (layer.turned_stride) {
         multiply_turned_by_team(part);
         continue;
       }
-    multiply_vectors_by_team(part, multiply_tiles_by_team(part));
+    multiply_vectors_by_team(part, multiply_squares_by_team(part));
   }
 }
 
@@ -383,25 +363,36 @@ inline float quantize(const float* row, long K, int8_t* rounded) {
   return most / 127.0f + fault;
 }
 
-// Rows of x as the products of a kind read them. The memory grows and is kept; a scale of the whole row is for 8 bits.
+inline int32_t sum_of_bytes(const int8_t* row, long K) {
+  Ints sums = {};
+  const long whole = K / LANES * LANES;
+  for (long k = 0; k < whole; k += LANES) sums += __builtin_convertvector(*reinterpret_cast<const Bytes*>(row + k), Ints);
+  int32_t sum = total(sums);
+  for (long k = whole; k < K; ++k) sum += row[k];
+  return sum;
+}
+
+// Rows of x as the products of a kind read them. The memory grows and is kept; scales and offsets of whole rows are for
+// 8 bits.
 template <typename Kind>
 struct Input {
   std::vector<typename Kind::X> rounded;
   std::vector<uint32_t> tile_memory;
   std::vector<float> scales;
+  std::vector<int32_t> offsets;
 
   // Called by one thread, before a team fills it, with the most numbers that a row will have.
   void reserve(long M, long most) {
     const long all = (M + 2 * TILE - 1) / (2 * TILE) * (2 * TILE) * most;
     if (long(rounded.size()) < all) rounded.resize(all);
-    if (long(scales.size()) < M) scales.resize(M);
+    if (long(scales.size()) < M) scales.resize(M), offsets.resize(M);
     const long words = all * long(sizeof(typename Kind::X)) / 4 + 16;
-    if (permit_tiles() && long(tile_memory.size()) < words) tile_memory.resize(words);
+    if (has_tiles() && long(tile_memory.size()) < words) tile_memory.resize(words);
   }
 
-  // Null where the matrix unit does not multiply rows of K numbers, or multiplies them as they are.
+  // Null where there is no matrix unit that multiplies rows of K numbers, or it multiplies them as they are.
   uint32_t* tiles(long M, long K) {
-    if (!has_tiles<Kind>(K) || M >= MANY_ROWS) return nullptr;
+    if (!has_tiles() || !has_squares_of<Kind>(K) || M >= many_rows()) return nullptr;
     return all_tiles();
   }
 
@@ -411,7 +402,10 @@ struct Input {
 
   void round_row(long m, const float* row, long K) {
     auto* to = rounded.data() + m * K;
-    if constexpr (std::is_same_v<Kind, Int8>) scales[m] = quantize(row, K, to);
+    if constexpr (std::is_same_v<Kind, Int8>) {
+      scales[m] = quantize(row, K, to);
+      offsets[m] = Int8::OFFSET ? Int8::OFFSET * sum_of_bytes(to, K) : 0;
+    }
     else if constexpr (std::is_same_v<Kind, Float32>) std::copy(row, row + K, to);
     else {
       long k = 0;
@@ -439,9 +433,8 @@ struct Input {
 
   Layer<Kind> layer(long M, long N, long K, const typename Kind::W* w, const typename Kind::Y* bias,
                     const float* output_scales, typename Kind::Y* y) {
-    const bool is_scaled = std::is_same_v<Kind, Int8>;
-    const bool arranges_weights = has_tiles<Kind>(K) && M >= MANY_ROWS;
-    return {M, N, K, rounded.data(), tiles(M, K), arranges_weights, w, bias, is_scaled ? scales.data() : nullptr,
+    const bool arranges_weights = has_squares_of<Kind>(K) && M >= many_rows();
+    return {M, N, K, rounded.data(), tiles(M, K), arranges_weights, w, bias, scales.data(), offsets.data(),
             output_scales, y};
   }
 };

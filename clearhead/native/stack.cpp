@@ -149,8 +149,8 @@ void attend_by_team(
         key, value, origin, base, long(keys.row_stride), long(keys.key_stride), has_next ? long(keys.head_stride) : 0,
         keys.key_scales + base / E, keys.value_scales + base / E, long(keys.row_stride) / E};
     float* queries = all_queries + head * E;
-    if (may_round && attends_on_tiles(E, end - begin)) {
-      attend_on_tiles(branch, group, rows, begin, end, queries, head, H * E, own.scratch);
+    if (may_round && attends_by_squares(E, end - begin)) {
+      attend_by_squares(branch, group, rows, begin, end, queries, head, H * E, own.scratch);
       continue;
     }
     for (long m = begin; m < end; ++m)
@@ -371,7 +371,7 @@ std::vector<Part> parts_of_texts(const Keys* keys, long count, const Keys& texts
 // Rows beside a cache: groups side by side, or the rows of a long one in pieces, which see the keys before them.
 std::vector<Part> parts_of_groups(const Keys* keys, long count, const Keys& cached) {
   const long T = cached.rows_per_group, most = most_rows(cached.groups * T), together = std::max(1L, most / T);
-  const long pieces = (T + most - 1) / most, piece = ((T + pieces - 1) / pieces + SQUARE - 1) / SQUARE * SQUARE;
+  const long pieces = (T + most - 1) / most, piece = ((T + pieces - 1) / pieces + SIDE - 1) / SIDE * SIDE;
   std::vector<Part> parts;
   for (long group = 0; group < cached.groups; group += together)
     for (long begin = 0; begin < T; begin += piece) {
@@ -393,7 +393,7 @@ std::vector<Part> parts_of_groups(const Keys* keys, long count, const Keys& cach
 
 // The rows of a call in parts; none where a row sees what is none of its own part's, nor before it.
 std::vector<Part> parts_of(const Branch* branches, const Keys* keys, long count, long M) {
-  if (M < 2 * MANY_ROWS) return {};
+  if (M < 128) return {};
   const Keys* first = nullptr;
   for (long b = 0; b < count; ++b) {
     if (branches[b].function == FEED_FORWARD) continue;
@@ -442,7 +442,7 @@ void run_stack(float* x, const Branch* branches, const Keys* keys, long count, l
 
 extern "C" {
 
-void find_matrix_unit(int64_t* is_there) { *is_there = permit_tiles(); }
+void find_squares(int64_t* are_there) { *are_there = has_squares(); }
 
 void stack_float32(float* x, const Branch* branches, const Keys* keys, long count, long M, long D) {
   run_stack<Float32>(x, branches, keys, count, M, D);

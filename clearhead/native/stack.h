@@ -58,8 +58,8 @@ struct Keys {
 
 extern "C" {
 
-// Whether these kernels multiply on one.
-void find_matrix_unit(int64_t* is_there);
+// Whether many rows are multiplied as squares.
+void find_squares(int64_t* are_there);
 
 // x [M, D] is changed in place; keys has an entry for each branch, those of feed-forward networks unused.
 void stack_float32(float* x, const Branch* branches, const Keys* keys, long count, long M, long D);

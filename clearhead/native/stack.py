@@ -104,9 +104,9 @@ def stack_runner(weights: Weights, branches: Sequence[Branch]) -> RunStack | Non
     return run
 
 
-def has_matrix_unit() -> bool:
-    """Return whether the compiled kernels multiply on the matrix unit of the processor."""
-    kernel, is_there = function("find_matrix_unit", pointers=1, numbers=0), ctypes.c_int64()
+def has_squares() -> bool:
+    """Return whether the compiled kernels multiply many rows as squares, which takes AMX or AVX-512 for bf16."""
+    kernel, are_there = function("find_squares", pointers=1, numbers=0), ctypes.c_int64()
     if kernel is not None:
-        kernel(ctypes.addressof(is_there))
-    return bool(is_there.value)
+        kernel(ctypes.addressof(are_there))
+    return bool(are_there.value)

@@ -1,4 +1,4 @@
-"""Attention in bf16 on the matrix unit of a CPU, forward and backward, a head at a time: no weights are kept.
+"""Attention in bf16 by compiled kernels of a CPU, forward and backward, a head at a time: no weights are kept.
 
 Legend: B batch, H heads, T queries, S keys, E head size.
 """
@@ -58,7 +58,7 @@ def attention(
     scale: float,
     is_causal: bool = False,
 ) -> Queries:
-    """Attend in bf16 with scores, sums and the softmax in fp32; there are kernels for the matrix unit.
+    """Attend in bf16 with scores, sums and the softmax in fp32; there are kernels for it.
 
     Args:
         query_BHTE, key_BHSE, value_BHSE: every query head has keys and values of its own.

@@ -1,4 +1,4 @@
-"""Linear layers and feed-forward networks in bf16 on the matrix unit of a CPU, forward and backward.
+"""Linear layers and feed-forward networks in bf16 by compiled kernels of a CPU, forward and backward.
 
 Layers that read the same rows are computed together: the rows, and in the backward pass their gradient, are passed over
 once. Gradients of weights are sums in fp32 that are never rounded.
@@ -30,8 +30,8 @@ BLOCK: Final = 32
 
 
 def has_products() -> bool:
-    """Return whether there are compiled kernels for the matrix unit of this processor."""
-    kernel, found = function("find_matrix_unit", pointers=1, numbers=0, kernels=TRAINING), ctypes.c_long()
+    """Return whether compiled kernels multiply bf16 on this processor, which takes AMX or AVX-512 for bf16."""
+    kernel, found = function("find_squares", pointers=1, numbers=0, kernels=TRAINING), ctypes.c_long()
     if kernel is not None:
         kernel(ctypes.addressof(found))
     return bool(found.value)

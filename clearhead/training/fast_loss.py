@@ -1,4 +1,4 @@
-"""Cross-entropy of a head's last map in bf16 on the matrix unit of a CPU, with its gradients.
+"""Cross-entropy of a head's last map in bf16 by compiled kernels of a CPU, with its gradients.
 
 Legend: N rows (tokens), D width, V vocabulary, W the next multiple of 32 of V, G rows of one group.
 """

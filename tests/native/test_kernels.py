@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from clearhead.native import build
 from clearhead.native.linear import float_linear, int8_linear, mixed_linear
 from clearhead.native.top import top_and_log_total
+from tests.processors import options_of
 
 pytestmark = pytest.mark.slow
 # Rows, outputs and inputs: tiles that are full, parts of tiles and of vectors, and less than one.
@@ -150,18 +151,12 @@ def test_what_is_compiled_is_kept_and_a_failure_leaves_nothing(monkeypatch: pyte
     assert {file.name for file in (tmp_path / "native").iterdir()} <= {"lock"}
 
 
+@pytest.mark.parametrize("level", ["AVX-512", "AMX emulated"])
 @pytest.mark.parametrize("folder", [build.INFERENCE, build.TRAINING])
-def test_no_kernel_reads_or_writes_outside_its_arrays(folder: str, tmp_path: Path) -> None:
+def test_no_kernel_reads_or_writes_outside_its_arrays(folder: str, level: str, tmp_path: Path) -> None:
     program = tmp_path / "program"
-    options = [
-        "-O1",
-        "-g",
-        "-std=c++17",
-        "-fopenmp",
-        "-march=native",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all",
-    ]
+    checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    options = ["-O1", "-g", "-std=c++17", "-fopenmp", *options_of(level), *checks]
     driver = Path(__file__).parent / folder / "sanitized.cpp"
     sources = [str(file) for file in sorted((build.FOLDER / folder).glob("*.cpp"))]
     command = ["g++", *options, f"-I{build.FOLDER / folder}", str(driver), *sources, "-o", str(program)]

@@ -1,4 +1,4 @@
-"""Attention on the matrix unit is that of the plain computation, forward and backward.
+"""Attention by the compiled kernels is that of the plain computation, forward and backward.
 
 Axis sizes are distinct primes: B batch, H heads, T queries, S keys, E head size.
 """
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from clearhead.kernels.positions import rotate as plain_rotation
 from clearhead.training.fast_attention import attention, rotation
 
-pytestmark = pytest.mark.usefixtures("matrix_unit")
+pytestmark = pytest.mark.usefixtures("bf16_kernels")
 B, H, T, S, E = 5, 3, 139, 151, 7
 
 

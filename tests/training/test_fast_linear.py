@@ -1,4 +1,4 @@
-"""Linear layers and feed-forward networks on the matrix unit are those of the plain computation."""
+"""Linear layers and feed-forward networks by the compiled kernels are those of the plain computation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead import spec
 from clearhead.core.feedforward import FeedForward
 from clearhead.training.fast_linear import ACTIVATIONS, feed_forward, is_served, linears, serves_network
 
-needs_unit = pytest.mark.usefixtures("matrix_unit")
+needs_kernels = pytest.mark.usefixtures("bf16_kernels")
 
 
 def far(found: Tensor, expected: Tensor) -> float:
@@ -21,7 +21,7 @@ def far(found: Tensor, expected: Tensor) -> float:
 
 
 # Rows that fill blocks of 32 or not, a depth of several parts, and one whose sums are added to, forward and backward.
-@needs_unit
+@needs_kernels
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
     [
@@ -60,7 +60,7 @@ def test_layers_and_their_gradients_are_those_of_exact_arithmetic(
     assert all(far(*pair) < 1e-6 for pair in zip(ours[1:], beside[1:], strict=True))
 
 
-@needs_unit
+@needs_kernels
 @pytest.mark.parametrize("is_gated", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_networks_and_their_gradients_are_those_of_exact_arithmetic(
@@ -81,7 +81,7 @@ def test_networks_and_their_gradients_are_those_of_exact_arithmetic(
     assert all(far(*pair) < bound for pair in zip(ours, beside, strict=True))
 
 
-@needs_unit
+@needs_kernels
 def test_frozen_weights_and_inputs_without_a_gradient() -> None:
     parts = [nn.Linear(32, 64), nn.Linear(32, 64)]
     parts[0].requires_grad_(False)
@@ -92,7 +92,7 @@ def test_frozen_weights_and_inputs_without_a_gradient() -> None:
     assert torch.allclose(parts[1].weight.grad, x.bfloat16().float().sum(0).expand(64, 32), atol=1e-4)
 
 
-@needs_unit
+@needs_kernels
 def test_rows_that_lie_apart_and_slices_of_them() -> None:
     part, x = nn.Linear(32, 32), torch.randn(3, 7, 96).bfloat16()
     for rows in (x[..., 32:64], x.transpose(0, 1)[..., :32], x[:, ::2, 5:37]):

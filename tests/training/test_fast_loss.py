@@ -1,4 +1,4 @@
-"""Cross-entropy on the matrix unit, and its gradients, are those of the plain computation."""
+"""Cross-entropy by the compiled kernels, and its gradients, are those of the plain computation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clearhead.core.head import Projection
 from clearhead.training import fast_loss
 from clearhead.training.fast_loss import fast_cross_entropy
 
-needs_unit = pytest.mark.usefixtures("matrix_unit")
+needs_kernels = pytest.mark.usefixtures("bf16_kernels")
 
 
 def far(found: Tensor, expected: Tensor) -> float:
@@ -26,7 +26,7 @@ def tensors(rows: int, entries: int, width: int, size: float) -> tuple[Tensor, T
 
 
 # Entries that fill blocks or not, rows of several groups, and logits whose exponentials leave the range of fp32.
-@needs_unit
+@needs_kernels
 @pytest.mark.parametrize(
     ("rows", "entries", "width", "size", "room"),
     [(3, 33, 32, 1.0, 1 << 20), (77, 64, 96, 1.0, 1 << 20), (139, 517, 32, 1.0, 40_000), (67, 101, 64, 100.0, 20_000)],
@@ -63,7 +63,7 @@ def test_what_the_kernels_do_not_serve_is_computed_by_pytorch() -> None:
     assert all(type(one.grad_fn).__name__ != "_CrossEntropyBackward" for one in found)
 
 
-@needs_unit
+@needs_kernels
 def test_states_that_are_no_numbers_have_no_loss() -> None:
     x, weight, labels = tensors(5, 33, 32, 1.0)
     with torch.no_grad():

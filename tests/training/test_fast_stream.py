@@ -14,7 +14,7 @@ from clearhead.core.norm import Norm, build_norm
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.fast_stream import _Added, _normed, fast_stream
 
-pytestmark = pytest.mark.usefixtures("matrix_unit")
+pytestmark = pytest.mark.usefixtures("bf16_kernels")
 WANTED = "sum", "normed", "rounded"
 
 

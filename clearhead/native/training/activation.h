@@ -4,7 +4,7 @@
 
 #include "tiles.h"
 
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include "partial.h"
 #include "tiles.h"
 
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
 
 namespace {
 
@@ -342,13 +342,13 @@ void for_each_head(const AttentionCall& call, const Work& work) {
 extern "C" {
 
 void attention_forward(const AttentionCall* call) {
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
   for_each_head<Forward>(*call, [&](long b, long h, Forward& own) { attend(*call, b, h, own); });
 #endif
 }
 
 void attention_backward(const AttentionCall* call) {
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
   for_each_head<Backward>(*call, [&](long b, long h, Backward& own) { HeadGradient(*call, b, h, own).run(); });
 #endif
 }

@@ -114,8 +114,8 @@ struct MuonCall {
 
 extern "C" {
 
-// 1 where the processor has a matrix unit that the kernels can use, else 0; those of the stream and of rotations need none.
-void find_matrix_unit(long* found);
+// 1 where the processor multiplies bfloat16 in squares, else 0; the stream and rotations need none.
+void find_squares(long* found);
 void linear_forward(const LinearCall* call);
 void linear_backward(const LinearCall* call);
 void muon(const MuonCall* call);

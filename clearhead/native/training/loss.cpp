@@ -1,4 +1,4 @@
-// Cross-entropy of a linear layer in bfloat16 on the matrix unit: logits become exponentials while they are in the first
+// Cross-entropy of a linear layer in bfloat16 in squares: logits become exponentials while they are in the first
 // cache, and none is kept in float32.
 
 #include <omp.h>
@@ -7,7 +7,7 @@
 
 #include "panels.h"
 
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
 
 namespace {
 
@@ -77,7 +77,7 @@ void forward_rows(const LossCall& call, const uint32_t* b, Row* rows, Work& own)
 #endif
 
 extern "C" void loss_forward(const LossCall* of) {
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
   static Memory arranged;
   const LossCall& call = *of;
   LinearCall layer{};

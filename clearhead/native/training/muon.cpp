@@ -10,7 +10,7 @@
 #include "calls.h"
 #include "tiles.h"
 
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
 
 namespace {
 
@@ -40,7 +40,8 @@ void multiply_all(long M, long N, long K, const uint16_t* a, const uint32_t* b, 
   const long steps = K / SIDE;
   for (long n = 0; n < N; n += SIDE)
     for (long m = 0; m < M; m += SIDE) {
-      multiply(rows_of(a + m * K, K), b + n / TILE * steps * WORDS, steps, steps, sums, SIDE, false);
+      multiply_square<BFloat16>(
+          rows_of(a + m * K, K), SIDE, b + n / TILE * steps * WORDS, steps, steps, sums, SIDE, false);
       for (long j = 0; j < SIDE; ++j)
         for (long i = 0; i < SIDE; i += LANES) write(m + j, n + i, load_lanes(sums + j * SIDE + i));
     }
@@ -130,7 +131,7 @@ class Update {
 #endif
 
 extern "C" void muon(const MuonCall* call) {
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
 #pragma omp parallel
   {
     static thread_local Own own;

@@ -7,7 +7,7 @@
 #include "calls.h"
 #include "tiles.h"
 
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
 
 namespace {
 
@@ -93,11 +93,12 @@ void multiply_strip(
     const long here = std::min(size, steps - step), share = (SIDE + here - 1) / here;
     for (long n = 0; n < strip.width; n += SIDE) {
       const uint32_t* own_b = b + ((strip.n + n) / TILE * b_steps + strip.first + step) * WORDS;
-      multiply_beside<Passing::RIGHT>(tiles_of(strip.a + step * WORDS, steps), own_b, b_steps, here, place(n), SIDE,
-                                      strip.first + step > 0, [&](long at) {
-                                        strip.ahead.fetch(lines);
-                                        if (ready >= 0) finish_rows(at * share, at * share + share);
-                                      });
+      multiply_beside<BFloat16, Passing::RIGHT>(
+          tiles_of(strip.a + step * WORDS, steps), SIDE, own_b, b_steps, here, place(n), SIDE, strip.first + step > 0,
+          [&](long at) {
+            strip.ahead.fetch(lines);
+            if (ready >= 0) finish_rows(at * share, at * share + share);
+          });
       if (strip.is_last && step + size >= steps) ready = n;
     }
   }

@@ -1,4 +1,4 @@
-// Linear layers with many rows in bfloat16, forward and backward, on the matrix unit: y = x w^T + bias.
+// Linear layers with many rows in bfloat16, forward and backward, in squares: y = x w^T + bias.
 //
 // Layers that read the same rows are computed together. Weights are float32, rounded as they are arranged in tiles, and
 // so are their gradients, which are never rounded. A feed-forward network keeps the slopes of its activation, and the
@@ -11,7 +11,7 @@
 #include "activation.h"
 #include "panels.h"
 
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
 
 namespace {
 
@@ -178,7 +178,7 @@ struct Corner {
         for (long row = 0; row < height; row += SIDE) {
           float* c = sums + row * width + at * SIDE;
           const Left left = tiles_of(a + row * STEPS * TILE, STEPS);
-          multiply_beside<Passing::LEFT>(left, b, STEPS, here, c, SIDE, first > 0, [&](long) {
+          multiply_beside<BFloat16, Passing::LEFT>(left, SIDE, b, STEPS, here, c, SIDE, first > 0, [&](long) {
             ahead[0].fetch((SIDE * SIDE + width - 1) / width);
             ahead[1].fetch((SIDE * SIDE + height - 1) / height);
           });
@@ -272,16 +272,16 @@ void backward(const LinearCall& call) {
 
 extern "C" {
 
-void find_matrix_unit(long* found) { *found = permit_tiles(); }
+void find_squares(long* found) { *found = has_squares(); }
 
 void linear_forward(const LinearCall* call) {
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
   forward(*call);
 #endif
 }
 
 void linear_backward(const LinearCall* call) {
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
   backward(*call);
 #endif
 }

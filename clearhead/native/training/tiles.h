@@ -1,21 +1,16 @@
-// Products of bfloat16 matrices on the matrix unit, in blocks of 32 x 32 sums, for kernels that keep what they multiply
-// in their caches.
+// Products of bfloat16 matrices in squares, for kernels that keep what they multiply in their caches.
 //
 // c [M, N] = a [M, K] b [K, N]. The rows of a lie apart as they do in its tensor, or a is arranged as tiles of 16 rows
 // and 32 columns. b is arranged as tiles of 16 columns and 32 rows, each with two rows side by side on a line (word n of
-// line r has rows 2r and 2r + 1 of column n). A tile has 256 words; those of the same rows of a, or of the same columns
-// of b, lie one after the other. M, N and K are multiples of 32.
+// line r has rows 2r and 2r + 1 of column n). M, N and K are multiples of 32.
 
 #pragma once
 
 #include "../linear.h"
 
-#ifdef MATRIX_UNIT
+#ifdef SQUARES
 
 namespace {
-
-constexpr long SIDE = 32;
-constexpr long WORDS = TILE * TILE;
 
 inline long whole_blocks(long number) { return (number + SIDE - 1) / SIDE * SIDE; }
 
@@ -29,11 +24,6 @@ struct Memory {
     if (long(bytes.size()) < needed) bytes.resize(needed);
     return reinterpret_cast<Number*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64);
   }
-};
-
-struct TileUse {  // of a thread
-  TileUse() { _tile_loadconfig(&shapes); }
-  ~TileUse() { _tile_release(); }
 };
 
 inline Bits load_bits(const uint32_t* from) { return *reinterpret_cast<const Bits*>(from); }
@@ -101,16 +91,14 @@ inline void tiles_of_columns(const uint16_t* x, long K, long N, long stride, uin
     for (long k = 0; k < K; k += SIDE, tiles += WORDS) tiles_of_block(x + k * stride + n, stride, SIDE, tiles, tiles + group);
 }
 
-// The left operand: how far apart its rows lie, 16 rows, and 32 columns, in numbers.
-struct Left {
-  const uint16_t* data;
-  long row, group, step;
-};
+// Rows that lie so many numbers apart.
+inline Left rows_of(const uint16_t* data, long stride) {
+  return {reinterpret_cast<const uint8_t*>(data), 2 * stride, 2 * TILE * stride, 64};
+}
 
-inline Left rows_of(const uint16_t* data, long stride) { return {data, stride, TILE * stride, SIDE}; }
-
+// Tiles of rows, so many for each.
 inline Left tiles_of(const uint32_t* tiles, long steps) {
-  return {reinterpret_cast<const uint16_t*>(tiles), SIDE, steps * 2 * WORDS, 2 * WORDS};
+  return {reinterpret_cast<const uint8_t*>(tiles), 64, steps * WORDS * 4, WORDS * 4};
 }
 
 // Rows that will be read soon, fetched into the second cache a few lines at a time: they lie too far apart for the
@@ -128,62 +116,15 @@ struct Ahead {
   }
 };
 
-// Which operand is read once and shall not drive the other one out of the first cache.
-enum class Passing { NONE, LEFT, RIGHT };
-
-// The number of a tile is part of the instruction, so this cannot be a function.
-#define LOAD_TILE(is_passing, tile, from, stride)              \
-  if constexpr (is_passing) _tile_stream_loadd(tile, from, stride); \
-  else _tile_loadd(tile, from, stride)
-
-// A block of 32 x 32 sums, or what is added to it; `b_steps` tiles lie between two groups of columns of b. `beside(step)`
-// is what the processor does while it multiplies.
-template <Passing passing, typename Beside>
-inline void multiply_beside(
-    const Left& a, const uint32_t* b, long b_steps, long steps, float* c, long c_stride, bool adds,
-    const Beside& beside) {
-  constexpr bool left = passing == Passing::LEFT, right = passing == Passing::RIGHT;
-  if (adds) {
-    _tile_loadd(0, c, c_stride * 4);
-    _tile_loadd(1, c + TILE, c_stride * 4);
-    _tile_loadd(2, c + TILE * c_stride, c_stride * 4);
-    _tile_loadd(3, c + TILE * c_stride + TILE, c_stride * 4);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  for (long step = 0; step < steps; ++step) {
-    LOAD_TILE(left, 4, a.data + step * a.step, a.row * 2);
-    LOAD_TILE(right, 6, b + step * WORDS, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    LOAD_TILE(right, 7, b + (b_steps + step) * WORDS, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    LOAD_TILE(left, 5, a.data + a.group + step * a.step, a.row * 2);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    beside(step);
-  }
-  _tile_stored(0, c, c_stride * 4);
-  _tile_stored(1, c + TILE, c_stride * 4);
-  _tile_stored(2, c + TILE * c_stride, c_stride * 4);
-  _tile_stored(3, c + TILE * c_stride + TILE, c_stride * 4);
-}
-
-inline void multiply(
-    const Left& a, const uint32_t* b, long b_steps, long steps, float* c, long c_stride, bool adds) {
-  multiply_beside<Passing::NONE>(a, b, b_steps, steps, c, c_stride, adds, [](long) {});
-}
-
 // c = a b, or c + a b, for rows of a side by side; b has `b_steps` tiles in the direction of K.
 inline void multiply_matrices(
     long M, long N, const uint16_t* a, long stride, const uint32_t* b, long b_steps, long steps, float* c,
     long c_stride, bool adds) {
   for (long n = 0; n < N; n += SIDE)
     for (long m = 0; m < M; m += SIDE)
-      multiply(rows_of(a + m * stride, stride), b + n / TILE * b_steps * WORDS, b_steps, steps, c + m * c_stride + n,
-               c_stride, adds);
+      multiply_square<BFloat16>(
+          rows_of(a + m * stride, stride), SIDE, b + n / TILE * b_steps * WORDS, b_steps, steps, c + m * c_stride + n,
+          c_stride, adds);
 }
 
 }  // namespace

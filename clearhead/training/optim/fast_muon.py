@@ -1,4 +1,4 @@
-"""Muon's update of matrices on the matrix unit of a CPU: from gradient and momentum to the new weights in one call."""
+"""Muon's update of matrices by compiled kernels of a CPU: from gradient and momentum to the new weights in one call."""
 
 from __future__ import annotations
 

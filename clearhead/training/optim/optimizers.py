@@ -136,7 +136,7 @@ class Muon(torch.optim.Optimizer):
     An update of an R x C matrix is multiplied by 0.2 * sqrt(max(R, C)), which gives it the root mean square of a usual
     AdamW update: the learning rates and weight decays of AdamW apply. The orthogonalization runs for all matrices of
     one shape at once; in bfloat16 where products in it are faster, which is precise enough for a direction. Where a CPU
-    has a matrix unit, a compiled kernel makes the whole update.
+    multiplies bf16, a compiled kernel makes the whole update.
 
     Args:
         groups: parameter groups with "lr", "weight_decay" and "matrices" (True: every parameter has two dimensions).

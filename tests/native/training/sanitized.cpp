@@ -134,9 +134,9 @@ int main() {
   for (long rows : {1, 7, 1000})
     for (long width : {1, 16, 37, 128})
       for (bool has_sum : {false, true}) run_stream(rows, width, has_sum, width > 16);
-  long has_unit = 0;
-  find_matrix_unit(&has_unit);
-  if (!has_unit) return 0;
+  long are_there = 0;
+  find_squares(&are_there);
+  if (!are_there) return 0;
   run_muon();
   for (long rows : {1, 31, 32, 70, 1030})
     for (long inputs : {32, 96, 1056})

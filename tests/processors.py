@@ -1,0 +1,48 @@
+"""The compiled kernels for what different processors can do."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+
+from clearhead.native import build
+
+UNIT = Path(__file__).parent / "native/matrix_unit.h"
+_AVX_512 = ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"]
+# What a compiler may use, and the flags of the processor that this needs. The file's size is named so that what was
+# compiled is not used when the file has changed.
+LEVELS = {
+    "AVX2": (["-march=x86-64-v3"], {"avx2"}),
+    "AVX-512": (_AVX_512, {"avx512_vnni", "avx512_bf16"}),
+    "AMX emulated": (
+        [*_AVX_512, "-include", str(UNIT), f"-DSIZE={UNIT.stat().st_size}"],
+        {"avx512_vnni", "avx512_bf16"},
+    ),
+    "this processor": (["-march=native"], set()),
+}
+WITH_BF16 = [level for level in LEVELS if level != "AVX2"]
+
+
+def options_of(level: str) -> list[str]:
+    """Return the options of the compiler for a level; skip where this processor does not have it."""
+    options, needed = LEVELS[level]
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
+    if not needed <= set(flags):
+        pytest.skip(f"this processor has no {', '.join(sorted(needed - set(flags)))}")
+    return options
+
+
+@contextlib.contextmanager
+def kernels_of(level: str) -> Iterator[ctypes.CDLL]:
+    """The kernels for one level, in place of those for this processor."""
+    compiled = cache(partial(build.compiled, options_of(level)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "library", compiled)
+        build.function.cache_clear()
+        yield compiled(build.INFERENCE)
+    build.function.cache_clear()
