@@ -97,9 +97,10 @@ def _replacements(module: nn.Module) -> list[Replacement]:
     weights = [int(in_bf16), *(number for part in parts for number in _state(part))]
     if known.weights != weights:
         has_few_rows = getattr(module, "decoder", None) is not None
-        stacks = ((part, "continue_from", compiled_layers(part, in_bf16)) for part in parts if isinstance(part, Stack))
+        stacks = [part for part in parts if isinstance(part, Stack)]
         linears = ((part, "forward", _fast_forward(part, in_bf16, has_few_rows)) for part in parts)
-        known.found = [(part, name, run) for part, name, run in (*stacks, *linears) if run is not None]
+        known.found = [(part, name, run) for part, name, run in linears if run is not None]
+        known.found += [(part, name, run) for part in stacks for name, run in compiled_layers(part, in_bf16).items()]
         known.weights = weights
     return known.found
 

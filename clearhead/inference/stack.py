@@ -5,21 +5,22 @@ Legend: B batch, T tokens, M rows (tokens that are read), D width, H heads, S ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core.attention import Attention, MemoryAttention
-from clearhead.core.context import Context
+from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.feedforward import FeedForward
-from clearhead.core.norm import LayerNorm, RMSNorm
+from clearhead.core.norm import LayerNorm, RMSNorm, Vectors
 from clearhead.core.norm import Norm as AnyNorm
 from clearhead.core.rare.score_bias import BiasedAttention
-from clearhead.core.shapes import States
+from clearhead.core.shapes import Ids, Memory, RealMemory, States
 from clearhead.core.stack import Branch as BranchModule
 from clearhead.core.stack import Layer, Stack, Step
 from clearhead.inference.cache import IndexedCache
@@ -36,17 +37,18 @@ PIECE_TOKENS: Final = 2048
 LONGEST_TEXT: Final = 8192
 EVERYWHERE: Final = 2**40
 Heads = Num[Tensor, "rows heads keys head_size"]
+Rows = Float[Tensor, "rows width"]
+Places = Int[Tensor, " rows"]
 ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_gelu", "tanh")
 KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8}
 """What keys and values are kept in, by the weights."""
 KEY_KINDS: Final = (torch.float32, torch.bfloat16, torch.int8)
 FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = range(3)
-Continue = Callable[[int, States, Context], States]
 Piece = tuple[slice, slice]  # of the rows and of the new tokens of a call
 
 
-def compiled_layers(stack: Stack, in_bf16: bool) -> Continue | None:
-    """Return a function that runs the layers of a stack as its `continue_from` does, up to the order of sums.
+def compiled_layers(stack: Stack, in_bf16: bool) -> Mapping[str, Callable[..., Tensor]]:
+    """Return functions that do what methods of a stack do, by their names, up to the order of sums.
 
     Calls that the compiled layers do not serve take the plain way: several new tokens where scores have a bias or a
     memory is read, masks of the caller, many rows in fp32, long texts where no products are squares.
@@ -56,12 +58,14 @@ def compiled_layers(stack: Stack, in_bf16: bool) -> Continue | None:
         in_bf16: round fp32 weights and the rows they are multiplied with to bf16.
 
     Returns:
-        None where the compiled layers do not serve the stack, or there are none.
+        No function where the compiled layers do not serve the stack, or there are none.
     """
     try:
-        return _FastStack(stack, in_bf16).continue_from
+        fast = _FastStack(stack, in_bf16)
     except _NotServed:
-        return None
+        return {}
+    # What reads no texts extends a cache alone.
+    return {"continue_from": fast.continue_from} | ({"forward": fast.forward} if fast.reads else {})
 
 
 class _NotServed(Exception):
@@ -70,7 +74,7 @@ class _NotServed(Exception):
 
 class _FastStack:
     def __init__(self, stack: Stack, in_bf16: bool) -> None:
-        self._plain, self._stack = stack.continue_from, stack
+        self._plain_forward, self._plain, self._stack = stack.forward, stack.continue_from, stack
         self._kept: list[Tensor] = []  # what only addresses name
         self._in_bf16 = in_bf16
         self._kinds: set[Weights] = set()
@@ -85,36 +89,50 @@ class _FastStack:
         self._run: RunStack = run
         used = [entry[0] for entry in self._attentions if entry is not None]
         # In fp32 PyTorch reads several tokens as fast.
-        self._reads = self._kind != "float32" and all(type(one) is Attention for one in used)
+        self.reads = self._kind != "float32" and all(type(one) is Attention for one in used)
         self._has_window = any(isinstance(one.spec.mask, spec.Window) for one in used)
         self._has_squares = has_squares()
 
+    def forward(
+        self,
+        sequence: Sequence,
+        memory: Memory | None = None,
+        memory_mask: RealMemory | None = None,
+        cache: Cache | None = None,
+    ) -> States:
+        # A context with a cache counts the tokens of the call, so it is made only once. The layers overwrite what they
+        # start from, which vectors of the caller may be.
+        if cache is None and sequence.embeddings is None and not torch.is_grad_enabled():
+            context = Context.of(sequence, memory, memory_mask, None)
+            if self._serves(context, *sequence.ids.shape):
+                return self._read(sequence, context)
+        return self._plain_forward(sequence, memory, memory_mask, cache)
+
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
         cache = context.cache
-        if depth != 0 or torch.is_grad_enabled() or not self._serves(x_BTD, context):
-            if isinstance(cache, IndexedCache):
-                cache.gather()
-                cache.convert(x_BTD.dtype)
+        if not isinstance(cache, IndexedCache):
             return self._plain(depth, x_BTD, context)
-        if isinstance(cache, IndexedCache):
-            x_BTD = self._extend(x_BTD, context, cache)
-        else:
-            x_BTD = self._read(x_BTD, context)
-        output: Tensor = self._stack.projection_out(self._stack.final_norm(x_BTD))
-        return output
+        if depth != 0 or torch.is_grad_enabled() or not self._serves(context, *x_BTD.shape[:2]):
+            cache.gather()
+            cache.convert(x_BTD.dtype)
+            return self._plain(depth, x_BTD, context)
+        return self._finished(self._extend(x_BTD, context, cache))
 
-    def _serves(self, x_BTD: States, context: Context) -> bool:
+    def _serves(self, context: Context, batch: int, length: int) -> bool:
         masking, cache = context.masking, context.cache
-        batch, length, _ = x_BTD.shape
         hides_more = not masking.documents is masking.allowed is masking.prefix is None
-        if self._stack.training or hides_more or not isinstance(cache, IndexedCache | None):
+        if self._stack.training or hides_more:
             return False
         if cache is not None and length == 1:
             return self._kind != "float32" or batch <= MOST_FP32_ROWS
         # Padding between two tokens is no distance; texts are read without it.
         is_by_place = cache is None or masking.key_mask is None or not self._has_window
         most = MOST_TOKENS if not self._has_squares else LONGEST_TEXT if cache is None else EVERYWHERE
-        return self._reads and is_by_place and length <= most
+        return self.reads and is_by_place and length <= most
+
+    def _finished(self, x_D: Vectors) -> Vectors:
+        output: Tensor = self._stack.projection_out(self._stack.final_norm(x_D))
+        return output
 
     def _extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
         """Run the layers for the new tokens of each row, beside the cached ones."""
@@ -198,17 +216,14 @@ class _FastStack:
             _set_buffers(one, *(tensor[rows.start :] for tensor in kept))
         return keys
 
-    def _read(self, x_BTD: States, context: Context) -> States:
-        """Run the layers over whole texts without their padding, whose states become zeros."""
-        batch, length, _ = x_BTD.shape
-        mask_BT = context.masking.key_mask
-        flat = x_BTD.flatten(0, 1)
-        if mask_BT is None:
-            places, starts = None, torch.arange(0, batch * length + 1, length)
-        else:
-            places = mask_BT.flatten().nonzero()[:, 0]
-            starts = torch.cat([places.new_zeros(1), mask_BT.sum(1).cumsum(0)])
-        x_MD = (flat if places is None else flat[places]).float().clone(memory_format=torch.contiguous_format)
+    def _read(self, sequence: Sequence, context: Context) -> States:
+        """Embed whole texts and run the layers over them without their padding, whose states become zeros."""
+        mask_BT, (batch, length) = context.masking.key_mask, sequence.ids.shape
+        places = None if mask_BT is None else mask_BT.flatten().nonzero()[:, 0]
+        lengths = torch.full((batch,), length) if mask_BT is None else mask_BT.sum(1)
+        starts = F.pad(lengths.cumsum(0), (1, 0))
+        embedded_MD = self._embedded(sequence, context, places)
+        x_MD = embedded_MD.float().contiguous()
         keys, used, whole = [], [starts], (slice(0, batch), slice(0, length))
         for entry in self._attentions:
             if entry is None:
@@ -223,9 +238,25 @@ class _FastStack:
             _set_angles(one, [rows if places is None else rows[places] for rows in angles], used)
             keys.append(one)
         self._run(x_MD, keys)
-        if places is None:
-            return x_MD.view_as(x_BTD).to(x_BTD.dtype)
-        return torch.zeros_like(flat).index_copy_(0, places, x_MD.to(flat.dtype)).view_as(x_BTD)
+        out_MD = self._finished(x_MD.to(embedded_MD.dtype))
+        if mask_BT is None or places is None:
+            return out_MD.view(batch, length, -1)
+        padding = (~mask_BT).flatten().nonzero()[:, 0]
+        padded = out_MD.new_empty(batch * length, out_MD.shape[1]).index_copy_(0, places, out_MD)
+        return padded.index_fill_(0, padding, 0.0).view(batch, length, -1)
+
+    def _embedded(self, sequence: Sequence, context: Context, places: Places | None) -> Rows:
+        """Return the embeddings of the tokens at some places of a flattened batch; None: of all."""
+
+        def taken(x_BT: Ids | None) -> Ids | None:
+            if x_BT is None or places is None:
+                return x_BT
+            return x_BT.expand(sequence.ids.shape).flatten()[places][None]
+
+        limit = context.masking.num_keys if sequence.positions is None else int(sequence.positions.max()) + 1
+        given = taken(sequence.ids), taken(context.query_position), limit, taken(sequence.segments)
+        x_BTD: Tensor = self._stack.embedding(*given)
+        return x_BTD.flatten(0, 1)
 
     # --- the structures of the compiled layers, from the modules ---
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead import presets, spec
 from clearhead.core import Transformer, build
+from clearhead.core.embedding import Embedding
 from clearhead.inference import stack as compiled
 from clearhead.inference.cache import IndexedCache
 from clearhead.inference.fast import fast_layers
@@ -225,6 +226,57 @@ def test_texts_are_read_without_their_padding(
         torch.testing.assert_close(one, there, rtol=1e-4, atol=1e-4)
     beside = by_layers(rounded, read)
     assert (found - expected)[mask].norm() <= 1.3 * (beside - expected)[mask].norm()
+
+
+@pytest.mark.parametrize("has_padding", [True, False])
+def test_segments_and_given_positions_of_whole_texts(has_padding: bool, served: list[str]) -> None:
+    rounded = rounded_copy(preset("bert"), "mixed")
+    assert rounded.encoder is not None and rounded.encoder.embedding.segments is not None
+    ids, positions = torch.randint(VOCABULARY, (5, 11)), torch.randint(13, (5, 11))
+    segments, mask = torch.randint(2, (5, 11)), torch.ones(5, 11, dtype=torch.bool)
+    mask[2, 7:] = not has_padding
+
+    def read(text: slice, tokens: slice, mask: Tensor | None) -> Tensor:
+        given = (x[text, tokens] for x in (ids, segments, positions))
+        with torch.inference_mode(), fast_layers(rounded):
+            return rounded.encode(next(given), segments=next(given), positions=next(given), mask=mask).hidden
+
+    found = read(slice(None), slice(None), mask if has_padding else None)
+    for text in range(5):
+        count = int(mask[text].sum())
+        alone = read(slice(text, text + 1), slice(count), None)
+        torch.testing.assert_close(found[text : text + 1, :count], alone, rtol=1e-4, atol=1e-4)
+    assert served == ["_read"] * 6
+    others = rounded.encode(ids, segments=1 - segments, positions=positions).hidden
+    assert (others - found)[mask].norm() > 0.1 * found.norm()
+
+
+def test_padding_is_not_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, plain = [], Embedding.forward
+
+    def counted(self: Embedding, ids_BT: Tensor, *given: object) -> Tensor:
+        counts.append(ids_BT.numel())
+        return plain(self, ids_BT, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Embedding, "forward", counted)
+    ids, mask = torch.randint(VOCABULARY, (3, 7)), torch.arange(7) < torch.tensor([[7], [2], [5]])
+    module = rounded_copy(preset("bert"), "int8")
+    with torch.inference_mode(), fast_layers(module):
+        module.encode(ids, mask=mask)
+        module.encode(ids)
+    assert counts == [14, 21]
+
+
+def test_vectors_of_the_caller_stay_as_they_are() -> None:
+    module = rounded_copy(small(decoder()), "mixed")
+    ids, vectors = torch.zeros(3, 5, dtype=torch.int64), torch.randn(3, 5, 64)
+    with torch.inference_mode():
+        given = vectors.clone()
+        plain = module(ids, embeddings=given).hidden
+        with fast_layers(module):
+            found = module(ids, embeddings=given).hidden
+    assert torch.equal(given, vectors)
+    assert (found - plain).norm() <= 0.05 * plain.norm()
 
 
 def prompted(module: Transformer, *, has_padding: bool, is_fast: bool = True) -> Tensor:
