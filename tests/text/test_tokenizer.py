@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from clearhead.errors import InputError
+from clearhead.text.backend import DocumentBackend
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer
@@ -77,6 +79,75 @@ def test_encode_is_one_row_of_a_batch_and_empty_text_has_no_ids() -> None:
     assert tokenizer.encode("") == []
     assert tokenizer.encode_batch(["Haus", ""]) == [tokenizer.encode("Haus"), []]
     assert tokenizer.decode([]) == ""
+
+
+WORDS = [
+    "the",
+    "Zoé's",
+    "tar-nished",
+    "[CLS]",
+    "[MASK]",
+    "zoe",
+    "東京",
+    "\u0301e",
+    "a\tb",
+    "a\x1cb",
+    "\u00a0",
+    "a" * 101,
+    "",
+]
+
+
+@pytest.mark.parametrize("splits", [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.WhitespaceSplit()])
+@pytest.mark.parametrize("normal", [normalizers.BertNormalizer(), normalizers.NFC(), None])
+def test_words_that_come_again_are_tokenized_once(
+    splits: pre_tokenizers.PreTokenizer, normal: normalizers.Normalizer | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *"tzo[a'-",
+        "##o",
+        "##e",
+        "##é",
+        "##h",
+        "é",
+        "the",
+        "東",
+        "京",
+    ]
+    model = models.WordPiece({word: index for index, word in enumerate(vocabulary)}, unk_token="[UNK]")
+    whole = tokenizers.Tokenizer(model)
+    whole.pre_tokenizer = splits
+    if normal is not None:
+        whole.normalizer = normal
+    whole.add_special_tokens(["[CLS]", "[SEP]", "[MASK]"])
+    backend = DocumentBackend(json.loads(whole.to_str()))
+    whole.encode_special_tokens = True
+    draw, given = random.Random(3), []
+    plain = DocumentBackend._encode_words
+    monkeypatch.setattr(
+        DocumentBackend, "_encode_words", lambda self, words: (given.append(list(words)), plain(self, words))[1]
+    )
+    texts = ["", " ", *(" ".join(draw.choices(WORDS, k=draw.randint(1, 17))) for _ in range(41))]
+    expected = [encoding.ids for encoding in whole.encode_batch(texts, add_special_tokens=False)]
+    assert backend.encode_batch(texts) == expected and len(set(map(tuple, expected))) > 30
+    assert [sorted(words) for words in given] == [sorted(WORDS)]
+    assert backend.encode_batch([" ".join(WORDS)]) == [whole.encode(" ".join(WORDS), add_special_tokens=False).ids]
+    assert len(given) == 1, "words that do not come again are tokenized with their text"
+    for wrong in ("a \ud800", 5):
+        with pytest.raises(TypeError):
+            backend.encode_batch([*texts, wrong])  # type: ignore[list-item]
+
+
+def test_added_tokens_across_spaces_are_found() -> None:
+    whole = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "new": 1, "york": 2}, unk_token="[UNK]"))
+    whole.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    whole.add_tokens(["new york"])
+    assert DocumentBackend(json.loads(whole.to_str())).encode_batch(["new york new york york"] * 3) == [[3, 3, 2]] * 3
 
 
 def test_what_is_no_text_is_named() -> None:
