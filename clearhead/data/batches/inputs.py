@@ -132,21 +132,20 @@ class InputCollator:
         """
         template = self.special_tokens.template(paired=seconds is not None)
         extra = self.special_tokens.num_added(paired=seconds is not None)
-        lengths_B = np.array([len(first) for first in firsts]) + extra
-        lengths_B += [len(second) for second in seconds] if seconds is not None else 0
+        texts = {"A": firsts} if seconds is None else {"A": firsts, "B": seconds}
+        counts = {side: np.array([len(ids) for ids in column]) for side, column in texts.items()}
+        flat = {side: np.concatenate([np.asarray(ids, np.int64) for ids in column]) for side, column in texts.items()}
+        lengths_B = np.sum(list(counts.values()), axis=0) + extra
         longest = int(lengths_B.max())
         length = longest if limit is None else padded_length(longest, limit)
         ids_BT = np.full((len(firsts), length), self.pad, dtype=np.int64)
-        segments_BT = np.zeros_like(ids_BT)
-        for row, first in enumerate(firsts):
-            texts: dict[str, Ids] = {"A": first, "B": seconds[row] if seconds is not None else ()}
-            place = 0
-            for part, segment in template:
-                ids = texts[part] if isinstance(part, str) else (part,)
-                here = slice(place, place + len(ids))
-                ids_BT[row, here], segments_BT[row, here] = ids, segment
-                place = here.stop
-        mask_BT = np.arange(ids_BT.shape[1]) < lengths_B[:, None]
+        segments_BT, start_B, columns_T = np.zeros_like(ids_BT), np.zeros_like(lengths_B), np.arange(length)
+        for part, segment in template:
+            stop_B = start_B + (counts[part] if isinstance(part, str) else 1)
+            here_BT = (columns_T >= start_B[:, None]) & (columns_T < stop_B[:, None])
+            ids_BT[here_BT] = flat[part] if isinstance(part, str) else part
+            segments_BT[here_BT], start_B = segment, stop_B
+        mask_BT = columns_T < lengths_B[:, None]
         has_segments = self.has_segments and any(segment for _, segment in template)
         padded, mask = torch.from_numpy(ids_BT), torch.from_numpy(mask_BT)
         target, target_mask = self._target(padded, mask, template)
