@@ -156,28 +156,26 @@ class _FastStack:
 
     def _buffers(
         self, x_BTD: States, dtype: torch.dtype, context: Context, cache: IndexedCache
-    ) -> Iterator[list[Tensor] | None]:
-        """Give the keys and values of each branch, with room for the new tokens; in 8 bits with their scales."""
-        rows, length = cache.buffer_rows(len(x_BTD)), x_BTD.shape[1]
+    ) -> Iterator[tuple[Tensor, ...] | None]:
+        """Give the buffer of each attention, with room for new tokens, in 8 bits with scales; or keys of a memory."""
+        rows, length, like = cache.buffer_rows(len(x_BTD)), x_BTD.shape[1], x_BTD.new_empty(0, dtype=dtype)
         for entry in self._attentions:
             if entry is None:
                 yield None
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                yield list(attention.remembered(context))
+                yield attention.remembered(context)
                 continue
-            heads, place = (rows, attention.spec.num_kv_heads, length), (attention, context.depth)
-            shape, like = (*heads, attention.spec.head_size), torch.empty(0, dtype=dtype)
-            kept = list(cache.self_attention[place].extend(shape, like))
-            if dtype == torch.int8:
-                kept += cache.scales[place].extend((*heads, 1), x_BTD)
-            yield kept
+            choice, place = attention.spec, (attention, context.depth)
+            shape = rows, choice.num_kv_heads, length, choice.head_size
+            kept = cache.self_attention[place].extend(shape, like)
+            yield (kept, cache.scales[place].extend((*shape[:3], 1), x_BTD)) if dtype == torch.int8 else (kept,)
 
     def _cached_keys(
         self,
         piece: Piece,
-        buffers: list[list[Tensor] | None],
+        buffers: list[tuple[Tensor, ...] | None],
         context: Context,
         cache: IndexedCache,
         used: list[Tensor],
@@ -195,7 +193,7 @@ class _FastStack:
                     one.origin, one.groups = cache.memory_origin.data_ptr(), len(cache.memory_origin)
                 one.rows_per_group, one.before, one.after = rows.stop // one.groups, EVERYWHERE, EVERYWHERE
                 _set_mask(one, attention.mask(context), 0, used)
-                _set_buffers(one, *kept)
+                _set_places(one, *kept)
                 continue
             one.count = cache.length - context.masking.num_queries + tokens.stop
             one.groups, one.rows_per_group = rows.stop - rows.start, tokens.stop - tokens.start
@@ -205,7 +203,7 @@ class _FastStack:
             else:
                 one.origin = None
             _set_angles(one, _angles(attention, context, piece), used)
-            _set_bias(one, attention, kept[0][rows, :, : one.count].shape, context, used)
+            _set_bias(one, attention, rows.stop - rows.start, context, used)
             key_mask = context.masking.key_mask
             if self._has_window and key_mask is not None:
                 one.before, one.after = EVERYWHERE, EVERYWHERE
@@ -213,7 +211,7 @@ class _FastStack:
             else:
                 one.before, one.after = _sight(attention.spec.mask)
                 _set_mask(one, None if key_mask is None else key_mask[:, None, None], rows.start, used)
-            _set_buffers(one, *(tensor[rows.start :] for tensor in kept))
+            _set_buffers(one, rows.start, *kept)
         return keys
 
     def _read(self, sequence: Sequence, context: Context) -> States:
@@ -367,12 +365,12 @@ def _sight(mask: spec.Mask) -> tuple[int, int]:
     return EVERYWHERE, EVERYWHERE if isinstance(mask, spec.Full) else 0
 
 
-def _set_bias(keys: Keys, attention: Attention, shape: torch.Size, context: Context, used: list[Tensor]) -> None:
-    """Set the bias on the scores of one new token, which depends on positions alone."""
+def _set_bias(keys: Keys, attention: Attention, rows: int, context: Context, used: list[Tensor]) -> None:
+    """Set the bias on the scores of one new token of each row, which depends on positions alone."""
     choice = attention.spec
     if choice.score_bias is not None:
-        key_BKSE, query_BH1E = torch.empty(shape), torch.empty(shape[0], choice.num_heads, 1, choice.head_size)
-        bias = attention.bias(query_BH1E, key_BKSE, context)
+        key_BKSE = torch.empty(rows, choice.num_kv_heads, keys.count, choice.head_size)
+        bias = attention.bias(torch.empty(rows, choice.num_heads, 1, choice.head_size), key_BKSE, context)
         assert bias is not None
         bias_BHS = bias[:, :, 0].float().contiguous()
         used.append(bias_BHS)
@@ -380,15 +378,24 @@ def _set_bias(keys: Keys, attention: Attention, shape: torch.Size, context: Cont
         keys.bias_row_stride = bias_BHS.stride(0) if len(bias_BHS) > 1 else 0
 
 
-def _set_buffers(keys: Keys, key: Heads, value: Heads, *scales: Tensor) -> None:
+def _set_buffers(keys: Keys, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
+    """Set where keys and values of the rows from the first one on lie, unless they lay there in the last step."""
+    if keys.place is not None and keys.place[0] == first and keys.place[1] is buffer and keys.place[2] is scales:
+        return
+    keys.place = first, buffer, scales
+    key, value = buffer[:, first:]
+    _set_places(keys, key, value)
+    if scales is not None:
+        # As many rows, heads and keys.
+        assert [size * key.shape[3] for size in scales.stride()[1:4]] == [*key.stride()[:3]]
+        keys.key_scales, keys.value_scales = (one.data_ptr() for one in scales[:, first:])
+
+
+def _set_places(keys: Keys, key: Heads, value: Heads) -> None:
     assert key.stride() == value.stride() and key.stride(3) == 1
     keys.key, keys.value = key.data_ptr(), value.data_ptr()
     keys.row_stride, keys.head_stride, keys.key_stride, _ = key.stride()
     keys.kind = KEY_KINDS.index(key.dtype)
-    if scales:
-        # As many rows, heads and keys.
-        assert all([size * key.shape[3] for size in one.stride()[:3]] == [*key.stride()[:3]] for one in scales)
-        keys.key_scales, keys.value_scales = (one.data_ptr() for one in scales)
 
 
 def _set_mask(keys: Keys, mask: Tensor | None, first: int, used: list[Tensor]) -> None:

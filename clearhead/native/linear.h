@@ -20,12 +20,14 @@
 
 namespace {
 
-constexpr int BLOCK = 4;    // outputs whose sums are in registers together
-constexpr int COLUMNS = 4;  // rows of x whose sums are
+constexpr int BLOCK = 4;    // outputs that are written together
+constexpr int COLUMNS = 4;  // rows of x whose sums are in registers together
+constexpr int PARTS = 4;    // of a sum
 constexpr long CACHED_ROWS = 512;
+constexpr long FOLLOWING = 1 << 12, FETCHED = 1 << 14;  // bytes of weights, ahead of those that are multiplied
 
 // From how many rows on it pays to arrange the weights.
-inline long many_rows() { return has_tiles() ? 64 : 16; }
+inline long many_rows() { return has_tiles() ? 64 : 8; }
 
 template <typename Kind>
 struct Layer {
@@ -58,25 +60,58 @@ struct Layer {
 
 // --- vector instructions ---
 
+// The sums of a row of w with one or two rows of x. The weights pass by in the order in which they lie, and those that
+// follow are fetched.
+template <typename Kind, int ROWS>
+inline __attribute__((always_inline)) void add_in_order(
+    const typename Kind::W* w, const typename Kind::X* x, long K, typename Kind::Sums* sums, long stride) {
+  alignas(64) typename Kind::Sums parts[ROWS][PARTS] = {};
+  const auto add = [&](long k, int part) {
+    const auto weights = Kind::load_weights(w + k);
+    for (int j = 0; j < ROWS; ++j) Kind::add(parts[j][part], Kind::load(x + j * K + k), weights);
+  };
+  long k = 0;
+  for (; k + PARTS * Kind::STEP <= K; k += PARTS * Kind::STEP)
+    for (int part = 0; part < PARTS; ++part) {
+      __builtin_prefetch(reinterpret_cast<const char*>(w + k + part * Kind::STEP) + FOLLOWING);
+      add(k + part * Kind::STEP, part);
+    }
+  for (; k + Kind::STEP <= K; k += Kind::STEP) add(k, 0);
+  for (int j = 0; j < ROWS; ++j) sums[j * stride] = (parts[j][0] + parts[j][1]) + (parts[j][2] + parts[j][3]);
+}
+
+// The sums of some rows of w with some rows of x, all of which are in registers; the rows of w that follow are fetched.
 template <typename Kind, int OUTPUTS, int ROWS>
-void multiply_block(const Layer<Kind>& layer, long n, long m) {
-  alignas(64) typename Kind::Sums sums[ROWS][OUTPUTS] = {};
-  const auto* w = layer.w + n * layer.K;
-  const auto* x = layer.x + m * layer.K;
-  const long whole = layer.K / Kind::STEP * Kind::STEP;
-  for (long k = 0; k < whole; k += Kind::STEP) {
+inline __attribute__((always_inline)) void add_side_by_side(
+    const typename Kind::W* w, const typename Kind::X* x, long K, bool is_first, typename Kind::Sums (*sums)[OUTPUTS]) {
+  const long ahead = std::max<long>(1, FETCHED / (OUTPUTS * K * long(sizeof *w))) * OUTPUTS;
+  for (int j = 0; j < ROWS; ++j)
+    for (int i = 0; i < OUTPUTS; ++i) sums[j][i] = typename Kind::Sums{};
+  for (long k = 0; k + Kind::STEP <= K; k += Kind::STEP) {
     decltype(Kind::load(x)) loaded[ROWS];
-    for (int j = 0; j < ROWS; ++j) loaded[j] = Kind::load(x + j * layer.K + k);
+    for (int j = 0; j < ROWS; ++j) loaded[j] = Kind::load(x + j * K + k);
     for (int i = 0; i < OUTPUTS; ++i) {
-      const auto row = Kind::load_weights(w + i * layer.K + k);
-      for (int j = 0; j < ROWS; ++j) Kind::add(sums[j][i], loaded[j], row);
+      if (is_first) __builtin_prefetch(w + (i + ahead) * K + k);
+      const auto weights = Kind::load_weights(w + i * K + k);
+      for (int j = 0; j < ROWS; ++j) Kind::add(sums[j][i], loaded[j], weights);
     }
   }
+}
+
+template <typename Kind, int OUTPUTS, int ROWS>
+void multiply_block(const Layer<Kind>& layer, long n, long m) {
+  alignas(64) typename Kind::Sums sums[ROWS][OUTPUTS];
+  const long K = layer.K;
+  const auto* w = layer.w + n * K;
+  const auto* x = layer.x + m * K;
+  if constexpr (ROWS > 2) add_side_by_side<Kind, OUTPUTS, ROWS>(w, x, K, m == 0, sums);
+  else
+    for (int i = 0; i < OUTPUTS; ++i) add_in_order<Kind, ROWS>(w + i * K, x, K, &sums[0][i], OUTPUTS);
   for (int j = 0; j < ROWS; ++j) {
     typename Kind::Sum found[OUTPUTS];
     totals<OUTPUTS>(sums[j], found);
     for (int i = 0; i < OUTPUTS; ++i) {
-      for (long k = whole; k < layer.K; ++k) found[i] += Kind::product(x[j * layer.K + k], w[i * layer.K + k]);
+      for (long k = K / Kind::STEP * Kind::STEP; k < K; ++k) found[i] += Kind::product(x[j * K + k], w[i * K + k]);
       layer.write(m + j, n + i, found[i]);
     }
   }
@@ -116,7 +151,7 @@ constexpr long TURNED_ROWS = 16, TURNED_SUMS = 4096;
 
 // Multiply at most TURNED_ROWS rows with the outputs from begin to end, (end - begin) * M <= TURNED_SUMS.
 inline void multiply_turned(const Layer<Float32>& layer, long begin, long end) {
-  constexpr int STEP = 4;
+  constexpr int STEP = 8;
   alignas(64) float sums[TURNED_SUMS] = {};
   const long columns = end - begin, whole = columns / LANES * LANES, stride = layer.turned_stride;
   for (long k = 0; k < layer.K; k += STEP) {
@@ -131,7 +166,7 @@ inline void multiply_turned(const Layer<Float32>& layer, long begin, long end) {
           Floats added = load_lanes(sum + n);
           for (int i = 0; i < STEP; ++i) {
             // The next rows, which the processor does not foresee.
-            if (m == 0) __builtin_prefetch(w + (i + 2 * STEP) * stride + n, 0, 2);
+            if (m == 0) __builtin_prefetch(w + (i + STEP) * stride + n);
             added += x[i] * load_lanes(w + i * stride + n);
           }
           store_lanes(sum + n, added);
@@ -162,27 +197,36 @@ bool has_squares_of(long K) {
 
 #ifdef SQUARES
 
+// What all sums of 16 outputs from n on have in common.
 template <typename Kind>
-Floats scaled(const Layer<Kind>&, Floats sums, long, long) {
-  return sums;
-}
+struct Outputs {
+  const Layer<Kind>& layer;
+  long n;
+  Floats scales, bias;
 
-inline Floats scaled(const Layer<Int8>& layer, Ints sums, long n, long m) {
-  const int32_t offset = has_tiles() ? 0 : layer.row_offsets[m];
-  return __builtin_convertvector(sums - offset, Floats) * (load_lanes(layer.output_scales + n) * layer.row_scales[m]);
-}
-
-// Write the sums of 16 outputs from n on for row m.
-template <typename Kind>
-void write_lanes(const Layer<Kind>& layer, typename Kind::Sums sums, long n, long m) {
-  Floats found = scaled(layer, sums, n, m);
-  if (layer.bias) found += load_lanes(layer.bias + n);
-  if (layer.activation != NONE) {
-    found = activate(found, layer.activation);
-    if (layer.factor) found *= load_lanes(layer.factor + m * layer.N + n);
+  Outputs(const Layer<Kind>& of, long first) : layer(of), n(first), scales{}, bias{} {
+    if constexpr (std::is_same_v<Kind, Int8>) scales = load_lanes(of.output_scales + n);
+    if (of.bias) bias = load_lanes(of.bias + n);
   }
-  store_lanes(layer.y + m * layer.N + n, found);
-}
+
+  // Write those of row m.
+  void write(typename Kind::Sums sums, long m) const {
+    Floats found = scaled(sums, m) + bias;
+    if (layer.activation != NONE) {
+      found = activate(found, layer.activation);
+      if (layer.factor) found *= load_lanes(layer.factor + m * layer.N + n);
+    }
+    store_lanes(layer.y + m * layer.N + n, found);
+  }
+
+ private:
+  Floats scaled(typename Kind::Sums sums, long m) const {
+    if constexpr (std::is_same_v<Kind, Int8>) {
+      const int32_t offset = has_tiles() ? 0 : layer.row_offsets[m];
+      return __builtin_convertvector(sums - offset, Floats) * (scales * layer.row_scales[m]);
+    } else return sums;
+  }
+};
 
 #ifdef MATRIX_UNIT
 
@@ -190,19 +234,20 @@ void write_lanes(const Layer<Kind>& layer, typename Kind::Sums sums, long n, lon
 template <typename Kind>
 void write_tile(const Layer<Kind>& layer, const void* sums, long n, long m) {
   using Sums = typename Kind::Sums;
+  const Outputs<Kind> outputs(layer, n);
   const long count = std::min(TILE, layer.M - m);
   if (count <= 4) {
     const Ints places = {0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240};
     for (long j = 0; j < count; ++j) {
       const __m512i lanes = _mm512_i32gather_epi32((__m512i)places, static_cast<const int32_t*>(sums) + j, 4);
-      write_lanes(layer, (Sums)lanes, n, m + j);
+      outputs.write((Sums)lanes, m + j);
     }
     return;
   }
   __m512i rows[TILE];
   for (long i = 0; i < TILE; ++i) rows[i] = _mm512_loadu_si512(static_cast<const int32_t*>(sums) + i * TILE);
   transpose(rows);
-  for (long j = 0; j < count; ++j) write_lanes(layer, (Sums)rows[j], n, m + j);
+  for (long j = 0; j < count; ++j) outputs.write((Sums)rows[j], m + j);
 }
 
 // Multiply 32 outputs, which are the left side, with one or two groups of 16 rows.
@@ -264,18 +309,24 @@ struct Square {
   using Sum = typename Kind::Sum;
   alignas(64) Sum memory[2][SIDE * SIDE];
   Sum *sums = memory[0], *next = memory[1];
-  long n = 0, m = 0, count = 0, written = 0;  // vectors that there are, and that are written
+  long n = 0, m = 0, count = 0, written = 0;  // rows that there are, and that are written
 
   // Those in `next` are there.
   void take(long first_output, long first_row, long rows) {
     std::swap(sums, next);
-    n = first_output, m = first_row, count = 2 * rows, written = 0;
+    n = first_output, m = first_row, count = rows, written = 0;
   }
 
   void write(const Layer<Kind>& layer, long most) {
     using Sums = typename Kind::Sums;
-    for (const long end = std::min(count, written + most); written < end; ++written)
-      write_lanes(layer, *reinterpret_cast<const Sums*>(sums + written * TILE), n + written % 2 * TILE, m + written / 2);
+    const long end = std::min(count, written + most);
+    if (written == end) return;
+    const Outputs<Kind> left(layer, n), right(layer, n + TILE);
+    for (; written < end; ++written) {
+      const auto* row = reinterpret_cast<const Sums*>(sums + written * SIDE);
+      left.write(row[0], m + written);
+      right.write(row[1], m + written);
+    }
   }
 };
 
@@ -287,18 +338,20 @@ void multiply_squares(const Layer<Kind>& layer, long n, Square<Kind>& square) {
   if (long(memory.size()) < SIDE * words + TILE) memory.resize(SIDE * words + TILE);
   auto* arranged = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
   const auto* w = reinterpret_cast<const uint32_t*>(layer.w) + n * words;
-  const uint32_t flips = has_tiles() ? 0 : Kind::FLIPS;
-  arrange(w, TILE, words, arranged, flips);
-  arrange(w + TILE * words, TILE, words, arranged + TILE * words, flips);
-  // The weights of the next outputs, each row block a share of them.
+  // The weights of the next outputs are fetched meanwhile, each row block takes a share of them; in vain where they come
+  // slower than vectors multiply, so there it is done while weights are arranged, too.
+  for (long i = 0; i < SIDE; i += TILE) {
+    if (has_tiles()) arrange(w + i * words, TILE, words, arranged + i * words);
+    else arrange<SIDE>(w + i * words, TILE, words, arranged + i * words, Kind::FLIPS);
+  }
   const auto* ahead = reinterpret_cast<const uint8_t*>(w + SIDE * words);
   const long blocks = (layer.M + SIDE - 1) / SIDE, lines = (SIDE + blocks - 1) / blocks;
-  const long vectors = (2 * SIDE + steps - 1) / steps;
+  const long few = (SIDE + steps - 1) / steps;  // rows to be written beside each step
   for (long m = 0; m < layer.M; m += SIDE, ahead += steps * lines * 64) {
     const long rows = std::min(SIDE, layer.M - m);
     const Left x{reinterpret_cast<const uint8_t*>(layer.x) + m * bytes, bytes, TILE * bytes, 64};
     multiply_beside<Kind, Passing::NONE>(x, rows, arranged, steps, steps, square.next, SIDE, false, [&](long step) {
-      square.write(layer, vectors);
+      square.write(layer, few);
       for (long line = 0; line < lines; ++line) _mm_prefetch(ahead + (step * lines + line) * 64, _MM_HINT_T1);
     });
     square.take(n, m, rows);
@@ -363,13 +416,17 @@ inline float quantize(const float* row, long K, int8_t* rounded) {
   return most / 127.0f + fault;
 }
 
-inline int32_t sum_of_bytes(const int8_t* row, long K) {
+// What the sums of a row in 8 bits are too large by.
+inline int32_t offset_of(const int8_t* row, long K) {
+  if constexpr (Int8::OFFSET == 0) return 0;
   Ints sums = {};
-  const long whole = K / LANES * LANES;
-  for (long k = 0; k < whole; k += LANES) sums += __builtin_convertvector(*reinterpret_cast<const Bytes*>(row + k), Ints);
+  long k = 0;
+#ifdef __AVX512VNNI__
+  for (; k + Int8::STEP <= K; k += Int8::STEP) Int8::add(sums, Int8::load(row + k), _mm512_set1_epi8(1));
+#endif
   int32_t sum = total(sums);
-  for (long k = whole; k < K; ++k) sum += row[k];
-  return sum;
+  for (; k < K; ++k) sum += row[k];
+  return Int8::OFFSET * sum;
 }
 
 // Rows of x as the products of a kind read them. The memory grows and is kept; scales and offsets of whole rows are for
@@ -404,7 +461,7 @@ struct Input {
     auto* to = rounded.data() + m * K;
     if constexpr (std::is_same_v<Kind, Int8>) {
       scales[m] = quantize(row, K, to);
-      offsets[m] = Int8::OFFSET ? Int8::OFFSET * sum_of_bytes(to, K) : 0;
+      offsets[m] = offset_of(to, K);
     }
     else if constexpr (std::is_same_v<Kind, Float32>) std::copy(row, row + K, to);
     else {

@@ -91,12 +91,17 @@ inline __attribute__((always_inline)) void transpose(__m512i rows[16]) {
   }
 }
 
-// 16 rows of x, of which `count` are there, as tiles of columns; `flips` are the bits to be changed.
+// 16 rows of x, of which `count` are there, as tiles of columns; `flips` are the bits to be changed. Those that lie AHEAD
+// rows behind them are fetched.
+template <long AHEAD = 0>
 inline void arrange(const uint32_t* x, long count, long words, uint32_t* tiles, uint32_t flips = 0) {
   for (long step = 0; step < words / TILE; ++step) {
     __m512i rows[TILE];
-    for (long m = 0; m < TILE; ++m)
-      rows[m] = m < count ? _mm512_loadu_si512(x + m * words + step * TILE) : _mm512_setzero_si512();
+    for (long m = 0; m < TILE; ++m) {
+      const uint32_t* row = x + m * words + step * TILE;
+      if (AHEAD) _mm_prefetch(reinterpret_cast<const char*>(row + AHEAD * words), _MM_HINT_T1);
+      rows[m] = m < count ? _mm512_loadu_si512(row) : _mm512_setzero_si512();
+    }
     transpose(rows);
     for (long r = 0; r < TILE; ++r)
       _mm512_storeu_si512(tiles + (step * TILE + r) * TILE, _mm512_xor_si512(rows[r], _mm512_set1_epi32(int32_t(flips))));

@@ -60,6 +60,9 @@ class Branch(ctypes.Structure):
 class Keys(ctypes.Structure):
     """The keys and values of an attention in one call."""
 
+    place: tuple[int, Tensor, Tensor | None] | None = None
+    """The first row, the buffer and its scales that the addresses are of."""
+
     _fields_ = (
         ("key", ctypes.c_void_p),
         ("value", ctypes.c_void_p),

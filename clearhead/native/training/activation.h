@@ -20,15 +20,8 @@ inline Point of_sigmoid(Floats x, Floats inner, Floats inner_slope) {
 }
 
 inline Point of_gelu(Floats x) {
-  // The exponential of erf is that of the density.
-  const Floats power = power_of_two(x * x * (-0.5f * LOG2_E)), t = reciprocal(magnitude(x) * 0.23164189f + 1.0f);
-  Floats series = t * 0.5307027145f - 0.7265760135f;
-  series = series * t + 0.7107068705f;
-  series = series * t - 0.142248368f;
-  series = series * t + 0.127414796f;
-  const Floats beyond = series * t * power;  // the share of the normal distribution beyond |x|
-  const Floats share = where(x < 0.0f, beyond, 1.0f - beyond);
-  return {x * share, share + x * power * 0.39894228f};
+  const Floats density = bell(x), share = share_below(x, density);
+  return {x * share, share + x * density * 0.39894228f};
 }
 
 inline Point point(Floats x, int32_t form) {

@@ -40,20 +40,6 @@ inline void store_both(uint16_t* to, Floats low, Floats high) {
   else _mm512_storeu_si512(to, rounded_both(low, high));
 }
 
-constexpr float LOG2_E = 1.44269504f;
-
-// 2^t, to 1e-7 of it, which is all that numbers need that are rounded to bfloat16 afterwards; below 2^-126 it is 0.
-inline Floats power_of_two(Floats t) {
-  const __mmask16 is_large = _mm512_cmp_ps_mask((__m512)t, (__m512)spread(-126.0f), _CMP_NLT_UQ);
-  const Floats part = (Floats)_mm512_reduce_ps((__m512)t, 0x09);  // t - floor(t)
-  Floats series = part * 1.87758e-3f + 8.98934e-3f;
-  series = series * part + 5.582632e-2f;
-  series = series * part + 2.4015362e-1f;
-  series = series * part + 6.9315307e-1f;
-  series = series * part + 9.9999993e-1f;
-  return (Floats)_mm512_maskz_scalef_ps(is_large, (__m512)series, (__m512)t);
-}
-
 // Exchange lines and words of a tile.
 inline void turn_tile(const uint32_t* from, long stride, uint32_t* to) {
   __m512i lines[TILE];
