@@ -16,6 +16,7 @@ from clearhead.core.norm import Norm, RMSNorm
 from clearhead.core.stack import Branch, Stack, Step
 from clearhead.machine import has_fast_bf16
 from clearhead.training.fast_attention import mix, rotation
+from clearhead.training.fast_float import has_faster_products, linear
 from clearhead.training.fast_linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.training.fast_norm import normalize
 from clearhead.training.fast_stream import fast_stream
@@ -49,6 +50,10 @@ def _functions(module: nn.Module, precision: str) -> Iterator[tuple[nn.Module, s
     for part in module.modules():
         if isinstance(part, RMSNorm):
             yield part, "normalize", partial(normalize, part, part.normalize)
+    if precision == "fp32" and has_faster_products():
+        for part in module.modules():
+            if isinstance(part, nn.Linear):
+                yield part, "forward", partial(linear, part, part.forward)
     if precision != "bf16" or not has_fast_bf16(device):
         return
     for part in module.modules():
