@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from clearhead.machine import processor_vendor
 
 
 @cache
@@ -17,8 +18,7 @@ def has_faster_products() -> bool:
     is_wide = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkl.is_available()
     if not is_wide or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
-    file = Path("/proc/cpuinfo")
-    return file.exists() and "GenuineIntel" not in file.read_text(encoding="utf-8")
+    return processor_vendor() not in ("GenuineIntel", "")
 
 
 def linear(part: nn.Linear, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
