@@ -338,8 +338,8 @@ void multiply_squares(const Layer<Kind>& layer, long n, Square<Kind>& square) {
   if (long(memory.size()) < SIDE * words + TILE) memory.resize(SIDE * words + TILE);
   auto* arranged = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
   const auto* w = reinterpret_cast<const uint32_t*>(layer.w) + n * words;
-  // The weights of the next outputs are fetched meanwhile, each row block takes a share of them; in vain where they come
-  // slower than vectors multiply, so there it is done while weights are arranged, too.
+  // The weights of the next outputs are fetched meanwhile, each row block takes a share of them; without a matrix unit it
+  // pays to begin while these are arranged.
   for (long i = 0; i < SIDE; i += TILE) {
     if (has_tiles()) arrange(w + i * words, TILE, words, arranged + i * words);
     else arrange<SIDE>(w + i * words, TILE, words, arranged + i * words, Kind::FLIPS);

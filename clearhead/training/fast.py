@@ -52,7 +52,7 @@ def _functions(module: nn.Module, precision: str) -> Iterator[tuple[nn.Module, s
             yield part, "normalize", partial(normalize, part, part.normalize)
     if precision == "fp32" and has_faster_products():
         for part in module.modules():
-            if isinstance(part, nn.Linear):
+            if type(part) is nn.Linear and "forward" not in vars(part):
                 yield part, "forward", partial(linear, part, part.forward)
     if precision != "bf16" or not has_fast_bf16(device):
         return

@@ -1,4 +1,4 @@
-"""Bounds on the kernels that are kept: on CPUs with matrix units oneDNN makes one for each shape of a 16-bit product.
+"""Bounds on the kernels that are kept: oneDNN makes one for each shape of a product, in bf16 and where it does fp32.
 
 A kernel takes almost a megabyte. oneDNN keeps the last 1,024 of them, and so does torch in a cache of its own, which
 holds on to those that oneDNN drops. What is dropped leaves holes in memory, which malloc keeps unless told not to.
@@ -12,6 +12,8 @@ import os
 from typing import Final
 
 import torch
+
+from clearhead.training.fast_float import has_faster_products
 
 CAPACITY: Final = 512
 """So many kernels are kept: with fewer, those of a translation's batches are made again and again."""
@@ -45,4 +47,4 @@ def return_memory(step: int, device: torch.device, precision: str) -> None:
 
 def needs_kernels(device: torch.device, precision: str) -> bool:
     """Return whether every shape of a batch needs kernels of its own, which take memory for the whole run."""
-    return device.type == "cpu" and precision == "bf16"
+    return device.type == "cpu" and (precision == "bf16" or has_faster_products())

@@ -79,3 +79,13 @@ def test_layers_are_replaced_where_that_is_faster(
         function = vars(module[0]).get("forward")
         assert (getattr(function, "func", None) is fast_float.linear) == (is_faster and precision == "fp32")
     assert "forward" not in vars(module[0])
+
+
+def test_layers_of_another_kind_compute_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Narrow(nn.Linear):
+        """Such as one with LoRA."""
+
+    monkeypatch.setattr(fast, "has_faster_products", lambda: True)
+    module = nn.Sequential(Narrow(3, 2))
+    with fast_training(module, "fp32"):
+        assert "forward" not in vars(module[0])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.training import dry_run
+from clearhead.training import dry_run, fast, kernel_cache
 from clearhead.training.dry_run import Workload, step_cost
 from clearhead.training.kernel_cache import (
     CAPACITY,
@@ -39,7 +39,8 @@ def test_the_users_bound_comes_first(monkeypatch: pytest.MonkeyPatch, given: str
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-def test_holes_in_memory_are_given_back() -> None:
+def test_holes_in_memory_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cache, "has_faster_products", lambda: False)
     blocks = [bytes(1500) for _ in range(80_000)]
     last = blocks[-1]
     blocks.clear()
@@ -51,9 +52,14 @@ def test_holes_in_memory_are_given_back() -> None:
     assert psutil.Process().memory_info().rss < held - 60e6 and last
 
 
-def test_kernels_are_needed_for_products_in_16_bits_on_a_cpu() -> None:
+@pytest.mark.parametrize("is_by_onednn", [True, False])
+def test_kernels_are_needed_for_products_of_onednn_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, is_by_onednn: bool
+) -> None:
+    monkeypatch.setattr(kernel_cache, "has_faster_products", lambda: is_by_onednn)
     assert needs_kernels(torch.device("cpu"), "bf16")
-    assert not needs_kernels(torch.device("cpu"), "fp32") and not needs_kernels(torch.device("cuda"), "bf16")
+    assert needs_kernels(torch.device("cpu"), "fp32") == is_by_onednn
+    assert not needs_kernels(torch.device("cuda"), "bf16") and not needs_kernels(torch.device("cuda"), "fp32")
 
 
 @pytest.mark.parametrize("is_needed", [True, False])
@@ -67,6 +73,7 @@ def test_sizes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.
         return summed_loss(module, batch)
 
     monkeypatch.setattr(dry_run, "needs_kernels", lambda device, precision: is_needed)
+    monkeypatch.setattr(fast, "has_faster_products", lambda: False)  # whose own kernels take memory
     module = NextToken()
     optimizer = torch.optim.AdamW(module.parameters())
     work = Workload(keeping, ShuffledTokens(), num_sizes=41)
