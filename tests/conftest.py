@@ -26,7 +26,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
-HARDWARE = "needs a GPU", "this processor has no", "this processor does not"
+HARDWARE = "needs a GPU", "this processor has no"
 """What the reasons say for which a test may be skipped in CI: nothing that is installed can meet them."""
 
 
