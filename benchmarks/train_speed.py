@@ -45,10 +45,10 @@ from clearhead.data.batches.plans import LengthSortedPlan
 from clearhead.data.sources.pairs import parse_pair_source
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
+from clearhead.fast.training.parts import fast_training
 from clearhead.kernels.positions import sinusoidal_table
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.cost import training_flops
-from clearhead.training.fast import fast_training
 from clearhead.training.losses.tokens import token_loss
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.optimizers import build_optimizer

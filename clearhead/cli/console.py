@@ -56,7 +56,7 @@ class _Messages(logging.Handler):
 @contextmanager
 def library_messages() -> Iterator[None]:
     """Show warnings which the library logs inside a with block, and that kernels are compiled, which takes long."""
-    logger, native, handler = logging.getLogger("clearhead"), logging.getLogger("clearhead.native"), _Messages()
+    logger, native, handler = logging.getLogger("clearhead"), logging.getLogger("clearhead.fast.native"), _Messages()
     level = native.level
     native.setLevel(logging.INFO)
     logger.addHandler(handler)

@@ -38,11 +38,11 @@ from clearhead.evaluate.tags import evaluate_tags
 from clearhead.evaluate.text_loss import sequence_loss, target_loss
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.evaluate.translations import bleu_chrf, join_segments, tokenize_faults
+from clearhead.fast.runner import exact_products
 from clearhead.generate.batching import device_of
 from clearhead.generate.options import SearchOptions, TranslateKwargs
 from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.translation import longest_sentence
-from clearhead.inference.fast import exact_products
 from clearhead.predict.embed import similarity
 from clearhead.spec.describe import number_of
 from clearhead.task import Noise, Reading, TaskRecord

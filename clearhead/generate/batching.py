@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
-from clearhead.inference.fast import exact_products, fast_layers
+from clearhead.fast.runner import exact_products, fast_layers
 from clearhead.watching import watched
 
 

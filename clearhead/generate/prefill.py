@@ -19,10 +19,10 @@ from clearhead import spec
 from clearhead.core import Cache, Transformer
 from clearhead.core import Sequence as Read
 from clearhead.errors import InputError
+from clearhead.fast.cache import IndexedCache
 from clearhead.generate.batching import device_of, pad_ids
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID
-from clearhead.inference.cache import IndexedCache
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch
 
 from clearhead.arguments import checked
 from clearhead.errors import InputError
+from clearhead.fast.int8 import is_int8, to_int8
+from clearhead.fast.runner import multiply_in_bf16
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.files.tensor_files import stored_dtype
-from clearhead.inference.fast import multiply_in_bf16
-from clearhead.inference.int8 import is_int8, to_int8
 from clearhead.machine import choose_device, choose_precision
 from clearhead.model.facade import Model
 from clearhead.runs.loading import load_saved

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.result import Validation
+from clearhead.fast.training.parts import fast_training
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import RunDirectory, held
 from clearhead.runs.metrics import Metrics
 from clearhead.runs.recent_weights import about_averaged, load_recent
 from clearhead.training.dry_run import is_out_of_memory
-from clearhead.training.fast import fast_training
 from clearhead.training.kernel_cache import return_memory
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.optimizers import load_optimizer

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.errors import InputError, nearest
-from clearhead.inference.int8 import dequantized, holds_int8
+from clearhead.fast.int8 import dequantized, holds_int8
 from clearhead.kernels.dropout import Dropout
 from clearhead.weights.files import load_tensors
 

@@ -17,9 +17,9 @@ from tests.house.source import ROOT, Source, package_sources
 ORDER = (
     ("arguments", "errors", "files", "machine", "printing", "task", "version", "watching"),
     ("spec",),
-    ("kernels", "native"),
+    ("kernels",),
     ("core",),
-    ("inference",),
+    ("fast",),
     ("presets", "text"),
     ("data", "generate"),
     ("weights",),
@@ -49,8 +49,7 @@ INFERENCE = (
     "text",
     "presets",
     "weights",
-    "inference",
-    "native",
+    "fast",
     "core",
     "spec",
 )

@@ -1,0 +1,116 @@
+"""Linear layers of few rows by the compiled kernels, and by PyTorch where there are none.
+
+Legend: M rows, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.fast.native.build import function
+
+Rows = Float[Tensor, "*axes inputs"]
+Outputs = Float[Tensor, "*axes outputs"]
+Run = Callable[[Tensor], Tensor]
+
+# Above so many rows the products of PyTorch are as fast, or faster.
+MOST_ROWS: Final = {torch.float32: 16, torch.bfloat16: 256}
+
+
+def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:
+    """Return a function that computes x weight^T + bias, as `F.linear` does up to the order of sums.
+
+    Args:
+        weight_NK: fp32 or bf16, on the CPU, row by row; it must not move while the function is in use.
+        bias_N: of the same dtype.
+
+    Returns:
+        None where the compiled kernels do not serve these weights.
+    """
+    dtype = weight_NK.dtype
+    kernel = function(f"linear_{str(dtype).removeprefix('torch.')}", pointers=4, numbers=3)
+    # Weights that are spread over processes are gathered for each call, into other memory.
+    is_fit = weight_NK.device.type == "cpu" and weight_NK.is_contiguous() and not hasattr(weight_NK, "placements")
+    is_fit = is_fit and (bias_N is None or (bias_N.dtype == weight_NK.dtype and bias_N.is_contiguous()))
+    if kernel is None or not is_fit:
+        return None
+    outputs, inputs = weight_NK.shape
+    most_rows = MOST_ROWS[dtype]
+    weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
+
+    def run(x: Tensor) -> Tensor:
+        rows = x.numel() // inputs
+        if rows > most_rows or x.dtype != dtype or torch.is_grad_enabled():
+            return F.linear(x, weight_NK, bias_N)
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], outputs)
+        kernel(x.data_ptr(), weight, bias, y.data_ptr(), rows, outputs, inputs)
+        return y
+
+    return run
+
+
+def mixed_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:
+    """Return a function that computes x weight^T + bias with x rounded to bf16, and with fp32 sums.
+
+    Args:
+        weight_NK: bf16, on the CPU, row by row; it must not move while the function is in use.
+        bias_N: fp32.
+
+    Returns:
+        None where there are no compiled kernels.
+    """
+    kernel = function("linear_mixed", pointers=4, numbers=3)
+    if kernel is None:
+        return None
+    outputs, inputs = weight_NK.shape
+    most_rows = MOST_ROWS[torch.bfloat16]
+    weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
+
+    def run(x: Tensor) -> Tensor:
+        rows = x.numel() // inputs
+        if rows > most_rows:
+            y = F.linear(x.bfloat16(), weight_NK).float()
+            return y if bias_N is None else y.add_(bias_N)
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], outputs)
+        kernel(x.data_ptr(), weight, bias, y.data_ptr(), rows, outputs, inputs)
+        return y
+
+    return run
+
+
+def int8_linear(
+    weight_NK: Int8[Tensor, "outputs inputs"],
+    scale_N: Float[Tensor, " outputs"],
+    bias_N: Float[Tensor, " outputs"] | None,
+) -> Run:
+    """Return a function that computes x (weight * scale)^T + bias; each row of x is rounded to 8 bits as well.
+
+    Args:
+        weight_NK: on the CPU, row by row; like the others it must not move while the function is in use.
+        scale_N: of each output, fp32.
+        bias_N: fp32.
+
+    Returns:
+        The function. Without compiled kernels x is not rounded, and every call dequantizes the weights.
+    """
+    kernel = function("linear_int8", pointers=5, numbers=3)
+    outputs, inputs = weight_NK.shape
+    if kernel is None or weight_NK.device.type != "cpu":
+        return lambda x: F.linear(x, weight_NK * scale_N[:, None].to(x.dtype), bias_N)
+    weight, scale, bias = weight_NK.data_ptr(), scale_N.data_ptr(), None if bias_N is None else bias_N.data_ptr()
+
+    def run(x: Tensor) -> Tensor:
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], outputs)
+        kernel(x.data_ptr(), weight, scale, bias, y.data_ptr(), x.numel() // inputs, outputs, inputs)
+        return y
+
+    return run
