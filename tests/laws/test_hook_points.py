@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clearhead import surgery
 from clearhead.core import Cache, MultiHeadAttention, Sequence, build
 from clearhead.core.attention import Attention, MemoryAttention, attention_weights
-from clearhead.core.hooks import HookPoints
+from clearhead.hooks import HookPoints
 from clearhead.errors import InputError
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.search.beam import beam_search
