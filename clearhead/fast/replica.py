@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from clearhead.errors import RunFailure
 from clearhead.hooks import active_hooks
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -50,6 +51,12 @@ def override(part: nn.Module, mixin: type[PartT]) -> PartT:
     return part
 
 
+def plain_type(part: nn.Module) -> type[nn.Module]:
+    """Return the class that a part has in the plain tree."""
+    found: type[nn.Module] = getattr(type(part), "plain", type(part))
+    return found
+
+
 def converted(module: ModuleT, dtype: torch.dtype) -> ModuleT:
     """Return a replica with weights of its own, in another dtype; matrices of integers stay as they are."""
     made, known = replica(module), dict[int, Tensor]()
@@ -73,6 +80,20 @@ def in_evaluation(module: ModuleT) -> ModuleT:
     return replica(module) if any(part.training for part in module.modules()) else module
 
 
+def refuse_to_run(module: nn.Module, why: str) -> None:
+    """Refuse calls of a module whose replica has taken its place.
+
+    Args:
+        module: of which only the weights are read from now on.
+        why: ends the message.
+    """
+
+    def refuse(*_: object) -> None:
+        raise RunFailure(f"this module cannot run: {why}")
+
+    module.register_forward_pre_hook(refuse)
+
+
 def _twin(part: nn.Module, is_training: bool) -> nn.Module:
     made: nn.Module = object.__new__(type(part))
     state: dict[str, Any] = vars(made)
@@ -88,4 +109,4 @@ def _twin(part: nn.Module, is_training: bool) -> nn.Module:
 
 @cache
 def _with_mixin(plain: type[nn.Module], mixin: type[nn.Module]) -> type[nn.Module]:
-    return type(mixin.__name__ + plain.__name__, (mixin, plain), {})
+    return type(mixin.__name__ + plain.__name__, (mixin, plain), {"plain": getattr(plain, "plain", plain)})

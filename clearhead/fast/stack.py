@@ -329,11 +329,15 @@ def _embedded(stack: Stack, sequence: Sequence, context: Context, places: Places
     """Return the embeddings of the tokens at some places of a flattened batch; None: of all."""
 
     def taken(x_BT: Ids) -> Ids:
-        return x_BT if places is None else x_BT.expand(sequence.ids.shape).flatten()[places][None]
+        return x_BT.expand(sequence.ids.shape).flatten()[places][None]
 
-    segments = None if sequence.segments is None else taken(sequence.segments)
-    read = replace(sequence, ids=taken(sequence.ids), segments=segments, mask=None)
-    x_BTD: Tensor = stack.embed(read, replace(context, query_position=taken(context.query_position)))
+    if places is not None:
+        given = {"ids": sequence.ids, "segments": sequence.segments, "positions": sequence.positions}
+        read = {name: taken(x_BT) for name, x_BT in given.items() if x_BT is not None}
+        position = taken(context.query_position)
+        sequence = replace(sequence, mask=None, **read)
+        context = replace(context, query_position=position, key_position=position)
+    x_BTD: Tensor = stack.embed(sequence, context)
     return x_BTD.flatten(0, 1)
 
 

@@ -27,7 +27,6 @@ from clearhead.generate.results import Generation, Hypothesis
 from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.hf.checkpoint import HFCheckpoint
-from clearhead.hf.export import save_checkpoint, save_origin
 from clearhead.hf.saving import LARGEST_SHARD
 from clearhead.maps.attention_maps import AttentionMaps, attend, in_precision
 from clearhead.maps.head_statistics import HeadStatistics
@@ -45,16 +44,14 @@ from clearhead.maps.reading import (
 from clearhead.maps.recording import AttentionRecord, record_run
 from clearhead.maps.repeats import heads_over_texts
 from clearhead.model.predictions import Predictions
+from clearhead.model.saving import save_model
 from clearhead.model.texts import answer_each
 from clearhead.printing import block, module_summary
-from clearhead.runs.checkpoint import writing_folder
-from clearhead.runs.directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
-from clearhead.weights.files import save_tensors
 
 
 @checked
@@ -87,8 +84,9 @@ class Model(Predictions):
         lines = [f"Model for the task {self.task.kind}: {module_summary(self.module)}", *model_summary(self.spec)]
         return block([*lines, *self.tokenizers.lines(), "print(model.spec) shows the whole architecture"])
 
+    @property
     def exact(self) -> Model:
-        """Return the model with products in the precision of its weights: for numbers that depend on no processor."""
+        """The model with products in the precision of its weights: for numbers that depend on no processor."""
         return Model(self.module, self.tokenizers, self.task, self.hf_checkpoint, self.runner.exact)
 
     @property
@@ -319,7 +317,7 @@ class Model(Predictions):
         given = given_options(options, EvaluateKwargs)
         languages = given.pop("from_language", None), given.pop("to_language", None)
         model = self.for_languages(*languages) if any(languages) else self
-        return evaluate_model(model.exact(), data, EvaluateOptions(**given), notify=notify or (lambda _: None))
+        return evaluate_model(model.exact, data, EvaluateOptions(**given), notify=notify or (lambda _: None))
 
     def attention(
         self,
@@ -351,7 +349,7 @@ class Model(Predictions):
         """
         given = ReadOptions(target=target, generate=generate, **given_options(options, ReadKwargs))
         module = in_precision(self.module, precision)
-        return attend(module, self.tokenizers, self.task, self._read(self._exact_tree(module), text, given))
+        return attend(module, self.tokenizers, self.task, self._read(Runner(module).tree(), text, given))
 
     def heads(
         self,
@@ -381,7 +379,7 @@ class Model(Predictions):
         if targets is not None and (isinstance(targets, str) or len(targets) != len(every)):
             raise InputError(f"expected as many targets as texts, {len(every)}, in a list: give one for each text")
         module, given = in_precision(self.module, precision), given_options(options, ReadKwargs)
-        tree = self._exact_tree(module)
+        tree = Runner(module).tree()
 
         def runs() -> Iterator[tuple[Reading, list[AttentionRecord]]]:
             for number, text in enumerate(every, start=1):
@@ -429,24 +427,8 @@ class Model(Predictions):
         Raises:
             InputError: the folder exists, the format is not known, or no Hugging Face family can express the model.
         """
-        if format not in ("clearhead", "hf"):
-            raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
-        if max_shard_size < 1:
-            raise InputError(f"max_shard_size is {max_shard_size}; expected a number of bytes")
-        folder = Path(path)
-        if folder.exists():
-            raise InputError(f"{folder} exists already; give a new folder")
-        with writing_folder(folder) as temporary:
-            if format == "hf":
-                parts = (self.module, temporary, self.tokenizers, self.task, self.hf_checkpoint)
-                save_checkpoint(*parts, max_shard_size=max_shard_size)
-                return
-            (temporary / SPEC_FILE).write_text(self.spec.to_json(), encoding="utf-8")
-            (temporary / TASK_FILE).write_text(self.task.to_json(), encoding="utf-8")
-            self.tokenizers.save(temporary)
-            save_tensors(temporary / WEIGHTS_FILE, self.module.state_dict())
-            if self.hf_checkpoint is not None:
-                save_origin(self.hf_checkpoint, temporary)
+        parts = self.module, self.tokenizers, self.task, self.hf_checkpoint
+        save_model(Path(path), *parts, format=format, max_shard_size=max_shard_size)
 
     @property
     def _continues(self) -> bool:
@@ -465,10 +447,6 @@ class Model(Predictions):
         if chat:
             raise InputError("the model was trained here and has no chat template: leave chat out")
         return None
-
-    def _exact_tree(self, module: Transformer) -> Transformer:
-        """Return the tree for requests of this model, or of one with the same weights in another precision."""
-        return (self.runner.exact if module is self.module else Runner(module)).tree()
 
     def _read(self, module: Transformer, text: str | tuple[str, str], given: ReadOptions) -> Reading:
         """Return what the stacks of a module with this model's architecture read for a text."""
