@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.core.context import Cache, Sequence, check_boolean
+from clearhead.arguments import check_tensor
+from clearhead.core.context import Cache, Sequence
 from clearhead.core.head import Head
 from clearhead.core.hooks import HookPoints
 from clearhead.core.initialize import initialize
@@ -151,7 +152,7 @@ class Transformer(HookPoints):
         self, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None
     ) -> Output:
         assert self.decoder is not None
-        check_boolean("memory_mask", memory_mask)
+        check_tensor("memory_mask", memory_mask, "mask", ["sentences tokens"], {})
         if memory is not None and len(sequence.ids) % max(1, len(memory)):
             raise InputError(f"{len(sequence.ids)} target rows are no multiple of the {len(memory)} rows of memory")
         if cache is not None and memory is not None:
