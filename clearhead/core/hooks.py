@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ Watcher = Callable[[Tensor], Tensor]
 class HookPoints(PrintedModule, nn.Module):
     """A module with hook points. While nothing watches them, a point costs one look at an attribute."""
 
-    points: ClassVar[tuple[str, ...]] = ()
+    points: tuple[str, ...] = ()
     watchers: dict[str, list[Watcher]] | None = None
 
     def point(self, name: str, x: Tensor) -> Tensor:

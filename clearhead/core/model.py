@@ -36,8 +36,6 @@ class Output(Printed):
 class Transformer(HookPoints):
     """A Transformer of any of the three families, as its spec describes it; see `build`."""
 
-    points = ("hidden", "logits")
-
     def __init__(self, model: spec.Model) -> None:
         super().__init__()
         self.spec = spec.validate(model)
@@ -47,6 +45,7 @@ class Transformer(HookPoints):
         top = model.decoder or model.encoder
         assert top is not None
         self.head = Head(top.output_width, model.head) if model.head else None
+        self.points = ("hidden", "logits") if model.head else ("hidden",)
         for path, node in spec.walk(model):
             if isinstance(node, spec.Reference | spec.TableHeads):
                 vars(self.get_submodule(path.rpartition(".")[0]))["borrowed"] = (self.get_submodule(node.path),)

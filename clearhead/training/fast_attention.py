@@ -44,7 +44,8 @@ def mix(
 
 
 def _needs_weights(part: Attention) -> bool:
-    is_watched, is_dropped = part.is_watched("scores", "weights"), part.training and part.dropout.p > 0.0
+    is_watched = part.is_watched("scores", "weights") or bool(part.dropout._forward_hooks)
+    is_dropped = part.training and part.dropout.p > 0.0
     return is_watched or is_dropped or part.spec.soft_cap is not None or part.spec.sink
 
 
