@@ -86,7 +86,7 @@ class _Path:
         self.bias = 0.0
         layers = f"{streams.top}.layers"
         points = ("before", "branches.[0-9]", "function", "mixed")
-        with edit(streams.module, {f"{layers}.*.{point}": self._keep for point in points}):
+        with edit(streams.module, {f"{layers}.**.{point}": self._keep for point in points}):
             streams.continue_from(streams.top, 0, 1)
 
     def _keep(self, tensor: Tensor, at: Place) -> Tensor:

@@ -122,7 +122,7 @@ def test_small_models_and_slow_processors_multiply_as_their_weights_are(
 
 def test_a_watched_model_computes_by_its_plain_layers() -> None:
     module = seeded("decoder/post/learned")
-    with ch.capture(module, "*.weights"):
+    with ch.capture(module, "**.weights"):
         plain = outputs(module)
         with fast_mode(module):
             assert not any("forward" in vars(part) for part in module.modules())
