@@ -11,13 +11,12 @@ from clearhead.arguments import check_tensor
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context, Masking
 from clearhead.core.initialize import initialize
-from clearhead.core.shapes import MayAttend
+from clearhead.core.shapes import MayAttend, States
 from clearhead.core.stack import build_function
 from clearhead.errors import InputError
 from clearhead.kernels.positions import rotary_angles, rotate
 from clearhead.printing import PrintedModule
 
-Attended = Float[Tensor, "batch queries width"]
 MASK_SHAPES = ("queries keys", "#batch queries keys", "#batch #heads #queries keys")
 MASK_HINT = "; key_mask takes [batch, keys], memory makes keys and values, the constructor takes Causal()"
 
@@ -74,10 +73,10 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         return super().train(mode)
 
     def forward(
-        self, query: Attended, memory: Float[Tensor, "batch keys width"] | None = None,
+        self, query: States, memory: Float[Tensor, "batch keys width"] | None = None,
         mask: Bool[Tensor, "queries keys"] | Bool[Tensor, "#batch queries keys"] | MayAttend | None = None,
         key_mask: Bool[Tensor, "#batch keys"] | None = None, return_weights: bool = False,
-    ) -> Attended | tuple[Attended, Tensor]:  # fmt: skip
+    ) -> States | tuple[States, Tensor]:  # fmt: skip
         """Attend from query to memory, or to query itself.
 
         Args:
@@ -102,9 +101,8 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         inner, num_queries, num_keys = self.attention, query.shape[1], source.shape[1]
         positions = torch.arange(max(num_queries, num_keys), device=query.device)[None]
         # Where lengths differ, the queries are the last tokens of the keys, as in decoding with a cache.
-        first = max(0, num_keys - num_queries)
-        masking = Masking(num_queries, num_keys, allowed=mask)
-        context = Context(masking, positions[:, first : first + num_queries], positions[:, :num_keys])
+        own = positions[:, max(0, num_keys - num_queries) :][:, :num_queries]
+        context = Context(Masking(num_queries, num_keys, allowed=mask), own, positions[:, :num_keys])
         heads = inner.split(inner.query(query))
         key, value = (inner.split(project(source)) for project in (inner.key, inner.value))
         if (rotary := self.spec.position) is not None:
