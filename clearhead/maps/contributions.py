@@ -57,7 +57,7 @@ def contributions(streams: Streams, outcome: Outcome) -> list[Contribution]:
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", direct paths.
     """
     with evaluation_mode(streams.module), torch.no_grad():
-        path = _Path(streams, outcome.position)
+        path = _Path(streams, outcome.logits_position)
         gradient_TD = path.back_through_head(outcome)
         path.add_bias(0, None)
         stack: Stack = getattr(streams.module, streams.top)

@@ -95,7 +95,7 @@ def test_captured_values_agree_with_each_other(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [PAIR, "decoder/pre-grouped/rotary", "encoder/post/buckets", "disentangled", "experts"])
+@pytest.mark.parametrize("name", [PAIR, *MODELS[:2], "disentangled", "experts"])
 def test_every_address_has_a_record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also an absent norm or projection, and also watched alone, where the fused kernel could run."""
     monkeypatch.setattr(kernels, "SHORT_ON_CPU", 0)
