@@ -77,7 +77,7 @@ class Embedding(PrintedModule, nn.Module):
     def __init__(self, width: int, embedding: spec.Embedding) -> None:
         super().__init__()
         own_width, projection = embedding.width or width, embedding.projection
-        self.place = projection.place if projection else None
+        self.place = projection.place if projection else "after_norm"
         summed_width = width if self.place == "before_sum" else own_width
         self.scale, self.is_scale_rounded = embedding.scale, embedding.scale_rounding == "weights"
         self.table = Table(embedding.table.rows, own_width) if isinstance(embedding.table, spec.Table) else None

@@ -130,7 +130,7 @@ class AttentionMaps(AttentionRun):
             )
         weights = self.weights(stack, layer, head).numpy()
         title = f"{stack}, layer {layer}, head {head}"
-        draw_matrix(weights, self.query_tokens(stack), self.key_tokens(stack), Path(path), title=title)
+        draw_matrix(weights, *self._written_tokens(stack), Path(path), title=title)
 
     def save_html(
         self,

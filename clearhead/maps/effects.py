@@ -109,7 +109,7 @@ def key_effects(
 
 
 def _log_probability(streams: Streams, outcome: Outcome) -> Tensor:
-    return outcome.log_probability(streams.logits(streams.hidden, outcome.position))
+    return outcome.log_probability(streams.logits(streams.hidden, outcome.logits_position))
 
 
 def _edited(
@@ -123,7 +123,7 @@ def _edited(
     stack = record.address.partition(".")[0]
     with edit(streams.module, {f"{record.address}.mixed": at_depth}):
         hidden_BTD = streams.continue_from(stack, record.layer, rows)
-        return outcome.log_probability(streams.logits(hidden_BTD, outcome.position))
+        return outcome.log_probability(streams.logits(hidden_BTD, outcome.logits_position))
 
 
 def _batches(streams: Streams, record: AttentionRecord, items: range) -> Iterator[range]:

@@ -117,7 +117,7 @@ def test_small_models_and_slow_processors_multiply_as_their_weights_are(
 def test_a_watched_model_computes_by_its_plain_layers() -> None:
     module = seeded("decoder/post/learned")
     fast = Runner(module)
-    with ch.capture(module, "*.weights") as seen:
+    with ch.capture(module, "**.weights") as seen:
         watched = outputs(fast.tree())
         assert torch.equal(watched, outputs(module))
     assert {len(records) for records in seen.values()} == {2}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clearhead.core.attention import Attention
 from clearhead.fast.training.linear import run
+from clearhead.hooks import is_seen
 
 Queries = Float[Tensor, "batch heads queries head_size"]
 Keys = Float[Tensor, "batch heads keys head_size"]
@@ -22,7 +23,8 @@ Angles = Float[Tensor, "#batch 1 queries pairs"]
 
 def needs_weights(part: Attention) -> bool:
     """Return whether an attention has to build its weights: they are watched, dropped out, capped, or have a sink."""
-    is_watched, is_dropped = part.is_watched("scores", "weights"), part.training and part.dropout.p > 0.0
+    is_watched = part.is_watched("scores", "weights") or is_seen(part.dropout)
+    is_dropped = part.training and part.dropout.p > 0.0
     return is_watched or is_dropped or part.spec.soft_cap is not None or part.spec.sink
 
 
