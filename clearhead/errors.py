@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
 
-# Control characters, lone surrogates, and what reverses or breaks a line.
 _OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("options", default=MappingProxyType({}))
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters, lone surrogates, and what reverses or breaks a line.
+UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str, *, kept: str = "") -> str:
@@ -22,7 +22,7 @@ def visible(text: str, *, kept: str = "") -> str:
         text: anything.
         kept: characters that stay as they are, such as line breaks.
     """
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
+    return UNSAFE.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
 
 
 def json_text(value: object) -> str:

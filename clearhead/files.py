@@ -16,6 +16,7 @@ from types import GenericAlias, UnionType
 from typing import Any, TypeVar
 
 from clearhead.errors import InputError, nearest_name
+from clearhead.leftovers import temporary_beside
 
 # Bytes: of any file that is read whole, of a vocabulary, and of any other JSON file.
 LARGEST_FILE, LARGEST_VOCABULARY, LARGEST_JSON = 2**28, 2**26, 2**24
@@ -33,7 +34,7 @@ T = TypeVar("T")
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write, and put the file in the place of `path` once it is complete and on the disk."""
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    temporary = temporary_beside(path)
     try:
         yield temporary
         sync(temporary)

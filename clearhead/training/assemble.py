@@ -17,6 +17,7 @@ from clearhead.hf.export import save_origin
 from clearhead.machine import choose_precision
 from clearhead.runs.checkpoint import (
     checkpoint_steps,
+    clear_leftovers,
     measured_weights,
     saved_choices,
     steps_in,
@@ -215,6 +216,7 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
         )
     steps = sorted(found)[-last:]
     with open_run(run, resume=True):
+        clear_leftovers(run)
         weights = average_checkpoints([load_merged(found[step]) for step in steps])
         file = save_averaged(run, weights, {"steps": steps, "valid_loss": None, "valid_score": None})
     return file, steps

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
-from filelock import FileLock
 
-from clearhead.machine import cache_root
+from clearhead.fast.native.cache import fault_of, keep, kernel_folder, locked, workplace
 
 FOLDER: Final = Path(__file__).parent
 INFERENCE: Final = "."
@@ -40,7 +38,7 @@ def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
     try:
         return compiled(["-march=native"], kernels)
     except OSError as error:
-        _LOGGER.warning("kernels of PyTorch are used, because our own could not be compiled: %s", error)
+        _LOGGER.warning("kernels of PyTorch are used, because our own cannot be had: %s", error)
         return None
 
 
@@ -72,19 +70,16 @@ def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
         kernels: the folder.
 
     Raises:
-        OSError: there is no compiler, or it failed, or the cache cannot be written.
+        OSError: there is no compiler, or it failed, or the cache cannot be written or is open to other users.
     """
     compiler = _compiler()
     command = [compiler, *_OPTIONS, *options]
     sources = sorted((FOLDER / kernels).glob("*.cpp"))
-    folder = cache_root() / "native"
-    file = folder / f"{_key(compiler, command, sources)}.so"
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        # Processes that start together, as those of a training do, wait for the one that compiles.
-        with FileLock(folder / "lock"):
-            if not file.exists():
-                _compile(command, sources, file)
+    file = kernel_folder() / f"{_key(compiler, command, sources)}.so"
+    if fault_of(file) is not None:
+        with locked(file.parent):
+            if (fault := fault_of(file)) is not None:
+                _compile(command, sources, file, fault)
     return ctypes.CDLL(str(file))
 
 
@@ -115,16 +110,21 @@ def _key(compiler: str, command: Sequence[str], sources: Sequence[Path]) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _compile(command: Sequence[str], sources: Sequence[Path], file: Path) -> None:
-    """Compile the sources side by side; what was linked is renamed, so that others see a whole file or none."""
-    _LOGGER.info("compiling kernels for this processor, once, which takes about 10 s; they are kept in %s", file.parent)
+def _compile(command: Sequence[str], sources: Sequence[Path], file: Path, fault: str) -> None:
+    """Compile the sources side by side."""
+    if os.path.lexists(file):
+        _LOGGER.warning("kernels are compiled anew, in about 10 s: the library in %s %s", file.parent, fault)
+    else:
+        _LOGGER.info(
+            "compiling kernels for this processor, once, which takes about 10 s; they are kept in %s", file.parent
+        )
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=file.parent) as name:
-        linked = Path(name) / file.name
-        objects = {source: Path(name) / f"{source.stem}.o" for source in sources}
+    with workplace(file.parent) as folder:
+        linked = folder / file.name
+        objects = {source: folder / f"{source.stem}.o" for source in sources}
         _run([[*command, "-c", str(source), "-o", str(result)] for source, result in objects.items()])
         _run([[*command, "-shared", *map(str, objects.values()), *_threads_of_torch(), "-o", str(linked)]])
-        os.replace(linked, file)
+        keep(linked, file)
     _LOGGER.info("kernels compiled in %.1f s", time.monotonic() - began)
 
 
