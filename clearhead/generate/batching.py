@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.text.long_texts import LONGEST_PROMPT
 from clearhead.watching import watched
 
 
@@ -48,23 +49,20 @@ def pad_ids(
 
 
 def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None, *, what: str) -> None:
-    """Refuse sequences that are empty or longer than the model's positions.
+    """Refuse sequences that are empty or longer than the model's positions; without any, than `LONGEST_PROMPT`.
 
     Raises:
-        InputError: one report that names the first ten of them, counted from 1.
+        InputError: one report that names the first of them, counted from 1.
     """
     faults = []
     for number, sequence in enumerate(sequences, start=1):
         if not sequence:
             faults.append(f"{what} {number} has no tokens: leave it out.")
-        elif max_positions is not None and len(sequence) > max_positions:
-            faults.append(
-                f"{what} {number} has {len(sequence)} tokens, but the model has {max_positions} positions: "
-                "split or shorten it."
+        elif len(sequence) > (max_positions or LONGEST_PROMPT):
+            limit = (
+                f"the model has {max_positions} positions" if max_positions else f"at most {LONGEST_PROMPT:,} are read"
             )
-    most_named = 10
-    if len(faults) > most_named:
-        faults[most_named:] = [f"and {len(faults) - most_named} more like these."]
+            faults.append(f"{what} {number} has {len(sequence)} tokens, but {limit}: split or shorten it.")
     if faults:
         raise InputError.from_faults(faults, subject=f"the {what}s")
 
