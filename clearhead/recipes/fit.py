@@ -178,7 +178,8 @@ def write(
     say(f"{number_of(length.steps, 'step')}: {note}")
     if advice := too_few(length, most, step=found.step_seconds):
         say(advice)
-    choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations)
+    planned = None if length.steps == most else minutes
+    choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations, minutes=planned)
     return Fitted(run_file_text(plan, recipe, choice), length.steps, length.seconds)
 
 

@@ -71,6 +71,7 @@ MAY_DIFFER = (
     "train.steps",
     "train.epochs",
     "train.seconds",
+    "train.planned_minutes",
     "train.parallel",
     "train.activation_checkpointing",
     "train.device",

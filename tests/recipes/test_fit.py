@@ -101,6 +101,7 @@ def test_a_recipe_is_measured_on_the_data(tmp_path: Path, monkeypatch: pytest.Mo
     written = parse_run_file(found.text, "run.toml")
     # A batch holds all pairs, and an hour is more than their data is worth.
     assert written.train.steps == found.steps == recipe.most_epochs and "more data would" in found.text
+    assert written.train.planned_minutes is None, "the steps do not fill the time"
     assert written.model.width == recipe.sizes[0].width and any("a step" in line for line in said)
     # Three words of one letter, whatever their tokens.
     assert "The longest text has" in found.text and written.data.max_length == 16
