@@ -13,7 +13,7 @@ from clearhead.runs.directory import RUN_FILE
 from clearhead.spec.describe import number_of
 from clearhead.training.progress.reports import duration
 from clearhead.training.runfile.sections import FilePair, RunFile, TextTable
-from clearhead.training.settings import TrainResult
+from clearhead.training.settings import STARTUP_SECONDS, TrainResult
 
 # What follows the name of the run in the command that uses a model of the task.
 _USES: Final = MappingProxyType(
@@ -29,7 +29,7 @@ _USES: Final = MappingProxyType(
 )
 _PAIRS: Final = ("translate", "embed")
 MUCH_LESS: Final = 0.6
-"""Of the time for which its steps were chosen."""
+"""Of the planned time."""
 
 
 def summary_lines(result: TrainResult, run_file: RunFile) -> list[str]:
@@ -54,14 +54,17 @@ def summary_lines(result: TrainResult, run_file: RunFile) -> list[str]:
 
 
 def _shorter(result: TrainResult, run_file: RunFile) -> list[str]:
-    """Say that a run took much less time than its steps were chosen for, and how to make it longer."""
+    """Say that a run took much less time than was planned for it, and how to make it longer."""
     minutes, steps = run_file.train.planned_minutes, run_file.train.steps
-    if minutes is None or steps is None or result.step < steps or result.seconds >= MUCH_LESS * 60 * minutes:
+    if minutes is None or steps is None or result.step < steps:
         return []
-    more = math.floor(steps * 60 * minutes / result.seconds)
+    planned = 60 * minutes - STARTUP_SECONDS
+    if result.seconds >= MUCH_LESS * planned:
+        return []
+    more = math.floor(steps * planned / result.seconds)
     words = ["clearhead", "train", str(result.run / RUN_FILE), f"train.steps={more}", f"train.run={result.run}-longer"]
-    took = f"{number_of(steps, 'step')} took {duration(result.seconds)} of the {minutes:g} min"
-    return [f"shorter   {took} that they were chosen for; for a run that takes all of it: {shlex.join(words)}"]
+    took = f"{number_of(steps, 'step')} took {duration(result.seconds)} of the {minutes:g} min planned"
+    return [f"shorter   {took}; for a run that takes all of it: {shlex.join(words)}"]
 
 
 def next_commands(run: Path, run_file: RunFile) -> list[str]:

@@ -55,6 +55,6 @@ def test_a_run_much_shorter_than_planned_says_how_to_make_it_longer(
     said = [line for line in summary_lines(result, run_file) if line.startswith("shorter")]
     assert len(said) == is_said
     if is_said:
-        assert "116 steps took 1 min 28 s of the 3 min that they were chosen for" in said[0]
+        assert "116 steps took 1 min 28 s of the 3 min planned" in said[0]
         words = shlex.split(said[0].partition("all of it: ")[2])
-        assert words == ["clearhead", "train", "my run/run.toml", "train.steps=237", "train.run=my run-longer"]
+        assert words == ["clearhead", "train", "my run/run.toml", "train.steps=224", "train.run=my run-longer"]

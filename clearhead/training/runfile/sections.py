@@ -205,7 +205,7 @@ class Train(Section):
     """Length, optimizer, validation and checkpoints.
 
     `warmup` and `validate_every` are steps or a share of all; `seconds` ends a run of `steps` or `epochs` early. A run
-    whose `steps` were chosen for `planned_minutes` says so where they take much less.
+    of `steps` that takes much less than `planned_minutes` says so.
     """
 
     run: Annotated[str, Field(min_length=1)]
