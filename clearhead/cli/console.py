@@ -68,16 +68,19 @@ class _Messages(logging.Handler):
 
 @contextmanager
 def library_messages() -> Iterator[None]:
-    """Show warnings which the library logs inside a with block, and that kernels are compiled, which takes long."""
-    logger, native, handler = logging.getLogger("clearhead"), logging.getLogger("clearhead.fast.native"), _Messages()
-    level = native.level
-    native.setLevel(logging.INFO)
+    """Show warnings which the library logs inside a with block, and what makes a command take long."""
+    logger, handler = logging.getLogger("clearhead"), _Messages()
+    slow = {name: logging.getLogger(f"clearhead.{name}") for name in ("fast.native", "busy_waiting")}
+    levels = {name: one.level for name, one in slow.items()}
+    for one in slow.values():
+        one.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        native.setLevel(level)
+        for name, one in slow.items():
+            one.setLevel(levels[name])
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from clearhead.arguments import checked
+from clearhead.busy_waiting import adapt_waiting
 from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8, to_int8
 from clearhead.fast.runner import Runner, multiplies_in_bf16
@@ -40,6 +41,7 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     """
     if precision not in _PRECISIONS:
         raise InputError(f"precision must be one of {', '.join(_PRECISIONS)}; got '{precision}'")
+    adapt_waiting()
     torch_device = choose_device(device)
     in_int8 = precision == "int8"
     if in_int8 and torch_device.type != "cpu":

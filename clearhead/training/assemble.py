@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from clearhead.busy_waiting import adapt_waiting
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
@@ -72,6 +73,7 @@ MAY_DIFFER = (
     "train.steps",
     "train.epochs",
     "train.seconds",
+    "train.planned_minutes",
     "train.parallel",
     "train.activation_checkpointing",
     "train.device",
@@ -100,6 +102,7 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         Interrupted: stopped by a signal; everything is saved.
     """
     run, place = Path(run_file.train.run), Place.here()
+    adapt_waiting()
     with joined(place, run, device=run_file.train.device) as processes:
         check_same_everywhere(processes, run_file)
         # torchrun starts all processes anew after one of them broke down.

@@ -103,9 +103,9 @@ def test_a_vocabulary_that_no_model_has(name: str, content: object, words: str, 
 
 def test_a_model_of_pieces_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tokenizer_checks.MOST, "pieces", 100)
-    with pytest.raises(InputError, match="m.model: 173 pieces are too many for a vocabulary"):
+    with pytest.raises(InputError, match=r"m\.model: 173 pieces are too many for a vocabulary"):
         load_pieces(pieces_model("bpe"), "m.model")
-    with pytest.raises(InputError, match="m.model: 33554433 bytes are too many for a SentencePiece model"):
+    with pytest.raises(InputError, match=r"m\.model: 33554433 bytes are too many for a SentencePiece model"):
         load_pieces(b"\n" * (2**25 + 1), "m.model")
 
 
