@@ -142,7 +142,8 @@ def edit(module: nn.Module, edits: Mapping[str, Edit]) -> Iterator[None]:
     Args:
         module: a model, or any part of one.
         edits: address or pattern -> function(tensor) or function(tensor, at) that returns a tensor of the same shape;
-            `at` is a `Place`. Where several patterns match one address, their functions are applied in the order given.
+            `at` is a `Place`. The activation keeps its dtype and device. Where several patterns match one address,
+            their functions are applied in the order given.
 
     Raises:
         InputError: a pattern matches nothing, a module returns something else than one tensor, or a function takes
