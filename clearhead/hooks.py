@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class HookPoints(PrintedModule, nn.Module):
     While nothing watches them, a point costs one look at a context variable.
     """
 
-    points: ClassVar[tuple[str, ...]] = ()
+    points: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ def is_running(process: int) -> bool:
     import psutil
 
     try:
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
     except psutil.AccessDenied:
         return True
     except psutil.NoSuchProcess:
