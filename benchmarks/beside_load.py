@@ -4,8 +4,8 @@
 
 Work: steps of the 10.7M decoder of `train_speed.py` in bf16, and of one of 4 layers and width 128; GPT-2 of 124M in 8
 bits, one text; MiniLM, 200 texts. Beside nothing, beside a loop that does nothing, beside one of low priority, and with
-low priority itself beside a loop. A round is the work alone and beside each, first as the OpenMP library waits by
-itself, then with `clearhead.busy_waiting`, which has two seconds to find out. Work per second of the best round.
+low priority itself beside a loop: first as the OpenMP library waits by itself, then with `clearhead.busy_waiting`,
+which has two seconds each time to find out. Work per second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inference_models import gpt2, in_8_bits, minilm
 from train_speed import DECODERS, decoder, our_step
 
 import clearhead as ch
-from clearhead.busy_waiting import OpenMP, Usage, Waiting
+from clearhead.busy_waiting import adapt_waiting
 
 LOADS = ("alone", "a loop", "a loop of low priority", "a loop, itself of low priority")
 Work = tuple[Callable[[], object], int]
@@ -68,17 +68,13 @@ def beside(load: str) -> Iterator[None]:
             loop.kill()
 
 
-def rate(work: Work, seconds: float, waiting: Waiting | None) -> float:
+def rate(work: Work, seconds: float) -> float:
     """Return the work of a second; the first two seconds do not count, in which the way to wait is chosen."""
     run, amount = work
-    done, began, looked = 0, time.perf_counter() + 2.0, Usage.now()
+    done, began = 0, time.perf_counter() + 2.0
     while time.perf_counter() - began < seconds:
         run()
         done += amount if time.perf_counter() > began else 0
-        if waiting is not None and time.monotonic() - looked.time > 0.9:
-            now = Usage.now()
-            waiting.look(now.others_since(looked), len(os.sched_getaffinity(0)))
-            looked = now
     return done / (time.perf_counter() - began)
 
 
@@ -87,25 +83,23 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True, help="GPT-2's vocab.json and merges.txt")
     parser.add_argument("--texts", type=Path, required=True, help="one text in a line")
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
-    os.environ["OMP_WAIT_POLICY"] = "active"  # read by `adapt_waiting`, after the library: the benchmark looks itself
     texts = args.texts.read_text("utf-8").splitlines()[:200]
+    # The OpenMP library is loaded already, and reads it no more; `adapt_waiting` does.
+    os.environ["OMP_WAIT_POLICY"] = "active"
+    found: dict[tuple[str, str], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         made = all_work(Path(folder), args.tokenizer, texts)
-        for work in made.values():
-            work[0]()
-        for name, work in made.items():
-            for load in LOADS:
-                found: dict[bool, list[float]] = {False: [], True: []}
-                for _ in range(args.rounds):
-                    for adapts in found:
-                        waiting = Waiting(OpenMP()) if adapts else None
-                        with beside(load):
-                            found[adapts].append(rate(work, args.seconds, waiting))
-                        if waiting is not None:
-                            waiting.look(0.0, 1)
-                print(f"{name:24} {load:32} {max(found[False]):10.1f} {max(found[True]):10.1f}", flush=True)
+        for adapts in (False, True):
+            if adapts:
+                del os.environ["OMP_WAIT_POLICY"]
+                adapt_waiting()
+            for name, work in made.items():
+                for load in LOADS:
+                    with beside(load):
+                        found.setdefault((name, load), []).append(rate(work, args.seconds))
+    for (name, load), (before, now) in found.items():
+        print(f"{name:24} {load:32} {before:10.1f} {now:10.1f}")
 
 
 if __name__ == "__main__":

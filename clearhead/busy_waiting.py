@@ -58,7 +58,8 @@ def _watch(_process: int) -> None:
 
 
 def _look_on() -> None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    # RuntimeError: no thread can be started, as when the program ends.
+    with contextlib.suppress(OSError, ValueError, IndexError, RuntimeError):
         waiting, before = Waiting(OpenMP()), Usage.now()
         while True:
             time.sleep(_SECONDS)
