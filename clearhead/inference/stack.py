@@ -423,6 +423,7 @@ def _set_mask(keys: Keys, mask: Tensor | None, first: int, used: list[Tensor]) -
     keys.mask = None
     if mask is not None:
         mask_GS = mask[:, 0, 0].contiguous()
+        assert mask_GS.shape[1] >= keys.count
         used.append(mask_GS)
         keys.mask_stride = mask_GS.stride(0) if len(mask_GS) > 1 else 0
         keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1]) + first * keys.mask_stride

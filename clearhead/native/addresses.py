@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+_PLAIN: Final = (Tensor, nn.Parameter)
 
 
 class Unfit(ValueError):
@@ -19,9 +23,8 @@ def fits(tensor: Tensor, dtype: torch.dtype, *shape: int, by_row: bool = False) 
         shape: its sizes.
         by_row: whether only the numbers of its last axis must lie side by side, where the kernel is given its strides.
     """
-    # Weights that are spread over processes have no address.
-    is_plain = tensor.device.type == "cpu" and not hasattr(tensor, "placements")
-    if not is_plain or tensor.dtype != dtype or tensor.shape != shape:
+    # Subclasses, such as weights that are spread over processes, may have no address.
+    if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype != dtype or tensor.shape != shape:
         return False
     return tensor.is_contiguous() or (by_row and (shape[-1] == 1 or tensor.stride(-1) == 1))
 
