@@ -31,6 +31,7 @@ _WORDS: Mapping[Any, str] = {
     tuple: "a tuple",
     Callable: "a function",
 }
+_TENSORS = {"numbers": "a tensor of floating-point numbers", "mask": "boolean, True = may attend"}
 
 
 def checked(target: CheckedT) -> CheckedT:
@@ -69,6 +70,46 @@ def _checked_function(function: Any) -> Any:
         return function(*args, **kwargs)
 
     return call
+
+
+def check_tensor(
+    name: str,
+    value: Any,
+    kind: Literal["numbers", "mask"],
+    shapes: Sequence[str],
+    sizes: Mapping[str, int],
+    hint: str = "",
+) -> dict[str, int]:
+    """Refuse a tensor of another kind or shape than a function takes; return the sizes of its axes by name.
+
+    Args:
+        name: of the argument.
+        value: the argument; no mask can be given as None.
+        kind: floating-point numbers, or a boolean mask: the polarity of numbers is ambiguous, and a kernel would add
+            them to the scores.
+        shapes: the shapes that fit, as names of axes, such as "batch tokens"; the size of "#batch" can also be 1.
+        sizes: the sizes of the axes, as far as they are known.
+        hint: what the message says behind what was expected and given.
+
+    Raises:
+        InputError: the argument is not such a tensor.
+    """
+
+    def fits(axis: str, size: int) -> bool:
+        return size == sizes.get(axis.lstrip("#"), size) or (size == 1 and axis[0] == "#")
+
+    if value is None and kind == "mask":
+        return {}
+    dtype, shape = str(getattr(value, "dtype", "")), list(getattr(value, "shape", ()))
+    if not (dtype == "torch.bool" if kind == "mask" else dtype.startswith(("torch.float", "torch.bfloat"))):
+        got = f"{dtype} {shape}" if dtype else f"{value!r:.80}"
+        raise InputError(f"{name} must be {_TENSORS[kind]}; got {got}{hint}")
+    for axes in map(str.split, shapes):
+        if len(axes) == len(shape) and all(map(fits, axes, shape)):
+            return {axis.lstrip("#"): size for axis, size in zip(axes, shape, strict=True)}
+    known = {axis: f"{axis}={size}" for axis, size in sizes.items()}
+    expected = [", ".join(known.get(axis, axis) for axis in axes.replace("#", "").split()) for axes in shapes]
+    raise InputError(f"{name} must be [{'] or ['.join(expected)}]; got {shape}{hint}")
 
 
 @functools.cache

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
 
-# Control characters, lone surrogates, and what reverses or breaks a line.
 _OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("options", default=MappingProxyType({}))
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Of a message: faults, characters of a line, and of a word in it, which may be a name from a file or a path.
+MOST_FAULTS, LONGEST_LINE, LONGEST_WORD = 20, 2000, 255
+_LONG_WORD = re.compile(rf"[^\s'\"]{{{LONGEST_WORD + 1},}}")
+# Control characters, lone surrogates, and what reverses or breaks a line.
+UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str, *, kept: str = "") -> str:
@@ -22,7 +25,7 @@ def visible(text: str, *, kept: str = "") -> str:
         text: anything.
         kept: characters that stay as they are, such as line breaks.
     """
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
+    return UNSAFE.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
 
 
 def json_text(value: object) -> str:
@@ -30,9 +33,15 @@ def json_text(value: object) -> str:
     return shortened(json.dumps(value, ensure_ascii=False, default=repr))
 
 
-def shortened(text: str) -> str:
-    """Return a text as a message shows it, cut off if it is long."""
-    return text if len(text) <= 40 else f"{text[:37]}..."
+def shortened(text: str, most: int = 40) -> str:
+    """Return a text as a message shows it, cut off if it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _line(text: str) -> str:
+    """Return a line of a message without what would steer a terminal, with names of a file's length at most."""
+    line = _LONG_WORD.sub(lambda found: shortened(found[0], 80), visible(text))
+    return shortened(line, LONGEST_LINE)
 
 
 class InputError(ValueError):
@@ -43,7 +52,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, *lines: str) -> None:
-        super().__init__("\n".join(map(visible, lines)))
+        super().__init__("\n".join(map(_line, lines)))
 
     def within(self, subject: str) -> InputError:
         """Return the same error with what it is about in front."""
@@ -57,7 +66,7 @@ class InputError(ValueError):
 
     @classmethod
     def from_faults(cls, faults: Sequence[str], *, subject: str = "the input") -> InputError:
-        """Put every fault into one report.
+        """Put faults into one report, which lists the first of very many.
 
         Args:
             faults: one sentence for each fault; at least one.
@@ -66,7 +75,10 @@ class InputError(ValueError):
         assert faults, "an error report needs at least one fault"
         if len(faults) == 1:
             return cls(faults[0])
-        return cls(f"{len(faults)} faults in {subject}:", *(f"  - {fault}" for fault in faults))
+        shown = list(faults[:MOST_FAULTS])
+        if len(faults) > MOST_FAULTS:
+            shown.append(f"and {len(faults) - MOST_FAULTS} more")
+        return cls(f"{len(faults)} faults in {subject}:", *(f"  - {fault}" for fault in shown))
 
 
 class RunFailure(RuntimeError):

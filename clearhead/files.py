@@ -8,6 +8,7 @@ import math
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from io import BufferedReader
@@ -15,16 +16,17 @@ from pathlib import Path
 from types import GenericAlias, UnionType
 from typing import Any, TypeVar
 
-from clearhead.errors import InputError, nearest_name
+from clearhead.errors import MOST_FAULTS, InputError, nearest_name, shortened
+from clearhead.leftovers import temporary_beside
 
 # Bytes: of any file that is read whole, of a vocabulary, and of any other JSON file.
 LARGEST_FILE, LARGEST_VOCABULARY, LARGEST_JSON = 2**28, 2**26, 2**24
 # A length that stands for "none" has 31 digits in honest files.
-MOST_CONTAINERS, DEEPEST, MOST_DIGITS, MOST_FAULTS = 2**21, 100, 40, 20
+MOST_CONTAINERS, MOST_QUOTES, DEEPEST, MOST_DIGITS = 2**21, 2**22, 100, 40
 _LONG_NUMBER = re.compile(f"[0-9]{{{MOST_DIGITS + 1}}}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _JSON_NAMES: dict[type, str] = {list: "a list", dict: "an object"}
-_EXPECTED = {"model_type": "an object", "dict_type": "an object", "list_type": "a list"}
+_EXPECTED = {"model_type": "an object", "dict_type": "an object", "list_type": "a list", "too_long": "fewer items"}
 RUNS = Path("runs")
 
 T = TypeVar("T")
@@ -33,7 +35,7 @@ T = TypeVar("T")
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write, and put the file in the place of `path` once it is complete and on the disk."""
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    temporary = temporary_beside(path)
     try:
         yield temporary
         sync(temporary)
@@ -198,7 +200,7 @@ def typed(content: object, kind: type[T] | GenericAlias | UnionType, *, name: st
         found: dict[str, list[str]] = {}
         for fault in error.errors(include_url=False)[:MOST_FAULTS]:
             place, received = _place(fault["loc"], content)
-            shown = _JSON_NAMES.get(type(received)) or repr(received)[:60]
+            shown = _JSON_NAMES.get(type(received)) or shortened(repr(received), 60)
             expected = _EXPECTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ").lower()
             message = "but it is missing" if fault["type"] == "missing" else f"expected {expected}, got {shown}"
             found.setdefault(place, []).append(message)
@@ -267,8 +269,8 @@ def parse_json(text: str) -> Any:
             finite, a string is not Unicode text, or values are too many or nested too deeply.
     """
     containers = text.count("[") + text.count("{")
-    if containers > MOST_CONTAINERS:
-        raise json.JSONDecodeError("it holds too many lists and objects", text, 0)
+    if containers > MOST_CONTAINERS or text.count('"') > MOST_QUOTES:
+        raise json.JSONDecodeError("it holds too many lists, objects and strings", text, 0)
     # A function for each whole number of a vocabulary would take as long as the rest.
     whole = _whole if _LONG_NUMBER.search(text) is not None else None
     try:
@@ -296,8 +298,8 @@ class _Refused(Exception):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Refused(f"the key {next(name for name in content if names.count(name) > 1)!r} occurs twice")
+        counts = Counter(name for name, _ in pairs)
+        raise _Refused(f"the key {counts.most_common(1)[0][0]!r} occurs twice")
     return content
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.native import build
+from clearhead.fast.native import build
 
-UNIT = Path(__file__).parent / "native/matrix_unit.h"
+UNIT = Path(__file__).parent / "fast/native/matrix_unit.h"
 _AVX_512 = ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"]
 # What a compiler may use, and the flags of the processor that this needs. The file's size is named so that what was
 # compiled is not used when the file has changed.

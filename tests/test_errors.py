@@ -14,6 +14,18 @@ def test_several_faults_are_all_listed() -> None:
     assert report == "2 faults in the file:\n  - a is missing\n  - b is 7"
 
 
+def test_of_very_many_faults_the_first_are_listed() -> None:
+    report = str(InputError.from_faults([f"fault {number}" for number in range(100_000)], subject="the file"))
+    assert report.startswith("100000 faults in the file:\n  - fault 0\n") and report.count("\n") == 21
+    assert report.endswith("fault 19\n  - and 99980 more")
+
+
+def test_a_long_name_in_a_message_is_shortened() -> None:
+    message = str(InputError(f"'{'n' * 2**20}' has no slot in '{'m' * 200}'"))
+    assert message == f"'{'n' * 77}...' has no slot in '{'m' * 200}'"
+    assert len(str(InputError("a name of many words " * 10_000))) == 2000
+
+
 def test_the_nearest_name_is_offered_only_where_one_is_near() -> None:
     assert nearest("widht", ["heads", "width", "layers"]) == " (did you mean 'width'?)"
     assert nearest("quark", ["heads", "width", "layers"]) == ""

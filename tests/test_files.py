@@ -50,6 +50,11 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
         (r'{"\ud83d": 1}', "lone surrogate"),
         ('{"a": 1, "b": 2, "a": 3}', "the key 'a' occurs twice"),
         ("[" + "[]," * files.MOST_CONTAINERS + "0]", "too many lists"),
+        ("[" + '"",' * (files.MOST_QUOTES // 2) + '""]', "too many lists, objects and strings"),
+        (
+            f'{{{",".join(f"{chr(34)}{number}{chr(34)}:0" for number in range(10**5))},"99999":0}}',
+            "'99999' occurs twice",
+        ),
     ],
 )
 def test_json_that_no_honest_file_holds_is_refused(text: str, words: str) -> None:

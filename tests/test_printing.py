@@ -100,7 +100,7 @@ def test_every_public_class_prints_a_few_lines(things: dict[type, Any]) -> None:
 
 
 def test_what_is_behind_them_prints_a_few_lines(model: ch.Model) -> None:
-    with capture(model.module, "*") as seen:
+    with capture(model.module, "**") as seen:
         model.translate("abc")
     maps, measured = model.attention("abc", "cb"), model.evaluate([("abc", "cb"), ("de", "ed")])
     behind = (model.tokenizers, model.tokenizers.source, model.task, seen, parse_run_file(RUN_FILE, "run.toml"))

@@ -41,9 +41,9 @@ def classify(
         raise InputError("this model was trained on pairs: add --pair, and put a tab between the two texts of a line")
 
     def show(line: Line, answer: Classification | None) -> None:
-        text = "" if answer is None else answer.label
+        text = "" if answer is None else one_line(answer.label)
         if answer is not None and answer.probability is not None:
-            text = f"{one_line(text)}\t{answer.probability:.4f}"
+            text = f"{text}\t{answer.probability:.4f}"
         print_either(as_json, {**line.record(), **_record(answer)}, text)
 
     size = compute.batch_size

@@ -68,7 +68,7 @@ def compare(
     blocks = [
         "\n".join(block) for block in (_table(rows, fairness), _verdict(rows, fairness), _differences(rows, differs))
     ]
-    print_either(as_json, record, "\n\n".join(filter(None, blocks)))
+    print_either(as_json, record, *"\n\n".join(filter(None, blocks)).split("\n"))
 
 
 def _check_picture(output: Path, force: bool) -> None:

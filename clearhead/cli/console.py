@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from clearhead.errors import LongTexts, visible
+from clearhead.errors import UNSAFE, LongTexts, visible
+
+# What ends a line for some reader of text, such as `str.splitlines`.
+LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+# Text from right to left may need them; only a terminal could be misled.
+_DIRECTIONS = "".join(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
 
 
 def print_message(message: str) -> None:
@@ -24,19 +30,26 @@ def silence(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def print_result(result: str = "") -> None:
-    """Write one line of the result to stdout; a terminal gets no control characters."""
-    print(visible(result, kept="\n\t") if sys.stdout.isatty() else result, flush=True)
+def print_result(line: str = "") -> None:
+    """Write one line of the result to stdout, which is one for every reader: other line ends become spaces."""
+    print(shown(line, is_terminal=sys.stdout.isatty()), flush=True)
 
 
-def print_text(piece: str) -> None:
-    """Write a piece of the result at once, without a line end; a terminal gets no control characters."""
-    print(visible(piece, kept="\n\t") if sys.stdout.isatty() else piece, end="", flush=True)
+def print_text(text: str, *, end: str = "") -> None:
+    """Write a text of any number of lines, or a piece of it, to stdout at once."""
+    print(shown(text, kept="\n\t", is_terminal=sys.stdout.isatty()), end=end, flush=True)
+
+
+def shown(text: str, *, kept: str = "\t", is_terminal: bool = False) -> str:
+    """Return a text as output shows it: what ends a line and is not kept is a space, other controls are escaped."""
+    text = LINE_ENDS.sub(lambda found: found[0] if found[0] in kept else " ", text)
+    return visible(text, kept=kept if is_terminal else kept + _DIRECTIONS)
 
 
 def print_json(record: Mapping[str, Any]) -> None:
-    """Write one JSON object as one line of the result."""
-    print_result(json.dumps(record, ensure_ascii=False, allow_nan=False))
+    """Write one JSON object as one line of the result; what would not be shown as it is has an escape of JSON."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    print(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
 
 
 def print_either(as_json: bool, record: Mapping[str, Any], *lines: str) -> None:
@@ -55,16 +68,19 @@ class _Messages(logging.Handler):
 
 @contextmanager
 def library_messages() -> Iterator[None]:
-    """Show warnings which the library logs inside a with block, and that kernels are compiled, which takes long."""
-    logger, native, handler = logging.getLogger("clearhead"), logging.getLogger("clearhead.native"), _Messages()
-    level = native.level
-    native.setLevel(logging.INFO)
+    """Show warnings which the library logs inside a with block, and what makes a command take long."""
+    logger, handler = logging.getLogger("clearhead"), _Messages()
+    slow = {name: logging.getLogger(f"clearhead.{name}") for name in ("fast.native", "busy_waiting")}
+    levels = {name: one.level for name, one in slow.items()}
+    for one in slow.values():
+        one.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        native.setLevel(level)
+        for name, one in slow.items():
+            one.setLevel(levels[name])
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clearhead.cli.console import print_json, print_message, print_result
+from clearhead.cli.console import print_json, print_message, print_result, shown
 from clearhead.cli.lines import read_numbers
 from clearhead.cli.options import (
     DATA_OPTIONS,
@@ -161,7 +161,7 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
         record = model.evaluate(data, notify=print_message, **options)
     translations = record.pop("translations", None)
     if "output" in given:
-        write_output(given["output"], "".join(f"{line}\n" for line in translations), force=force)
+        write_output(given["output"], "".join(f"{shown(line)}\n" for line in translations), force=force)
     if plot is not None:
         _draw(record, plot)
     if "as_json" in given:

@@ -225,4 +225,4 @@ def _show_all(prompts: Sequence[str], found: Sequence[Sequence[Generation]], as_
             continue
         if number:
             print_result(SEPARATOR)
-        print_result(sequence.text.removesuffix("\n"))
+        print_text(sequence.text.removesuffix("\n"), end="\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import print_json, print_message, print_result
+from clearhead.cli.console import print_json, print_message, print_text
 from clearhead.cli.lines import Line, name_of, named_by_line, read_lines, split_pair
 from clearhead.cli.options import (
     ComputeOptions,
@@ -138,7 +138,7 @@ def _print_table(rows: list[HeadStatistics]) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     with console.capture() as shown:
         console.print(table)
-    print_result(shown.get().rstrip("\n"))
+    print_text(shown.get().rstrip("\n"), end="\n")
 
 
 def _number(mean: float | None, spread: float | None) -> str:

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clearhead.cli.console import LINE_ENDS
 from clearhead.cli.progress import Progress
 from clearhead.cli.waiting import at_rest
 from clearhead.errors import InputError
@@ -255,5 +256,5 @@ def named_by_line(message: str, numbers: Sequence[int], name: str | None) -> str
 
 
 def one_line(text: str) -> str:
-    """Return a text without line ends and tabs, which would break the output format."""
-    return text.replace("\n", " ").replace("\r", " ").replace("\t", " ")
+    """Return a text as one column of a line: without line ends and tabs, which would break the output format."""
+    return LINE_ENDS.sub(" ", text).replace("\t", " ")

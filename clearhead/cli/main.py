@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from clearhead.busy_waiting import adapt_waiting
 from clearhead.cli.answer import answer
 from clearhead.cli.average import average
 from clearhead.cli.bench import bench
@@ -124,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words:
         main(["--help"])
         return WRONG_INPUT
+    adapt_waiting()
     try:
         with StopOnSignal() as signals, Waiting(), library_messages(), long_texts_said_once():
             return _run(words, debug, signals)

@@ -16,6 +16,7 @@ from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import DATA_OPTIONS, Force, Json, Pattern
 from clearhead.errors import InputError, keys_as_options
 from clearhead.files import names_in, refuse_unwritable, write_output
+from clearhead.leftovers import TEMPORARY, is_running
 
 if TYPE_CHECKING:
     from clearhead.recipes.draft import Draft
@@ -252,10 +253,8 @@ def _write_run_file(
 
 def is_unfinished(folder: Path) -> bool:
     """Return whether a folder of held-out data is what a command left that was killed."""
-    import psutil
-
     marks = [name.removeprefix(UNFINISHED) for name in names_in(folder) if name.startswith(UNFINISHED)]
-    return bool(marks) and not any(mark.isdigit() and psutil.pid_exists(int(mark)) for mark in marks)
+    return bool(marks) and not any(mark.isdigit() and is_running(int(mark)) for mark in marks)
 
 
 def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: str | None, *, force: bool) -> Fitted:
@@ -264,7 +263,8 @@ def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: s
     from clearhead.recipes.fit import fitted
     from clearhead.recipes.start import started
 
-    is_there = folder.exists()
+    # A command that was killed while it wrote its mark leaves nothing else.
+    is_there = not all(TEMPORARY.fullmatch(name) for name in names_in(folder))
     mark = folder / f"{UNFINISHED}{os.getpid()}"
     try:
         if found.files and not is_there:

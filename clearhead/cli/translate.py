@@ -101,14 +101,9 @@ def _show(line: Line, hypotheses: Sequence[Hypothesis], n_best: int, as_json: bo
         extra = {"hypotheses": records} if n_best > 1 else {}
         print_json({"index": index, "source": line.text, **best, **extra})
     elif n_best == 1:
-        print_result(_one_line(hypotheses[0].text) if hypotheses else "")
+        print_result(hypotheses[0].text if hypotheses else "")
     else:
         for hypothesis in hypotheses:
-            print_result(f"{index} ||| {_one_line(hypothesis.text)} ||| {hypothesis.score:.6f}")
+            print_result(f"{index} ||| {hypothesis.text} ||| {hypothesis.score:.6f}")
         if not hypotheses:
             print_result(f"{index} |||  ||| ")
-
-
-def _one_line(text: str) -> str:
-    """Return a text without line feeds, which a byte-level vocabulary can generate."""
-    return text.replace("\n", " ").replace("\r", " ")

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core.context import Context
-from clearhead.core.hooks import HookPoints
 from clearhead.core.norm import build_norm
 from clearhead.core.rare.rope_scaling import total_lengths
 from clearhead.core.shapes import Keys, MayAttend, Queries, Scores, States
+from clearhead.hooks import HookPoints, is_seen
 from clearhead.kernels.attention import Kernel, choose_kernel, eager_is_better, fused_attention
 from clearhead.kernels.dropout import Dropout
 from clearhead.kernels.positions import rotary_angles, rotate
@@ -71,12 +71,15 @@ class Attention(HookPoints):
         self.rotation_key = attention.model_dump_json(include={"position", "head_size"})
 
     def forward(self, x_BTD: States, context: Context) -> States:
-        query, key, value = (self.split(project(x_BTD)) for project in (self.query, self.key, self.value))
+        query, key, value = map(self.split, self.project(x_BTD))
         query, key = self.prepare(query, key, context)
         query, key, value = self.point("queries", query), self.point("keys", key), self.point("values", value)
         if context.cache is not None:
             key, value = context.cache.self_attention[self, context.depth].append(key, value)
         return self.merge(self.mix(query, key, value, self.bias(query, key, context), context))
+
+    def project(self, x_BTD: States) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query(x_BTD), self.key(x_BTD), self.value(x_BTD)
 
     def split(self, projected: Float[Tensor, "batch tokens inner"]) -> Heads:
         if self.spec.clip is not None:
@@ -88,13 +91,13 @@ class Attention(HookPoints):
 
     def prepare(self, query: Queries, key: Keys, context: Context) -> tuple[Tensor, Tensor]:
         """Norm and rotate queries and keys, in the order of the spec."""
-        norm, rotary = self.spec.query_key_norm, self.spec.position
-        if norm is not None and not norm.after_rotation:
+        is_late = (norm := self.spec.query_key_norm) is not None and norm.after_rotation
+        if not is_late:
             query, key = self.normed(self.query_norm, query), self.normed(self.key_norm, key)
-        if rotary is not None:
+        if (rotary := self.spec.position) is not None:
             cos, sin = context.once(self.rotation_key, lambda: self.angles(rotary, context))
             query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
-        if norm is not None and norm.after_rotation:
+        if is_late:
             query, key = self.normed(self.query_norm, query), self.normed(self.key_norm, key)
         return query, key
 
@@ -144,7 +147,8 @@ class Attention(HookPoints):
 
     def kernel(self) -> Kernel:
         """Return the kernel of the current mode for all but short sequences, and the reason."""
-        return choose_kernel(self.spec, self.dropout.p, self.training, self.is_watched("scores", "weights"))
+        is_watched = self.is_watched("scores", "weights") or is_seen(self.dropout)
+        return choose_kernel(self.spec, self.dropout.p, self.training, is_watched)
 
 
 class MemoryAttention(Attention):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.arguments import check_tensor
 from clearhead.core.shapes import Ids, MayAttend, Memory, Real, RealMemory, States
 from clearhead.errors import InputError
 from clearhead.kernels.key_values import KeyValues
@@ -36,12 +37,6 @@ class Sequence(Printed):
     embeddings: States | None = None  # in place of the rows that the ids name
     prefix: Real | None = None  # True = attentions with a prefix mask let every token attend to it
     total_length: int | Int[Tensor, " batch"] | None = None  # in the end, for RoPE scaling that depends on the length
-
-
-def check_boolean(name: str, mask: Tensor | None) -> None:
-    """Refuse a mask of numbers: its polarity is ambiguous, and a kernel would add it to the scores."""
-    if mask is not None and mask.dtype != torch.bool:
-        raise InputError(f"{name} must be boolean, True = may attend; got {mask.dtype}")
 
 
 @dataclass(frozen=True)
@@ -148,7 +143,7 @@ class Context:
         Raises:
             InputError: a mask that is not boolean, or an argument that a cache excludes.
         """
-        check_boolean("mask", sequence.mask)
+        check_tensor("mask", sequence.mask, "mask", ["batch tokens"], {})
         ids, mask, positions, documents = sequence.ids, sequence.mask, sequence.positions, sequence.documents
         keys, total_length = ids.shape[1], sequence.total_length
         if cache is not None:

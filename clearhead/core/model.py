@@ -9,13 +9,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.core.context import Cache, Sequence, check_boolean
+from clearhead.arguments import check_tensor
+from clearhead.core.context import Cache, Sequence
 from clearhead.core.head import Head
-from clearhead.core.hooks import HookPoints
 from clearhead.core.initialize import initialize
 from clearhead.core.shapes import Ids, Memory, Real, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.errors import InputError
+from clearhead.hooks import HookPoints
 from clearhead.machine import choose_device
 from clearhead.printing import Printed
 
@@ -35,8 +36,6 @@ class Output(Printed):
 class Transformer(HookPoints):
     """A Transformer of any of the three families, as its spec describes it; see `build`."""
 
-    points = ("hidden", "logits")
-
     def __init__(self, model: spec.Model) -> None:
         super().__init__()
         self.spec = spec.validate(model)
@@ -46,6 +45,7 @@ class Transformer(HookPoints):
         top = model.decoder or model.encoder
         assert top is not None
         self.head = Head(top.output_width, model.head) if model.head else None
+        self.points = ("hidden", "logits") if model.head else ("hidden",)
         for path, node in spec.walk(model):
             if isinstance(node, spec.Reference | spec.TableHeads):
                 vars(self.get_submodule(path.rpartition(".")[0]))["borrowed"] = (self.get_submodule(node.path),)
@@ -151,7 +151,7 @@ class Transformer(HookPoints):
         self, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None
     ) -> Output:
         assert self.decoder is not None
-        check_boolean("memory_mask", memory_mask)
+        check_tensor("memory_mask", memory_mask, "mask", ["sentences tokens"], {})
         if memory is not None and len(sequence.ids) % max(1, len(memory)):
             raise InputError(f"{len(sequence.ids)} target rows are no multiple of the {len(memory)} rows of memory")
         if cache is not None and memory is not None:

@@ -174,6 +174,7 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     """Draw where the decoder looks while it writes one unseen date, in up to four languages that the font can write."""
     import torch
 
+    from clearhead.maps.token_texts import written_tokens
     from clearhead.view.alignment import AlignmentHeatMap, draw_alignments
     from clearhead.view.figures import drawable, shown_label
 
@@ -189,9 +190,11 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     layer = int(torch.stack([found.amax(-1).mean(-1) for found in weights]).mean(0).argmax())
     alignments = []
     for text, maps, found in zip(texts, seen, weights, strict=True):
-        columns = [shown_label(token, longest=12) for token in maps.tokens]
-        rows = model.tokenizers.target.tokens(maps.reading.labels)
-        alignments.append(AlignmentHeatMap(found[layer].numpy(), columns, rows, f"{text} → {''.join(rows[:-1])}"))
+        source, target = model.tokenizers.source, model.tokenizers.target
+        read, labels = maps.reading.source.ids[0].tolist(), maps.reading.labels
+        columns = [shown_label(token, longest=12) for token in written_tokens(source, read)]
+        name = f"{text} → {target.decode(labels)}"
+        alignments.append(AlignmentHeatMap(found[layer].numpy(), columns, written_tokens(target, labels), name))
     where = f"layer {layer + 1} of {len(layers)}, mean of {seen[0].num_heads('decoder.memory', layer)} heads"
     title = f"Where the decoder looks while it writes a date ({where})"
     draw_alignments(alignments, plan.run / "plots" / "alignment.png", title=title)

@@ -1,4 +1,4 @@
-"""Batches of similar cost, padding, and evaluation mode.
+"""Batches of similar cost, and padding.
 
 Shapes: B sentences of a batch, T tokens.
 """
@@ -6,14 +6,13 @@ Shapes: B sentences of a batch, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
-from clearhead.inference.fast import exact_products, fast_layers
+from clearhead.text.long_texts import LONGEST_PROMPT
 from clearhead.watching import watched
 
 
@@ -50,23 +49,20 @@ def pad_ids(
 
 
 def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None, *, what: str) -> None:
-    """Refuse sequences that are empty or longer than the model's positions.
+    """Refuse sequences that are empty or longer than the model's positions; without any, than `LONGEST_PROMPT`.
 
     Raises:
-        InputError: one report that names the first ten of them, counted from 1.
+        InputError: one report that names the first of them, counted from 1.
     """
     faults = []
     for number, sequence in enumerate(sequences, start=1):
         if not sequence:
             faults.append(f"{what} {number} has no tokens: leave it out.")
-        elif max_positions is not None and len(sequence) > max_positions:
-            faults.append(
-                f"{what} {number} has {len(sequence)} tokens, but the model has {max_positions} positions: "
-                "split or shorten it."
+        elif len(sequence) > (max_positions or LONGEST_PROMPT):
+            limit = (
+                f"the model has {max_positions} positions" if max_positions else f"at most {LONGEST_PROMPT:,} are read"
             )
-    most_named = 10
-    if len(faults) > most_named:
-        faults[most_named:] = [f"and {len(faults) - most_named} more like these."]
+            faults.append(f"{what} {number} has {len(sequence)} tokens, but {limit}: split or shorten it.")
     if faults:
         raise InputError.from_faults(faults, subject=f"the {what}s")
 
@@ -82,30 +78,3 @@ def read_tokens(module: nn.Module) -> int:
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module's parameters; the CPU for a module without any."""
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode, and restore its own mode afterwards."""
-    was_training = module.training
-    if any(part.training for part in module.modules()):
-        module.eval()
-    try:
-        yield
-    finally:
-        if module.training != was_training:
-            module.train(was_training)
-
-
-@contextmanager
-def fast_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode with fast linear layers, and restore both afterwards."""
-    with evaluation_mode(module), fast_layers(module):
-        yield
-
-
-@contextmanager
-def exact_mode(module: nn.Module) -> Iterator[None]:
-    """The same with products in the precision of the weights, so that results depend on no processor."""
-    with exact_products(module), fast_mode(module):
-        yield

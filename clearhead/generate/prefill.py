@@ -19,10 +19,11 @@ from clearhead import spec
 from clearhead.core import Cache, Transformer
 from clearhead.core import Sequence as Read
 from clearhead.errors import InputError
+from clearhead.fast.cache import IndexedCache
 from clearhead.generate.batching import device_of, pad_ids
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID
-from clearhead.inference.cache import IndexedCache
+from clearhead.text.long_texts import LONGEST_PROMPT
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ def token_limits(
 
     Learned positions limit prompt and generated tokens together. The last generated token is not read, so that one more
     token than positions are left can be generated, except in contrastive search, which reads its candidates. Computed
-    positions (RoPE, sinusoidal, biases on scores) set no limit; beyond the trained length quality may drop.
+    positions (RoPE, sinusoidal, biases on scores) set no limit, and a prompt may have `LONGEST_PROMPT` tokens; beyond
+    the trained length quality may drop.
 
     Args:
         module: the model.
@@ -140,7 +142,7 @@ def token_limits(
         most: prompt and generated tokens together, as a checkpoint limits them; None: no such limit.
 
     Raises:
-        InputError: a prompt is empty, longer than the positions, or holds ids outside the vocabulary.
+        InputError: a prompt is empty, longer than what is read at once, or holds ids outside the vocabulary.
     """
     positions = module.max_positions
     unread = 0 if options.method == "contrastive" else 1
@@ -152,6 +154,11 @@ def token_limits(
             faults.append(f"prompt {number} has no tokens: begin it with the start token.")
         elif not 0 <= min(prompt) <= max(prompt) < module.num_target_ids:
             faults.append(f"prompt {number} holds ids outside the model's {module.num_target_ids} rows.")
+        elif positions is None and len(prompt) > LONGEST_PROMPT:
+            faults.append(
+                f"prompt {number} has {len(prompt):,} tokens, but at most {LONGEST_PROMPT:,} are read at once: "
+                "shorten it."
+            )
         elif room < 1:
             faults.append(
                 f"prompt {number} has {len(prompt)} tokens, the start token included, but the model has {positions} "

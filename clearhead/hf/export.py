@@ -10,6 +10,7 @@ from typing import Any
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.fast.int8 import refuse_int8
 from clearhead.files import read_json_object, refuse_link_out, write_json
 from clearhead.hf.checkpoint import HFCheckpoint, with_decoder_tokens
 from clearhead.hf.files.tensor_files import CONFIG, inside, read_config
@@ -19,7 +20,6 @@ from clearhead.hf.mapping.config import to_config
 from clearhead.hf.saving import LARGEST_SHARD, save_module
 from clearhead.hf.tokenizers import load_tokenizers
 from clearhead.hf.variants import find_variant, spec_up_to_dropout
-from clearhead.inference.int8 import refuse_int8
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens

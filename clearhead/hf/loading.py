@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError, nearest
+from clearhead.errors import MOST_FAULTS, InputError, nearest
 from clearhead.hf import registry
 from clearhead.hf.files.mxfp4 import PackedFiles, is_packed
 from clearhead.hf.files.quantization import quantization_of
@@ -25,7 +25,8 @@ from clearhead.hf.pooling import Pooling, has_pooling, read_pooling, with_head
 from clearhead.machine import refuse_memory
 from clearhead.task import LabelKind, TaskRecord
 
-MOST_FAULTS = 20
+# Of a table that is computed again to compare it.
+MOST_ROWS = 2**16
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,13 @@ def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedM
         except (RuntimeError, OverflowError, ArithmeticError) as error:
             faults.append(f"config.json: no model has these sizes: {str(error).splitlines()[0]}")
     if module is None:
-        raise _report(faults, directory)
+        raise InputError.from_faults(faults, subject=str(directory))
     _refuse_memory(module, files, dtype or torch.float32, directory)
     is_tied = bool(values.get("tie_word_embeddings"))
     filled = found.fill(module, is_tied=is_tied, dtype=dtype or torch.float32, faults=faults)
     unused = found.rest(module.spec, faults)
     if faults:
-        raise _report(faults, directory)
+        raise InputError.from_faults(faults, subject=str(directory))
     module.load_state_dict(filled, strict=True, assign=True)
     task = _task(variant, config, configs.num_outputs(module.spec) or 0)
     loaded = LoadedModule(module.eval(), task, config, family, variant, found.prefix, tuple(found.notes), unused)
@@ -129,13 +130,6 @@ def _pooled(loaded: LoadedModule, directory: Path, dtype: torch.dtype) -> Loaded
     pooling = read_pooling(directory, width=top.output_width, dtype=dtype)
     task = TaskRecord(kind="embed", max_length=pooling.max_length)
     return replace(loaded, module=with_head(loaded.module, pooling.head, pooling.tensors), task=task, pooling=pooling)
-
-
-def _report(faults: Sequence[str], directory: Path) -> InputError:
-    shown = list(faults[:MOST_FAULTS])
-    if len(faults) > MOST_FAULTS:
-        shown.append(f"and {len(faults) - MOST_FAULTS} more")
-    return InputError.from_faults(shown, subject=str(directory))
 
 
 def bind_rules(family: Family, variant: Variant, prefix: str, module: Transformer) -> tuple[list[BoundRule], list[str]]:
@@ -261,8 +255,8 @@ class _FoundTensors:
                 continue
             constant = next((one for one in self.family.constants if one.name == stem), None)
             if constant is not None:
-                rows = self._shape(name)[0]
-                made = constant.compute(model, rows)
+                shape = self._shape(name)
+                made = constant.compute(model, shape[0] if len(shape) == 2 and shape[0] <= MOST_ROWS else 0)
                 if made.shape != self[name].shape or not torch.allclose(made, self[name].float(), rtol=0.0, atol=1e-6):
                     faults.append(f"'{name}' differs from the table that is computed here")
                 computed[name] = self[name]

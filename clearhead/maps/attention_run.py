@@ -24,11 +24,11 @@ from clearhead.maps.reading import Reading
 from clearhead.maps.recording import ALL, AttentionRecord
 from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.streams import Streams
+from clearhead.maps.token_texts import written_tokens
 from clearhead.printing import block, short
 from clearhead.spec.describe import number_of
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.word_starts import WordBoundaries
 from clearhead.view.explorer.data import BeamNode
 
 MOST_BYTES = 2**31
@@ -249,7 +249,7 @@ class AttentionRun:
         if not reading.considered or reading.num_given is None:
             return ()
         start = int((reading.target or reading.source).ids[0, reading.num_given - 1])
-        return beam_tree(reading.considered, WordBoundaries(self.tokenizers.target).texts, start)
+        return beam_tree(reading.considered, self.tokenizers.target, start)
 
     def lens(self, top_k: int = 5) -> Lens:
         """Return what the model would predict if it ended after each layer of its last stack.
@@ -261,6 +261,15 @@ class AttentionRun:
             InputError: top_k is out of range, or the model gives no probabilities.
         """
         return logit_lens(self._streams, self.output_names, top_k, self.reading.labels)
+
+    def _written_tokens(self, stack: str) -> tuple[list[str], list[str]]:
+        """Return the tokens that look and those that are looked at, as pictures write them."""
+        source, target = self.reading.source, self.reading.target
+        first = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
+        keys = queries = written_tokens(first, source.ids[0].tolist())
+        if target is not None and not stack.startswith("encoder"):
+            queries = written_tokens(self.tokenizers.target, target.ids[0].tolist())
+        return queries, keys if stack.endswith("memory") else queries
 
     def _record_of(self, stack: str, layer: int, head: int) -> tuple[AttentionRecord, int]:
         """Return a layer and a head that it has, all of whose weights can be made at once."""

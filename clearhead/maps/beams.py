@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clearhead.generate.search.recorder import Considered
+from clearhead.maps.token_texts import token_texts
+from clearhead.text.tokenizer import Tokenizer
 from clearhead.view.explorer.data import BeamNode
 
 
-def beam_tree(considered: Sequence[Considered], texts: Sequence[str], start: int) -> tuple[BeamNode, ...]:
+def beam_tree(considered: Sequence[Considered], tokenizer: Tokenizer, start: int) -> tuple[BeamNode, ...]:
     """Return what a search considered as a tree, parents before children.
 
     Args:
         considered: step by step.
-        texts: the readable text of each id.
+        tokenizer: of what it wrote.
         start: the id that the search started from, the root of the tree.
     """
-    root = BeamNode(-1, texts[start], log_probability=0.0, score=0.0, step=0, state="kept")
+    (first,) = token_texts(tokenizer, [start])
+    root = BeamNode(-1, first, log_probability=0.0, score=0.0, step=0, state="kept")
     numbers = {one.ids: number for number, one in enumerate(considered, start=1)}
     return (
         root,
         *(
             BeamNode(
                 parent=numbers.get(one.ids[:-1], 0),
-                token=texts[one.ids[-1]],
+                token=token_texts(tokenizer, one.ids)[-1],
                 log_probability=one.log_probability,
                 score=one.score,
                 step=len(one.ids),

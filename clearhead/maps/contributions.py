@@ -18,7 +18,6 @@ from clearhead.core.attention import Attention
 from clearhead.core.head import Linear, Pool
 from clearhead.core.norm import LayerNorm, Norm
 from clearhead.core.stack import Branch, Layer, Stack, Step
-from clearhead.generate.batching import evaluation_mode
 from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
 from clearhead.maps.streams import Streams
@@ -56,8 +55,8 @@ def contributions(streams: Streams, outcome: Outcome) -> list[Contribution]:
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", direct paths.
     """
-    with evaluation_mode(streams.module), torch.no_grad():
-        path = _Path(streams, outcome.position)
+    with torch.no_grad():
+        path = _Path(streams, outcome.logits_position)
         gradient_TD = path.back_through_head(outcome)
         path.add_bias(0, None)
         stack: Stack = getattr(streams.module, streams.top)
@@ -86,7 +85,7 @@ class _Path:
         self.bias = 0.0
         layers = f"{streams.top}.layers"
         points = ("before", "branches.[0-9]", "function", "mixed")
-        with edit(streams.module, {f"{layers}.*.{point}": self._keep for point in points}):
+        with edit(streams.module, {f"{layers}.**.{point}": self._keep for point in points}):
             streams.continue_from(streams.top, 0, 1)
 
     def _keep(self, tensor: Tensor, at: Place) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from clearhead.generate.batching import evaluation_mode, read_tokens
+from clearhead.generate.batching import read_tokens
 from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
 from clearhead.maps.recording import AttentionRecord
@@ -109,7 +109,7 @@ def key_effects(
 
 
 def _log_probability(streams: Streams, outcome: Outcome) -> Tensor:
-    return outcome.log_probability(streams.logits(streams.hidden, outcome.position))
+    return outcome.log_probability(streams.logits(streams.hidden, outcome.logits_position))
 
 
 def _edited(
@@ -121,9 +121,9 @@ def _edited(
         return change(mixed_BHQE) if at.depth == record.layer else mixed_BHQE
 
     stack = record.address.partition(".")[0]
-    with evaluation_mode(streams.module), edit(streams.module, {f"{record.address}.mixed": at_depth}):
+    with edit(streams.module, {f"{record.address}.mixed": at_depth}):
         hidden_BTD = streams.continue_from(stack, record.layer, rows)
-        return outcome.log_probability(streams.logits(hidden_BTD, outcome.position))
+        return outcome.log_probability(streams.logits(hidden_BTD, outcome.logits_position))
 
 
 def _batches(streams: Streams, record: AttentionRecord, items: range) -> Iterator[range]:

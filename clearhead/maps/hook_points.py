@@ -2,19 +2,20 @@
 
 An address that names a module (`decoder.layers.0.steps.1.branches.0.function`, `decoder.final_norm`, `head`) means its
 output. Beside these are hook points: `embedded` of a stack; `before` and `after` of a layer and of a step, the residual
-stream; `queries`, `keys`, `values`, `scores`, `weights` and `mixed` of an attention; `hidden` and `logits`. `*` in a
-pattern matches any part of an address, dots included.
+stream; `queries`, `keys`, `values`, `scores`, `weights` and `mixed` of an attention; `hidden` and `logits`. In a
+pattern, `*` stands for anything within one part of an address and `**` for any parts.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,10 +23,11 @@ from torch import Tensor, nn
 
 from clearhead.arguments import checked
 from clearhead.core.context import Context
-from clearhead.core.hooks import HookPoints
 from clearhead.core.stack import Layer, Stack
 from clearhead.errors import InputError, nearest
+from clearhead.hooks import Hook, HookPoints, Watcher, Watchers, watching
 from clearhead.printing import Printed, block, short
+from clearhead.spec.addresses import nearest_address, select_addresses
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,18 @@ class Captured(dict[str, list[Record]]):
         return records[0].tensor
 
 
-Edit = Callable[[Tensor, Place], Tensor]
+Action = Callable[[Tensor, Place], Tensor]
+Edit = Action | Callable[[Tensor], Tensor]
 
 
 def addresses(module: nn.Module) -> list[str]:
-    """Return every address of a module's activations, those of modules in the order of `named_modules()`."""
+    """Return every address of a module's activations, those of modules in the order of `named_modules()`.
+
+    A module that computes nothing itself, such as a list of layers, has no output and so no address.
+    """
     found = []
     for path, part in module.named_modules():
-        if path and not isinstance(part, nn.ModuleList):
+        if path and type(part).forward is not nn.Module.forward:
             found.append(path)
         if isinstance(part, HookPoints):
             found += [f"{path}.{point}" if path else point for point in part.points]
@@ -95,9 +101,10 @@ def matching_addresses(module: nn.Module, patterns: str | Sequence[str]) -> list
     """
     known, found = addresses(module), dict[str, None]()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matches = [address for address in known if fnmatchcase(address, pattern)]
+        matches = select_addresses(pattern, known)
         if not matches:
-            raise InputError(f"no activation of the model has the address '{pattern}'{nearest(pattern, known)}")
+            hint = nearest_address(pattern, known)
+            raise InputError(f"no activation of the model has the address '{pattern}'{hint}")
         found |= dict.fromkeys(matches)
     return list(found)
 
@@ -134,41 +141,61 @@ def edit(module: nn.Module, edits: Mapping[str, Edit]) -> Iterator[None]:
 
     Args:
         module: a model, or any part of one.
-        edits: address or pattern -> function(tensor, at) that returns a tensor of the same shape. Where several
-            patterns match one address, their functions are applied in the order given.
+        edits: address or pattern -> function(tensor) or function(tensor, at) that returns a tensor of the same shape;
+            `at` is a `Place`. The activation keeps its dtype and device. Where several patterns match one address,
+            their functions are applied in the order given.
 
     Raises:
-        InputError: a pattern matches nothing, a module returns something else than one tensor, or a function returns
-            something else than a tensor of the same shape.
+        InputError: a pattern matches nothing, a module returns something else than one tensor, or a function takes
+            other arguments, or returns something else than a tensor of the same shape.
     """
     with ExitStack() as blocks:
         for pattern, change in edits.items():
-            actions = dict.fromkeys(matching_addresses(module, pattern), partial(_checked, change))
+            action = partial(_edited, _with_place(pattern, change))
+            actions = dict.fromkeys(matching_addresses(module, pattern), action)
             blocks.enter_context(_watching(module, actions))
         yield
 
 
-def _checked(change: Edit, tensor: Tensor, at: Place) -> Tensor:
+def _with_place(pattern: str, change: Edit) -> Action:
+    """Return an edit that is told the place; one that asks for a tensor alone gets no more."""
+    function: Any = change
+    try:
+        parameters = inspect.signature(change.forward if isinstance(change, nn.Module) else change).parameters
+    except ValueError:  # a function in C, such as torch.relu
+        return lambda tensor, at: function(tensor)
+    # What has a default is a setting of the function's own, such as a value that a loop binds.
+    places = enumerate(parameters.values())
+    asked = [one for index, one in places if one.default is one.empty or (index, one.name) == (1, "at")]
+    for count in (2, 1):
+        with suppress(TypeError):
+            inspect.Signature(asked).bind(*range(count))
+            return lambda tensor, at: function(*(tensor, at)[:count])
+    taken = ", ".join(map(str, parameters.values()))
+    raise InputError(f"the edit of '{pattern}' must be function(tensor) or function(tensor, at), not function({taken})")
+
+
+def _edited(change: Action, tensor: Tensor, at: Place) -> Tensor:
     edited: object = change(tensor, at)
     if not isinstance(edited, Tensor) or edited.shape != tensor.shape:
         given = f"the shape {list(edited.shape)}" if isinstance(edited, Tensor) else type(edited).__name__
         raise InputError(f"the edit of '{at.address}' must return a tensor of {list(tensor.shape)}, not {given}")
-    return edited
+    return edited.to(tensor)
 
 
 class _Clock:
     """Counts, while a block is open, the calls of each stack and keeps the depth of the layer that runs."""
 
-    def __init__(self, module: nn.Module, blocks: ExitStack) -> None:
+    def __init__(self, module: nn.Module, watchers: Watchers, blocks: ExitStack) -> None:
         self.step: dict[str, int] = {}
         self.depth: dict[str, int] = {}
         self.stacks = [path for path, part in module.named_modules() if isinstance(part, Stack)] or [""]
         for path in self.stacks:
             part = module.get_submodule(path)
-            blocks.callback(part.register_forward_pre_hook(self._begin(path)).remove)
+            blocks.callback(part.register_forward_pre_hook(Hook(watchers, self._begin(path))).remove)
             layers = [one for one in part.modules() if isinstance(one, Layer)] if isinstance(part, Stack) else []
             for layer in layers:
-                blocks.callback(layer.register_forward_pre_hook(self._enter(path)).remove)
+                blocks.callback(layer.register_forward_pre_hook(Hook(watchers, self._enter(path))).remove)
 
     def _begin(self, path: str) -> Callable[..., None]:
         def begin(*call: object) -> None:
@@ -192,22 +219,50 @@ class _Clock:
 
 
 @contextmanager
-def _watching(module: nn.Module, actions: Mapping[str, Edit]) -> Iterator[None]:
-    parts = dict(module.named_modules())
+def _watching(module: nn.Module, actions: Mapping[str, Action]) -> Iterator[None]:
+    parts, watchers = dict(module.named_modules()), dict[tuple[object, str], list[Watcher]]()
     with ExitStack() as blocks:
-        clock = _Clock(module, blocks)
+        clock = _Clock(module, watchers, blocks)
         for address, action in actions.items():
             if address in parts:
-                blocks.callback(parts[address].register_forward_hook(partial(_act, address, action, clock)).remove)
+                hook = Hook(watchers, partial(_act, address, action, clock))
+                blocks.callback(parts[address].register_forward_hook(hook).remove)
             else:
                 path, _, point = address.rpartition(".")
                 owner = parts[path]
                 assert isinstance(owner, HookPoints)
-                blocks.callback(owner.watch(point, _watcher(address, action, clock)))
+                watchers[owner.identity, point] = [_watcher(address, action, clock)]
         if _has_compiled():
             warnings.warn("compiled steps run uncompiled while activations are watched", stacklevel=4)
-            blocks.enter_context(torch.compiler.set_stance("force_eager"))
+            blocks.enter_context(_uncompiled())
+        blocks.enter_context(watching(watchers))
         yield
+
+
+class _Uncompiled:
+    """How many blocks of this process are open in which compiled steps run uncompiled: PyTorch has one stance."""
+
+    def __init__(self) -> None:
+        self._lock, self._count = threading.Lock(), 0
+        self._stance: AbstractContextManager[object] | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count == 1:
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0 and self._stance is not None:
+                self._stance.__exit__(None, None, None)
+
+
+@cache
+def _uncompiled() -> _Uncompiled:
+    return _Uncompiled()
 
 
 def _has_compiled() -> bool:
@@ -216,12 +271,12 @@ def _has_compiled() -> bool:
     return utils is not None and utils.counters["stats"].get("unique_graphs", 0) > 0
 
 
-def _watcher(address: str, action: Edit, clock: _Clock) -> Callable[[Tensor], Tensor]:
+def _watcher(address: str, action: Action, clock: _Clock) -> Callable[[Tensor], Tensor]:
     return lambda tensor: action(tensor, clock.place(address))
 
 
 def _act(
-    address: str, action: Edit, clock: _Clock, _module: nn.Module, _inputs: tuple[Any, ...], output: Any
+    address: str, action: Action, clock: _Clock, _module: nn.Module, _inputs: tuple[Any, ...], output: Any
 ) -> Tensor:
     if not isinstance(output, Tensor):
         raise InputError(f"'{address}' returns {type(output).__name__}, not one tensor; name a part inside it")

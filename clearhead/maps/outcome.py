@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from clearhead.core import Transformer
 from clearhead.errors import InputError, key, nearest
 from clearhead.maps.streams import Streams
+from clearhead.maps.token_texts import read_token, written_tokens
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import WordBoundaries
@@ -29,16 +30,24 @@ class Outcome:
     """An output of a model.
 
     Args:
-        position: of the logits, in what the last stack reads; None: they are of the whole text.
+        position: where it stands among the tokens that the last stack reads, or behind them; None: it is of the whole
+            text.
         token: the vocabulary's entry, or the label.
         id: its index among the logits.
         is_independent: its probability is its own sigmoid (one of several labels), not a share of a softmax.
+        is_next: the position before it predicts it, as in a language model.
     """
 
     position: int | None
     token: str
     id: int
     is_independent: bool = False
+    is_next: bool = False
+
+    @property
+    def logits_position(self) -> int | None:
+        """The position whose logits predict it; None: they are of the whole text."""
+        return self.position if self.position is None else self.position - int(self.is_next)
 
     def log_probability(self, logits_BV: Float[Tensor, "rows outputs"]) -> Float[Tensor, " rows"]:
         """Return its natural logarithm in each row of logits."""
@@ -90,11 +99,17 @@ class OutputNames:
         """Return the name of an output; empty for one without (tables can be padded beyond the vocabulary)."""
         return self.names[index] if index < len(self.names) else ""
 
+    def written(self, index: int) -> str:
+        """Return an output as pages and messages write it: a label, or a token with signs for its blanks."""
+        if self.tokenizer is None or not self.name(index):
+            return self.name(index)
+        return written_tokens(self.tokenizer, [index])[0]
+
     def find(self, token: str) -> int:
         """Return the index of an output.
 
         Args:
-            token: a label, an entry of the vocabulary as it is written there, or a text that is one token.
+            token: a label; an entry of the vocabulary, as it is there or as pages write it; a text that is one token.
 
         Raises:
             InputError: there is no such output.
@@ -105,8 +120,11 @@ class OutputNames:
             known = ", ".join(f"'{name}'" for name in self.names)
             raise InputError(f"the model has no label '{token}'{nearest(token, self.names)}; its labels are {known}")
         ids = self.tokenizer.encode(token)
+        if token and (len(ids) != 1 or ids[0] == self.tokenizer.unk_id):
+            written = read_token(self.tokenizer, token)
+            ids = ids if written is None else [written]
         if len(ids) != 1:
-            pieces = ", ".join(f"'{name}'" for name in self.tokenizer.tokens(ids)) or "none"
+            pieces = ", ".join(f"'{piece}'" for piece in written_tokens(self.tokenizer, ids)) or "none"
             raise InputError(f"'{token}' must be one token, but the tokenizer makes these of it: {pieces}; choose one")
         if ids[0] == self.tokenizer.unk_id:
             raise InputError(f"the vocabulary has no token '{token}'{nearest(token, self.names)}")
@@ -141,34 +159,33 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
     assert streams.module.head is not None
     position, token = of if isinstance(of, tuple) else (None, of) if isinstance(of, str) else (of, None)
     length = streams.last.ids.shape[1]
-    place: int | None
+    is_next = predicts_next(streams, names)
     if streams.module.head.is_pooled:
         if position is not None:
             raise InputError(
                 f"{key('of')} {of!r} names a position, but this model labels whole texts: name a label alone"
             )
-        place = None
-    elif predicts_next(streams, names):
+    elif is_next:
         if position is None:
             position = length if token is not None else _last_label(labels, names)
         _check_position(position, 1, length, "which a token before them predicts")
-        place = position - 1
-        if token is None and place < len(labels):
-            return Outcome(place, names.name(labels[place]), labels[place])
+        if token is None and position <= len(labels):
+            index = labels[position - 1]
+            return Outcome(position, names.name(index), index, is_next=True)
     else:
         if position is None:
             position = _first_mask(streams, names)
         _check_position(position, 0, length - 1, "at which the model predicts")
-        place = position
     if token is not None:
         index = names.find(token)
     else:
+        place = Outcome(position, "", 0, is_next=is_next).logits_position
         logits_V = streams.logits(streams.hidden, place)[0, : len(names.names)].cpu()
-        if names.tokenizer is not None and not predicts_next(streams, names):
+        if names.tokenizer is not None and not is_next:
             # A mask stands for a part of a text, never for a special token.
             logits_V = logits_V.where(torch.from_numpy(WordBoundaries(names.tokenizer).ordinary), -torch.inf)
         index = int(logits_V.argmax())
-    return Outcome(place, names.name(index), index, names.are_independent)
+    return Outcome(position, names.name(index), index, names.are_independent, is_next)
 
 
 def _last_label(labels: Sequence[int], names: OutputNames) -> int:

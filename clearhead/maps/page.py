@@ -20,6 +20,7 @@ from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.effects import Notify
 from clearhead.maps.outcome import Chosen
 from clearhead.maps.recording import STACKS, AttentionRecord
+from clearhead.maps.token_texts import token_texts
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.view.explorer.data import (
     Column,
@@ -128,8 +129,7 @@ def token_row(tokenizer: Tokenizer, ids: Sequence[int], num_given: int | None) -
         ids: what the stack reads.
         num_given: how many of them were not generated; None: nothing was.
     """
-    entries, decoder = tokenizer.tokens(ids), StreamingDecoder(tokenizer.decode)
-    # Special tokens decode to nothing, and parts of a character to nothing yet: both are shown as their entries.
+    decoder = StreamingDecoder(tokenizer.decode)
     pieces = [decoder.add(index) for index in ids]
     specials = [tokenizer.decode([index]) == "" for index in ids]
     words, word = [], 0
@@ -138,8 +138,8 @@ def token_row(tokenizer: Tokenizer, ids: Sequence[int], num_given: int | None) -
             word += 1
         words.append(word)
     return TokenRow(
-        tuple(entries),
-        tuple(piece or entry for piece, entry in zip(pieces, entries, strict=True)),
+        tuple(tokenizer.tokens(ids)),
+        tuple(token_texts(tokenizer, ids)),
         np.array(words, dtype=np.int64),
         None if num_given is None or num_given >= len(ids) else np.arange(len(ids)) >= num_given,
     )
@@ -203,9 +203,10 @@ class _SampleBuilder:
                 raise
             return
         where = "" if outcome.position is None else f" at position {outcome.position}"
-        self.facts.append(("followed output", f"'{outcome.token}'{where}"))
+        written = f"'{run.output_names.written(outcome.id)}'"
+        self.facts.append(("followed output", f"{written}{where}"))
         self.columns.append(
-            Column(CONTRIBUTION, "contribution", f"What it adds to the logit of '{outcome.token}'.", CONTRIBUTION)
+            Column(CONTRIBUTION, "contribution", f"What it adds to the logit of {written}.", CONTRIBUTION)
         )
         for term in run.contributions(of):
             if term.head is not None and term.layer is not None:
@@ -213,7 +214,7 @@ class _SampleBuilder:
             elif term.part == "feed-forward" and term.layer is not None:
                 self.feed_forward[term.layer] = {CONTRIBUTION: term.value}
         if self.options.effects:
-            description = f"The change of the log-probability of '{outcome.token}' when the head is switched off."
+            description = f"The change of the log-probability of {written} when the head is switched off."
             self.columns.append(Column(EFFECT, "effect", description, EFFECT))
             self._measure_effects(notify or (lambda done, total: None))
 
@@ -319,7 +320,7 @@ class _SampleBuilder:
         places = {index: place for place, index in enumerate(lens.names)}
         is_label = bool(self.run.task.labels)
         vocabulary = tuple(
-            name if is_label else tokenizer.decode([index]) or name for index, name in lens.names.items()
+            name if is_label or not name else token_texts(tokenizer, [index])[0] for index, name in lens.names.items()
         )
         find = np.vectorize(places.__getitem__, otypes=[np.int64])
         depths = len(lens.ids)

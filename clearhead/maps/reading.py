@@ -274,10 +274,10 @@ def read_translation(
 def _check_length(ids: Sequence[int], module: Transformer, what: str) -> None:
     if not ids:
         raise InputError(f"the {what} has no tokens; there is nothing to attend to")
-    if module.max_positions is not None and len(ids) > module.max_positions:
-        raise InputError(
-            f"the {what} has {len(ids)} tokens, but the model has {module.max_positions} positions: shorten it"
-        )
+    most = module.max_positions
+    if len(ids) > (most or LONGEST_INPUT):
+        limit = f"the model has {most} positions" if most else f"at most {LONGEST_INPUT:,} can be looked at"
+        raise InputError(f"the {what} has {len(ids)} tokens, but {limit}: shorten it")
 
 
 def _check_texts(module: Transformer, *texts: str, what: str = "text") -> None:

@@ -87,7 +87,7 @@ def _captured(module: Transformer, sizes: Mapping[str, int]) -> Captured:
         torch.zeros(sizes["batch"], sizes[side], dtype=torch.long, device="meta") for side in ("source", "target")
     )
     has_two_stacks = module.encoder is not None and module.decoder is not None
-    with torch.no_grad(), _WithoutValues(), capture(module, "*") as seen:  # type: ignore[no-untyped-call]
+    with torch.no_grad(), _WithoutValues(), capture(module, "**") as seen:  # type: ignore[no-untyped-call]
         module(source, target if has_two_stacks else None)
     return seen
 

@@ -8,12 +8,13 @@ from typing import Final
 import torch
 
 from clearhead.arguments import checked
+from clearhead.busy_waiting import adapt_waiting
 from clearhead.errors import InputError
+from clearhead.fast.int8 import is_int8, to_int8
+from clearhead.fast.runner import Runner, multiplies_in_bf16
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.files.tensor_files import stored_dtype
-from clearhead.inference.fast import multiply_in_bf16
-from clearhead.inference.int8 import is_int8, to_int8
 from clearhead.machine import choose_device, choose_precision
 from clearhead.model.facade import Model
 from clearhead.runs.loading import load_saved
@@ -40,6 +41,7 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     """
     if precision not in _PRECISIONS:
         raise InputError(f"precision must be one of {', '.join(_PRECISIONS)}; got '{precision}'")
+    adapt_waiting()
     torch_device = choose_device(device)
     in_int8 = precision == "int8"
     if in_int8 and torch_device.type != "cpu":
@@ -57,7 +59,7 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     if in_int8 and not is_int8(model.module):
         to_int8(model.module)
     elif precision == "auto":
-        multiply_in_bf16(model.module)
+        model.runner = Runner(model.module, in_bf16=multiplies_in_bf16(model.module))
     return model
 
 

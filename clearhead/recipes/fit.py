@@ -23,13 +23,11 @@ from clearhead.training.progress.reports import Progress, duration
 from clearhead.training.random_state import preserved_random_state, seed_everything
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import TrainSettings
+from clearhead.training.settings import STARTUP_SECONDS, TrainSettings
 from clearhead.training.tasks.base import TaskParts, TaskSetup
 from clearhead.training.tasks.registry import parts_of
 from clearhead.weights.lora import adapt
 
-# What training takes before its first step: libraries, data, the forecast.
-STARTUP_SECONDS = 10.0
 # Texts that come later may be longer than those of the training data.
 _SPARE = 1.25
 # Of the time: slow validations are fewer.
@@ -178,7 +176,8 @@ def write(
     say(f"{number_of(length.steps, 'step')}: {note}")
     if advice := too_few(length, most, step=found.step_seconds):
         say(advice)
-    choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations)
+    planned = None if length.steps == most else minutes
+    choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations, minutes=planned)
     return Fitted(run_file_text(plan, recipe, choice), length.steps, length.seconds)
 
 

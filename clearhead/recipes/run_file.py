@@ -10,6 +10,7 @@ from clearhead.recipes.survey import Survey, TextSurvey, tokenizer_kind, vocab_s
 from clearhead.recipes.table import CHECKPOINT, PATIENCE, VALIDATIONS, Recipe, Size, Value
 
 _LONGER_TEXT = "longer documents are cut into windows"
+_PLANNED = "which these steps should take; a run that takes much less says how to make it longer"
 _PADDED = "padded tokens in one batch: less if memory is short"
 
 
@@ -70,6 +71,7 @@ class Choice:
         steps: of the training.
         steps_note: how they were found.
         validations: how many of them happen in that time.
+        minutes: which the steps should fill; None: no such time decides how many there are.
         start: the checkpoint; None: from scratch.
     """
 
@@ -79,6 +81,7 @@ class Choice:
     steps: int = 1_000
     steps_note: str = ""
     validations: int = VALIDATIONS
+    minutes: float | None = None
     start: Start | None = None
 
 
@@ -305,6 +308,7 @@ def _train(plan: DataPlan, recipe: Recipe, words: TaskWords, choice: Choice) -> 
     return [
         Setting("run", plan.run, "the run directory"),
         Setting("steps", choice.steps, choice.steps_note),
+        *([] if choice.minutes is None else [Setting("planned_minutes", choice.minutes, _PLANNED)]),
         Setting("batch_tokens", batch_tokens, words.batch),
         *_commented("train", values),
         Setting("precision", "auto", "auto | fp32 | bf16"),

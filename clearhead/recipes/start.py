@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.machine import free_memory, size
-from clearhead.recipes.fit import STARTUP_SECONDS, Fitted, Fitting, lacks_memory, write
+from clearhead.recipes.fit import Fitted, Fitting, lacks_memory, write
 from clearhead.recipes.run_file import Choice, DataPlan, Start
 from clearhead.recipes.survey import TextSurvey
 from clearhead.recipes.table import LORA_RANK, start_recipe
@@ -16,6 +16,7 @@ from clearhead.training.init_from import InitialModel, find_initial_model
 from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import preserved_random_state
 from clearhead.training.runfile.rules import FAMILIES
+from clearhead.training.settings import STARTUP_SECONDS
 
 # Weights, gradients and the two moments of an optimizer, 4 bytes each; and room for activations.
 _BYTES_PER_PARAMETER = 16

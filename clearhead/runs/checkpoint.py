@@ -24,6 +24,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.files import read_json_object, read_model_text, refuse_link_out, replacing, sync, typed
+from clearhead.leftovers import TEMPORARY, remove, temporary_beside
 from clearhead.runs.manifest import manifest_damage, seal
 from clearhead.weights.files import load_tensors, refuse_dtypes, save_tensors
 
@@ -312,7 +313,7 @@ def writing_folder(folder: Path, *, otherwise: str = "nothing of it is left") ->
     Raises:
         RunFailure: the disk is full or refuses the write; the temporary folder is removed, an earlier `folder` stays.
     """
-    temporary = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
+    temporary = temporary_beside(folder)
     remove_folder(temporary)
     try:
         temporary.mkdir(parents=True)
@@ -349,8 +350,8 @@ def clear_leftovers(run: Path) -> None:
             if replaced and not (folder / replaced[1]).exists():
                 # Killed between the two renames of a replacement: the earlier folder is still valid.
                 entry.rename(folder / replaced[1])
-            elif replaced or re.fullmatch(r"\..+\.(removing|writing-\d+)", entry.name):
-                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
+            elif replaced or TEMPORARY.fullmatch(entry.name) or re.fullmatch(r"\..+\.removing", entry.name):
+                remove(entry)
 
 
 def remove_folder(folder: Path) -> None:

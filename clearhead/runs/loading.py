@@ -9,10 +9,10 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.fast.int8 import is_int8
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
 from clearhead.hf.mapping.config import num_outputs
-from clearhead.inference.int8 import is_int8
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Collection, Mapping
+from itertools import accumulate
 from typing import Any, Literal, TypeVar
 
 from clearhead import spec
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError
+from clearhead.spec.addresses import nearest_address, select_addresses
 
 Side = Literal["encoder", "decoder"]
 AnyNode = TypeVar("AnyNode", bound=spec.Node)
@@ -88,7 +89,7 @@ def match_addresses(
 
     Args:
         model: the spec.
-        given: numbers by pattern: the address of a function with * for any part of it, or of a node that holds one.
+        given: numbers by pattern of addresses: of functions, or of nodes that each hold one.
         found: the addresses of the functions in question.
         what: such a function, for messages.
 
@@ -98,11 +99,10 @@ def match_addresses(
     faults: list[str] = []
     numbers: dict[str, set[int]] = {}
     for pattern, wanted in given.items():
-        matches = [address for address in found if fnmatchcase(address, pattern)]
+        matches = select_addresses(pattern, found)
         holders: dict[str, list[str]] = {}
         for address in () if matches else found:
-            holder = ".".join(address.split(".")[: pattern.count(".") + 1])
-            if holder != address and fnmatchcase(holder, pattern):
+            for holder in select_addresses(pattern, list(accumulate(address.split("."), "{}.{}".format)))[:1]:
                 holders.setdefault(holder, []).append(address)
         if not matches and not holders:
             faults.append(_unmatched(model, pattern, found, what))
@@ -115,7 +115,7 @@ def match_addresses(
     return numbers
 
 
-def _unmatched(model: spec.Model, pattern: str, found: Iterable[str], what: str) -> str:
+def _unmatched(model: spec.Model, pattern: str, found: Collection[str], what: str) -> str:
     """Say why a pattern matches nothing; where layers share weights, a depth is not an address."""
     depth = re.match(r"(encoder|decoder)\.layers\.(\d+)", pattern)
     if depth is not None:
@@ -124,9 +124,8 @@ def _unmatched(model: spec.Model, pattern: str, found: Iterable[str], what: str)
         if stack is not None and stack.sharing is not None and len(stack.layers) <= number < len(stack.sharing):
             own = f"{depth.group(1)}.layers.{stack.sharing[number]}"
             return f"{pattern}: depth {number} runs {own}, which other depths run too; name that one to change all"
-    return (
-        f"{pattern}: no {what} is there{nearest(pattern, found)}; they are at addresses like {next(iter(found), '-')}"
-    )
+    hint = nearest_address(pattern, found)
+    return f"{pattern}: no {what} is there{hint}; they are at addresses like {next(iter(found), '-')}"
 
 
 def check_numbers(address: str, wanted: Collection[int], count: int, what: str) -> list[str]:

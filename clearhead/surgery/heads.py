@@ -26,8 +26,8 @@ def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> Edite
 
     Args:
         model: a module or a model; it is not changed.
-        heads: numbers of heads to remove, by the address of their attention or of a layer that has one; * stands for
-            any part of an address, as in "encoder.layers.*".
+        heads: numbers of heads to remove, by the address of their attention or of a layer that has one, or by a
+            pattern, such as "encoder.layers.*".
 
     Raises:
         InputError: places or heads that do not exist, or heads that others depend on; every fault is named.
@@ -43,7 +43,7 @@ def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> E
 
     Args:
         model: a module or a model; it is not changed.
-        neurons: numbers to remove, by the address of a network or of a layer that has one, with * as for heads; every
+        neurons: numbers to remove, by the address of a network or of a layer that has one, or by a pattern; every
             expert of a mixture loses them.
 
     Raises:

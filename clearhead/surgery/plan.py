@@ -15,7 +15,7 @@ from clearhead.core import Transformer, build
 from clearhead.core.initialize import initialize
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.errors import InputError
-from clearhead.inference.int8 import refuse_int8
+from clearhead.fast.int8 import refuse_int8
 from clearhead.model.facade import Model
 from clearhead.surgery.addresses import token_output, word_table
 from clearhead.surgery.report import AnyModel, EditedModel, SurgeryReport

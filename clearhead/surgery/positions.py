@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Literal
 
 import torch
@@ -14,6 +13,7 @@ from clearhead import spec
 from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.spec.addresses import select_addresses
 from clearhead.surgery.addresses import Side, branch_functions, stacks_of, update_nodes
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel
@@ -52,7 +52,7 @@ def scale_rotary(
     scaling: spec.RotaryScaling | None,
     *,
     theta: float | None = None,
-    layers: str = "*",
+    layers: str = "**",
 ) -> EditedModel[AnyModel]:
     """Extend RoPE beyond the training length by one of the kinds of scaling in the spec.
 
@@ -60,7 +60,7 @@ def scale_rotary(
         model: a module or a model; it is not changed.
         scaling: replaces the old scaling, such as spec.LinearScaling(factor=2.0); None: no scaling.
         theta: the base of the rotation; None: unchanged.
-        layers: which attentions, by their address or that of their layer, with * for any part.
+        layers: which attentions, by a pattern of their addresses or of what they are in.
 
     Raises:
         InputError: nothing rotates there, or the scaling does not fit the size of the heads.
@@ -123,7 +123,7 @@ def _plan_rotary(
     }
     if not rotating:
         raise InputError("nothing rotates in this model, so no scaling would have an effect")
-    meant = [address for address in rotating if fnmatchcase(address, pattern) or fnmatchcase(address, f"{pattern}.*")]
+    meant = select_addresses(pattern, rotating) or select_addresses(f"{pattern}.**", rotating)
     if not meant:
         raise InputError(f"{pattern}: nothing rotates there; rotations are at addresses like {next(iter(rotating))}")
     updates = {}

@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from clearhead.errors import InputError
 from clearhead.files import LARGEST_VOCABULARY, read_json_object, read_model_text
 from clearhead.text.token_roles import WELL_KNOWN
+from clearhead.text.tokenizer_checks import check_size
 
 _VOCABULARY, _MERGES = "vocab.json", "merges.txt"
 _HEADER = "#version"
@@ -40,6 +41,7 @@ def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
     Source: GPT-2's encoder, github.com/openai/gpt-2, src/encoder.py.
     """
     vocabulary = read_json_object(folder / _VOCABULARY, what="a vocabulary", largest=LARGEST_VOCABULARY)
+    check_size(len(vocabulary), folder / _VOCABULARY)
     wrong = next((entry for entry, index in vocabulary.items() if type(index) is not int or index < 0), None)
     if wrong is not None:
         raise InputError(
@@ -59,9 +61,10 @@ def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
 
 
 def _read_pairs(path: Path, vocabulary: Mapping[str, int]) -> list[list[str]]:
-    lines = read_model_text(path, what="a list of merges", largest=LARGEST_VOCABULARY).split("\n")
+    text = read_model_text(path, what="a list of merges", largest=LARGEST_VOCABULARY)
+    check_size(text.count("\n"), path, "merges")
     pairs = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         line = line.removesuffix("\r")
         if not line or (number == 1 and line.startswith(_HEADER)):
             continue

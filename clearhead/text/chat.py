@@ -36,6 +36,8 @@ _WORKER = (
 )
 # By the clock; where others keep the processor, it may show so many times more.
 SECONDS, SECONDS_TO_START, CLOCK = 10.0, 60.0, 10
+# Characters of its own that a template may put around a chat, which it may also repeat once.
+MOST_ADDED = 2**15
 
 Message = Mapping[str, Any]
 
@@ -88,7 +90,7 @@ class ChatTemplate(Printed):
 
         Raises:
             InputError: no such template, a message without role or content, a chat that the template rejects, or a
-                template that takes too much time or memory.
+                template that takes too much time or memory, or makes far more text than the chat has.
         """
         wanted = self.templates.get(name or _DEFAULT)
         if wanted is None:
@@ -110,7 +112,8 @@ class ChatTemplate(Printed):
             "documents": None,
             "add_generation_prompt": starts_answer,
         }
-        return _worker().render(wanted, values)
+        longest = MOST_ADDED + 2 * len(json.dumps(values["messages"], ensure_ascii=False))
+        return _worker().render(wanted, values, longest)
 
 
 @cache
@@ -126,12 +129,13 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self._end)
 
-    def render(self, template: str, values: Mapping[str, Any]) -> str:
+    def render(self, template: str, values: Mapping[str, Any], longest: int) -> str:
         """Return the text of a template.
 
         Args:
             template: of a stranger.
             values: what it may use; they pass through JSON, so that it sees plain data only.
+            longest: characters of the text.
 
         Raises:
             InputError: it is faulty, refuses its values, or takes too much time or memory.
@@ -146,7 +150,7 @@ class _Worker:
                     stderr=subprocess.DEVNULL,
                 )
                 self._answer(b"", SECONDS_TO_START)
-            answer = self._answer(json.dumps([template, values]).encode() + b"\n", SECONDS)
+            answer = self._answer(json.dumps([template, values, longest]).encode() + b"\n", SECONDS)
         if "fault" in answer:
             raise InputError(f"the chat template {answer['fault']}")
         text: str = answer["text"]

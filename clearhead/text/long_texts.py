@@ -13,6 +13,8 @@ CHARACTERS_PER_TOKEN = 64
 
 MOST_CHARACTERS = 1_000_000
 """The longest text that is read whole, or in chunks."""
+LONGEST_PROMPT = 2**17
+"""Tokens that are read at once by a model whose positions have no limit."""
 
 
 def warn_of_long_texts(count: int, limit: int, unit: str = "tokens") -> None:

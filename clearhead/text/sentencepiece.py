@@ -12,11 +12,13 @@ from typing import Any
 import sentencepiece
 
 from clearhead.errors import InputError
-from clearhead.files import LARGEST_VOCABULARY, read_model_file
+from clearhead.files import read_model_file
 from clearhead.text.spans import Span
-from clearhead.text.tokenizer_checks import charsmap_fault
+from clearhead.text.tokenizer_checks import charsmap_fault, check_size
 
 KIND = "sentencepiece"
+# Bytes of a model; that of XLM-V has 18 million.
+LARGEST_PIECES = 2**25
 _SPACE = "▁"
 _CODE_END = "<<"
 _CODE_START = ">>"
@@ -157,15 +159,21 @@ def load_pieces(content: bytes, name: str) -> sentencepiece.SentencePieceProcess
         name: what a message calls it.
 
     Raises:
-        InputError: it is no SentencePiece model.
+        InputError: it is no SentencePiece model, or a very large one.
     """
+    if len(content) > LARGEST_PIECES:
+        raise InputError(
+            f"{name}: {len(content)} bytes are too many for a SentencePiece model ({LARGEST_PIECES} at most)"
+        )
     try:
         # The library takes no bytes for no model, and fails at the first text.
-        if content:
-            return sentencepiece.SentencePieceProcessor(model_proto=content)
-        raise ValueError("no bytes")
+        if not content:
+            raise ValueError("no bytes")
+        model = sentencepiece.SentencePieceProcessor(model_proto=content)
     except (RuntimeError, ValueError):
         raise InputError(f"{name}: expected a SentencePiece model, but it cannot be read as one") from None
+    check_size(model.get_piece_size(), name, "pieces")
+    return model
 
 
 def read_pieces(path: Path) -> bytes:
@@ -174,7 +182,7 @@ def read_pieces(path: Path) -> bytes:
     Raises:
         InputError: the file is missing or is no such model.
     """
-    content = read_model_file(path, what="a SentencePiece model", largest=LARGEST_VOCABULARY)
+    content = read_model_file(path, what="a SentencePiece model", largest=LARGEST_PIECES)
     check_tables(content, str(path))
     load_pieces(content, str(path))
     return content

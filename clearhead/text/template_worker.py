@@ -1,7 +1,7 @@
 """The process that renders chat templates, which come from strangers: a sandbox, with little memory and no more.
 
-Started by `chat.py` outside the package; it imports nothing but jinja2. Every line of its input is a template and its
-values; every line of its output is the text, or why there is none.
+Started by `chat.py` outside the package; it imports nothing but jinja2. Every line of its input is a template, its
+values and a limit; every line of its output is the text, or why there is none.
 
 Source: the chat templates of the transformers library, with the same environment and extensions.
 """
@@ -24,7 +24,7 @@ import jinja2.utils
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-MEGABYTES, LONGEST = 512, 2**22
+MEGABYTES, LONGEST_FORMAT = 512, 256
 
 
 class _Answers(jinja2.ext.Extension):
@@ -74,6 +74,9 @@ def _refuse(message: str) -> None:
 
 
 def _now(form: str) -> str:
+    # The library tries buffers of up to 256 times this length.
+    if len(form) > LONGEST_FORMAT:
+        raise jinja2.TemplateError(f"a format of a date has more than {LONGEST_FORMAT} characters")
     return datetime.now().strftime(form)
 
 
@@ -82,12 +85,13 @@ def _compiled(template: str) -> jinja2.Template:
     return _environment().from_string(template)
 
 
-def rendered(template: str, values: Mapping[str, Any]) -> dict[str, str]:
+def rendered(template: str, values: Mapping[str, Any], longest: int) -> dict[str, str]:
     """Return the text of a template, or a sentence about it that says why it has none.
 
     Args:
         template: the template.
         values: what it may use.
+        longest: characters of the text.
     """
     try:
         text = _compiled(template).render(**values)
@@ -99,7 +103,9 @@ def rendered(template: str, values: Mapping[str, Any]) -> dict[str, str]:
         return {"fault": f"needs more than the {MEGABYTES} MB that a template may have"}
     except Exception as error:  # noqa: BLE001 a template can make its evaluator raise anything
         return {"fault": f"cannot be run on this chat: {error}"}
-    return {"text": text} if len(text) <= LONGEST else {"fault": f"makes a text of more than {LONGEST} characters"}
+    if len(text) > longest:
+        return {"fault": f"makes {len(text):,} characters of this chat, which are too many (at most {longest:,})"}
+    return {"text": text}
 
 
 def _limit_memory() -> None:
@@ -119,6 +125,5 @@ def main() -> None:
         answers.write("{}\n")
         answers.flush()
         for line in sys.stdin:
-            template, values = json.loads(line)
-            answers.write(json.dumps(rendered(template, values)) + "\n")
+            answers.write(json.dumps(rendered(*json.loads(line))) + "\n")
             answers.flush()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, shortened
 from clearhead.text.patterns import pattern_fault
 
 # The parts of a tokenizer.json by their kinds. A file from before kinds were written has a model without one.
@@ -25,10 +25,18 @@ _KINDS: Mapping[str, frozenset[str]] = {
     "decoder": frozenset(
         "Sequence ByteLevel Metaspace WordPiece BPEDecoder CTC Replace Fuse Strip ByteFallback".split()
     ),
+    "post_processor": frozenset("Sequence TemplateProcessing BertProcessing RobertaProcessing ByteLevel".split()),
 }
 _MODELS = ("BPE", "WordPiece", "WordLevel", "Unigram", None)
-_CHILDREN = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
+_CHILDREN = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "decoder": "decoders",
+    "post_processor": "processors",
+}
 MOST_PARTS, LONGEST_TEXT, MOST_GROWTH, LONGEST_WORD, LONGEST_REPLACEMENT = 64, 64, 2**10, 1000, 256
+# XLM-V has 901,629 entries, and the o200k vocabulary 446,189 merges.
+MOST: Mapping[str, int] = {"entries": 2**20, "pieces": 2**20, "merges": 2**19, "added tokens": 2**16}
 
 
 def check_document(document: Mapping[str, Any], name: str) -> None:
@@ -49,7 +57,7 @@ def check_document(document: Mapping[str, Any], name: str) -> None:
         for part in parts[:MOST_PARTS]:
             kind = part.get("type") if isinstance(part, Mapping) else part
             if not isinstance(kind, str) or kind not in kinds or not isinstance(part, Mapping):
-                faults.append(f"{place} is of the kind {str(kind)[:60]!r}, which is not supported")
+                faults.append(f"{place} is of the kind {shortened(str(kind))!r}, which is not supported")
                 continue
             faults += [f"{place}, {kind}: {fault}" for fault in _part_faults(part)]
             growth *= _growth(part)
@@ -60,8 +68,33 @@ def check_document(document: Mapping[str, Any], name: str) -> None:
         faults.append("the model is of a kind that is not supported")
     else:
         faults += [f"model: {fault}" for fault in _part_faults(model)]
+        for key, what in (("vocab", "entries"), ("merges", "merges")):
+            table = model.get(key)
+            if isinstance(table, Sized) and (fault := size_fault(len(table), what)) is not None:
+                faults.append(fault)
     if faults:
-        raise InputError.from_faults([f"{name}: {fault}" for fault in faults[:20]], subject=name)
+        raise InputError.from_faults([f"{name}: {fault}" for fault in faults], subject=name)
+
+
+def size_fault(count: int, what: str = "entries") -> str | None:
+    """Return what is wrong with a vocabulary of so many entries, or other things that have a `MOST`; None: nothing."""
+    most = MOST[what]
+    return f"{count:,} {what} are too many for a vocabulary (at most {most:,})" if count > most else None
+
+
+def check_size(count: int, name: object, what: str = "entries") -> None:
+    """Refuse a vocabulary that no tokenizer should load.
+
+    Args:
+        count: of what it holds.
+        name: of the file, for the message.
+        what: it holds.
+
+    Raises:
+        InputError: it has too many.
+    """
+    if (fault := size_fault(count, what)) is not None:
+        raise InputError(f"{name}: {fault}")
 
 
 def _parts(part: Any, place: str) -> Iterator[Any]:
@@ -81,12 +114,14 @@ def _part_faults(part: Mapping[str, Any]) -> Iterator[str]:
     pattern = part.get("pattern")
     pattern = pattern.get("Regex") if isinstance(pattern, Mapping) else None
     if isinstance(pattern, str) and (fault := pattern_fault(pattern)) is not None:
-        yield f"the pattern {pattern[:60]!r} {fault}, so that it may take forever"
+        yield f"the pattern {shortened(pattern)!r} {fault}, so that it may take forever"
     if part.get("type") == "FixedLength" and not (type(part.get("length")) is int and part["length"] > 0):
-        yield f"length is {str(part.get('length'))[:60]}; expected a number from 1"
+        yield f"length is {shortened(str(part.get('length')))}; expected a number from 1"
     longest = part.get("max_input_chars_per_word")
     if type(longest) is int and longest > LONGEST_WORD:
         yield f"max_input_chars_per_word is {longest}, more than {LONGEST_WORD}"
+    if part.get("type") == "TemplateProcessing":
+        yield from _template_faults(part)
     if part.get("type") == "Precompiled":
         content = part.get("precompiled_charsmap")
         try:
@@ -96,6 +131,24 @@ def _part_faults(part: Mapping[str, Any]) -> Iterator[str]:
         else:
             if table and (fault := charsmap_fault(table)) is not None:
                 yield fault
+
+
+def _template_faults(part: Mapping[str, Any]) -> Iterator[str]:
+    """Find what is out of bounds in the templates around texts, and tokens in them that no entry explains."""
+    tokens = part.get("special_tokens")
+    tokens = tokens if isinstance(tokens, Mapping) else {}
+    ids = [entry.get("ids") for entry in tokens.values() if isinstance(entry, Mapping)]
+    lists = {"special_tokens": tokens, "single": part.get("single"), "pair": part.get("pair")}
+    for name, parts in (*lists.items(), *(("a special token", one) for one in ids)):
+        if isinstance(parts, Sized) and len(parts) > MOST_PARTS:
+            yield f"{name} has {len(parts)} parts, more than {MOST_PARTS}"
+    for name in ("single", "pair"):
+        parts = lists[name]
+        for one in parts[:MOST_PARTS] if isinstance(parts, list) else ():
+            token = one.get("SpecialToken") if isinstance(one, Mapping) else None
+            text = token.get("id") if isinstance(token, Mapping) else None
+            if isinstance(text, str) and text not in tokens:
+                yield f"{name} has the token {shortened(text)!r}, which is not among its special_tokens"
 
 
 def _growth(part: Mapping[str, Any]) -> int:

@@ -25,7 +25,7 @@ from clearhead.text.sentencepiece import (
     sentencepiece_document,
 )
 from clearhead.text.token_roles import content_of, sentinel
-from clearhead.text.tokenizer_checks import check_document
+from clearhead.text.tokenizer_checks import check_document, check_size
 from clearhead.text.tokenizer_classes import CLASS_OF_TYPE, CLASSES, NEEDS_OWN_CODE, TokenizerClass, class_stem
 from clearhead.text.tokenizer_settings import PiecesDocument, TokenizerConfig, TokenizerDocument
 
@@ -96,7 +96,9 @@ def read_document(path: Path) -> dict[str, Any]:
     """
     document = read_json_object(path, what="a tokenizer.json", largest=LARGEST_VOCABULARY)
     if document.get("type") != KIND:
-        typed({"added_tokens": document.get("added_tokens")}, TokenizerDocument, name=str(path))
+        added = document.get("added_tokens")
+        check_size(len(added) if isinstance(added, list) else 0, path, "added tokens")
+        typed({"added_tokens": added}, TokenizerDocument, name=str(path))
         check_document(document, str(path))
         return document
     check_tables(decoded_model(typed(document, PiecesDocument, name=str(path)).model, str(path)), str(path))
@@ -104,6 +106,8 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def _check_settings(config: Mapping[str, Any], name: str) -> None:
+    added = config.get("added_tokens_decoder")
+    check_size(len(added) if isinstance(added, dict) else 0, name, "added tokens")
     typed({key: config[key] for key in TokenizerConfig.model_fields if key in config}, TokenizerConfig, name=name)
 
 
@@ -183,7 +187,9 @@ def _wordpiece_document(path: Path, config: Mapping[str, Any], tokenizer_class: 
 
     Source: arXiv 1810.04805, and its code, tokenization.py.
     """
-    lines = read_model_text(path, what="a vocabulary", largest=LARGEST_VOCABULARY).split("\n")
+    text = read_model_text(path, what="a vocabulary", largest=LARGEST_VOCABULARY)
+    check_size(text.count("\n"), path)
+    lines = text.split("\n")
     if config.get("do_basic_tokenize", True) is not True:
         raise InputError(f"{path}: do_basic_tokenize = false is not supported")
     entries = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
@@ -270,6 +276,7 @@ def _vocabulary_document(
     """Return the document of a model whose pieces are looked up in a vocabulary."""
     content = read_pieces(folder / model)
     entries = read_json_object(folder / vocabulary, what="a vocabulary", largest=LARGEST_VOCABULARY)
+    check_size(len(entries), folder / vocabulary)
     wrong = next((entry for entry, index in entries.items() if type(index) is not int or index < 0), None)
     if wrong is not None:
         raise InputError(f"{folder / vocabulary}: entry {wrong!r} has the id {entries[wrong]!r}; expected a number")

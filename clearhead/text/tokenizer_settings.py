@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from clearhead.text.token_roles import TokenRoles
+from clearhead.text.tokenizer_checks import MOST_PARTS
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Part = tuple[Id | Literal["A", "B"], Annotated[int, Field(ge=0, lt=2**15)]]
-Ids = list[Id]
+Ids = Annotated[list[Id], Field(max_length=MOST_PARTS)]
+Parts = Annotated[tuple[Part, ...], Field(max_length=MOST_PARTS)]
 
 
 class _Token(BaseModel):
@@ -33,8 +35,8 @@ class _NamedTemplate(BaseModel):
 class SavedSpecialTokens(BaseModel):
     """The special tokens of a tokenizer that was saved here."""
 
-    single: tuple[Part, ...]
-    pair: tuple[Part, ...] | None
+    single: Parts
+    pair: Parts | None
     source: tuple[Ids, Ids] | None = None
     target: tuple[Ids, Ids] | None = None
 

@@ -7,14 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from clearhead.busy_waiting import adapt_waiting
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
+from clearhead.fast.replica import refuse_to_run
+from clearhead.fast.training.parts import training_tree
 from clearhead.files import absent, runs_nearby
 from clearhead.hf.export import save_origin
 from clearhead.machine import choose_precision
 from clearhead.runs.checkpoint import (
     checkpoint_steps,
+    clear_leftovers,
     measured_weights,
     saved_choices,
     steps_in,
@@ -55,7 +59,6 @@ from clearhead.training.preflight import TokenSide, preflight, refuse_large
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
-from clearhead.training.recompute import recompute_layers
 from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult, TrainSettings, in_steps, planned_steps
@@ -70,6 +73,7 @@ MAY_DIFFER = (
     "train.steps",
     "train.epochs",
     "train.seconds",
+    "train.planned_minutes",
     "train.parallel",
     "train.activation_checkpointing",
     "train.device",
@@ -98,6 +102,7 @@ def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainRe
         Interrupted: stopped by a signal; everything is saved.
     """
     run, place = Path(run_file.train.run), Place.here()
+    adapt_waiting()
     with joined(place, run, device=run_file.train.device) as processes:
         check_same_everywhere(processes, run_file)
         # torchrun starts all processes anew after one of them broke down.
@@ -159,8 +164,6 @@ def _train(
         new = processes.first_of(new)
     if run_file.lora is not None:
         progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
-    if run_file.train.activation_checkpointing:
-        recompute_layers(module)
     precision = choices.get("precision")
     if precision is None:
         is_tried = processes.is_first and not is_sharded
@@ -169,13 +172,16 @@ def _train(
     if directory is not None:
         directory.write_text(RUN_FILE, to_toml(_with_precision(run_file, precision)))
         _describe(parts, directory, initial, resume)
-    engine = build_engine(module, parts.loss, processes, is_sharded=is_sharded, device=device, precision=precision)
-    trainer = _trainer(setup, parts, module, processes, precision=precision, new=new)
+    tree = training_tree(module, precision, recomputes_layers=run_file.train.activation_checkpointing)
+    engine = build_engine(tree, parts.loss, processes, is_sharded=is_sharded, device=device, precision=precision)
+    if is_sharded:
+        refuse_to_run(module, "its weights are spread over processes, and the tree that they train runs in its place")
+    trainer = _trainer(setup, parts, tree, processes, precision=precision, new=new)
     trainer.directory, trainer.engine = directory, engine
     if resume:
         _warn_of_new_schedule(run_file, choices, trainer.settings, progress)
     else:
-        _preflight(trainer, parts, module, memory_before, task.init)
+        _preflight(trainer, parts, tree, memory_before, task.init)
     return trainer.run(resume=resume)
 
 
@@ -213,6 +219,7 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
         )
     steps = sorted(found)[-last:]
     with open_run(run, resume=True):
+        clear_leftovers(run)
         weights = average_checkpoints([load_merged(found[step]) for step in steps])
         file = save_averaged(run, weights, {"steps": steps, "valid_loss": None, "valid_score": None})
     return file, steps

@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Generic, Literal
 
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.fast.training.parts import training_tree
 from clearhead.machine import choose_precision, has_fast_bf16
-from clearhead.training.fast import fast_training
 from clearhead.training.kernel_cache import needs_kernels, return_memory
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.protocols import Batches, BatchT
@@ -30,6 +31,8 @@ MOST_BATCHES: Final = 8
 """So many batches are tried at most: enough for an average."""
 LEAST_PRODUCTS: Final = 2**30
 """With fewer products of a weight and a token in a batch, no precision is worth a trial on a CPU."""
+MOST_TIMES: Final = 3
+"""A thing is timed so often at most, and the least taken: what else runs on the machine only adds to a time."""
 WORTHWHILE: Final = 0.9
 """bf16 is chosen where its time is at most this share of that of fp32."""
 
@@ -89,15 +92,15 @@ def step_cost(
         optimizer: over its parameters, without a state yet.
         work: what the run computes.
         settings: of the run.
-        seconds: once so much time is spent, no further batch is tried; each thing is tried once at least.
-        is_alone: whether no other process takes part in each step; several try each thing once.
+        seconds: once so much time is spent, no further batch is tried; each thing is timed twice at least.
+        is_alone: whether no other process takes part in each step; several time each thing once.
 
     Raises:
         InputError: the largest batch does not fit into memory.
     """
     assert not optimizer.state, "an optimizer with a state would lose it"
     device, place, began = device_of(module), work.batches.state(), time.perf_counter()
-    dry = _DryRun(module, work.loss, device, settings.precision)
+    dry = _DryRun(module, work.loss, device, settings.precision, is_alone=is_alone)
     with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
@@ -105,11 +108,11 @@ def step_cost(
         left = seconds - (time.perf_counter() - began) if is_alone else 0.0
         passes, batch, peak = dry.passes(work, seconds=left, most=MOST_BATCHES if is_alone else 1)
         one_batch = sum(passes) / len(passes) + work.reading_seconds
-        validation = dry.forward(batch) * work.valid_share * work.batches.batches_per_epoch
+        validation = dry.least(partial(dry.forward, batch), seconds) * work.valid_share * work.batches.batches_per_epoch
         if work.score_seconds is not None:
             validation += dry.score(work.score_seconds)
         peak = max(peak, peak_memory(device))
-        update = dry.update(optimizer, clip=settings.clip)
+        update = dry.update(optimizer, clip=settings.clip, seconds=seconds)
         memory = max(peak + dry.state_bytes, peak_memory(device)) - before
     work.batches.load_state(place)
     if settings.ema is not None:
@@ -120,7 +123,8 @@ def step_cost(
 def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) -> Literal["fp32", "bf16"]:
     """Return the precision of a run: where "auto" is asked for on a CPU that multiplies bf16, what a trial shows.
 
-    The trial is one batch forward and backward in either precision, after one that chooses kernels. It has no effect.
+    The trial is two passes of one batch forward and backward in either precision, of which the faster one counts, after
+    one that chooses kernels. It has no effect.
 
     Args:
         module: what will be trained.
@@ -139,10 +143,13 @@ def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) ->
         with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
             if train.threads is not None:
                 torch.set_num_threads(train.threads)
-            tries = {name: _DryRun(module, work.loss, device, name) for name in ("fp32", "bf16")}
+            tries = {}
+            for name in ("fp32", "bf16"):
+                tree = training_tree(module, name, recomputes_layers=train.activation_checkpointing)
+                tries[name] = _DryRun(tree, work.loss, device, name)
             for dry in tries.values():
                 dry.forward_backward(batch)
-            spent = {name: dry.forward_backward(batch) for name, dry in tries.items()}
+            spent = {name: dry.least(partial(dry.forward_backward, batch), 0.0) for name, dry in tries.items()}
         return_memory(0, device, "bf16")  # which the kernels of the other precision took
         chosen = "bf16" if spent["bf16"] <= WORTHWHILE * spent["fp32"] else "fp32"
     work.batches.load_state(place)
@@ -163,9 +170,19 @@ class _DryRun(Generic[BatchT]):
         loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]],
         device: torch.device,
         precision: str,
+        *,
+        is_alone: bool = True,
     ) -> None:
         self.module, self.loss, self.device, self.precision = module, loss, device, precision
+        self.is_alone = is_alone
         self.peak = self.state_bytes = 0
+
+    def least(self, timed: Callable[[], float], seconds: float) -> float:
+        """Return the least of the times of one thing: two at least, more while not so many seconds are spent."""
+        times = [timed()]
+        while self.is_alone and (len(times) < 2 or (len(times) < MOST_TIMES and sum(times) < seconds)):
+            times.append(timed())
+        return min(times)
 
     def forward_backward(self, batch: BatchT) -> float:
         """Return the seconds of a forward and backward pass."""
@@ -173,11 +190,10 @@ class _DryRun(Generic[BatchT]):
         self.module.zero_grad(set_to_none=True)
         began = time.perf_counter()
         try:
-            with fast_training(self.module, self.precision):
-                total, _ = self._loss(batch)
-                # Here all activations are in memory, which matters where the system reports no peak.
-                self.peak = max(self.peak, peak_memory(self.device))
-                total.backward()
+            total, _ = self._loss(batch)
+            # Here all activations are in memory, which matters where the system reports no peak.
+            self.peak = max(self.peak, peak_memory(self.device))
+            total.backward()
             return self._since(began)
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -204,10 +220,8 @@ class _DryRun(Generic[BatchT]):
             batch = next(work.batches)
             fetching = time.perf_counter() - fetched
             sizes |= _sizes(batch)
-            spent = self.forward_backward(batch)
-            if time.perf_counter() - began < seconds:
-                spent = self.forward_backward(batch)  # the first one of a size chose kernels as well
-            taken.append(fetching + spent)
+            # The first pass of a size chooses kernels as well.
+            taken.append(fetching + self.least(partial(self.forward_backward, batch), 0.0))
         peak = max(self.peak, peak_memory(self.device))
         if needs_all and len(sizes) > first:
             grown = max(0, memory_in_use(self.device) - held)  # as much for each size that was not tried
@@ -217,7 +231,7 @@ class _DryRun(Generic[BatchT]):
     def forward(self, batch: BatchT) -> float:
         """Return the seconds of a forward pass as in a validation."""
         self.module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), fast_training(self.module, self.precision):
             began = time.perf_counter()
             self._loss(batch)
             return self._since(began)
@@ -228,7 +242,7 @@ class _DryRun(Generic[BatchT]):
         with torch.no_grad(), self._autocast():
             return seconds(self.module)
 
-    def update(self, optimizer: torch.optim.Optimizer, *, clip: float | None) -> float:
+    def update(self, optimizer: torch.optim.Optimizer, *, clip: float | None, seconds: float) -> float:
         """Return the seconds of an update by the optimizer, whose state is empty again afterwards.
 
         A learning rate of 0 and gradients of 0 leave every bit of the weights as it is.
@@ -241,10 +255,14 @@ class _DryRun(Generic[BatchT]):
         optimizer.step()  # the first update makes the state
         values = [value for state in optimizer.state.values() for value in state.values()]
         self.state_bytes = sum(size_of(value) for value in values if isinstance(value, Tensor))
-        began = time.perf_counter()
-        scale_gradients(self.module.parameters(), 1.0, max_norm=clip)
-        optimizer.step()
-        spent = self._since(began)
+
+        def timed() -> float:
+            began = time.perf_counter()
+            scale_gradients(self.module.parameters(), 1.0, max_norm=clip)
+            optimizer.step()
+            return self._since(began)
+
+        spent = self.least(timed, seconds)
         optimizer.state.clear()
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

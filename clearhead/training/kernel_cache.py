@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from clearhead.training.fast_float import has_faster_products
+from clearhead.fast.training.float_linear import has_faster_products
 
 CAPACITY: Final = 512
 """So many kernels are kept: with fewer, those of a translation's batches are made again and again."""

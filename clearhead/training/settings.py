@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from clearhead.evaluate.result import Validation
 from clearhead.model.facade import Model
@@ -14,6 +14,8 @@ from clearhead.model.loading import load
 from clearhead.printing import Printed
 from clearhead.training.runfile.sections import Count, Train
 
+STARTUP_SECONDS: Final = 10.0
+"""What training takes before its first step: libraries, data, the forecast."""
 Metric = Literal["loss", "score"]
 
 

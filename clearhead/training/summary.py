@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from clearhead.runs.checkpoint import checkpoint_folder
+from clearhead.runs.directory import RUN_FILE
+from clearhead.spec.describe import number_of
+from clearhead.training.progress.reports import duration
 from clearhead.training.runfile.sections import FilePair, RunFile, TextTable
-from clearhead.training.settings import TrainResult
+from clearhead.training.settings import STARTUP_SECONDS, TrainResult
 
 # What follows the name of the run in the command that uses a model of the task.
 _USES: Final = MappingProxyType(
@@ -24,6 +28,8 @@ _USES: Final = MappingProxyType(
     }
 )
 _PAIRS: Final = ("translate", "embed")
+MUCH_LESS: Final = 0.6
+"""Of the planned time."""
 
 
 def summary_lines(result: TrainResult, run_file: RunFile) -> list[str]:
@@ -42,8 +48,23 @@ def summary_lines(result: TrainResult, run_file: RunFile) -> list[str]:
         score = "" if result.averaged.score is None else f", score {result.averaged.score:.4g}"
         name = shlex.quote(f"{result.run}@averaged")
         lines.append(f"averaged  validation loss {result.averaged.loss:.4g}{score}: {name}")
+    lines += _shorter(result, run_file)
     commands = next_commands(result.run, run_file)
     return lines + [f"{'next' if index == 0 else '':<8}  {command}" for index, command in enumerate(commands)]
+
+
+def _shorter(result: TrainResult, run_file: RunFile) -> list[str]:
+    """Say that a run took much less time than was planned for it, and how to make it longer."""
+    minutes, steps = run_file.train.planned_minutes, run_file.train.steps
+    if minutes is None or steps is None or result.step < steps:
+        return []
+    planned = 60 * minutes - STARTUP_SECONDS
+    if result.seconds >= MUCH_LESS * planned:
+        return []
+    more = math.floor(steps * planned / result.seconds)
+    words = ["clearhead", "train", str(result.run / RUN_FILE), f"train.steps={more}", f"train.run={result.run}-longer"]
+    took = f"{number_of(steps, 'step')} took {duration(result.seconds)} of the {minutes:g} min planned"
+    return [f"shorter   {took}; for a run that takes all of it: {shlex.join(words)}"]
 
 
 def next_commands(run: Path, run_file: RunFile) -> list[str]:

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.errors import InputError
+from clearhead.fast.int8 import weight_faults
 from clearhead.files import open_model_file, parse_json
-from clearhead.inference.int8 import weight_faults
 from clearhead.machine import refuse_memory
 
 # More than any model has, all its files together.

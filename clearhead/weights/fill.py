@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, nearest
-from clearhead.inference.int8 import SCALE, dequantized, holds_int8, to_int8
+from clearhead.fast.int8 import SCALE, dequantized, holds_int8, to_int8
 from clearhead.spec import Model
 from clearhead.weights.files import MOST_SHOWN
 

@@ -10,7 +10,6 @@ Source: arXiv 2106.09685, section 4.1.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +18,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.errors import InputError, nearest
-from clearhead.inference.int8 import dequantized, holds_int8
+from clearhead.errors import InputError
+from clearhead.fast.int8 import dequantized, holds_int8
 from clearhead.kernels.dropout import Dropout
+from clearhead.spec.addresses import nearest_address, select_addresses
 from clearhead.weights.files import load_weights
 
-DEFAULT_TARGETS = ("*.query", "*.key", "*.value", "*.function.out")
+DEFAULT_TARGETS = ("**.query", "**.key", "**.value", "**.function.out")
 """The projections of attention."""
 
 _DOWN, _UP, _SCALE = "lora_down", "lora_up", "lora_scale"
@@ -94,12 +94,12 @@ def adapt(
 
 
 def _chosen(names: Sequence[str], targets: Sequence[str]) -> list[str]:
-    found = {target: [name for name in names if fnmatch.fnmatchcase(name, target)] for target in targets}
+    found = {target: select_addresses(target, names) for target in targets}
     empty = [target for target, matches in found.items() if not matches]
     if empty:
         faults = [
-            f"[lora] targets: '{target}' matches no linear layer of the model{nearest(target, names)}; an address is "
-            f"'{names[0]}', and * stands for any part of it"
+            f"[lora] targets: '{target}' matches no linear layer of the model{nearest_address(target, names)}; an "
+            f"address is '{names[0]}', where * can stand for a part and ** for any parts"
             for target in empty
         ]
         raise InputError.from_faults(faults, subject="[lora]")

@@ -140,6 +140,22 @@ def test_a_killed_command_does_not_block_the_next_one(
     assert {path.name for path in (tmp_path / "run-data").iterdir()} == parts
 
 
+def test_a_command_that_was_killed_at_its_mark_does_not_block_the_next_one(
+    data: list[str], tmp_path: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run-data").mkdir()
+    (tmp_path / "run-data" / f".{UNFINISHED}7.writing-{2**22 + 1}").touch()
+    fit, seen = sys.modules["clearhead.recipes.fit"].fitted, []
+
+    def fitted(*arguments: Any) -> object:
+        seen.extend(path.name for path in (tmp_path / "run-data").glob(".*"))
+        return fit(*arguments)
+
+    monkeypatch.setattr("clearhead.recipes.fit.fitted", fitted)
+    assert main(data) == 0
+    assert seen == [f"{UNFINISHED}{os.getpid()}"] and not [*(tmp_path / "run-data").glob(".*")]
+
+
 def test_too_few_pairs(tmp_path: Path, data: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     write_pairs(tmp_path, "train", PAIRS[:19])
     assert main(data) == 2

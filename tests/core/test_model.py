@@ -53,14 +53,15 @@ from clearhead.kernels import attention
 from clearhead.errors import InputError
 from tests.laws.tiny import tiny
 
-ids, number = torch.zeros(2, 7, dtype=torch.long), torch.ones(2, 7)
+ids, number, x = torch.zeros(2, 7, dtype=torch.long), torch.ones(2, 7), torch.randn(2, 7, 15)
 pair, attend = tiny("encoder-decoder/post/sinusoidal"), MultiHeadAttention(15, 3)
 memory = pair.encode(ids).memory
 calls = [
     lambda: pair(ids, ids, mask=number),
     lambda: pair(ids, ids, target_mask=number),
     lambda: pair.decode(ids, memory, memory_mask=number),
-    lambda: attend(torch.randn(2, 7, 15), mask=number),
+    lambda: attend(x, mask=number),
+    lambda: attend(x, key_mask=number),
 ]
 for short in (0, 1000):
     attention.SHORT_ON_CPU = short
@@ -71,6 +72,30 @@ for short in (0, 1000):
             assert "must be boolean, True =" in str(error) and "got torch.float32" in str(error), error
         else:
             raise SystemExit("a mask of numbers was taken")
+
+pairs, padding = torch.ones(7, 7, dtype=torch.bool), torch.ones(2, 7, dtype=torch.bool)
+hint = "; key_mask takes [batch, keys], memory makes keys and values, the constructor takes Causal()"
+shapes = "[queries=7, keys=7] or [batch=2, queries=7, keys=7] or [batch=2, heads=3, queries=7, keys=7]"
+refused = [
+    (lambda: attend(x, x, x), "mask must be boolean, True = may attend; got torch.float32 [2, 7, 15]" + hint),
+    (lambda: attend(x, mask=spec.Causal()), "mask must be boolean, True = may attend; got Causal" + hint),
+    (lambda: attend(x, mask=padding), f"mask must be {shapes}; got [2, 7]" + hint),
+    (lambda: attend(x, mask=pairs[None, :5]), f"mask must be {shapes}; got [1, 5, 7]" + hint),
+    (lambda: attend(x, key_mask=pairs), "key_mask must be [batch=2, keys=7]; got [7, 7]; mask takes [queries, keys]"),
+    (lambda: attend(x[..., :14]), "query must be [batch, queries, width=15]; got [2, 7, 14]"),
+    (lambda: attend(x[0]), "query must be [batch, queries, width=15]; got [7, 15]"),
+    (lambda: attend(ids), "query must be a tensor of floating-point numbers; got torch.int64 [2, 7]"),
+    (lambda: attend(x, x[:, :3, 1:]), "memory must be [batch=2, keys, width=15]; got [2, 3, 14]"),
+    (lambda: attend(x, x[:1]), "memory must be [batch=2, keys, width=15]; got [1, 7, 15]"),
+    (lambda: attend(x, [1.0]), "memory must be a tensor of floating-point numbers; got [1.0]"),
+]
+for call, message in refused:
+    try:
+        call()
+    except InputError as error:
+        assert str(error) == message, error
+    else:
+        raise SystemExit(f"not refused: {message}")
 print("all refused")
 """
 
@@ -82,7 +107,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     assert next(build(spec, device=torch.device("meta")).parameters()).is_meta
 
 
-def test_a_mask_that_is_not_boolean_is_refused() -> None:
+def test_masks_of_another_type_or_shape_are_refused() -> None:
     """The polarity of a numeric mask is ambiguous, and a kernel would add it to the scores."""
     done = subprocess.run([sys.executable, "-c", UNTYPED], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout

@@ -15,7 +15,8 @@ from typing import Any
 
 VALUES: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 0.5, -0.5, 1e30, 1e-30, 2**31, 2**32, 2**63, 2**64, 10**9, 10**30, "", "a", "<unk>",
-    "a" * 300, "\0", "../x", "/", "\x1b[31m", [], {}, [[]], [None], [-1], [10**9], {"a": {}}, ["a"] * 50, [[0, "a"]],
+    "a" * 300, "a" * 10**6, "\0", "../x", "/", "\x1b[31m", [], {}, [[]], [None], [-1], [10**9], {"a": {}}, ["a"] * 50,
+    [[0, "a"]],
 )  # fmt: skip
 # What the json module would not write, in place of a string that it does.
 RAW = ("NaN", "1e999", "9" * 5000, "[" * 3000, "[" * 150 + "]" * 150, '"\\ud800"', '{"a": 1, "a": 2}', "-", "")
@@ -23,6 +24,9 @@ LINES = (
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "{{ cycler.__init__.__globals__.os.popen('touch escaped').read() }}",
     "{{ raise_exception(messages) }}{{ strftime_now(5) }}",
+    "{{ strftime_now('%c' * 3000000) }}",
+    "{% for i in range(90000) %}the cat {% endfor %}",
+    "{{ raise_exception('a ' * 10 ** 6) }}",
     "{{ messages | map(attribute='__class__') | list }}",
     "{% for i in range(99999999) %}{% for j in range(99999999) %}{{ j }}{% endfor %}{% endfor %}",
     "{{ 'a' * 10 ** 10 }}{{ '%999999999d' % 1 }}",
@@ -104,7 +108,8 @@ def mutated_json(content: bytes, draw: random.Random) -> tuple[bytes, str]:
             holder[key] = json.loads(json.dumps(holder2[key2]))
             what = f"= that of {'.'.join(path2)}"
         case _:
-            holder[key] = [holder[key]] * draw.choice([2, 300])
+            # As often as a megabyte holds it, at most.
+            holder[key] = [holder[key]] * draw.choice([2, 300, 10**6 // len(json.dumps(holder[key]))])
             what = "repeated"
     text = json.dumps(tree[0] if tree else None).replace(json.dumps(_MARK), raw)
     return text.encode(), f"{'.'.join(path)} {what[:40]}"

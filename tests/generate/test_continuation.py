@@ -242,6 +242,15 @@ def test_a_stream_that_is_closed_leaves_the_model_as_it_was() -> None:
     assert module.training
 
 
+def test_a_very_long_prompt_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tiny_decoder("modern", seed=8)
+    assert module.max_positions is None
+    monkeypatch.setattr(type(module.decoder), "forward", lambda *given, **named: pytest.fail("the prompt was read"))
+    for ask in (generate_ids, stream_ids):
+        with pytest.raises(InputError, match="prompt 1 has 131,073 tokens, but at most 131,072 are read at once"):
+            ask(module, request([[3] * 131_073], GenerateOptions()))
+
+
 def test_a_table_of_positions_is_the_limit() -> None:
     """As many tokens as have a place, and one more that is not read; a longer prompt is refused by its number."""
     module = tiny_decoder("original", seed=8, positions=11, end_bonus=-99.0)

@@ -17,6 +17,7 @@ from clearhead.errors import InputError
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from tests import hf_models
 
 SMALL = Hyperparameters(
     family="decoder", layers=2, width=14, heads=2, feedforward=19, positions="learned", max_positions=11,
@@ -231,3 +232,11 @@ def test_links_into_the_store_of_the_same_repository_are_followed(folder: Path, 
         shutil.copy(folder / name, blobs / name)
         (snapshot / name).symlink_to(blobs / name)
     assert load_module(snapshot).module.num_source_ids == 23
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2**17, 22)])
+def test_a_computed_table_of_another_size(shape: tuple[int, ...], tmp_path: Path) -> None:
+    made = hf_models.translator(tmp_path / "model")
+    tensors = load_file(made / TENSORS)
+    save_file(tensors | {"model.encoder.embed_positions.weight": torch.zeros(shape)}, made / TENSORS)
+    assert report(made) == "'model.encoder.embed_positions.weight' differs from the table that is computed here"

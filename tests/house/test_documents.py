@@ -36,7 +36,7 @@ def test_python_examples_parse(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_trainings")
-def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order and in one namespace, with a small run where the text has the reader's own."""
     monkeypatch.chdir(tmp_path)
     sentences = ["Ein Hund läuft.", "Ein Hund läuft über die Wiese.", "Zwei Hunde laufen."]
@@ -48,9 +48,10 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
         "train": {"run": "runs/de-en", "steps": 2},
     }
     ch.train(tables, data={"train": [(sentence, sentence) for sentence in sentences * 4]})
-    names: dict[str, object] = {}
-    for text in blocks(ROOT / "README.md", "python"):
-        exec(compile(text, "README.md", "exec"), names)
+    for document in ("docs/guides/activations.md", "README.md"):
+        names: dict[str, object] = {}
+        for text in blocks(ROOT / document, "python"):
+            exec(compile(text, document, "exec"), names)
     assert names["result"].step == 100
 
 

@@ -15,11 +15,23 @@ from tests.house.source import ROOT, Source, package_sources
 
 # Each part may import from its own row where that is said below, and from every row above it.
 ORDER = (
-    ("arguments", "errors", "files", "machine", "printing", "task", "version", "watching"),
+    (
+        "arguments",
+        "busy_waiting",
+        "errors",
+        "files",
+        "hooks",
+        "leftovers",
+        "machine",
+        "printing",
+        "task",
+        "version",
+        "watching",
+    ),
     ("spec",),
-    ("kernels", "native"),
+    ("kernels",),
     ("core",),
-    ("inference",),
+    ("fast",),
     ("presets", "text"),
     ("data", "generate"),
     ("weights",),
@@ -49,8 +61,7 @@ INFERENCE = (
     "text",
     "presets",
     "weights",
-    "inference",
-    "native",
+    "fast",
     "core",
     "spec",
 )

@@ -53,7 +53,7 @@ WRONG: list[Callable[[], Any]] = [
 # What the other arguments of a call are; those without a value here keep their default.
 USUAL: dict[str, Any] = {
     "texts": TEXTS[:1], "prompt": "a b", "source": "a b", "text": "a b", "question": "a", "context": "b", "data": TEXTS,
-    "patterns": "*", "pattern": "*", "edits": {}, "path": "out", "from_language": None, "to_language": None,
+    "patterns": "**", "pattern": "*", "edits": {}, "path": "out", "from_language": None, "to_language": None,
     "vocab_size": 23, "width": 14, "num_heads": 2, "length": 7, "ref": "nowhere", "run_file": {"task": {}},
     "heads": {}, "neurons": {}, "layers": [0], "words": ["x"], "keep": [0, 1, 2], "scaling": None, "head": None,
     "node": Full(),

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clearhead import surgery
 from clearhead.core import Cache, MultiHeadAttention, Sequence, build
 from clearhead.core.attention import Attention, MemoryAttention, attention_weights
-from clearhead.core.hooks import HookPoints
 from clearhead.errors import InputError
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.search.beam import beam_search
+from clearhead.hooks import HookPoints, is_seen
 from clearhead.kernels import attention as kernels
 from clearhead.maps.hook_points import Place, addresses, capture, edit
 from tests.laws.hf_parts import HF_PARTS, hf_part
@@ -70,7 +70,7 @@ def test_captured_values_agree_with_each_other(name: str) -> None:
     """weights = softmax(scores), mixed = weights @ values, out(mixed) = the output of the module."""
     reader, ids, mask = reader_and_batch(name)
     module = reader.module
-    with capture(module, "*") as seen:
+    with capture(module, "**") as seen:
         out = reader(ids, mask)
     stack = "encoder" if module.decoder is None else "decoder"
     assert torch.equal(seen.tensor("hidden"), out.hidden) and torch.equal(seen.tensor("logits"), out.logits)
@@ -95,9 +95,30 @@ def test_captured_values_agree_with_each_other(name: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", [PAIR, *MODELS[:2], "disentangled", "experts"])
+def test_every_address_has_a_record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also an absent norm or projection, and also watched alone, where the fused kernel could run."""
+    monkeypatch.setattr(kernels, "SHORT_ON_CPU", 0)
+    module = tiny(name, qk_norm=False) if "/" in name else hf_part(name)
+    ids = torch.randint(min(module.num_source_ids, module.num_target_ids), (2, 7))
+    given = (ids, ids) if module.encoder is not None and module.decoder is not None else (ids,)
+    known = addresses(module)
+    assert any(address.endswith(".query_norm") for address in known)
+    for patterns in ["**", *known]:
+        with capture(module, patterns) as seen:
+            module(*given)
+        assert not [address for address, records in seen.items() if not records], patterns
+
+
+def test_a_model_without_a_head_has_no_logits() -> None:
+    module = build(resolved(hparams("encoder/post/rotary")).model_copy(update={"head": None}))
+    assert "hidden" in addresses(module) and "logits" not in addresses(module)
+
+
+@torch.no_grad()
 def test_the_residual_stream_is_continuous() -> None:
     module, ids = tiny("decoder/pre-grouped/rotary"), torch.randint(TARGET_VOCAB, (3, 7))
-    with capture(module, ["*.before", "*.after", "decoder.embedded", "decoder.final_norm"]) as seen:
+    with capture(module, ["**.before", "**.after", "decoder.embedded", "decoder.final_norm"]) as seen:
         module(ids)
     stream = seen.tensor("decoder.embedded")
     for layer in range(2):
@@ -127,11 +148,11 @@ def test_shared_layers_leave_a_record_for_each_depth() -> None:
 def test_every_decoding_step_leaves_a_record(name: str) -> None:
     """With a cache only new keys are recorded, those of the memory once; the weights equal those without a cache."""
     reader, ids, _ = reader_and_batch(name)
-    pattern = "decoder.*.weights"
+    pattern = "decoder.**.weights"
     with capture(reader.module, pattern) as whole:
         reader(ids)
     cache = Cache()
-    with capture(reader.module, [pattern, "decoder.*.keys", "logits"]) as steps:
+    with capture(reader.module, [pattern, "decoder.**.keys", "logits"]) as steps:
         for place in range(4):
             reader(ids[:, place : place + 1], cache=cache)
     assert [record.step for record in steps["logits"]] == [0, 1, 2, 3]
@@ -153,9 +174,9 @@ def test_beams_are_recorded_row_by_row() -> None:
     module = tiny(PAIR)
     ids, beams = torch.randint(29, (2, 7)), torch.randint(TARGET_VOCAB, (6, 5))
     memory = module.encode(ids).memory
-    with capture(module, "decoder.*.weights") as folded:
+    with capture(module, "decoder.**.weights") as folded:
         module.decode(beams, memory)
-    with capture(module, "decoder.*.weights") as repeated:
+    with capture(module, "decoder.**.weights") as repeated:
         module.decode(beams, memory.repeat_interleave(3, 0))
     for address in folded:
         assert len(folded.tensor(address)) == 6
@@ -166,7 +187,7 @@ def test_beams_are_recorded_row_by_row() -> None:
 def test_search_is_captured_and_edited() -> None:
     module, ids = tiny(PAIR), torch.randint(29, (2, 7))
     special = {"bos_id": 1, "eos_id": 2, "pad_id": 0, "options": SearchOptions(beam_size=3, max_length=6)}
-    with capture(module, ["decoder.layers.0.*.weights", "logits"]) as seen:
+    with capture(module, ["decoder.layers.0.**.weights", "logits"]) as seen:
         plain = beam_search(module, ids, torch.ones_like(ids, dtype=torch.bool), **special)
     assert [record.step for record in seen["logits"]] == list(range(len(seen["logits"])))
     with edit(module, {"logits": lambda logits, at: logits.index_fill(-1, torch.tensor([5]), 100.0)}):
@@ -214,7 +235,7 @@ def test_points_without_a_watcher_dispatch_nothing(name: str, monkeypatch: pytes
     reader, ids, mask = reader_and_batch(name)
     reader(ids, mask)  # tables of positions grow at the first call
     found = operations(lambda: reader(ids, mask))
-    with capture(reader.module, ["*.before", "hidden"]):
+    with capture(reader.module, ["**.before", "hidden"]):
         assert operations(lambda: reader(ids, mask)) == found, "what is captured as it is computed costs no operation"
     assert operations(lambda: reader(ids, mask)) == found
     monkeypatch.setattr(HookPoints, "point", lambda self, name, x: x)
@@ -222,7 +243,7 @@ def test_points_without_a_watcher_dispatch_nothing(name: str, monkeypatch: pytes
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("pattern", "fused"), [("*.mixed", True), ("*.queries", True), ("*.weights", False)])
+@pytest.mark.parametrize(("pattern", "fused"), [("**.mixed", True), ("**.queries", True), ("**.weights", False)])
 def test_the_fused_kernel_stays_where_its_inputs_and_outputs_are_watched(pattern: str, fused: bool) -> None:
     module = tiny("decoder/pre-grouped/rotary")
     ids = torch.randint(TARGET_VOCAB, (2, kernels.SHORT_ON_CPU + 3))
@@ -235,9 +256,9 @@ def test_the_fused_kernel_stays_where_its_inputs_and_outputs_are_watched(pattern
 def test_blocks_nest_and_leave_nothing_behind() -> None:
     module, ids = tiny("decoder/post/learned"), torch.randint(TARGET_VOCAB, (2, 7))
     expected = module(ids).logits
-    outer = capture(module, "*.mixed")
+    outer = capture(module, "**.mixed")
     with outer as first:
-        with pytest.raises(RuntimeError, match="boom"), edit(module, {"*.mixed": lambda x, at: x * 0}):
+        with pytest.raises(RuntimeError, match="boom"), edit(module, {"**.mixed": lambda x, at: x * 0}):
             inner = module(ids).logits
             raise RuntimeError("boom")
         assert torch.equal(module(ids).logits, expected)
@@ -246,7 +267,7 @@ def test_blocks_nest_and_leave_nothing_behind() -> None:
     assert torch.equal(module(ids).logits, expected)
     for part in module.modules():
         assert not part._forward_hooks and not part._forward_pre_hooks
-        assert not isinstance(part, HookPoints) or part.watchers is None
+        assert not is_seen(part)
 
 
 def test_an_unknown_address_is_refused_with_the_nearest() -> None:

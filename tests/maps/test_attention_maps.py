@@ -68,7 +68,7 @@ def test_weights_of_two_stacks_are_those_of_one_teacher_forced_pass(
     assert maps.target_tokens == vocabulary.tokens(read[1][0].tolist())
     assert maps.reading.labels == (*target, vocabulary.eos_id)
     assert maps.stacks == ("encoder.self", "decoder.self", "decoder.memory")
-    with capture(model.module, "*.weights") as seen:
+    with capture(model.module, "**.weights") as seen:
         model.module(*read)
     sizes = {"encoder.self": (7, 7), "decoder.self": (6, 6), "decoder.memory": (6, 7)}
     for stack in maps.stacks:
@@ -129,12 +129,12 @@ def test_checkpoints_read_as_their_predictions_do(make: str, tmp_path: Path) -> 
         build: Callable[..., Path] = made.bart if make == "bart" else made.encoder
         kind = {"bert": "BertForSequenceClassification", "bart": "BartForSequenceClassification"}[make]
         model = ch.load(build(folder, kind), device="cpu")
-        with capture(model.module, "*.weights") as seen:
+        with capture(model.module, "**.weights") as seen:
             model.classify([("the cat sat", "a small dog")])
         maps = model.attention(("the cat sat", "a small dog"))
     elif make == "gpt2":
         model = ch.load(hf_models.language_model(folder), device="cpu")
-        with capture(model.module, "*.weights") as seen:
+        with capture(model.module, "**.weights") as seen:
             model.score("the cat sat")
         # A score begins with the token that ends the text before, a prompt does not.
         maps = model.attention("the cat sat")
@@ -144,7 +144,7 @@ def test_checkpoints_read_as_their_predictions_do(make: str, tmp_path: Path) -> 
         return
     else:
         model = ch.load(made.t5(folder) if make == "t5" else hf_models.translator(folder), device="cpu")
-        with capture(model.module, "*.weights") as seen:
+        with capture(model.module, "**.weights") as seen:
             model.score("the cat sat", "a small dog")
         maps = model.attention("the cat sat", "a small dog")
     for (stack, layer), record in maps.records.items():
@@ -208,6 +208,7 @@ def test_a_layer_that_lost_a_head_has_no_numbers_there(models: dict[str, Model],
         ("decoder", {"text": TEXT, "beam_size": 2}, "nothing is generated"),
         ("decoder", {"text": TEXT, "generate": -1}, "generate must be at least 0"),
         ("decoder", {"text": TEXT, "chat": True}, "no chat template"),
+        ("decoder", {"text": "a b " * 9000}, "tokens, but at most 4,096 can be looked at"),
         ("decoder", {"text": TEXT, "precision": "fp8"}, "precision must be auto, fp32 or bf16"),
         ("decoder", {"text": TEXT, "layers": 3}, "there is no option 'layers'"),
         ("encoder-decoder", {"text": TEXT, "target": TARGET, "generate": 2}, "leave target or generate out"),

@@ -99,7 +99,7 @@ def test_repeat_scores_are_loops_over_generated_sequences(family: str, monkeypat
     if target is not None:
         assert target.ids[:, 0].tolist() == [tokenizer.bos_id] * repeats.SEQUENCES
         assert torch.equal(target.ids[:, 1:], source.ids[:, :-1])
-    with ch.capture(module, "*.weights") as seen, torch.no_grad():
+    with ch.capture(module, "**.weights") as seen, torch.no_grad():
         states(module, source, target)
     for row in rows:
         record = maps.record(row.stack, row.layer)

@@ -27,11 +27,16 @@ def doublings(count: int = 3) -> nn.Sequential:
 def test_patterns_name_paths_in_order() -> None:
     assert matching_addresses(doublings(), "*.0") == ["0.0", "1.0", "2.0"]
     assert matching_addresses(doublings(), "[02]") == ["0", "2"]
+    assert matching_addresses(doublings(), "*") == ["0", "1", "2"]
+    assert matching_addresses(doublings(), ["1.**", "**.0"]) == ["1.0", "0", "0.0", "2.0"]
+    assert matching_addresses(doublings(), "**") == ["0", "0.0", "1", "1.0", "2", "2.0"]
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"has the address 'layer2' \(did you mean 'layer1'\?\)"):
         matching_addresses(nn.ModuleDict({"layer1": Doubling()}), "layer2")
+    with pytest.raises(InputError, match=r"did you mean '\*\*.layer1'\? \* stays within one part of an address"):
+        matching_addresses(nn.ModuleDict({"layer1": Doubling()}), "*.layer1")
     with pytest.raises(InputError, match="no activation"), capture(doublings(), ["0", "x"]):
         pass
 
@@ -69,8 +74,8 @@ def test_an_edit_affects_later_modules_and_ends_with_the_context() -> None:
 
 def test_edits_of_one_module_apply_in_order() -> None:
     module = doublings(1)
-    with edit(module, {"0": lambda output, at: output + 1, "*": lambda output, at: output * 3}):
-        assert module(torch.tensor(2.0)) == 3 * (3 * 4 + 1)  # "*" names 0.0 too, which comes first
+    with edit(module, {"0": lambda output, at: output + 1, "**": lambda output, at: output * 3}):
+        assert module(torch.tensor(2.0)) == 3 * (3 * 4 + 1)  # "**" names 0.0 too, which comes first
 
 
 def test_an_edit_of_another_shape_is_refused() -> None:
@@ -81,6 +86,33 @@ def test_an_edit_of_another_shape_is_refused() -> None:
     ):
         module(torch.arange(5.0))
     assert torch.equal(module(torch.ones(5)), 8 * torch.ones(5)), "the hooks are gone after a failure too"
+
+
+def test_an_edit_takes_a_tensor_alone_or_with_its_place() -> None:
+    module, x = doublings(1), torch.arange(-2.0, 3.0)
+    functions = {
+        "relu": (torch.relu, torch.relu(2 * x)),
+        "module": (nn.Threshold(1.0, 7.0), torch.where(2 * x > 1, 2 * x, 7.0)),
+        "alone": (lambda tensor: tensor + 1, 2 * x + 1),
+        "place": (lambda tensor, at: tensor + len(at.address), 2 * x + 1),
+        "place by default": (lambda tensor, at=None: tensor + len(at.address), 2 * x + 1),
+        "any": (lambda *given: given[0] + len(given), 2 * x + 2),
+        "bound in a loop": (lambda tensor, size=3: tensor + size, 2 * x + 3),
+        "both": (lambda tensor, at, size=3: tensor + size, 2 * x + 3),
+        "of another type": (lambda tensor: tensor.double(), 2 * x),
+    }
+    for name, (function, expected) in functions.items():
+        with edit(module, {"0": function}):
+            assert torch.equal(module(x), expected), name
+    for function, taken in {
+        (lambda: x): r"function\(\)",
+        (lambda tensor, at, more: x): r"function\(tensor, at, more\)",
+        (lambda tensor, *, more: x): r"function\(tensor, more\)",
+    }.items():
+        message = rf"the edit of '0' must be function\(tensor\) or function\(tensor, at\), not {taken}"
+        with pytest.raises(InputError, match=message), edit(module, {"0": function}):
+            pass
+    assert torch.equal(module(x), 2 * x)
 
 
 def test_only_single_tensors_can_be_captured() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from clearhead.core import Sequence, Transformer
 from clearhead.errors import InputError
-from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
+from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome, predicts_next
 from clearhead.maps.streams import Streams
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
@@ -40,6 +40,7 @@ def chosen(of: Chosen, found: Streams, labels: tuple[str, ...] = ()) -> tuple[in
     names = OutputNames(labels) if labels else OutputNames(tokenizer().entries(), tokenizer())
     outcome = choose_outcome(of, found, names, found.last.ids[0, 1:].tolist())
     assert names.name(outcome.id) == outcome.token
+    assert outcome.is_next == predicts_next(found, names)
     return outcome.position, outcome.token.removeprefix("▁")
 
 
@@ -55,23 +56,25 @@ def best(found: Streams, position: int | None, labels: tuple[str, ...] = ()) -> 
 @pytest.mark.parametrize(("name", "target"), [("decoder, norms behind", None), ("two stacks", "a b c d")])
 def test_a_token_of_a_language_model_is_predicted_by_the_position_before_it(name: str, target: str | None) -> None:
     found = streams(name, "a b c d", target)
-    assert chosen(None, found) == chosen(3, found) == (2, "d")
-    assert chosen(1, found) == (0, "b")
-    assert chosen(4, found) == (3, best(found, 3))
-    assert chosen("g", found) == (3, "g")
-    assert chosen((2, "g"), found) == (1, "g")
+    assert chosen(None, found) == chosen(3, found) == (3, "d")
+    assert chosen(1, found) == (1, "b")
+    assert chosen(4, found) == (4, best(found, 3))
+    assert chosen("g", found) == (4, "g")
+    assert chosen((2, "g"), found) == (2, "g")
+    names = OutputNames(tokenizer().entries(), tokenizer())
+    assert choose_outcome(3, found, names).logits_position == 2
 
 
 def test_a_decoder_that_reads_one_token_says_what_comes_next() -> None:
     found = streams("two stacks", "a b", "c")
-    assert chosen(None, found) == (0, best(found, 0))
+    assert chosen(None, found) == (1, best(found, 0))
 
 
 def test_an_end_token_is_an_outcome_only_by_its_position() -> None:
     found, end = streams("two stacks", "a b", "c d"), tokenizer().eos_id
     names, labels = OutputNames(tokenizer().entries(), tokenizer()), (tokenizer().encode("d")[0], end)
-    assert choose_outcome(None, found, names, labels).position == 0
-    assert choose_outcome(2, found, names, labels) == Outcome(1, "</s>", end)
+    assert choose_outcome(None, found, names, labels).position == 1
+    assert choose_outcome(2, found, names, labels) == Outcome(2, "</s>", end, is_next=True)
 
 
 def test_a_masked_model_predicts_at_its_masks() -> None:

@@ -52,7 +52,7 @@ def test_weights_are_those_of_the_eager_kernel(name: str) -> None:
     for rows in (3, 1):
         source, target = inputs(module, rows)
         records = recorded(module, source, target)
-        with capture(module, "*.weights") as seen:
+        with capture(module, "**.weights") as seen:
             module.states(source, target)
         assert len(records) == sum(map(len, seen.values()))
         for record in records:
@@ -73,7 +73,7 @@ def test_the_model_runs_with_the_fused_kernel(name: str, monkeypatch: pytest.Mon
     """Recording changes nothing of the run, and its weights are those of an eager run up to rounding."""
     module = module_of(name)
     source, target = inputs(module)
-    with capture(module, "*.weights") as seen:
+    with capture(module, "**.weights") as seen:
         module.states(source, target)
     monkeypatch.setattr("clearhead.kernels.attention.SHORT_ON_CPU", 0)
     calls: list[int] = []
@@ -92,7 +92,7 @@ def test_the_model_runs_with_the_fused_kernel(name: str, monkeypatch: pytest.Mon
 def test_a_record_keeps_no_copies_and_no_masks() -> None:
     module = module_of("window")
     source, target = inputs(module)
-    with capture(module, ["*.queries", "*.keys", "*.values"]) as seen:
+    with capture(module, ["**.queries", "**.keys", "**.values"]) as seen:
         records = recorded(module, source, target)
     for record in records:
         tensors = {"queries": record.query_BHTE, "keys": record.key_BKSE, "values": record.value_BKSE}

@@ -35,7 +35,7 @@ FROM_CONFIGS = ["albert", "bart", "gpt_oss", "modernbert/mean", "opt/narrow", "t
 def real_shapes(module: Transformer, has_two_stacks: bool) -> dict[str, list[tuple[int, ...]]]:
     """The shapes of all records of a real call, by address."""
     source, target = (torch.zeros(BATCH, tokens, dtype=torch.long) for tokens in (SOURCE, TARGET))
-    with torch.no_grad(), capture(module, "*") as seen:
+    with torch.no_grad(), capture(module, "**") as seen:
         module(source, target if has_two_stacks else None)
     assert list(seen) == addresses(module)
     # What an expert computes depends on the tokens that chose it, so no shape can be promised.

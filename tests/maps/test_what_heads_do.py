@@ -40,7 +40,7 @@ def logits(maps: AttentionMaps) -> torch.Tensor:
 def test_the_outcome_is_the_last_token_of_the_target(translation: AttentionMaps, writing: AttentionMaps) -> None:
     for maps, read in ((translation, translation.target_tokens), (writing, writing.tokens)):
         outcome = maps.outcome()
-        assert (outcome.position, outcome.token) == (len(read) - 2, read[-1])
+        assert (outcome.position, outcome.token) == (len(read) - 1, read[-1])
     assert translation.outcome(len(translation.target_tokens)).token == "</s>", "the end token, by its position"
 
 
@@ -52,7 +52,7 @@ def test_effects_contributions_and_lens_are_of_the_outcome(translation: Attentio
         assert [(effect.stack, effect.layer, effect.head) for effect in effects] == heads
         terms = maps.contributions("a")
         assert sum(term.value for term in terms) == pytest.approx(
-            float(logits(maps)[outcome.position, outcome.id]), 1e-4
+            float(logits(maps)[outcome.logits_position, outcome.id]), 1e-4
         )
         lens = maps.lens(top_k=3)
         best = logits(maps).softmax(-1).topk(3)

@@ -176,6 +176,17 @@ def test_a_flipped_byte_of_a_saved_model_is_named(saved: Path, name: str) -> Non
         ch.load(saved)
 
 
+def test_a_file_with_holes_is_not_hashed(saved: Path) -> None:
+    size = 2**42
+    with (saved / "weights.safetensors").open("ab") as file:
+        file.truncate(size)
+    manifest = json.loads((saved / "manifest.json").read_text())
+    manifest["files"]["weights.safetensors"]["size"] = size
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"weights\.safetensors: to load it needs about 4\.4 TB of memory"):
+        ch.load(saved)
+
+
 @pytest.fixture
 def edited(saved: Path) -> Path:
     """The saved model, whose files may be changed."""

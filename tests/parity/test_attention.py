@@ -37,27 +37,33 @@ def gradients_in_torch_layout(ours: MultiHeadAttention, bias: bool) -> dict[str,
     return found
 
 
-def masks(kind: str, keys: int) -> tuple[Tensor | None, Tensor, spec.Full | spec.Causal]:
-    """Return our mask, the allowed pairs [B, T, keys] that it means, and our mask of construction."""
+def masks(kind: str, keys: int) -> tuple[dict[str, Tensor], Tensor, spec.Full | spec.Causal]:
+    """Return our arguments, the allowed pairs [B, T, keys] that they mean, and our mask of construction."""
     padding = torch.arange(keys) < torch.tensor([keys, 5, 3])[:, None]
     causal = torch.ones(T, keys, dtype=torch.bool).tril()
     arbitrary = torch.rand(B, T, keys) > 0.4
     arbitrary[..., 1] = True  # torch gives NaN where a query sees nothing, so every query sees one key
     everything = torch.ones(B, T, keys, dtype=torch.bool)
+    seen = arbitrary.index_fill(2, torch.tensor(0), True)
     return {
-        "none": (None, everything, spec.Full()),
-        "padding": (padding, everything & padding[:, None], spec.Full()),
-        "causal": (None, everything & causal, spec.Causal()),
-        "both": (padding, causal & padding[:, None], spec.Causal()),
-        "arbitrary": (arbitrary, arbitrary, spec.Full()),
-        "arbitrary and causal": (arbitrary.index_fill(2, torch.tensor(0), True), causal & arbitrary, spec.Causal()),
+        "none": ({}, everything, spec.Full()),
+        "padding": ({"key_mask": padding}, everything & padding[:, None], spec.Full()),
+        "causal": ({}, everything & causal, spec.Causal()),
+        "both": ({"key_mask": padding}, causal & padding[:, None], spec.Causal()),
+        "for all rows": ({"mask": arbitrary[0]}, everything & arbitrary[0], spec.Full()),
+        "arbitrary": ({"mask": arbitrary}, arbitrary, spec.Full()),
+        "arbitrary and padding": ({"mask": seen, "key_mask": padding}, seen & padding[:, None], spec.Full()),
+        "arbitrary and causal": ({"mask": seen}, causal & seen, spec.Causal()),
     }[kind]
 
 
 @pytest.mark.parametrize("kernel", ["eager", "fused"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-@pytest.mark.parametrize("kind", ["none", "padding", "causal", "both", "arbitrary", "arbitrary and causal"])
+@pytest.mark.parametrize(
+    "kind",
+    ["none", "padding", "causal", "both", "for all rows", "arbitrary", "arbitrary and padding", "arbitrary and causal"],
+)
 def test_outputs_weights_and_gradients(
     kind: str, cross: bool, bias: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,9 +71,7 @@ def test_outputs_weights_and_gradients(
         kind = "padding" if kind == "both" else "arbitrary"
     monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if kernel == "fused" else 1000)
     keys = S if cross else T
-    mask, allowed, structure = masks(kind, keys)
-    if kind == "arbitrary and causal":
-        allowed = allowed | (torch.arange(keys) == 0)
+    given, allowed, structure = masks(kind, keys)
     ours = MultiHeadAttention(D, H, bias=bias, mask=structure)
     for parameter in ours.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -84,14 +88,14 @@ def test_outputs_weights_and_gradients(
     for one in inputs:
         one.grad = None
 
-    found = ours(query, memory if cross else None, mask)
+    found = ours(query, memory if cross else None, **given)
     (found * cotangent).sum().backward()
     assert difference(found, expected) <= 1e-5
     for one, gradient in zip(inputs, expected_inputs, strict=True):
         assert difference(one.grad, gradient) <= 1e-5
     for name, gradient in gradients_in_torch_layout(ours, bias).items():
         assert difference(gradient, theirs.get_parameter(name).grad) <= 1e-5, name
-    _, weights = ours(query, memory if cross else None, mask, return_weights=True)
+    _, weights = ours(query, memory if cross else None, **given, return_weights=True)
     assert difference(weights, expected_weights) <= 1e-5
 
 
@@ -101,6 +105,12 @@ def test_a_mask_for_each_head() -> None:
     allowed[..., 2] = True
     expected, _ = torch_twin(ours, True)(x, x, x, attn_mask=~allowed.flatten(0, 1))
     assert difference(ours(x, mask=allowed), expected) <= 1e-5
+
+
+def test_a_mask_of_as_many_texts_as_tokens_is_one_of_queries_and_keys() -> None:
+    ours, x, causal = MultiHeadAttention(D, H), torch.randn(T, T, D), torch.ones(T, T, dtype=torch.bool).tril()
+    expected, _ = torch_twin(ours, True)(x, x, x, attn_mask=~causal)
+    assert difference(ours(x, mask=causal), expected) <= 1e-5
 
 
 @pytest.mark.parametrize("queries", [1, 4, 5])

@@ -24,6 +24,7 @@ from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.model_table import resolve_spec
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import ModelSection
+from clearhead.training.settings import STARTUP_SECONDS
 from clearhead.training.tasks.base import one_sided
 from tests.cli.tiny_run import PAIRS, write_pairs
 from tests.parity.architectures.harness import outputs_of
@@ -41,7 +42,7 @@ def chosen(tokens_in_a_minute: list[int]) -> int:
         step_seconds = 10 * 60.0 / count
         return SimpleNamespace(size=size, step_seconds=step_seconds, step_tokens=10.0)
 
-    minutes = 1 + fit.STARTUP_SECONDS / 60
+    minutes = 1 + STARTUP_SECONDS / 60
     recipe = Recipe(None, "bpe", 100, 32, SIZES, RECIPES["tag"][0].model, {}, 3)
     found = fit.choose_size(recipe, candidate, minutes, lambda message: None)
     return found.size.width
@@ -101,6 +102,7 @@ def test_a_recipe_is_measured_on_the_data(tmp_path: Path, monkeypatch: pytest.Mo
     written = parse_run_file(found.text, "run.toml")
     # A batch holds all pairs, and an hour is more than their data is worth.
     assert written.train.steps == found.steps == recipe.most_epochs and "more data would" in found.text
+    assert written.train.planned_minutes is None, "the steps do not fill the time"
     assert written.model.width == recipe.sizes[0].width and any("a step" in line for line in said)
     # Three words of one letter, whatever their tokens.
     assert "The longest text has" in found.text and written.data.max_length == 16

@@ -68,12 +68,23 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be run on this chat: maximum recursion"),
         ("{{ 'a' * 10**10 }}", "more than the 512 MB"),
         ("{{ '%9999999999d' % 1 }}", "more than the 512 MB"),
-        ("{{ 'a' * 5000000 }}", "more than 4194304 characters"),
+        ("{{ 'a' * 5000000 }}", r"makes 5,000,000 characters of this chat, which are too many \(at most 33,\d\d\d\)"),
+        ("{% for i in range(20000) %}hello {% endfor %}", "makes 120,000 characters of this chat"),
+        ("{{ strftime_now('%c' * 3000000) }}", "a format of a date has more than 256 characters"),
+        ("{{ raise_exception('x' * 1000000) }}", r"refuses this chat: x{77}\.\.\.$"),
     ],
 )
 def test_what_a_template_may_not_do(template: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ChatTemplate({"default": template}, {}).render(CHAT)
+
+
+def test_a_template_may_repeat_a_long_chat() -> None:
+    long = [{"role": "user", "content": "é\n" * 20_000}]
+    twice = ChatTemplate({"default": "{{ messages[0].content }}{{ messages | tojson }}"}, {})
+    assert len(twice.render(long)) > 80_000
+    with pytest.raises(InputError, match="characters of this chat"):
+        ChatTemplate({"default": "{{ messages[0].content * 6 }}"}, {}).render(long)
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import base64
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clearhead.errors import InputError
+from clearhead.text import tokenizer_checks
 from clearhead.text.backend import DocumentBackend
-from clearhead.text.sentencepiece import _replacement_tables, check_tables
+from clearhead.text.sentencepiece import _replacement_tables, check_tables, load_pieces
+from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_checks import charsmap_fault, check_document
-from tests.hf.tokenizer_folders import pieces_model
+from tests.hf.tokenizer_folders import pieces_model, write
 
 MODEL = {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "a"}
 
 
 def replace(pattern: object, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def template(single: list[Any] | None = None, ids: int = 1, tokens: int = 1) -> dict[str, Any]:
+    """A post-processor with a special token in front of a text."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    entries = {f"<{number}>": {"id": f"<{number}>", "ids": [1] * ids, "tokens": [""] * ids} for number in range(tokens)}
+    return {"type": "TemplateProcessing", "single": [*(single or []), text], "pair": [text], "special_tokens": entries}
+
+
+def token(name: str) -> dict[str, Any]:
+    return {"SpecialToken": {"id": name, "type_id": 0}}
 
 
 def sequence(*parts: object) -> dict[str, Any]:
@@ -45,12 +59,54 @@ def sequence(*parts: object) -> dict[str, Any]:
         ("decoder", [], "which is not supported"),
         ("model", {**MODEL, "type": "WordPiece", "max_input_chars_per_word": 10**9}, "max_input_chars_per_word"),
         ("model", {"type": "Other"}, "the model is of a kind"),
+        ("model", {"type": "WordLevel", "vocab": range(2**20 + 1)}, "1,048,577 entries are too many for a vocabulary"),
+        ("model", {"type": "BPE", "merges": range(2**19 + 1)}, "524,289 merges are too many for a vocabulary"),
+        ("post_processor", template([token("<0>")] * 10**6), "single has 1000001 parts, more than 64"),
+        ("post_processor", template([token("<0>")], ids=65), "a special token has 65 parts, more than 64"),
+        ("post_processor", template(tokens=65), "special_tokens has 65 parts, more than 64"),
+        (
+            "post_processor",
+            template([token("<1>")]),
+            "single has the token '<1>', which is not among its special_tokens",
+        ),
+        ("post_processor", {"type": "Sequence", "processors": [{"type": "ByteLevel"}] * 70}, "71 parts"),
+        ("post_processor", {"type": "Surprise"}, "'Surprise', which is not supported"),
     ],
 )
 def test_a_part_out_of_bounds_is_named(place: str, part: object, words: str) -> None:
-    check_document({"model": MODEL}, "t.json")
+    check_document({"model": MODEL, "post_processor": template([token("<0>")])}, "t.json")
     with pytest.raises(InputError, match=f"^t.json: .*{words}"):
         check_document({"model": MODEL, place: part}, "t.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", {"added_tokens": [{}] * 65_537, "model": MODEL}, "65,537 added tokens are too many"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": dict.fromkeys(map(str, range(65_537)))},
+            "65,537 added tokens",
+        ),
+        ("vocab.json", dict.fromkeys(map(str, range(2**20 + 1)), 0), "1,048,577 entries are too many"),
+        ("merges.txt", "a b\n" * (2**19 + 1), "524,289 merges are too many"),
+        ("vocab.txt", "a\n" * (2**20 + 1), "1,048,577 entries are too many"),
+    ],
+)
+def test_a_vocabulary_that_no_model_has(name: str, content: object, words: str, tmp_path: Path) -> None:
+    kind = "BertTokenizer" if name == "vocab.txt" else "GPT2Tokenizer"
+    files = {"vocab.json": {"a": 0}, "merges.txt": "", "tokenizer_config.json": {"tokenizer_class": kind}}
+    write(tmp_path, {**files, name: content})
+    with pytest.raises(InputError, match=rf"{name}: {words}"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_model_of_pieces_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tokenizer_checks.MOST, "pieces", 100)
+    with pytest.raises(InputError, match=r"m\.model: 173 pieces are too many for a vocabulary"):
+        load_pieces(pieces_model("bpe"), "m.model")
+    with pytest.raises(InputError, match=r"m\.model: 33554433 bytes are too many for a SentencePiece model"):
+        load_pieces(b"\n" * (2**25 + 1), "m.model")
 
 
 def test_links_of_a_table_of_replacements_stay_inside() -> None:

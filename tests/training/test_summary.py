@@ -10,7 +10,8 @@ import typer
 
 from clearhead.cli.main import make_app
 from clearhead.training.runfile.read import parse_run_file
-from clearhead.training.summary import next_commands
+from clearhead.training.settings import TrainResult
+from clearhead.training.summary import next_commands, summary_lines
 
 PAIRS = 'train = { source = "a b.de", target = "a.en" }\nvalid = { source = "a b.de", target = "a.en" }'
 TEXT = 'train = { text = "a b.jsonl" }\nvalid = { text = "a b.jsonl" }'
@@ -34,3 +35,26 @@ def test_every_task_is_measured_and_used_by_commands_that_exist(kind: str) -> No
         assert {word for word in words if word.startswith("--")} <= options
         needed = {one.opts[0] for one in known[words[1]].params if one.required and one.param_type_name == "option"}
         assert needed <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("planned", "step", "seconds", "is_said"),
+    [
+        ("planned_minutes = 3", 116, 88.0, True),
+        ("planned_minutes = 3", 116, 170.0, False),
+        ("planned_minutes = 3", 90, 60.0, False),  # ended early, which has another reason
+        ("", 116, 88.0, False),
+    ],
+)
+def test_a_run_much_shorter_than_planned_says_how_to_make_it_longer(
+    planned: str, step: int, seconds: float, is_said: bool
+) -> None:
+    data = f'[task]\nkind = "generate"\n[data]\n{TEXT}\n[tokenizer]\nkind = "word"\n'
+    run_file = parse_run_file(f'{data}[train]\nrun = "my run"\nsteps = 116\n{planned}\n', "run.toml")
+    result = TrainResult(Path("my run"), step, None, None, seconds, "all 116 steps are done")
+    said = [line for line in summary_lines(result, run_file) if line.startswith("shorter")]
+    assert len(said) == is_said
+    if is_said:
+        assert "116 steps took 1 min 28 s of the 3 min planned" in said[0]
+        words = shlex.split(said[0].partition("all of it: ")[2])
+        assert words == ["clearhead", "train", "my run/run.toml", "train.steps=224", "train.run=my run-longer"]

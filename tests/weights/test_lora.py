@@ -95,7 +95,7 @@ def test_a_target_that_is_none_is_refused(targets: tuple[str, ...], message: str
 
 def test_a_run_trains_the_narrow_maps_alone(tmp_path: Path) -> None:
     start = made.encoder(tmp_path / "start")
-    section = "[lora]\nrank = 2\nalpha = 4\ndropout = 0.1\ntargets = ['*.query', '*.value']"
+    section = "[lora]\nrank = 2\nalpha = 4\ndropout = 0.1\ntargets = ['**.query', '**.value']"
     path = made.write_run(tmp_path, start, 'kind = "classify"', "classify", steps=20, more=section)
     told = made.Told()
     train_run(load_run_file(path, ["train.validate_every=5"]), resume=False, progress=told)

@@ -14,7 +14,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.cli.main import main
 from clearhead.errors import InputError
-from clearhead.inference.int8 import to_int8
+from clearhead.fast.int8 import to_int8
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.runs.manifest import MANIFEST
 from clearhead.task import TaskRecord

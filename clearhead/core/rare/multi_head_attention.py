@@ -7,16 +7,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.arguments import check_tensor
 from clearhead.core.attention import Attention
-from clearhead.core.context import Context, Masking, check_boolean
+from clearhead.core.context import Context, Masking
 from clearhead.core.initialize import initialize
-from clearhead.core.shapes import MayAttend
+from clearhead.core.shapes import MayAttend, States
 from clearhead.core.stack import build_function
 from clearhead.errors import InputError
 from clearhead.kernels.positions import rotary_angles, rotate
 from clearhead.printing import PrintedModule
 
-Attended = Float[Tensor, "batch queries width"]
+MASK_SHAPES = ("queries keys", "#batch queries keys", "#batch #heads #queries keys")
+MASK_HINT = "; key_mask takes [batch, keys], memory makes keys and values, the constructor takes Causal()"
 
 
 class MultiHeadAttention(PrintedModule, nn.Module):
@@ -29,7 +31,7 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         head_size: None: width / num_heads.
         bias: whether the four projections have one.
         dropout: probability of dropping a weight, in training.
-        mask: the structure of every call; padding is an argument of the call.
+        mask: the structure of every call.
         position: rotation of queries and keys, or a bias on the scores.
 
     Raises:
@@ -47,15 +49,12 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         if head_size is None and (num_heads < 1 or width % num_heads):
             raise InputError(f"width must be a multiple of num_heads; got width {width} and {num_heads} heads")
         self.spec = spec.Attention(
-            num_heads=num_heads,
-            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-            head_size=width // num_heads if head_size is None else head_size,
-            mask=mask,
+            num_heads=num_heads, num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads, mask=mask,
+            head_size=width // num_heads if head_size is None else head_size, dropout=dropout,
             position=position if isinstance(position, spec.Rotary) else None,
             score_bias=None if isinstance(position, spec.Rotary) else position,
             bias=spec.Biases(query=bias, key=bias, value=bias, out=bias),
-            dropout=dropout,
-        )
+        )  # fmt: skip
         spec.validate(self.spec)
         inner = build_function(width, self.spec)
         assert isinstance(inner, Attention)
@@ -74,33 +73,36 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         return super().train(mode)
 
     def forward(
-        self,
-        query: Attended,
-        memory: Float[Tensor, "batch keys width"] | None = None,
-        mask: Bool[Tensor, "#batch keys"] | Bool[Tensor, "#batch queries keys"] | MayAttend | None = None,
-        return_weights: bool = False,
-    ) -> Attended | tuple[Attended, Tensor]:
+        self, query: States, memory: Float[Tensor, "batch keys width"] | None = None,
+        mask: Bool[Tensor, "queries keys"] | Bool[Tensor, "#batch queries keys"] | MayAttend | None = None,
+        key_mask: Bool[Tensor, "#batch keys"] | None = None, return_weights: bool = False,
+    ) -> States | tuple[States, Tensor]:  # fmt: skip
         """Attend from query to memory, or to query itself.
 
         Args:
-            memory: None: the query.
-            mask: True = may attend; [batch, keys] hides padding, [batch, queries, keys] or
-                [batch, heads, queries, keys] masks pairs. It is joined with the mask of the constructor.
+            memory: what keys and values are made of; None: the query.
+            mask: True = may attend; [queries, keys], [batch, queries, keys] or [batch, heads, queries, keys].
+            key_mask: True = a real token of the memory. Both are joined with the mask of the constructor.
             return_weights: also return the weights [batch, heads, queries, keys], before dropout.
 
         Raises:
-            InputError: the mask is not boolean.
+            InputError: an argument has another shape, or a mask is not boolean.
         """
-        check_boolean("mask", mask)
+        sizes = {"heads": self.spec.num_heads, "width": self.query.in_features}
+        sizes |= check_tensor("query", query, "numbers", ["batch queries width"], sizes)
+        source = query if memory is None else memory
+        sizes |= check_tensor("memory", source, "numbers", ["batch keys width"], sizes)
+        check_tensor("mask", mask, "mask", MASK_SHAPES, sizes, MASK_HINT)
+        check_tensor("key_mask", key_mask, "mask", ["#batch keys"], sizes, "; mask takes [queries, keys]")
         if mask is not None and mask.dim() < 4:
-            mask = mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
-        inner, source = self.attention, query if memory is None else memory
-        num_queries, num_keys = query.shape[1], source.shape[1]
+            mask = mask.reshape(-1, 1, *mask.shape[-2:])
+        if key_mask is not None:
+            mask = key_mask[:, None, None] & (True if mask is None else mask)
+        inner, num_queries, num_keys = self.attention, query.shape[1], source.shape[1]
         positions = torch.arange(max(num_queries, num_keys), device=query.device)[None]
         # Where lengths differ, the queries are the last tokens of the keys, as in decoding with a cache.
-        first = max(0, num_keys - num_queries)
-        masking = Masking(num_queries, num_keys, allowed=mask)
-        context = Context(masking, positions[:, first : first + num_queries], positions[:, :num_keys])
+        own = positions[:, max(0, num_keys - num_queries) :][:, :num_queries]
+        context = Context(Masking(num_queries, num_keys, allowed=mask), own, positions[:, :num_keys])
         heads = inner.split(inner.query(query))
         key, value = (inner.split(project(source)) for project in (inner.key, inner.value))
         if (rotary := self.spec.position) is not None:

@@ -60,6 +60,8 @@ def _atomic_folder(folder: Path) -> Iterator[Path]:
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.tmp"
     is_first = not folder.parent.exists()
     try:
+        # As the kernels need it, which are loaded from a cache that nobody else can write.
+        cache_root().mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary.mkdir(parents=True)
         _remove_stale(folder.parent)
         yield temporary

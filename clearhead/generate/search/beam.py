@@ -36,14 +36,14 @@ from torch.nn import functional
 
 from clearhead.core import Cache, Output, Transformer
 from clearhead.errors import InputError, RunFailure
+from clearhead.fast.cache import IndexedCache
+from clearhead.fast.top import top_and_log_total
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import NO_ID, Processor, apply, repetition_processors, select
 from clearhead.generate.results import Candidate, length_normalised
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
-from clearhead.inference.cache import IndexedCache
-from clearhead.native.top import top_and_log_total
 from clearhead.watching import token_generated
 
 

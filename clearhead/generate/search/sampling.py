@@ -17,9 +17,9 @@ from numpy.random import PCG64, Generator, SeedSequence
 from torch import Tensor
 
 from clearhead.core import Transformer
+from clearhead.fast.top import top_and_log_total
 from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import Processor, apply, only_banned, select
-from clearhead.native.top import top_and_log_total
 
 # Numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64

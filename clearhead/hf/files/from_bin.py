@@ -8,6 +8,7 @@ only when a user asks for it by name.
 from __future__ import annotations
 
 import shutil
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -16,11 +17,17 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.files import read_json_object, write_json
-from clearhead.hf.files.tensor_files import INDEX, READ, inside
-from clearhead.weights.files import save_tensors
+from clearhead.hf.files.tensor_files import FLOATS, INDEX, READ, check_shards, inside
+from clearhead.machine import refuse_memory
+from clearhead.weights.files import MOST_TENSORS, save_tensors
 
 _SINGLE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-MOST_GROWTH = 4
+# Times the size of a file, and bytes of its pickle: 20,000 tensors take so many.
+MOST_GROWTH, LARGEST_PICKLE = 4, 2**22
+_PICKLE = ".pkl"  # of the one entry of an archive that is a pickle
+_METADATA = "__metadata__"  # the one key of a safetensors header that names no tensor
+# Of weights, and of tables and masks that are stored beside them.
+_DTYPES = {*FLOATS.values(), torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 _COPIED = tuple(suffix for suffix in READ if suffix != ".safetensors")
 
 
@@ -62,6 +69,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{folder / _INDEX}: expected an object whose weight_map names files")
     files = sorted({str(name) for name in weight_map.values()})
+    check_shards(files, folder / _INDEX)
     faults = [
         f"{folder / _INDEX} names the file {name!r}; expected the name of a .bin file in the same folder"
         for name in files
@@ -84,10 +92,17 @@ def _entries(path: Path) -> list[zipfile.ZipInfo]:
 def _read(path: Path) -> dict[str, Tensor]:
     # Files from before PyTorch 1.6 are not zip archives, and only those can be mapped.
     is_archive = zipfile.is_zipfile(path)
-    if is_archive and any(entry.compress_type != zipfile.ZIP_STORED for entry in _entries(path)):
+    entries = _entries(path) if is_archive else []
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise InputError(f"{path} is a compressed archive, whose weights PyTorch would misread; ask for safetensors")
+    if any(entry.file_size > LARGEST_PICKLE for entry in entries if entry.filename.endswith(_PICKLE)):
+        raise InputError(f"{path}: what names its tensors has more than {LARGEST_PICKLE:,} bytes; ask for safetensors")
+    if not is_archive:
+        refuse_memory(path.stat().st_size, f"{path}: to load it")
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:  # noqa: BLE001 whatever a damaged or hostile file makes the reader raise
         # PyTorch's own message tells how to execute what the file holds, which nobody should do.
         raise InputError(
@@ -96,19 +111,32 @@ def _read(path: Path) -> dict[str, Tensor]:
         ) from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise InputError(f"{path}: expected named tensors, received a {type(found).__name__}")
-    faults = [
-        f"{path}: '{name}' is a {type(value).__name__}, not a tensor"
-        for name, value in found.items()
-        if not isinstance(value, Tensor)
-    ]
-    dense = [value for value in found.values() if isinstance(value, Tensor) and value.layout == torch.strided]
-    if not faults and len(dense) < len(found):
-        faults.append(f"{path}: a tensor is not dense")
-    # A tensor of stride 0, or thousands of views of one, would be written as more numbers than the file holds.
-    views = {(value.data_ptr(), value.dtype, value.shape, value.stride()): value for value in dense}
-    size = sum(value.numel() * value.element_size() for value in views.values())
-    if size > MOST_GROWTH * path.stat().st_size:
-        faults.append(f"{path}: its tensors have {size} bytes, far more than the file")
+    if len(found) > MOST_TENSORS:
+        raise InputError(f"{path}: {len(found):,} tensors are too many for a model (at most {MOST_TENSORS:,})")
+    checked = ((name, _fault(name, value)) for name, value in found.items())
+    faults = [f"{path}: '{name}' {fault}" for name, fault in checked if fault is not None]
     if faults:
         raise InputError.from_faults(faults, subject=str(path))
-    return found
+    # A tensor of stride 0, or thousands of views of one, would be written as more numbers than the file holds.
+    views = {(value.data_ptr(), value.dtype, value.shape, value.stride()): value for value in found.values()}
+    size = sum(value.numel() * value.element_size() for value in views.values())
+    if size > MOST_GROWTH * path.stat().st_size:
+        raise InputError(f"{path}: its tensors have {size} bytes, far more than the file")
+    return {name: value.resolve_neg() for name, value in found.items()}
+
+
+def _fault(name: str, value: object) -> str | None:
+    """Return why safetensors cannot hold an entry, or no model reads it; None: nothing is wrong."""
+    if not isinstance(value, Tensor):
+        return f"is a {type(value).__name__}, not a tensor"
+    if name == _METADATA or not name.isprintable():
+        return "is no name of a tensor"
+    kinds = {
+        "nested": value.is_nested,
+        "quantized": value.is_quantized,
+        "meta": value.is_meta,
+        "sparse": value.layout != torch.strided,
+        str(value.dtype).removeprefix("torch."): value.dtype not in _DTYPES,
+    }
+    kind = next((kind for kind, is_of_it in kinds.items() if is_of_it), None)
+    return None if kind is None else f"is a tensor of the kind {kind}; expected plain numbers"

@@ -6,7 +6,7 @@ import functools
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.files import LARGEST_VOCABULARY, parse_json, read_json_object, refuse_link_out, typed
+from clearhead.machine import size
 from clearhead.weights.files import MOST_TENSORS
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -25,6 +26,8 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 READ = (".json", ".txt", ".model", ".spm", ".jinja", ".safetensors")
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 BLOCK = 2**22
+# More than any checkpoint has.
+MOST_SHARDS = 1024
 
 
 def inside(directory: Path, name: str) -> Path:
@@ -161,8 +164,8 @@ class TensorFiles(Mapping[str, Tensor]):
         one, other = self.headers[first], self.headers[second]
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
-        size = one.end - one.start
-        blocks = ((place, min(BLOCK, size - place)) for place in range(0, size, BLOCK))
+        length = one.end - one.start
+        blocks = ((place, min(BLOCK, length - place)) for place in range(0, length, BLOCK))
         return all(
             torch.equal(self._mapped(one, torch.uint8, *block), self._mapped(other, torch.uint8, *block))
             for block in blocks
@@ -206,6 +209,7 @@ class TensorFiles(Mapping[str, Tensor]):
         )
         if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()) or not table:
             raise InputError(f"{self.directory / INDEX}: weight_map must name a file for each tensor")
+        check_shards(set(table.values()), self.directory / INDEX)
         faults += [
             f"{INDEX} names {file}, which is missing"
             for file in dict.fromkeys(table.values())
@@ -227,7 +231,27 @@ class TensorFiles(Mapping[str, Tensor]):
         except (SafetensorError, OSError, json.JSONDecodeError) as error:
             faults.append(f"{name} is damaged or not a safetensors file: {error}")
             return
+        except RuntimeError:
+            # Of PyTorch, which maps the file.
+            faults.append(f"{name} cannot be mapped into memory: it has {size(path.stat().st_size)}")
+            return
         self._files[name] = file
+
+
+def check_shards(names: Collection[str], index: Path) -> None:
+    """Refuse an index of very many files.
+
+    Args:
+        names: of the files.
+        index: names them.
+
+    Raises:
+        InputError: there are too many.
+    """
+    if len(names) > MOST_SHARDS:
+        raise InputError(
+            f"{index} names {len(names):,} files, which are too many for a model (at most {MOST_SHARDS:,})"
+        )
 
 
 def _headers(path: Path) -> Iterator[tuple[str, Header]]:

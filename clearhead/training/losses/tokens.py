@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
-from clearhead.evaluate.token_accuracy import labelled_states
-from clearhead.training.fast_loss import fast_cross_entropy
+from clearhead.evaluate.token_accuracy import labelled_states, projected_cross_entropy
+from clearhead.fast.training.loss import fast_cross_entropy
 
 
 def token_loss(module: nn.Module, batch: Batch, *, label_smoothing: float) -> tuple[Float[Tensor, ""], int]:
@@ -29,7 +29,9 @@ def token_loss(module: nn.Module, batch: Batch, *, label_smoothing: float) -> tu
     model = cast(Transformer, module)
     states_ND, labels_N = labelled_states(model, batch)
     assert model.head is not None, "token loss needs a head over the vocabulary"
-    loss = fast_cross_entropy(states_ND, model.head.projection(), labels_N, label_smoothing=label_smoothing)
+    loss = fast_cross_entropy(
+        states_ND, model.head.projection(), labels_N, label_smoothing=label_smoothing, plain=projected_cross_entropy
+    )
     return loss, labels_N.numel()
 
 

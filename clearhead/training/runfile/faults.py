@@ -93,7 +93,7 @@ def name_of(address: Address) -> str:
 
 # Descriptions of keys with values of more than one kind.
 _WANTED: Mapping[Address, str] = {
-    ("lora", "targets"): 'a list of addresses, such as ["*.query", "*.value"]',
+    ("lora", "targets"): 'a list of addresses, such as ["**.query", "**.value"]',
     ("train", "betas"): "a list of 2 numbers, each at least 0 and below 1",
     ("train", "warmup"): "a number of steps from 0 on, or a share of all steps such as 0.1",
     ("train", "validate_every"): "a number of steps from 1 on, or a share of all steps such as 0.1",

@@ -249,6 +249,8 @@ def _schedule(run: RunFile) -> Iterator[Fault]:
         yield _fault("train.warmup", f"must be at least 1 for the schedule '{train.schedule}', received the number 0")
     if train.schedule in SCHEDULES_WITH_AN_END and train.steps is not None and (train.warmup or 0) >= train.steps:
         yield _fault("train.warmup", f"= {train.warmup} must be less than the {train.steps} steps of the run")
+    if train.planned_minutes is not None and train.steps is None:
+        yield _fault("train.planned_minutes", "has no effect without 'steps', which it was planned for; remove it")
     for key in ("warmup", "validate_every"):
         if only_time and isinstance(share := getattr(train, key), float):
             yield _fault(

@@ -204,13 +204,15 @@ class EarlyStop(Section):
 class Train(Section):
     """Length, optimizer, validation and checkpoints.
 
-    `warmup` and `validate_every` are steps or a share of all; `seconds` ends a run of `steps` or `epochs` early.
+    `warmup` and `validate_every` are steps or a share of all; `seconds` ends a run of `steps` or `epochs` early. A run
+    of `steps` that takes much less than `planned_minutes` says so.
     """
 
     run: Annotated[str, Field(min_length=1)]
     steps: Count | None = None
     epochs: Positive | None = None
     seconds: Positive | None = None
+    planned_minutes: Positive | None = None
     batch_tokens: Count = 4096
     accumulate: Count = 1
     optimizer: Literal["adam", "adamw", "muon"] = "adamw"

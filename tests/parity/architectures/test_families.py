@@ -227,7 +227,7 @@ def test_training_mode_runs(pair: Pair) -> None:
 def test_recomputed_attention_is_the_eager_kernels(pair: Pair) -> None:
     ids = pair.ids(rows=1)
     targets = pair.targets(ids)
-    with recording(pair.ours) as records, capture(pair.ours, "*.weights") as seen:
+    with recording(pair.ours) as records, capture(pair.ours, "**.weights") as seen:
         pair.run_ours(ids, **targets)
     assert len(records) == sum(map(len, seen.values()))
     for record in records:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import _muon as torch_muon
 
 from clearhead.errors import InputError
-from clearhead.training.optim import fast_muon, optimizers
+from clearhead.fast.training import muon as fast_muon
+from clearhead.training.optim import optimizers
 from clearhead.training.optim.optimizers import build_optimizer, matrix_parameters, orthogonalize
 from clearhead.training.random_state import deterministic_algorithms
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.native import build
+from clearhead.fast.native import build
 from clearhead.training.assemble import train_run
 from clearhead.training.runfile.read import load_run_file
 from tests.training.quick import leave_out

@@ -213,6 +213,7 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         (with_keys("tokenizer", 'path = "t.json"', "vocab_size = 9"), 9, "kind and vocab_size have no effect with"),
         (MINIMAL.replace('"bpe"', '"byte"\nvocab_size = 300'), 8, "has no effect for kind 'byte'"),
         (with_keys("train", "epochs = 3"), 9, "epochs conflicts with 'steps'"),
+        (MINIMAL.replace("steps = 700", "epochs = 3\nplanned_minutes = 5.0"), 11, "has no effect without 'steps'"),
         (with_keys("train", "warmup = 700", 'schedule = "wsd"'), 9, "warmup = 700 must be less than the 700 steps"),
         (with_keys("train", 'schedule = "paper"', "warmup = 0"), 10, "must be at least 1 for the schedule 'paper'"),
         (

@@ -143,7 +143,7 @@ def peaked(case: Case) -> Transformer:
 
 
 def eager_weights(maps: AttentionMaps) -> dict[tuple[str, int], np.ndarray]:
-    with torch.no_grad(), capture(maps.module, "*.weights") as seen:
+    with torch.no_grad(), capture(maps.module, "**.weights") as seen:
         maps.module.states(maps.reading.source, maps.reading.target)
     found = {}
     for (stack, layer), record in maps.records.items():

@@ -1,0 +1,101 @@
+"""A cache whose rows are reordered without moving keys and values. Legend: R rows, S keys, N sentences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from clearhead.core import Cache
+from clearhead.fast.int8 import LARGEST
+from clearhead.fast.native.stack import Keys
+from clearhead.kernels.key_values import KeyValues
+
+TINY: Final = torch.finfo(torch.float32).tiny
+
+
+class IndexedCache(Cache):
+    """A cache for the compiled layers: rows that change places, and sentences that leave, only change an index.
+
+    Row r writes its new keys into row r of the buffers; where its older ones lie, `origin` says. Attentions that read
+    whole buffers need them in order: `gather` puts them there.
+    """
+
+    def __init__(self, total_length: int | Int[Tensor, " rows"] | None = None) -> None:
+        super().__init__(total_length)
+        self.is_by_index = False  # the compiled layers read it
+        self.origin: Int[Tensor, "rows keys"] | None = None  # int32; None: each row reads its own
+        self.memory_origin: Int[Tensor, " sentences"] | None = None  # int32; None: each sentence reads its own
+        self.keys: dict[object, list[Keys]] = {}  # of the compiled layers of a stack
+        # Of keys and values in 8 bits: one number for each, by which its integers are multiplied.
+        self.scales: defaultdict[tuple[nn.Module, int], KeyValues] = defaultdict(KeyValues)
+
+    def select(self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None) -> None:
+        """Reorder, drop or repeat rows and sentences: by index, unless there are more rows than the buffers have."""
+        if not self.is_by_index or len(rows) > self.buffer_rows(0):
+            self.gather()
+            super().select(rows, memory_rows)
+            for entry in self.scales.values():
+                entry.select(rows)
+            return
+        self.origin = rows.int()[:, None].expand(-1, self.length) if self.origin is None else self.origin[rows]
+        if memory_rows is not None and self.memory_attention:
+            before = self.memory_origin
+            self.memory_origin = memory_rows.int() if before is None else before[memory_rows]
+        # Masks and lengths are in order of the rows.
+        keys, memories = self.self_attention, self.memory_attention
+        self.self_attention, self.memory_attention = defaultdict(KeyValues), {}
+        super().select(rows, memory_rows)
+        self.self_attention, self.memory_attention = keys, memories
+
+    def extend_origin(self, rows: int) -> Int[Tensor, "rows keys"] | None:
+        """Count the keys of the newest token in the index, and return it."""
+        if self.origin is not None and self.origin.shape[1] < self.length:
+            own_R1 = torch.arange(rows, dtype=torch.int32)[:, None]
+            self.origin = torch.cat([self.origin, own_R1.expand(-1, self.length - self.origin.shape[1])], 1)
+        return self.origin
+
+    def gather(self) -> None:
+        """Bring the keys and values of each row and sentence into its own row of the buffers."""
+        self.is_by_index = False
+        if self.origin is not None:
+            origin_RS, self.origin = self.origin.long(), None
+            places_S = torch.arange(origin_RS.shape[1])
+            for entry in (*self.self_attention.values(), *self.scales.values()):
+                assert entry.buffer is not None
+                entry.buffer = entry.buffer[:, origin_RS, :, places_S].permute(2, 0, 3, 1, 4).contiguous()
+        if self.memory_origin is not None:
+            rows, self.memory_origin = self.memory_origin.long(), None
+            for place, (key, value) in self.memory_attention.items():
+                self.memory_attention[place] = (key[rows], value[rows])
+
+    def convert(self, dtype: torch.dtype) -> None:
+        """Bring the keys and values that there are into a dtype; those of a memory have 16 bits at least.
+
+        In 8 bits each key and each value has a scale of its own for each head.
+        """
+        for place, entry in self.self_attention.items():
+            assert entry.buffer is not None
+            if entry.buffer.dtype == dtype:
+                continue
+            if place in self.scales:
+                scale = self.scales.pop(place).buffer
+                assert scale is not None
+                entry.buffer = entry.buffer * scale
+            if dtype == torch.int8:
+                scales = self.scales[place]
+                scales.length, scales.buffer = entry.length, entry.buffer.float().abs().amax(-1, True) / LARGEST
+                # One of zeros has no scale; its integers are zeros.
+                entry.buffer = (entry.buffer / scales.buffer.clamp(min=TINY)).round()
+            entry.buffer = entry.buffer.to(dtype)
+        of_memory = torch.bfloat16 if dtype == torch.int8 else dtype
+        for place, (key, value) in self.memory_attention.items():
+            self.memory_attention[place] = (key.to(of_memory), value.to(of_memory))
+
+    def buffer_rows(self, rows: int) -> int:
+        """Return how many rows the buffers have, or will have when this many rows come first."""
+        buffer = next((entry.buffer for entry in self.self_attention.values()), None)
+        return rows if buffer is None else buffer.shape[1]

@@ -1,0 +1,128 @@
+"""Linear layers of few rows by the compiled kernels, and by PyTorch where there are none.
+
+Legend: M rows, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.fast.native.addresses import fits
+from clearhead.fast.native.build import function
+
+Rows = Float[Tensor, "*axes inputs"]
+Outputs = Float[Tensor, "*axes outputs"]
+Run = Callable[[Tensor], Tensor]
+
+# Above so many rows the products of PyTorch are as fast, or faster.
+MOST_ROWS: Final = {torch.float32: 16, torch.bfloat16: 256}
+
+
+def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:
+    """Return a function that computes x weight^T + bias, as `F.linear` does up to the order of sums.
+
+    Args:
+        weight_NK: fp32 or bf16, on the CPU, row by row; it must not move while the function is in use.
+        bias_N: of the same dtype.
+
+    Returns:
+        None where the compiled kernels do not serve these weights.
+    """
+    dtype = weight_NK.dtype
+    kernel = function(f"linear_{str(dtype).removeprefix('torch.')}", pointers=4, numbers=3)
+    outputs, inputs = weight_NK.shape
+    if kernel is None or not _fit(weight_NK, dtype, bias_N, dtype):
+        return None
+    most_rows = MOST_ROWS[dtype]
+    weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
+
+    def run(x: Tensor) -> Tensor:
+        rows = x.numel() // inputs
+        if rows > most_rows or torch.is_grad_enabled() or not fits(x, dtype, *x.shape[:-1], inputs, by_row=True):
+            return F.linear(x, weight_NK, bias_N)
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], outputs)
+        kernel(x.data_ptr(), weight, bias, y.data_ptr(), rows, outputs, inputs)
+        return y
+
+    return run
+
+
+def mixed_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:
+    """Return a function that computes x weight^T + bias with x rounded to bf16, and with fp32 sums.
+
+    Args:
+        weight_NK: bf16, on the CPU, row by row; it must not move while the function is in use.
+        bias_N: fp32.
+
+    Returns:
+        None where there are no compiled kernels.
+    """
+    kernel = function("linear_mixed", pointers=4, numbers=3)
+    outputs, inputs = weight_NK.shape
+    if kernel is None or not _fit(weight_NK, torch.bfloat16, bias_N, torch.float32):
+        return None
+    most_rows = MOST_ROWS[torch.bfloat16]
+    weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
+
+    def run(x: Tensor) -> Tensor:
+        rows = x.numel() // inputs
+        if rows > most_rows or not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
+            y = F.linear(x.bfloat16(), weight_NK).float()
+            return y if bias_N is None else y.add_(bias_N)
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], outputs)
+        kernel(x.data_ptr(), weight, bias, y.data_ptr(), rows, outputs, inputs)
+        return y
+
+    return run
+
+
+def int8_linear(
+    weight_NK: Int8[Tensor, "outputs inputs"],
+    scale_N: Float[Tensor, " outputs"],
+    bias_N: Float[Tensor, " outputs"] | None,
+) -> Run:
+    """Return a function that computes x (weight * scale)^T + bias; each row of x is rounded to 8 bits as well.
+
+    Args:
+        weight_NK: on the CPU, row by row; like the others it must not move while the function is in use.
+        scale_N: of each output, fp32.
+        bias_N: fp32.
+
+    Returns:
+        The function. Where the compiled kernels do not serve, x is not rounded, and every call dequantizes the weights.
+    """
+    kernel = function("linear_int8", pointers=5, numbers=3)
+    outputs, inputs = weight_NK.shape
+
+    def plain(x: Tensor) -> Tensor:
+        return F.linear(x, weight_NK * scale_N[:, None].to(x.dtype), bias_N)
+
+    is_fit = _fit(weight_NK, torch.int8, bias_N, torch.float32) and fits(scale_N, torch.float32, outputs)
+    if kernel is None or not is_fit:
+        return plain
+
+    def run(x: Tensor) -> Tensor:
+        if not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
+            return plain(x)
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], outputs)
+        bias = None if bias_N is None else bias_N.data_ptr()
+        addresses = x.data_ptr(), weight_NK.data_ptr(), scale_N.data_ptr(), bias, y.data_ptr()
+        kernel(*addresses, x.numel() // inputs, outputs, inputs)
+        return y
+
+    return run
+
+
+def _fit(weight: Tensor, dtype: torch.dtype, bias: Tensor | None, bias_dtype: torch.dtype) -> bool:
+    """Whether the kernels read a matrix and its bias as they are."""
+    has_bias_for_all = bias is None or fits(bias, bias_dtype, len(weight))
+    return has_bias_for_all and fits(weight, dtype, *weight.shape)

@@ -1,0 +1,160 @@
+"""Compilation of the kernels, once for a processor, a compiler and a source; what is compiled is kept in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+
+from clearhead.fast.native.cache import fault_of, keep, kernel_folder, locked, workplace
+
+FOLDER: Final = Path(__file__).parent
+INFERENCE: Final = "."
+"""The folder of the kernels for inference; each folder is a library of its own, compiled when it is needed."""
+TRAINING: Final = "training"
+_COMPILERS: Final = "g++", "clang++", "c++"
+_OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC"
+_SECONDS: Final = 120
+# Of its own, so that a command shows these messages wherever its output goes.
+_LOGGER = logging.getLogger("clearhead.fast.native")
+
+
+@cache
+def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
+    """Return the compiled kernels of a folder, or None where they cannot be had; the reason is logged as a warning."""
+    try:
+        return compiled(["-march=native"], kernels)
+    except OSError as error:
+        _LOGGER.warning("kernels of PyTorch are used, because our own cannot be had: %s", error)
+        return None
+
+
+@cache
+def function(name: str, *, pointers: int, numbers: int, kernels: str = INFERENCE) -> Callable[..., object] | None:
+    """Return a function of the kernels, which takes addresses and then whole numbers.
+
+    Args:
+        name: of the function.
+        pointers: how many addresses.
+        numbers: how many whole numbers.
+        kernels: their folder.
+
+    Returns:
+        None where there are no kernels, or none of this name.
+    """
+    found = getattr(library(kernels), name, None)
+    if found is not None:
+        found.restype = None
+        found.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * numbers
+    return cast("Callable[..., object] | None", found)
+
+
+def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
+    """Compile the kernels of a folder, or find them in the cache, and load them.
+
+    Args:
+        options: of the compiler, beside the usual ones; they say what the processor can do.
+        kernels: the folder.
+
+    Raises:
+        OSError: there is no compiler, or it failed, or the cache cannot be written or is open to other users.
+    """
+    compiler = _compiler()
+    command = [compiler, *_OPTIONS, *options]
+    sources = sorted((FOLDER / kernels).glob("*.cpp"))
+    file = kernel_folder() / f"{_key(compiler, command, sources)}.so"
+    if fault_of(file) is not None:
+        with locked(file.parent):
+            if (fault := fault_of(file)) is not None:
+                _compile(command, sources, file, fault)
+    return ctypes.CDLL(str(file))
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX")
+    found = shutil.which(named) if named else next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if sys.platform != "linux":
+        raise OSError("they are for Linux")
+    if found is None:
+        raise OSError(f"there is no compiler {named}" if named else "there is no C++ compiler; install g++")
+    return found
+
+
+def _threads_of_torch() -> list[str]:
+    """Return the options that link the OpenMP library of torch: a second one would have threads of its own."""
+    folder = Path(torch.__file__).parent / "lib"
+    found = sorted(folder.glob("libgomp*.so*"))
+    return [f"-L{folder}", f"-l:{found[0].name}"] if found else []
+
+
+def _key(compiler: str, command: Sequence[str], sources: Sequence[Path]) -> str:
+    """Return a digest of all that the compiled file depends on."""
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    flags = sorted({line for line in cpu.splitlines() if line.startswith(("flags", "model name", "Features"))})
+    made = Path(compiler).resolve().stat()
+    texts = [file.read_text(encoding="utf-8") for file in (*sources, *sorted(FOLDER.rglob("*.h")))]
+    parts = [*texts, *command, *_threads_of_torch(), *flags, made.st_size, made.st_mtime_ns, torch.__version__]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _compile(command: Sequence[str], sources: Sequence[Path], file: Path, fault: str) -> None:
+    """Compile the sources side by side."""
+    if os.path.lexists(file):
+        _LOGGER.warning("kernels are compiled anew, in about 10 s: the library in %s %s", file.parent, fault)
+    else:
+        _LOGGER.info(
+            "compiling kernels for this processor, once, which takes about 10 s; they are kept in %s", file.parent
+        )
+    began = time.monotonic()
+    with workplace(file.parent) as folder:
+        linked = folder / file.name
+        objects = {source: folder / f"{source.stem}.o" for source in sources}
+        _run([[*command, "-c", str(source), "-o", str(result)] for source, result in objects.items()])
+        _run([[*command, "-shared", *map(str, objects.values()), *_threads_of_torch(), "-o", str(linked)]])
+        keep(linked, file)
+    _LOGGER.info("kernels compiled in %.1f s", time.monotonic() - began)
+
+
+def _run(commands: Sequence[Sequence[str]]) -> None:
+    """Run commands side by side; none is left running where one fails or the program is stopped."""
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(_started(command)) for command in commands]
+        end = time.monotonic() + _SECONDS
+        for process, command in zip(running, commands, strict=True):
+            try:
+                _, errors = process.communicate(timeout=max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise OSError(f"{Path(command[0]).name} took more than {_SECONDS} s") from None
+            if process.returncode:
+                raise OSError(f"{Path(command[0]).name} failed: {_first_error(errors)}")
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    # A compiler starts programs of its own; as a group all of them can be ended.
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as one:
+        try:
+            yield one
+        finally:
+            if one.poll() is None:
+                os.killpg(one.pid, signal.SIGKILL)
+
+
+def _first_error(output: str) -> str:
+    lines = [line for line in output.splitlines() if "error" in line] or output.splitlines() or ["no message"]
+    return lines[0].strip()

@@ -1,0 +1,451 @@
+"""The layers of a stack in one compiled call: for new tokens beside cached ones, and for texts read as a whole.
+
+Legend: B batch, T tokens, M rows (tokens that are read), D width, H heads, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead import spec
+from clearhead.core.attention import Attention, MemoryAttention
+from clearhead.core.context import Cache, Context, Sequence
+from clearhead.core.feedforward import FeedForward
+from clearhead.core.norm import LayerNorm, RMSNorm
+from clearhead.core.norm import Norm as AnyNorm
+from clearhead.core.rare.score_bias import BiasedAttention
+from clearhead.core.shapes import Ids, Memory, RealMemory, States
+from clearhead.core.stack import Stack
+from clearhead.fast.cache import IndexedCache
+from clearhead.fast.int8 import Int8Linear
+from clearhead.fast.native.addresses import Unfit, address
+from clearhead.fast.native.stack import Branch, Keys, Matrix, Norm, RunStack, Weights, has_squares, stack_runner
+from clearhead.fast.plan import PlannedBranch, planned_branches
+
+# In fp32, above so many rows the products of PyTorch are as fast, or faster.
+MOST_FP32_ROWS: Final = 16
+# Without products in squares: scores of longer texts are matrix products, which PyTorch computes faster.
+MOST_TOKENS: Final = 128
+# That run through all layers before the next ones do, so that what is computed of them stays small.
+PIECE_TOKENS: Final = 2048
+LONGEST_TEXT: Final = 8192
+EVERYWHERE: Final = 2**40
+Heads = Num[Tensor, "rows heads keys head_size"]
+Rows = Float[Tensor, "rows width"]
+Places = Int[Tensor, " rows"]
+ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_gelu", "tanh")
+KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8}
+"""What keys and values are kept in, by the weights."""
+KEY_KINDS: Final = (torch.float32, torch.bfloat16, torch.int8)
+FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = range(3)
+Piece = tuple[slice, slice]  # of the rows and of the new tokens of a call
+
+
+class NotServed(Exception):
+    """The kernels do not compute this; the message says why, in words that follow "plain:"."""
+
+
+class StackPlan:
+    """One call of kernels for all layers of a stack, up to the order of sums what the layers compute.
+
+    It does not change, so threads share it, and it holds the tensors whose addresses it names.
+
+    Args:
+        stack: a part of the replica that the plan is for: its attentions name the entries of a cache.
+        in_bf16: round fp32 weights and the rows they are multiplied with to bf16.
+
+    Raises:
+        NotServed: the kernels do not compute these layers, or there are none.
+    """
+
+    def __init__(self, stack: Stack, *, in_bf16: bool) -> None:
+        self._kept: list[Tensor] = []  # what only addresses name
+        self._in_bf16 = in_bf16
+        self._kinds: set[Weights] = set()
+        self._attentions: list[tuple[Attention, int] | None] = []
+        first = next((part for part in stack.layers.modules() if isinstance(part, nn.Linear | Int8Linear)), None)
+        if first is None:
+            raise NotServed("no matrices")
+        self._width = (first.weight_int8 if isinstance(first, Int8Linear) else first.weight).shape[1]
+        try:
+            branches = [self._branch(planned) for planned in planned_branches(stack)]
+        except Unfit as error:
+            raise NotServed(str(error)) from None
+        if len(self._kinds) != 1:
+            raise NotServed("weights of several dtypes")
+        self.kind = self._kinds.pop()
+        run = stack_runner(self.kind, branches, self._width)
+        if run is None:
+            raise NotServed("no kernels")
+        self._run: RunStack = run
+        used = [entry[0] for entry in self._attentions if entry is not None]
+        # In fp32 PyTorch reads several tokens as fast.
+        self._reads_texts = self.kind != "float32" and all(type(one) is Attention for one in used)
+        self._has_window = any(isinstance(one.spec.mask, spec.Window) for one in used)
+        self._has_squares = has_squares()
+
+    def serves(self, context: Context, batch: int, length: int) -> bool:
+        """Return whether the kernels compute a call with so many rows and tokens, without gradients.
+
+        They do not: several new tokens where scores have a bias or a memory is read, masks of the caller, many rows in
+        fp32, long texts where there are no products of blocks.
+        """
+        masking, cache = context.masking, context.cache
+        hides_more = not masking.documents is masking.allowed is masking.prefix is None
+        if torch.is_grad_enabled() or hides_more:
+            return False
+        if cache is not None and length == 1:
+            return self.kind != "float32" or batch <= MOST_FP32_ROWS
+        # Padding between two tokens is no distance; texts are read without it.
+        is_by_place = cache is None or masking.key_mask is None or not self._has_window
+        most = MOST_TOKENS if not self._has_squares else LONGEST_TEXT if cache is None else EVERYWHERE
+        return self._reads_texts and is_by_place and length <= most
+
+    def extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
+        """Run the layers for the new tokens of each row, beside the cached ones."""
+        batch, length, _ = x_BTD.shape
+        if length > 1:
+            cache.gather()
+        cache.is_by_index = True
+        cache.extend_origin(batch)
+        # Where products are of rounded numbers anyway, keys and values are rounded as well: reading them is what bounds
+        # a step of many rows.
+        dtype = KEPT[self.kind]
+        cache.convert(dtype)
+        buffers = list(self._buffers(x_BTD, dtype, context, cache))
+        y_BTD = x_BTD.new_empty(x_BTD.shape)
+        for piece in _pieces(batch, length):
+            x_MD = x_BTD[piece].flatten(0, 1).float().clone(memory_format=torch.contiguous_format)
+            used: list[Tensor] = []
+            self._run(x_MD, self._cached_keys(piece, buffers, context, cache, used))
+            y_BTD[piece] = x_MD.view_as(y_BTD[piece])
+        return y_BTD
+
+    def _buffers(
+        self, x_BTD: States, dtype: torch.dtype, context: Context, cache: IndexedCache
+    ) -> Iterator[tuple[Tensor, ...] | None]:
+        """Give the buffer of each attention, with room for new tokens, in 8 bits with scales; or keys of a memory."""
+        rows, length, like = cache.buffer_rows(len(x_BTD)), x_BTD.shape[1], x_BTD.new_empty(0, dtype=dtype)
+        for entry in self._attentions:
+            if entry is None:
+                yield None
+                continue
+            attention, context.depth = entry
+            if isinstance(attention, MemoryAttention):
+                yield attention.remembered(context)
+                continue
+            choice, place = attention.spec, (attention, context.depth)
+            shape = rows, choice.num_kv_heads, length, choice.head_size
+            kept = cache.self_attention[place].extend(shape, like)
+            yield (kept, cache.scales[place].extend((*shape[:3], 1), x_BTD)) if dtype == torch.int8 else (kept,)
+
+    def _cached_keys(
+        self,
+        piece: Piece,
+        buffers: list[tuple[Tensor, ...] | None],
+        context: Context,
+        cache: IndexedCache,
+        used: list[Tensor],
+    ) -> list[Keys]:
+        """Return the keys of each branch for a piece of the new tokens; the tensors that these name go into `used`."""
+        rows, tokens = piece
+        keys = cache.keys.setdefault(self, [Keys() for _ in self._attentions])
+        for one, entry, kept in zip(keys, self._attentions, buffers, strict=True):
+            if entry is None or kept is None:
+                continue
+            attention, context.depth = entry
+            if isinstance(attention, MemoryAttention):
+                one.count, one.groups = kept[0].shape[2], len(kept[0])
+                if cache.memory_origin is not None:
+                    one.groups = len(cache.memory_origin)
+                    one.origin = address(cache.memory_origin, torch.int32, one.groups)
+                one.rows_per_group, one.before, one.after = rows.stop // one.groups, EVERYWHERE, EVERYWHERE
+                _set_mask(one, attention.mask(context), 0, used)
+                _set_places(one, attention.spec, *kept)
+                continue
+            one.count = cache.length - context.masking.num_queries + tokens.stop
+            one.groups, one.rows_per_group = rows.stop - rows.start, tokens.stop - tokens.start
+            one.has_cache = True
+            if cache.origin is not None:
+                one.origin = address(cache.origin, torch.int32, rows.stop, cache.length, by_row=True)
+                one.origin_stride = cache.origin.stride(0)
+            else:
+                one.origin = None
+            _set_angles(one, _angles(attention, context, piece), used)
+            _set_bias(one, attention, rows.stop - rows.start, context, used)
+            key_mask = context.masking.key_mask
+            if self._has_window and key_mask is not None:
+                one.before, one.after = EVERYWHERE, EVERYWHERE
+                _set_mask(one, attention.mask(context), 0, used)
+            else:
+                one.before, one.after = _sight(attention.spec.mask)
+                _set_mask(one, None if key_mask is None else key_mask[:, None, None], rows.start, used)
+            _set_buffers(one, attention.spec, rows.start, *kept)
+        return keys
+
+    def read(self, stack: Stack, sequence: Sequence, context: Context) -> States:
+        """Embed whole texts and run the layers over them without their padding, whose states become zeros."""
+        mask_BT, (batch, length) = context.masking.key_mask, sequence.ids.shape
+        places = None if mask_BT is None else mask_BT.flatten().nonzero()[:, 0]
+        lengths = torch.full((batch,), length) if mask_BT is None else mask_BT.sum(1)
+        starts = F.pad(lengths.cumsum(0), (1, 0))
+        embedded_MD = _embedded(stack, sequence, context, places)
+        x_MD = embedded_MD.float().contiguous()
+        keys, used, whole = [], [starts], (slice(0, batch), slice(0, length))
+        for entry in self._attentions:
+            if entry is None:
+                keys.append(Keys())
+                continue
+            attention, context.depth = entry
+            one, size, heads = Keys(), attention.spec.head_size, attention.spec.num_kv_heads
+            one.starts, one.groups, one.count = address(starts, torch.int64, batch + 1), batch, length
+            one.key_stride, one.head_stride = heads * size, size
+            one.before, one.after = _sight(attention.spec.mask)
+            angles = _angles(attention, context, whole)
+            _set_angles(one, [rows if places is None else rows[places] for rows in angles], used)
+            keys.append(one)
+        self._run(x_MD, keys)
+        out_MD: Tensor = stack.finish(x_MD.to(embedded_MD.dtype))
+        if mask_BT is None or places is None:
+            return out_MD.view(batch, length, -1)
+        padding = (~mask_BT).flatten().nonzero()[:, 0]
+        padded = out_MD.new_empty(batch * length, out_MD.shape[1]).index_copy_(0, places, out_MD)
+        return padded.index_fill_(0, padding, 0.0).view(batch, length, -1)
+
+    # --- the structures of the kernels, from the modules ---
+
+    def _branch(self, planned: PlannedBranch) -> Branch:
+        module, function = planned.branch, planned.branch.function
+        pre, post = (self._norm(norm, self._width) for norm in (module.pre, module.post))
+        branch = Branch(pre=pre, post=post, scale=module.scale)
+        branch.is_first, branch.is_last = planned.is_first, planned.is_last
+        branch.shared, branch.out = (self._norm(norm, self._width) for norm in (planned.step.pre, planned.step.out))
+        self._attentions.append((function, planned.depth) if isinstance(function, Attention) else None)
+        if type(function) is FeedForward and function.spec.activation in ACTIVATIONS:
+            branch.function, branch.activation = FEED_FORWARD, ACTIVATIONS.index(function.spec.activation)
+            size, width = function.spec.size, self._width
+            branch.first, branch.last = self._matrix(function.up, size, width), self._matrix(function.down, width, size)
+            branch.second = Matrix() if function.gate is None else self._matrix(function.gate, size, width)
+        elif type(function) in (Attention, BiasedAttention, MemoryAttention):
+            self._attention(branch, function)
+        else:
+            raise NotServed(f"the kernels do not have {type(function).__name__}")
+        return branch
+
+    def _attention(self, branch: Branch, attention: Any) -> None:
+        choice: spec.Attention = attention.spec
+        norms = choice.query_key_norm
+        if choice.clip is not None or (norms is not None and (norms.over != "head" or norms.per_head)):
+            raise NotServed("clipped projections, or norms of queries and keys over all heads")
+        is_memory = isinstance(attention, MemoryAttention)
+        branch.function = MEMORY_ATTENTION if is_memory else SELF_ATTENTION
+        width, size = self._width, choice.head_size
+        of_query, of_key = choice.num_heads * size, choice.num_kv_heads * size
+        branch.first = self._matrix(attention.query, of_query, width)
+        branch.last = self._matrix(attention.out, width, of_query)
+        if not is_memory:
+            branch.second, branch.third = (
+                self._matrix(linear, of_key, width) for linear in (attention.key, attention.value)
+            )
+        branch.query_norm, branch.key_norm = (
+            self._norm(norm, size) for norm in (attention.query_norm, attention.key_norm)
+        )
+        branch.norms_after_rotation = norms is not None and norms.after_rotation
+        branch.score_scale, branch.soft_cap = attention.scale, choice.soft_cap or 0.0
+        branch.heads, branch.kv_heads, branch.head_size = choice.num_heads, choice.num_kv_heads, choice.head_size
+        branch.sink = None if attention.sink is None else self._address(attention.sink, choice.num_heads)
+
+    def _norm(self, module: nn.Module, size: int) -> Norm:
+        if isinstance(module, nn.Identity):
+            return Norm()
+        if type(module) not in (LayerNorm, RMSNorm) or is_altered(module):
+            raise NotServed(f"the kernels do not have {type(module).__name__}")
+        assert isinstance(module, AnyNorm)
+        weight, bias = module.weight, module.bias
+        return Norm(
+            weight=None if weight is None else self._address(weight.float() + float(module.has_unit_offset), size),
+            bias=None if bias is None else self._address(bias, size),
+            eps=module.eps,
+            kind=1 if isinstance(module, LayerNorm) else 2,
+        )
+
+    def _matrix(self, linear: nn.Module, outputs: int, inputs: int) -> Matrix:
+        matrix = Matrix()
+        if isinstance(linear, Int8Linear):
+            kind: Weights = "int8"
+            weight, matrix.scales = linear.weight_int8, self._address(linear.weight_scale, outputs)
+        elif type(linear) is nn.Linear and linear.weight.dtype in (torch.float32, torch.bfloat16):
+            weight, kind = linear.weight.detach(), "float32"
+            if weight.dtype == torch.bfloat16:
+                kind = "mixed"
+            elif self._in_bf16:
+                kind, weight = "mixed", weight.bfloat16().contiguous()
+        else:
+            raise NotServed(f"the kernels do not have {type(linear).__name__}")
+        is_turned = kind == "float32" and weight.stride(0) == 1 and weight.stride(1) >= len(weight) > 1
+        if weight.device.type != "cpu" or is_altered(linear) or not (is_turned or weight.is_contiguous()):
+            raise NotServed("weights are on another device, spread over processes, or not row by row")
+        if is_turned:
+            matrix.turned_stride = weight.stride(1)  # GPT-2's files, which are mapped, have them so
+            matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)
+        else:
+            matrix.weight = address(weight, torch.int8 if kind == "int8" else weight.dtype, outputs, inputs)
+        self._kinds.add(kind)
+        self._kept.append(weight)
+        matrix.outputs, matrix.inputs = outputs, inputs
+        bias: Tensor | None = linear.bias
+        matrix.bias = None if bias is None else self._address(bias, outputs)
+        return matrix
+
+    def _address(self, tensor: Tensor, size: int) -> int:
+        self._kept.append(tensor.detach().float().contiguous())
+        return address(self._kept[-1], torch.float32, size)
+
+
+class PlannedStack(Stack):
+    """A stack of a replica whose calls are one call of kernels where its plan serves them."""
+
+    plan: StackPlan
+
+    def forward(
+        self,
+        sequence: Sequence,
+        memory: Memory | None = None,
+        memory_mask: RealMemory | None = None,
+        cache: Cache | None = None,
+    ) -> States:
+        """Run the stack as the plain one does."""
+        # A context with a cache counts the tokens of the call, so it is made only once. The layers overwrite what they
+        # start from, which vectors of the caller may be.
+        if cache is None and sequence.embeddings is None and not torch.is_grad_enabled():
+            context = Context.of(sequence, memory, memory_mask, None)
+            if self.plan.serves(context, *sequence.ids.shape):
+                return self.plan.read(self, sequence, context)
+        return super().forward(sequence, memory, memory_mask, cache)
+
+    def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
+        """Run the layers from a depth on as the plain stack does."""
+        cache = context.cache
+        if not isinstance(cache, IndexedCache):
+            return super().continue_from(depth, x_BTD, context)
+        if depth == 0 and self.plan.serves(context, *x_BTD.shape[:2]):
+            return self.finish(self.plan.extend(x_BTD, context, cache))
+        cache.gather()
+        cache.convert(x_BTD.dtype)
+        return super().continue_from(depth, x_BTD, context)
+
+
+def is_altered(part: nn.Module) -> bool:
+    """Return whether a part computes otherwise than its class, or its weights are gathered for each call."""
+    return "forward" in vars(part) or any(hasattr(weight, "placements") for weight in part._parameters.values())
+
+
+def _embedded(stack: Stack, sequence: Sequence, context: Context, places: Places | None) -> Rows:
+    """Return the embeddings of the tokens at some places of a flattened batch; None: of all."""
+
+    def taken(x_BT: Ids) -> Ids:
+        return x_BT.expand(sequence.ids.shape).flatten()[places][None]
+
+    if places is not None:
+        given = {"ids": sequence.ids, "segments": sequence.segments, "positions": sequence.positions}
+        read = {name: taken(x_BT) for name, x_BT in given.items() if x_BT is not None}
+        position = taken(context.query_position)
+        sequence = replace(sequence, mask=None, **read)
+        context = replace(context, query_position=position, key_position=position)
+    x_BTD: Tensor = stack.embed(sequence, context)
+    return x_BTD.flatten(0, 1)
+
+
+def _pieces(batch: int, length: int) -> Iterator[Piece]:
+    """Give the pieces that the new tokens of a call are read in: those of a row one after the other."""
+    rows = batch if length == 1 else max(1, PIECE_TOKENS // length)
+    for row in range(0, batch, rows):
+        for token in range(0, length, PIECE_TOKENS):
+            yield slice(row, min(batch, row + rows)), slice(token, min(length, token + PIECE_TOKENS))
+
+
+def _sight(mask: spec.Mask) -> tuple[int, int]:
+    """Return how many keys before and behind its own place a row sees."""
+    if isinstance(mask, spec.Window):
+        return mask.before, mask.after
+    return EVERYWHERE, EVERYWHERE if isinstance(mask, spec.Full) else 0
+
+
+def _set_bias(keys: Keys, attention: Attention, rows: int, context: Context, used: list[Tensor]) -> None:
+    """Set the bias on the scores of one new token of each row, which depends on positions alone."""
+    choice = attention.spec
+    if choice.score_bias is not None:
+        key_BKSE = torch.empty(rows, choice.num_kv_heads, keys.count, choice.head_size)
+        bias = attention.bias(torch.empty(rows, choice.num_heads, 1, choice.head_size), key_BKSE, context)
+        assert bias is not None
+        bias_BHS = bias[:, :, 0].float().contiguous()
+        used.append(bias_BHS)
+        shape = rows, choice.num_heads, keys.count
+        keys.bias = address(bias_BHS.expand(shape), torch.float32, *shape, by_row=True)
+        keys.bias_head_stride = bias_BHS.stride(1) if bias_BHS.shape[1] > 1 else 0
+        keys.bias_row_stride = bias_BHS.stride(0) if len(bias_BHS) > 1 else 0
+
+
+def _set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
+    """Set where keys and values of the rows from the first one on lie, unless they lay there in the last step."""
+    if keys.place is not None and keys.place[0] == first and keys.place[1] is buffer and keys.place[2] is scales:
+        return
+    keys.place = first, buffer, scales
+    key, value = buffer[:, first:]
+    _set_places(keys, choice, key, value)
+    if scales is not None:
+        # As many rows, heads and keys.
+        assert [size * key.shape[3] for size in scales.stride()[1:4]] == [*key.stride()[:3]]
+        keys.key_scales, keys.value_scales = (
+            address(one, torch.float32, *key.shape[:3], 1, by_row=True) for one in scales[:, first:]
+        )
+
+
+def _set_places(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) -> None:
+    assert key.stride() == value.stride() and key.shape[2] >= keys.count and key.dtype in KEY_KINDS
+    shape = len(key), choice.num_kv_heads, key.shape[2], choice.head_size
+    keys.key, keys.value = (address(one, key.dtype, *shape, by_row=True) for one in (key, value))
+    keys.row_stride, keys.head_stride, keys.key_stride, _ = key.stride()
+    keys.kind = KEY_KINDS.index(key.dtype)
+
+
+def _set_mask(keys: Keys, mask: Tensor | None, first: int, used: list[Tensor]) -> None:
+    """Set which keys each group of rows may attend to, from the first of its groups on."""
+    keys.mask = None
+    if mask is not None:
+        mask_GS = mask[:, 0, 0].contiguous()
+        assert mask_GS.shape[1] >= keys.count
+        used.append(mask_GS)
+        keys.mask_stride = mask_GS.stride(0) if len(mask_GS) > 1 else 0
+        keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1]) + first * keys.mask_stride
+
+
+def _angles(attention: Attention, context: Context, piece: Piece) -> list[Float[Tensor, "rows half"]]:
+    """Return cosines and sines for the rows of a piece; none where nothing is rotated."""
+    rotary, (rows, tokens) = attention.spec.position, piece
+    if rotary is None:
+        return []
+
+    def of_rows(angle_B1TE: Tensor) -> Tensor:
+        angle_BTE = angle_B1TE[rows if len(angle_B1TE) > 1 else slice(1), 0, tokens].float()
+        return angle_BTE.expand(rows.stop - rows.start, -1, -1).flatten(0, 1).contiguous()
+
+    key = attention.rotation_key
+    whole = context.once(key, lambda: attention.angles(rotary, context))
+    found: list[Tensor] = context.once((key, str(piece)), lambda: [of_rows(angle) for angle in whole])
+    return found
+
+
+def _set_angles(keys: Keys, angles: list[Tensor], used: list[Tensor]) -> None:
+    if angles:
+        cos, sin = angles
+        used += [cos, sin]
+        keys.cos, keys.sin = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
+        keys.half, keys.angle_stride = cos.shape[1], cos.stride(0)

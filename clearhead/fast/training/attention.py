@@ -1,0 +1,187 @@
+"""Attention in bf16 by compiled kernels of a CPU, forward and backward, a head at a time: no weights are kept.
+
+Legend: B batch, H heads, T queries, S keys, E head size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from clearhead.core.attention import Attention
+from clearhead.fast.native.addresses import address
+from clearhead.fast.training.linear import run
+from clearhead.hooks import is_seen
+
+Queries = Float[Tensor, "batch heads queries head_size"]
+Keys = Float[Tensor, "batch heads keys head_size"]
+Angles = Float[Tensor, "#batch 1 queries pairs"]
+
+
+def needs_weights(part: Attention) -> bool:
+    """Return whether an attention has to build its weights: they are watched, dropped out, capped, or have a sink."""
+    is_watched = part.is_watched("scores", "weights") or is_seen(part.dropout)
+    is_dropped = part.training and part.dropout.p > 0.0
+    return is_watched or is_dropped or part.spec.soft_cap is not None or part.spec.sink
+
+
+def attention(
+    query_BHTE: Queries,
+    key_BHSE: Keys,
+    value_BHSE: Keys,
+    mask: Bool[Tensor, "#batch #heads #queries keys"] | None,
+    bias: Float[Tensor, "#batch #heads queries keys"] | None = None,
+    *,
+    scale: float,
+    is_causal: bool = False,
+) -> Queries:
+    """Attend in bf16 with scores, sums and the softmax in fp32; there are kernels for it.
+
+    Args:
+        query_BHTE, key_BHSE, value_BHSE: every query head has keys and values of its own.
+        mask: True = may attend; a query with none gets zeros.
+        bias: added to the scores, in fp32; its gradient is too.
+        scale: multiplies the products of queries and keys.
+        is_causal: hides the keys behind each query, in place of a mask; there are as many keys as queries.
+
+    Source: arXiv 2205.14135, algorithm 1 and appendix B.2.
+    """
+    tensors = [tensor.to(torch.bfloat16) for tensor in (query_BHTE, key_BHSE, value_BHSE)]
+    if bias is not None:
+        bias = bias.float().expand(*query_BHTE.shape[:3], key_BHSE.shape[2])
+    mixed: Tensor = _Attention.apply(*tensors, bias, mask, scale, is_causal)  # type: ignore[no-untyped-call]
+    return mixed
+
+
+def rotation(x_BHTE: Queries, cos: Angles, sin: Angles) -> Queries:
+    """Rotate queries or keys in bf16 as `kernels.positions.rotate` does, by products in fp32 that are rounded once."""
+    rotated: Tensor = _Rotation.apply(x_BHTE, cos, sin)  # type: ignore[no-untyped-call]
+    return rotated
+
+
+class _Heads(ctypes.Structure):
+    """A tensor by head, whose numbers of a head lie side by side: its address, and its other strides."""
+
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_long) for name in ("batch", "head", "token")))
+
+
+def _heads(tensor: Tensor, shape: tuple[int, ...]) -> _Heads:
+    return _Heads(address(tensor, torch.bfloat16, *shape, by_row=True), *tensor.stride()[:3])
+
+
+class _Call(ctypes.Structure):
+    """The arguments of both kernels, as in native/training/calls.h; the forward pass needs no gradients."""
+
+    _fields_ = (
+        *((name, _Heads) for name in ("query", "key", "value", "mixed")),
+        *((f"{name}_gradient", _Heads) for name in ("mixed", "query", "key", "value")),
+        *((name, ctypes.c_void_p) for name in ("mask", "log_totals")),
+        *((f"mask_{name}", ctypes.c_long) for name in ("batch", "head", "query", "key")),
+        *((name, ctypes.c_void_p) for name in ("bias", "bias_gradient")),
+        *((f"bias_{name}", ctypes.c_long) for name in ("batch", "head", "query")),
+        *((name, ctypes.c_long) for name in ("B", "H", "T", "S", "E", "is_causal")),
+        ("scale", ctypes.c_float),
+    )
+
+
+class _RotationCall(ctypes.Structure):
+    """The arguments of the kernel of rotations, as in native/training/calls.h."""
+
+    _fields_ = (
+        *((name, _Heads) for name in ("x", "y")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        *((name, ctypes.c_long) for name in ("angle_batch", "B", "H", "T", "E", "P", "is_back")),
+    )
+
+
+def _call(
+    heads: list[Tensor], log_totals: Tensor, bias: Tensor | None, mask: Tensor | None, how: tuple[float, bool]
+) -> _Call:
+    (batch, num_heads, queries, size), keys = heads[0].shape, heads[1].shape[2]
+    of_queries, of_keys = (batch, num_heads, queries, size), (batch, num_heads, keys, size)
+    sizes = (of_queries, of_keys, of_keys, of_queries)
+    call = _Call(*map(_heads, heads, (*sizes, of_queries, *sizes[:3])))
+    call.log_totals = address(log_totals, torch.float32, batch, num_heads, queries)
+    if bias is not None:
+        call.bias = address(bias, torch.float32, batch, num_heads, queries, keys, by_row=True)
+        call.bias_batch, call.bias_head, call.bias_query = bias.stride()[:3]
+    if mask is not None:
+        expanded = mask.expand(batch, num_heads, queries, keys)
+        call.mask = address(expanded[..., :1], torch.bool, batch, num_heads, queries, 1, by_row=True)
+        call.mask_batch, call.mask_head, call.mask_query, call.mask_key = expanded.stride()
+    call.B, call.H, call.T, call.S, call.E = batch, num_heads, queries, keys, size
+    call.scale, call.is_causal = how
+    return call
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        *how: Any,
+    ) -> Tensor:
+        heads = [_side_by_side(tensor) for tensor in (query, key, value)]
+        bias = None if bias is None else _side_by_side(bias)
+        (mixed,) = _room([query])
+        log_totals = query.new_empty(query.shape[:3], dtype=torch.float32)
+        run("attention_forward", _call([*heads, mixed], log_totals, bias, mask, how))
+        ctx.save_for_backward(*heads, mixed, log_totals, bias, mask)
+        ctx.how = how
+        return mixed
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        *heads, log_totals, bias, mask = ctx.saved_tensors
+        query, key, value = heads[:3]
+        # Side by side, as the layers that made queries, keys and values together read their gradients.
+        found = _room([query, key, value]) if query.shape == key.shape else [*_room([query]), *_room([key, value])]
+        call = _call([*heads, _side_by_side(gradients[0]), *found], log_totals, bias, mask, ctx.how)
+        bias_gradient = log_totals.new_empty(bias.shape) if ctx.needs_input_grad[3] else None
+        if bias_gradient is not None:
+            call.bias_gradient = address(bias_gradient, torch.float32, *bias.shape)
+        run("attention_backward", call)
+        return *found, bias_gradient, None, None, None
+
+
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.angles = cos.contiguous(), sin.contiguous()
+        return _rotated(x, *ctx.angles, is_back=False)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _rotated(gradients[0], *ctx.angles, is_back=True), None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, is_back: bool) -> Tensor:
+    heads, (y,) = _side_by_side(x), _room([x])
+    own, other = (_heads(tensor, x.shape) for tensor in (heads, y))
+    angles = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
+    call = _RotationCall(own, other, *angles, cos.stride(0) if len(cos) > 1 else 0)
+    call.B, call.H, call.T, call.E = x.shape
+    call.P, call.is_back = cos.shape[-1], is_back
+    run("rotation", call)
+    return y
+
+
+def _side_by_side(heads: Tensor) -> Tensor:
+    return heads if heads.stride(3) == 1 else heads.contiguous()
+
+
+def _room(heads: list[Tensor]) -> list[Tensor]:
+    """Return room for tensors of one shape, in which a token has the heads of all of them side by side."""
+    batch, num_heads, tokens, size = heads[0].shape
+    room = heads[0].new_empty(batch, tokens, len(heads), num_heads, size)
+    return [part.transpose(1, 2) for part in room.unbind(2)]

@@ -1,0 +1,230 @@
+"""Linear layers and feed-forward networks in bf16 by compiled kernels of a CPU, forward and backward.
+
+Layers that read the same rows are computed together: the rows, and in the backward pass their gradient, are passed over
+once. Gradients of weights are sums in fp32 that are never rounded.
+
+Legend: M rows, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.core.feedforward import FeedForward
+from clearhead.fast.native.addresses import address
+from clearhead.fast.native.build import TRAINING, function
+from clearhead.fast.replica import plain_type
+from clearhead.hooks import is_seen
+
+Rows = Float[Tensor, "*axes inputs"]
+Outputs = Float[Tensor, "*axes outputs"]
+
+ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_gelu", "tanh")
+"""In the order of native/lanes.h."""
+BLOCK: Final = 32
+"""Numbers of inputs and outputs are multiples of it."""
+
+
+def has_products() -> bool:
+    """Return whether compiled kernels multiply bf16 on this processor, which takes AMX or AVX-512 for bf16."""
+    kernel, found = function("find_squares", pointers=1, numbers=0, kernels=TRAINING), ctypes.c_long()
+    if kernel is not None:
+        kernel(ctypes.addressof(found))
+    return bool(found.value)
+
+
+def is_served(part: nn.Module) -> bool:
+    """Return whether the kernels compute a module: a plain linear layer in fp32 whose sizes fill blocks."""
+    if plain_type(part) is not nn.Linear or is_seen(part):
+        return False
+    assert isinstance(part, nn.Linear)
+    weight = part.weight
+    bias: Tensor | None = part.bias
+    is_plain = weight.dtype == torch.float32 and type(weight) is nn.Parameter and weight.is_contiguous()
+    return is_plain and not any(size % BLOCK for size in weight.shape) and (bias is None or bias.dtype == weight.dtype)
+
+
+def serves_network(part: FeedForward) -> bool:
+    """Return whether the kernels compute a feed-forward network as a whole."""
+    layers = [layer for layer in (part.up, part.gate, part.down) if layer is not None]
+    is_dropped = part.training and part.dropout.p > 0.0
+    return not is_dropped and part.spec.activation in ACTIVATIONS and all(map(is_served, layers))
+
+
+def linears(x: Rows, parts: Sequence[nn.Linear]) -> tuple[Outputs, ...]:
+    """Compute layers that read the same rows, in bf16.
+
+    Args:
+        x: fp32 or bf16.
+        parts: at most three, all of them served.
+    """
+    tensors = [tensor for part in parts for tensor in (part.weight, part.bias)]
+    found: tuple[Tensor, ...] = _Linears.apply(x.to(torch.bfloat16), *tensors)  # type: ignore[no-untyped-call]
+    return found
+
+
+def feed_forward(part: FeedForward, x: Rows) -> Rows:
+    """Compute a feed-forward network whose layers are served and whose activation is known, in bf16."""
+    first = [part.up] if part.gate is None else [part.gate, part.up]
+    tensors = [tensor for linear in (*first, part.down) for tensor in (linear.weight, linear.bias)]
+    form = ACTIVATIONS.index(part.spec.activation)
+    found: Tensor = _FeedForward.apply(x.to(torch.bfloat16), form, *tensors)  # type: ignore[no-untyped-call]
+    return found
+
+
+class Part(ctypes.Structure):
+    """One layer in a call, as in native/training/calls.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "y", "weight_gradient", "bias_gradient", "slope")),
+        *((name, ctypes.c_long) for name in ("rows", "adds", "N", "y_stride")),
+    )
+
+
+class Call(ctypes.Structure):
+    """The arguments of the kernels of layers that read the same rows, as in native/training/calls.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "result")),
+        ("parts", Part * 3),
+        *((name, ctypes.c_void_p * 2) for name in ("slopes", "slope_results")),
+        *((name, ctypes.c_long) for name in ("count", "M", "K", "x_stride", "result_stride", "activation")),
+    )
+
+
+@dataclass
+class _Linear:
+    """The tensors of one layer in one call."""
+
+    weight: Tensor
+    bias: Tensor | None
+    y: Tensor | None = None
+    slope: Tensor | None = None
+    weight_gradient: Tensor | None = None
+    bias_gradient: Tensor | None = None
+
+    def part(self, rows: int, inputs: int) -> Part:
+        """Return the part of a call with so many rows."""
+        outputs = len(self.weight)
+        made = Part(rows=outputs, N=outputs)
+        for name, tensor in vars(self).items():
+            if tensor is None:
+                continue
+            if name in ("y", "slope"):
+                made.y_stride = tensor.stride(0)
+                setattr(made, name, address(tensor, torch.bfloat16, rows, outputs, by_row=True))
+            else:
+                shape = (outputs,) if name.startswith("bias") else (outputs, inputs)
+                setattr(made, name, address(tensor, torch.float32, *shape))
+        return made
+
+
+def _call(x: Tensor, layers: Sequence[_Linear], result: Tensor | None = None, activation: int = -1) -> Call:
+    call = Call(
+        x=address(x, torch.bfloat16, *x.shape, by_row=True), count=len(layers), M=len(x), K=x.shape[1],
+        x_stride=x.stride(0), activation=activation,
+    )  # fmt: skip
+    if result is not None:
+        size = x.shape[1] if activation < 0 else len(layers[0].weight)
+        call.result = address(result, torch.bfloat16, len(x), size, by_row=True)
+        call.result_stride = result.stride(0)
+    for place, layer in enumerate(layers):
+        call.parts[place] = layer.part(len(x), x.shape[1])
+    return call
+
+
+def run(name: str, call: ctypes.Structure) -> None:
+    """Run a kernel for training, which takes the address of its arguments."""
+    kernel = function(name, pointers=1, numbers=0, kernels=TRAINING)
+    assert kernel is not None, "modules are served only where there are kernels"
+    kernel(ctypes.addressof(call))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return rows whose numbers lie side by side."""
+    rows = x.flatten(0, -2)
+    return rows if rows.stride(1) == 1 and rows.stride(0) % BLOCK == 0 else rows.contiguous()
+
+
+class _Linears(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        x_MK, weights, biases = _rows(x), tensors[::2], tensors[1::2]
+        sizes = [len(weight) for weight in weights if weight is not None]
+        y_MN = x_MK.new_empty(len(x_MK), sum(sizes))  # side by side, so that one product makes the gradient of x
+        outputs = y_MN.split(sizes, 1)
+        layers = [_Linear(*layer) for layer in zip(weights, biases, outputs, strict=True)]  # type: ignore[arg-type]
+        run("linear_forward", _call(x_MK, layers))
+        ctx.save_for_backward(x_MK, *weights)
+        ctx.has_bias, ctx.shape = [bias is not None for bias in biases], x.shape
+        return tuple(output.unflatten(0, x.shape[:-1]) for output in outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_MK, *weights = ctx.saved_tensors
+        wants_x, wants = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:])
+        layers = [
+            _gradients(weight, has_bias, _rows(gradient), wants)
+            for weight, has_bias, gradient in zip(weights, ctx.has_bias, gradients, strict=True)
+        ]
+        x_gradient_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype) if wants_x else None
+        run("linear_backward", _call(x_MK, layers, x_gradient_MK))
+        found = [tensor for layer in layers for tensor in (layer.weight_gradient, layer.bias_gradient)]
+        return None if x_gradient_MK is None else x_gradient_MK.view(ctx.shape), *found
+
+
+def _gradients(weight: Tensor, has_bias: bool, y_gradient: Tensor, wants: bool) -> _Linear:
+    made = _Linear(weight, None, y_gradient)
+    if wants:
+        made.weight_gradient = torch.empty_like(weight)
+        made.bias_gradient = weight.new_empty(len(weight)) if has_bias else None
+    return made
+
+
+class _FeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, form: int, *tensors: Tensor | None) -> Tensor:
+        x_MK, weights, biases = _rows(x), tensors[::2], tensors[1::2]
+        inner, rows = weights[0].shape[0], len(x_MK)  # type: ignore[union-attr]
+        slopes = [x_MK.new_empty(rows, inner) for _ in weights[:-1]]
+        inner_MN = x_MK.new_empty(rows, inner)
+        first = [
+            _Linear(weight, bias, slope=slope)  # type: ignore[arg-type]
+            for weight, bias, slope in zip(weights[:-1], biases[:-1], slopes, strict=True)
+        ]
+        run("linear_forward", _call(x_MK, first, inner_MN, form))
+        y_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype)
+        run("linear_forward", _call(inner_MN, [_Linear(weights[-1], biases[-1], y_MK)]))  # type: ignore[arg-type]
+        ctx.save_for_backward(x_MK, inner_MN, *slopes, *weights)
+        ctx.has_bias, ctx.shape = [bias is not None for bias in biases], x.shape
+        return y_MK.view(x.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_MK, inner_MN, *others = ctx.saved_tensors
+        count = len(others) // 2
+        slopes, weights, wants = others[:count], others[count:], ctx.needs_input_grad
+        down = _gradients(weights[-1], ctx.has_bias[-1], _rows(gradients[0]), any(wants[-2:]))
+        call, made = _call(inner_MN, [down]), [torch.empty_like(slope) for slope in slopes]
+        call.result_stride = inner_MN.stride(0)
+        for place in range(count):
+            pair = (address(one, torch.bfloat16, *inner_MN.shape) for one in (slopes[place], made[place]))
+            call.slopes[place], call.slope_results[place] = pair
+        run("linear_backward", call)
+        first = [
+            _gradients(weight, has_bias, gradient, any(wants[2:-2]))
+            for weight, has_bias, gradient in zip(weights[:-1], ctx.has_bias[:-1], made, strict=True)
+        ]
+        x_gradient_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype) if wants[0] else None
+        run("linear_backward", _call(x_MK, first, x_gradient_MK))
+        found = [tensor for layer in (*first, down) for tensor in (layer.weight_gradient, layer.bias_gradient)]
+        return None if x_gradient_MK is None else x_gradient_MK.view(ctx.shape), None, *found

@@ -1,0 +1,91 @@
+"""Muon's update of matrices by compiled kernels of a CPU: from gradient and momentum to the new weights in one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.fast.native.addresses import address
+from clearhead.fast.training.linear import BLOCK, has_products, run
+
+Matrix = Float[Tensor, "rows columns"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """How matrices are updated.
+
+    Attributes:
+        factors: of the polynomial of a Newton-Schulz step: a x + b (x x^T) x + c (x x^T)^2 x.
+        steps: of the iteration.
+        momentum: what stays of it in a step.
+        kept: what the weight decay leaves of a weight.
+    """
+
+    factors: tuple[float, float, float]
+    steps: int
+    momentum: float
+    kept: float
+
+
+def is_served(parameter: Tensor) -> bool:
+    """Return whether the kernel updates a parameter: a whole matrix in fp32 whose sizes fill blocks."""
+    tensors = parameter, parameter.grad
+    is_plain = all(
+        tensor is not None and tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+        for tensor in tensors
+    )
+    is_whole = not hasattr(parameter, "placements")
+    return is_plain and is_whole and not any(size % BLOCK for size in parameter.shape) and has_products()
+
+
+class _Matrix(ctypes.Structure):
+    """A matrix to be updated, as in native/training/calls.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("parameter", "momentum", "gradient")),
+        *((name, ctypes.c_long) for name in ("rows", "columns")),
+        ("rate", ctypes.c_float),
+    )
+
+
+class _Call(ctypes.Structure):
+    """The arguments of the kernel, as in native/training/calls.h."""
+
+    _fields_ = (
+        ("matrices", ctypes.POINTER(_Matrix)),
+        *((name, ctypes.c_long) for name in ("count", "steps")),
+        ("factors", ctypes.c_float * 3),
+        *((name, ctypes.c_float) for name in ("share", "kept")),
+    )
+
+
+def update_matrices(
+    parameters: Sequence[Matrix], momenta: Sequence[Matrix], rates: Sequence[float], how: Update
+) -> None:
+    """Move momenta towards the gradients, and parameters against their orthogonal updates.
+
+    Args:
+        parameters: all of them served.
+        momenta: of each parameter.
+        rates: what the orthogonal update of each parameter is multiplied by.
+        how: what is the same for all.
+    """
+    matrices = (_Matrix * len(parameters))(
+        *(
+            _Matrix(
+                *(address(one, torch.float32, *parameter.shape) for one in (parameter, momentum, parameter.grad)),
+                *parameter.shape,
+                rate,
+            )
+            for parameter, momentum, rate in zip(parameters, momenta, rates, strict=True)
+            if parameter.grad is not None
+        )
+    )
+    factors = (ctypes.c_float * 3)(*how.factors)
+    run("muon", _Call(matrices, len(matrices), how.steps, factors, 1.0 - how.momentum, how.kept))

@@ -1,0 +1,214 @@
+"""The residual stream of a stack in bf16: sum, dropout, norm and rounding between two branches in one pass.
+
+Legend: B batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.core.attention import Attention
+from clearhead.core.context import Context
+from clearhead.core.norm import LayerNorm, Norm, RMSNorm
+from clearhead.core.shapes import States
+from clearhead.core.stack import Branch, Stack
+from clearhead.fast.native.addresses import address
+from clearhead.fast.plan import PlannedBranch, planned_branches
+from clearhead.fast.training.linear import run
+from clearhead.hooks import is_seen
+
+_PARTS: Final = 1 << 32
+"""Each element gets 32 random bits, so a drop probability is a whole number of these parts."""
+
+
+@dataclass(frozen=True)
+class StreamBranch:
+    """The only branch of a step, and its norm: before the branch, or after the sum; at a depth."""
+
+    branch: Branch
+    norm: Norm
+    is_before: bool
+    depth: int
+
+
+def stream_branches(stack: Stack) -> list[StreamBranch] | None:
+    """Return the branches of a stack, for `FusedStream`.
+
+    Returns:
+        None where the kernels do not serve the steps: each has one branch and one norm, all of them before the branch
+        (with one at the end of the stack) or all of them after the sum.
+    """
+    planned = list(planned_branches(stack))
+    found = [one for one in map(_stream_branch, planned) if one is not None]
+    is_before = {one.is_before for one in found}
+    ends_well = is_before == {False} or _is_plain(stack.final_norm)
+    return found if len(found) == len(planned) and len(is_before) == 1 and ends_well else None
+
+
+def _stream_branch(planned: PlannedBranch) -> StreamBranch | None:
+    step, branch = planned.step, planned.branch
+    norms = [norm for norm in (step.pre, branch.pre, step.out) if not isinstance(norm, nn.Identity)]
+    if not (planned.is_first and planned.is_last) or len(norms) != 1 or not _is_plain(norms[0]):
+        return None
+    (norm,) = norms
+    assert isinstance(norm, Norm)
+    return StreamBranch(branch, norm, norm is not step.out, planned.depth) if _is_absent(branch.post) else None
+
+
+def _is_absent(norm: nn.Module) -> bool:
+    return isinstance(norm, nn.Identity)
+
+
+def _is_plain(norm: nn.Module) -> bool:
+    is_known = isinstance(norm, LayerNorm | RMSNorm) and not norm.is_by_head and not norm.has_unit_offset
+    return is_known and all(parameter.dtype == torch.float32 for parameter in norm.parameters())
+
+
+@dataclass(frozen=True)
+class _Added:
+    """What a branch adds to the stream."""
+
+    y_BTD: Tensor
+    dropout: float
+    scale: float
+
+
+class FusedStream(Stack):
+    """A stack of a training tree whose stream is computed in bf16, one pass between two branches."""
+
+    branches: list[StreamBranch]
+    is_memory: bool
+    """Whether its output is read as the memory of a decoder alone, and so may be rounded."""
+
+    def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
+        """Run the layers as the plain stack does, up to the order of sums and rounding."""
+        is_plain = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        is_fit = x_BTD.dtype == torch.float32 and x_BTD.numel() > 0 and context.cache is None
+        if not (is_plain and is_fit) or any(map(is_seen, (*self.layers.modules(), self.final_norm))):
+            return super().continue_from(depth, x_BTD, context)
+        read, added = x_BTD, None
+        for one in self.branches:
+            if one.depth < depth:
+                continue
+            context.depth = one.depth
+            if one.is_before:
+                found = _normed(x_BTD, added, one.norm, ("sum", "rounded"))
+                x_BTD, read = found if added is not None else (x_BTD, *found)
+            added = _added(one.branch, read, context)
+            if not one.is_before:
+                x_BTD, read = _normed(x_BTD, added, one.norm, ("normed", "rounded"))
+                added = None
+        if added is not None:
+            assert isinstance(self.final_norm, Norm)
+            (ended,) = _normed(x_BTD, added, self.final_norm, ("rounded" if self.is_memory else "normed",))
+        else:
+            ended = read if self.is_memory and _is_absent(self.final_norm) else self.final_norm(x_BTD)
+        output: Tensor = self.projection_out(ended)
+        return output
+
+
+def _added(branch: Branch, read_BTD: Tensor, context: Context) -> _Added:
+    function = branch.function
+    y_BTD = function(read_BTD, context) if isinstance(function, Attention) else function(read_BTD)
+    return _Added(y_BTD, branch.dropout.p if branch.dropout.training else 0.0, branch.scale)
+
+
+def _normed(x_BTD: Tensor, added: _Added | None, norm: Norm, wanted: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """Return what is wanted of the sum of the stream and what a branch adds, in order: "sum", "normed", "rounded"."""
+    made = _Setting(norm.eps, isinstance(norm, LayerNorm), wanted if added is not None else wanted[-1:])
+    y_BTD = None
+    if added is not None:
+        y_BTD = added.y_BTD.to(torch.bfloat16).contiguous()
+        made.dropped = min(round(added.dropout * _PARTS), _PARTS - 1)
+        made.scale = added.scale * _PARTS / (_PARTS - made.dropped)
+        if made.dropped:
+            made.seed = tuple(torch.randint(_PARTS, (2,)).tolist())
+    found: tuple[Tensor, ...] = _Stream.apply(  # type: ignore[no-untyped-call]
+        x_BTD.contiguous(), y_BTD, norm.weight, norm.bias, made
+    )
+    return found
+
+
+@dataclass
+class _Setting:
+    eps: float
+    is_centered: bool
+    wanted: tuple[str, ...]
+    dropped: int = 0
+    scale: float = 1.0
+    seed: tuple[int, ...] = (0, 0)
+
+
+_POINTERS: Final = (
+    *("x", "y", "weight", "bias", "sum", "normed", "rounded", "statistics", "sum_gradient", "normed_gradient"),
+    *("rounded_gradient", "x_gradient", "y_gradient", "weight_gradient", "bias_gradient"),
+)
+
+_ROUNDED: Final = ("y", "rounded", "rounded_gradient", "y_gradient")
+_VECTORS: Final = ("weight", "bias", "weight_gradient", "bias_gradient")
+
+
+class _Call(ctypes.Structure):
+    """The arguments of both kernels, as in native/training/calls.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_long) for name in ("N", "D", "is_centered")),
+        ("seed", ctypes.c_uint32 * 2),
+        ("dropped", ctypes.c_uint32),
+        *((name, ctypes.c_float) for name in ("kept_scale", "eps")),
+    )
+
+
+def _run(name: str, made: _Setting, **tensors: Tensor | None) -> None:
+    x = tensors["x"]
+    assert x is not None
+    width = x.shape[-1]
+    call = _Call(N=x.numel() // width, D=width, is_centered=made.is_centered, dropped=made.dropped, eps=made.eps)
+    call.kept_scale, call.seed[0], call.seed[1] = made.scale, *made.seed
+    for key, tensor in tensors.items():
+        if tensor is not None:
+            dtype = torch.bfloat16 if key in _ROUNDED else torch.float32
+            shape = (width,) if key in _VECTORS else (call.N, 2) if key == "statistics" else x.shape
+            setattr(call, key, address(tensor, dtype, *shape))
+    run(name, call)
+
+
+class _Stream(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, made: _Setting
+    ) -> tuple[Tensor, ...]:
+        sums = x if y is None else torch.empty_like(x)
+        statistics = x.new_empty(x.numel() // x.shape[-1], 2)
+        dtypes = {"normed": x.dtype, "rounded": torch.bfloat16}
+        found = {name: torch.empty_like(x, dtype=dtypes[name]) for name in made.wanted if name in dtypes}
+        own = None if y is None else sums
+        _run("stream_forward", made, x=x, y=y, weight=weight, bias=bias, sum=own, statistics=statistics, **found)
+        ctx.save_for_backward(sums, statistics, weight)
+        ctx.made, ctx.has_sum, ctx.has_bias = made, y is not None, bias is not None
+        ctx.set_materialize_grads(False)
+        return tuple(sums if name == "sum" else found[name] for name in made.wanted)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        sums, statistics, weight = ctx.saved_tensors
+        came = {
+            f"{name}_gradient": None if gradient is None else gradient.contiguous()
+            for name, gradient in zip(ctx.made.wanted, gradients, strict=True)
+        }
+        found = {
+            "x": torch.empty_like(sums),
+            "y": torch.empty_like(sums, dtype=torch.bfloat16) if ctx.has_sum else None,
+            "weight": torch.empty_like(weight) if weight is not None and ctx.needs_input_grad[2] else None,
+            "bias": sums.new_empty(sums.shape[-1]) if ctx.has_bias else None,
+        }
+        made = {f"{name}_gradient": tensor for name, tensor in found.items()}
+        _run("stream_backward", ctx.made, x=sums, weight=weight, statistics=statistics, **came, **made)
+        return *found.values(), None

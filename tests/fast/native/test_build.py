@@ -1,0 +1,72 @@
+"""Compilation of the kernels: announced with what it takes, and over when the program is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clearhead.cli.console import library_messages
+from clearhead.cli.stopping import StopOnSignal, Stopped
+from clearhead.fast.native import build
+
+
+@pytest.fixture(autouse=True)
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two small sources and an empty cache."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.cpp").write_text(f'extern "C" int {name}() {{ return 1; }}\n')
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_command_says_once_that_it_compiles_and_how_long_it_took(capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        with library_messages():
+            kernels = build.compiled([])
+        assert (kernels.one(), kernels.two()) == (1, 1)
+    first, second = capfd.readouterr().err.splitlines()
+    assert first.startswith("clearhead: compiling kernels for this processor, once, which takes about ")
+    assert re.fullmatch(r"clearhead: kernels compiled in \d+\.\d s", second)
+
+
+def test_python_is_told_by_the_logger_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    build.compiled([])
+    assert capfd.readouterr().err == ""
+
+
+def test_no_compiler_goes_on_when_the_program_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler, started = tmp_path / "compiler", tmp_path / "started"
+    compiler.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >> {started}\nwait\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    # The process that would be ended is that of the tests.
+    monkeypatch.setattr("clearhead.cli.stopping.GRACE", 60)
+
+    def stop() -> None:
+        while not started.exists() or len(started.read_text().split()) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped), StopOnSignal():
+        threading.Thread(target=stop, daemon=True).start()
+        build.compiled([])
+    assert [one.name for one in (tmp_path / "cache" / "native").iterdir()] == ["lock"]
+    for number in map(int, started.read_text().split()):
+        for _ in range(1000):  # a process that was killed is there until the system has come to it
+            if is_running(number):
+                time.sleep(0.01)
+        assert not is_running(number)
+
+
+def is_running(number: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    return False

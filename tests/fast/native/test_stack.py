@@ -1,0 +1,437 @@
+"""The layers of a stack in one compiled call beside the modules of the core, token by token."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead import presets, spec
+from clearhead.core import Transformer, build
+from clearhead.core.embedding import Embedding
+from clearhead.fast import stack as compiled
+from clearhead.fast.cache import IndexedCache
+from clearhead.fast.int8 import to_int8
+from clearhead.fast.runner import Runner
+from clearhead.kernels.key_values import KeyValues
+from clearhead.presets.hyperparameters import build_spec
+from clearhead.presets.named import PRESETS
+
+VOCABULARY = 60
+Attend = dict[str, object]
+
+
+def decoder(attention: Attend | None = None, feed_forward: Attend | None = None, **of_step: object) -> spec.Model:
+    """A small decoder whose attentions, feed-forward networks and steps have these fields."""
+    model = presets.llama_tiny(VOCABULARY, layers=2)
+    changes = {spec.Attention: attention or {}, spec.FeedForward: feed_forward or {}, spec.Step: of_step}
+    return spec.map_nodes(model, lambda _, node: node.model_copy(update=changes.get(type(node), {})))
+
+
+def parallel() -> spec.Model:
+    """Both functions of a layer in one step, which share its norm."""
+    model = presets.llama_tiny(VOCABULARY, layers=2)
+    assert model.decoder is not None
+
+    def joined(layer: spec.Layer) -> spec.Layer:
+        branches = tuple(branch for step in layer.steps for branch in step.branches)
+        own = tuple(branch.model_copy(update={"pre": None, "scale": 0.5}) for branch in branches)
+        return spec.Layer(steps=(spec.Step(pre=spec.LayerNorm(), branches=own, out=spec.RMSNorm()),))
+
+    layers = tuple(joined(layer) for layer in model.decoder.layers)
+    return model.model_copy(update={"decoder": model.decoder.model_copy(update={"layers": layers})})
+
+
+MODELS: dict[str, Callable[[], spec.Model]] = {
+    "rotary, grouped heads, gate": decoder,
+    "ALiBi": lambda: decoder({"position": None, "score_bias": spec.Alibi()}),
+    "window": lambda: decoder({"mask": spec.Window(before=3, after=0)}),
+    "soft cap and sink": lambda: decoder({"soft_cap": 0.5, "sink": True}),
+    "norms of queries and keys": lambda: decoder({"query_key_norm": spec.QueryKeyNorm(norm=spec.RMSNorm())}),
+    "norms after the rotation": lambda: decoder(
+        {"query_key_norm": spec.QueryKeyNorm(norm=spec.RMSNorm(unit_offset=True), after_rotation=True)}
+    ),
+    "part of a head rotated": lambda: decoder({"position": spec.Rotary(size=4)}),
+    "quick GELU, no gate": lambda: decoder(feed_forward={"activation": "quick_gelu", "gated": False}),
+    "squared ReLU": lambda: decoder(feed_forward={"activation": "relu2", "size": 37}),
+    "GELU by tanh": lambda: decoder(feed_forward={"activation": "gelu_tanh"}),
+    "parallel branches": parallel,
+}
+
+
+def small(model: spec.Model, seed: int = 0) -> Transformer:
+    torch.manual_seed(seed)
+    module = build(model).eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.1)
+    return module
+
+
+def preset(name: str) -> Transformer:
+    """A model of the literature, with two narrow layers."""
+    hparams = replace(PRESETS[name], layers=2, width=64, heads=4, head_size=16, feedforward=128)
+    return small(build_spec(hparams, source_vocab=VOCABULARY, target_vocab=VOCABULARY))
+
+
+Model = Transformer | Runner
+
+
+def plain(model: Model) -> Transformer:
+    return model.module if isinstance(model, Runner) else model
+
+
+def fast(model: Model) -> Transformer:
+    return (model if isinstance(model, Runner) else Runner(model)).tree()
+
+
+def decoded(model: Model, *, is_fast: bool, several: bool = False) -> Tensor:
+    """Logits of twelve steps for padded prompts, while rows change places, double, and leave."""
+    module = fast(model) if is_fast else plain(model)
+    generator = torch.Generator().manual_seed(1)
+    prompts = torch.randint(VOCABULARY, (3, 4), generator=generator)
+    mask = torch.tensor([[True] * 4, [False, True, True, True], [True] * 4])
+    cache, found = IndexedCache(), []
+    memory = memory_mask = None
+    with torch.inference_mode():
+        if module.encoder is not None:
+            memory = module.encode(prompts, mask=mask).memory
+            memory_mask, mask = mask, torch.ones(3, 4, dtype=torch.bool)
+        start = module.decode(prompts, memory, memory_mask=memory_mask, target_mask=mask, cache=cache).logits
+        assert start is not None
+        found.append(start[:, -1])
+        order = {2: [0, 0, 1, 1, 2, 2], 4: [1, 0, 3, 3, 5, 4], 5: [0, 0, 2, 3, 5, 5], 7: [1, 0, 5, 4]}
+        sentences = {7: [0, 2]}
+        rows = 3
+        for step in range(1, 13):
+            if step in order:
+                kept = torch.tensor(sentences[step]) if step in sentences and memory is not None else None
+                cache.select(torch.tensor(order[step]), kept)
+                rows = len(order[step])
+            count = 2 if several and step in (6, 9) else 1
+            tokens = torch.randint(VOCABULARY, (rows, count), generator=generator)
+            logits = module.decode(tokens, cache=cache).logits
+            assert logits is not None
+            found.append(logits[:, -1].float())
+    return torch.cat(found)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that the compiled layers served."""
+    calls: list[str] = []
+    for name in ("extend", "read"):
+        own = getattr(compiled.StackPlan, name)
+        monkeypatch.setattr(
+            compiled.StackPlan, name, lambda *given, own=own, name=name: (calls.append(name), own(*given))[1]
+        )
+    return calls
+
+
+def check(module: Model, served: list[str], *, several: bool = False) -> None:
+    expected = decoded(module, is_fast=False, several=several)
+    assert not served
+    found = decoded(module, is_fast=True, several=several)
+    assert served.count("extend") == (10 if several else 12)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_are_those_of_the_modules(name: str, served: list[str]) -> None:
+    check(small(MODELS[name]()), served)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "transformer", "t5-small"])
+def test_steps_of_models_with_positions_memory_or_biases_by_distance(name: str, served: list[str]) -> None:
+    check(preset(name), served)
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "transformer"])
+def test_plain_calls_between_compiled_ones_find_keys_in_order(name: str, served: list[str]) -> None:
+    check(preset(name), served, several=True)
+
+
+def test_steps_are_the_same_on_other_processors(kernels: ctypes.CDLL, served: list[str]) -> None:
+    check(small(decoder()), served)
+    served.clear()
+    check(preset("transformer"), served)
+
+
+def test_steps_with_weights_that_lie_the_other_way_round(kernels: ctypes.CDLL, served: list[str]) -> None:
+    module = preset("gpt2")
+    for part in module.modules():
+        if isinstance(part, torch.nn.Linear):
+            # As slices of a wider matrix, which is how GPT-2's files have queries, keys and values.
+            wide = torch.cat([part.weight, part.weight]).t().contiguous()
+            part.weight.data = wide[:, : len(part.weight)].t()
+    check(module, served)
+
+
+def rounded_copy(module: Transformer, weights: str) -> Runner:
+    rounded = copy.deepcopy(module)
+    if weights == "int8":
+        return Runner(to_int8(rounded))
+    return Runner(rounded.bfloat16() if weights == "bf16" else rounded, in_bf16=weights == "mixed")
+
+
+@pytest.fixture
+def by_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Runner, Callable[[Runner], Tensor]], Tensor]:
+    """Compute with compiled linear layers alone."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise compiled.NotServed("the test asks for linear layers")
+
+    def run(runner: Runner, compute: Callable[[Runner], Tensor]) -> Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled.StackPlan, "__init__", refuse)
+            other = Runner(runner.module, in_bf16=runner.in_bf16)
+            assert {one.by for one in other.report() if "layers" in one.address} == {"kernels"}
+            return compute(other)
+
+    return run
+
+
+@pytest.mark.parametrize("weights", ["mixed", "int8", "bf16"])
+def test_rounded_steps_differ_as_little_as_rounded_layers(
+    kernels: ctypes.CDLL, weights: str, by_layers: Callable[..., Tensor], served: list[str]
+) -> None:
+    for exact in (small(decoder(feed_forward={"size": 192})), preset("transformer")):
+        expected, rounded = decoded(exact, is_fast=False), rounded_copy(exact, weights)
+        served.clear()
+        found = decoded(rounded, is_fast=True)
+        assert "extend" in served
+        beside = by_layers(rounded, lambda module: decoded(module, is_fast=True))
+        assert not torch.equal(found, expected)
+        assert (found - expected).norm() <= 1.3 * (beside - expected).norm()
+
+
+@pytest.mark.parametrize("weights", ["mixed", "int8"])
+def test_texts_are_read_without_their_padding(
+    kernels: ctypes.CDLL, weights: str, by_layers: Callable[..., Tensor], served: list[str]
+) -> None:
+    exact = preset("bert")
+    # So many texts that threads take some of them each, and fewer of them than that.
+    ids, mask = torch.randint(VOCABULARY, (40, 20)), torch.ones(40, 20, dtype=torch.bool)
+    mask[1, 15:], mask[2, :7] = False, False
+
+    def read(model: Model) -> Tensor:
+        with torch.inference_mode():
+            return fast(model).encode(ids, mask=mask).hidden
+
+    expected, rounded = read(exact), rounded_copy(exact, weights)
+    assert not served
+    found = read(rounded)
+    with torch.inference_mode():
+        alone, whole = (fast(rounded).encode(part).hidden for part in (ids[1:2, :15], ids[:1]))
+    assert served == ["read"] * 3
+    assert found[~mask].abs().max() == 0
+    for one, there in ((alone, found[1:2, :15]), (whole, found[:1])):
+        torch.testing.assert_close(one, there, rtol=1e-4, atol=1e-4)
+    beside = by_layers(rounded, read)
+    assert (found - expected)[mask].norm() <= 1.3 * (beside - expected)[mask].norm()
+
+
+@pytest.mark.parametrize("has_padding", [True, False])
+def test_segments_and_given_positions_of_whole_texts(has_padding: bool, served: list[str]) -> None:
+    rounded = rounded_copy(preset("bert"), "mixed")
+    assert rounded.module.encoder is not None and rounded.module.encoder.embedding.segments is not None
+    ids, positions = torch.randint(VOCABULARY, (5, 11)), torch.randint(13, (5, 11))
+    segments, mask = torch.randint(2, (5, 11)), torch.ones(5, 11, dtype=torch.bool)
+    mask[2, 7:] = not has_padding
+
+    def read(text: slice, tokens: slice, mask: Tensor | None) -> Tensor:
+        given = (x[text, tokens] for x in (ids, segments, positions))
+        with torch.inference_mode():
+            return fast(rounded).encode(next(given), segments=next(given), positions=next(given), mask=mask).hidden
+
+    found = read(slice(None), slice(None), mask if has_padding else None)
+    for text in range(5):
+        count = int(mask[text].sum())
+        alone = read(slice(text, text + 1), slice(count), None)
+        torch.testing.assert_close(found[text : text + 1, :count], alone, rtol=1e-4, atol=1e-4)
+    assert served == ["read"] * 6
+    others = rounded.module.encode(ids, segments=1 - segments, positions=positions).hidden
+    assert (others - found)[mask].norm() > 0.1 * found.norm()
+
+
+def test_padding_is_not_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, plain = [], Embedding.forward
+
+    def counted(self: Embedding, ids_BT: Tensor, *given: object) -> Tensor:
+        counts.append(ids_BT.numel())
+        return plain(self, ids_BT, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Embedding, "forward", counted)
+    ids, mask = torch.randint(VOCABULARY, (3, 7)), torch.arange(7) < torch.tensor([[7], [2], [5]])
+    module = fast(rounded_copy(preset("bert"), "int8"))
+    with torch.inference_mode():
+        module.encode(ids, mask=mask)
+        module.encode(ids)
+    assert counts == [14, 21]
+
+
+def test_vectors_of_the_caller_stay_as_they_are() -> None:
+    runner = rounded_copy(small(decoder()), "mixed")
+    ids, vectors = torch.zeros(3, 5, dtype=torch.int64), torch.randn(3, 5, 64)
+    with torch.inference_mode():
+        given = vectors.clone()
+        expected, found = (module(ids, embeddings=given).hidden for module in (runner.module, runner.tree()))
+    assert torch.equal(given, vectors)
+    assert (found - expected).norm() <= 0.05 * expected.norm()
+
+
+def prompted(model: Model, *, has_padding: bool, is_fast: bool = True) -> Tensor:
+    """Logits of a prompt that is read in three calls, the last of one token."""
+    module = fast(model) if is_fast else plain(model)
+    generator = torch.Generator().manual_seed(2)
+    prompts, mask = torch.randint(VOCABULARY, (5, 70), generator=generator), torch.ones(5, 70, dtype=torch.bool)
+    if has_padding:
+        mask[1, :9], mask[3, :50] = False, False
+    cache, found = IndexedCache(), []
+    with torch.inference_mode():
+        for part in (slice(0, 43), slice(43, 69), slice(69, 70)):
+            of_part = mask[:, part] if has_padding else None
+            logits = module.decode(prompts[:, part], target_mask=of_part, cache=cache).logits
+            assert logits is not None
+            found.append(logits[mask[:, part]].float())
+    return torch.cat(found)
+
+
+PROMPTED = {
+    "heads of 48 numbers": lambda: decoder({"head_size": 48}),
+    "window": MODELS["window"],
+    "soft cap and sink": MODELS["soft cap and sink"],
+    "norms after the rotation": MODELS["norms after the rotation"],
+}
+
+
+@pytest.mark.parametrize("weights", ["mixed", "int8", "bf16"])
+@pytest.mark.parametrize("name", [*PROMPTED, "gpt2"])
+def test_prompts_are_read_in_pieces(
+    kernels: ctypes.CDLL,
+    name: str,
+    weights: str,
+    by_layers: Callable[..., Tensor],
+    served: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact = small(PROMPTED[name]()) if name in PROMPTED else preset(name)
+    rounded = rounded_copy(exact, weights)
+    for piece_tokens, has_padding in ((30, False), (100, True)):
+        monkeypatch.setattr(compiled, "PIECE_TOKENS", piece_tokens)
+        expected = prompted(exact, has_padding=has_padding, is_fast=False)
+        served.clear()
+        found = prompted(rounded, has_padding=has_padding)
+        # Padding between tokens is no distance, so that a window of several tokens takes the plain way with it.
+        assert served == ["extend"] * (1 if has_padding and name == "window" else 3)
+        beside = by_layers(rounded, lambda module, given=has_padding: prompted(module, has_padding=given))
+        assert (found - expected).norm() <= 1.3 * (beside - expected).norm()
+
+
+def in_8_bits(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round() * scale
+
+
+@pytest.mark.parametrize("name", ["grouped heads", "soft cap and sink", "ALiBi", "gpt2"])
+def test_keys_in_8_bits_are_those_of_the_modules_rounded(
+    kernels: ctypes.CDLL, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a cache of the modules that rounds what it has, where compiled layers read it."""
+    append = KeyValues.append
+
+    def rounded(self: KeyValues, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        kept = append(self, key, value)
+        for one in kept if key.shape[2] == 1 else ():
+            one.copy_(in_8_bits(one))
+        return kept
+
+    made = {"grouped heads": decoder, **MODELS}
+    module = small(made[name]()) if name in made else preset(name)
+    exact = decoded(module, is_fast=False, several=True)
+    with monkeypatch.context() as patch:
+        patch.setitem(compiled.KEPT, "float32", torch.int8)  # rows in fp32, which no rounding of their own moves
+        found = decoded(module, is_fast=True, several=True)
+    monkeypatch.setattr(KeyValues, "append", rounded)
+    expected = decoded(module, is_fast=False, several=True)
+    assert 0 < (found - expected).norm() <= 0.1 * (exact - expected).norm()
+
+
+@pytest.mark.parametrize("weights", ["mixed", "int8"])
+def test_long_prompts_are_read_in_parts(
+    kernels: ctypes.CDLL, weights: str, by_layers: Callable[..., Tensor], served: list[str]
+) -> None:
+    """So many rows that each thread takes some of them, and parts of one prompt see each other's keys."""
+    ids, mask = torch.randint(VOCABULARY, (2, 300)), torch.ones(2, 300, dtype=torch.bool)
+    mask[1, :45] = False
+
+    def read(model: Model) -> Tensor:
+        module, cache, found = fast(model), IndexedCache(), []
+        with torch.inference_mode():
+            for part in (slice(0, 280), slice(280, 300)):
+                logits = module.decode(ids[:, part], target_mask=mask[:, part], cache=cache).logits
+                assert logits is not None
+                found.append(logits[mask[:, part]].float())
+        return torch.cat(found)
+
+    exact = small(decoder(feed_forward={"size": 192}))
+    expected, rounded = read(exact), rounded_copy(exact, weights)
+    served.clear()
+    found = read(rounded)
+    assert served == (["extend"] * 2 if compiled.has_squares() else ["extend"])
+    assert (found - expected).norm() <= 1.3 * (by_layers(rounded, read) - expected).norm()
+
+
+def test_long_texts_are_read_with_their_masks(by_layers: Callable[..., Tensor], served: list[str]) -> None:
+    ids, mask = torch.randint(VOCABULARY, (3, 300)), torch.ones(3, 300, dtype=torch.bool)
+    mask[1, 40:], mask[2, 290:] = False, False
+
+    def read(model: Model) -> Tensor:
+        with torch.inference_mode():
+            return fast(model)(ids, mask=mask).hidden[mask].float()
+
+    for model in (decoder(), decoder({"mask": spec.Window(before=20, after=0)}), decoder({"mask": spec.Full()})):
+        exact = small(model)
+        expected, rounded = read(exact), rounded_copy(exact, "mixed")
+        served.clear()
+        found = read(rounded)
+        assert served == (["read"] if compiled.has_squares() else [])
+        assert (found - expected).norm() <= 1.3 * (by_layers(rounded, read) - expected).norm()
+
+
+def test_changed_weights_are_seen_and_copies_have_their_own(served: list[str]) -> None:
+    runner = Runner(small(decoder()))
+    decoded(runner, is_fast=True)
+    other = copy.deepcopy(runner)
+    for parameter in other.module.parameters():
+        parameter.mul_(1.5)
+    served.clear()
+    check(other, served)
+    served.clear()
+    check(runner, served)
+    runner.module.decoder.layers[0].steps[1].branches[0].function.up = torch.nn.Linear(64, 172, bias=False)  # type: ignore[union-attr]
+    runner.module.requires_grad_(False)
+    served.clear()
+    check(runner, served)
+
+
+def test_other_layers_masks_and_long_texts_take_the_plain_way(served: list[str]) -> None:
+    experts = spec.MixtureOfExperts(count=2, top_k=1, expert=spec.FeedForward(size=8))
+    model = spec.map_nodes(
+        decoder(),
+        lambda _, node: (
+            node.model_copy(update={"function": experts})
+            if isinstance(node, spec.Branch) and isinstance(node.function, spec.FeedForward)
+            else node
+        ),
+    )
+    for module in (small(model), small(decoder({"clip": 0.5}))):
+        torch.testing.assert_close(decoded(module, is_fast=True), decoded(module, is_fast=False))
+    module = fast(small(decoder()))
+    with torch.inference_mode():
+        module.decode(torch.randint(VOCABULARY, (20, 1)), cache=IndexedCache())  # more rows than it serves in fp32
+    assert not served

@@ -1,0 +1,199 @@
+"""Weights in 8 bits and fast linear layers, beside the plain model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import clearhead as ch
+from clearhead import surgery
+from clearhead.cli.main import main
+from clearhead.core import Transformer
+from clearhead.errors import InputError
+from clearhead.fast import runner
+from clearhead.fast.cache import IndexedCache
+from clearhead.fast.int8 import dequantized, is_int8, quantize, to_int8
+from clearhead.fast.runner import Runner, ServedLinear, multiplies_in_bf16
+from clearhead.hf.pooling import with_head
+from clearhead.weights.files import load_tensors
+from tests import hf_models as made
+from tests.laws.tiny import FAMILIES, STYLES, tiny
+
+NAMES = [
+    f"{family}/{style}/{place}"
+    for family in FAMILIES
+    for style, place in zip(STYLES, ("learned", "rotary"), strict=True)
+]
+
+
+def seeded(name: str) -> Transformer:
+    torch.manual_seed(3)
+    return tiny(name)
+
+
+def outputs(module: Transformer) -> Tensor:
+    ids = torch.randint(1, 20, (2, 7), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        found = module(ids, ids if module.encoder is not None and module.decoder is not None else None)
+    return found.hidden if found.logits is None else found.logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stacks_in_8_bits_go_on_without_their_head(name: str) -> None:
+    module = to_int8(seeded(name))
+    bare, ids = with_head(module, None, {}), torch.randint(1, 20, (2, 7))
+    target = ids if module.encoder is not None and module.decoder is not None else None
+    with torch.inference_mode():
+        assert torch.equal(bare(ids, target).hidden, module(ids, target).hidden)
+
+
+def test_a_weight_moves_by_at_most_half_a_step_of_its_row() -> None:
+    weight = torch.randn(30, 50) * torch.rand(30, 1)
+    weight[4] = 0.0
+    matrix, scale = quantize(weight)
+    assert matrix.dtype == torch.int8
+    assert ((matrix * scale[:, None] - weight).abs() <= 0.5001 * scale[:, None]).all()
+    assert torch.equal(matrix[4], torch.zeros(50, dtype=torch.int8))
+    assert (matrix.abs().amax(1)[torch.arange(30) != 4] == 127).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plain_model_computes_with_the_dequantized_weights(name: str) -> None:
+    module = seeded(name)
+    reference = ch.build(module.spec)
+    rounded = to_int8(seeded(name))
+    reference.load_state_dict(dequantized(rounded.state_dict()))
+    assert torch.allclose(outputs(rounded), outputs(reference.eval()), atol=1e-6)
+    assert not torch.equal(outputs(rounded), outputs(module))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_compute_what_the_plain_layers_do_and_leave_the_plain_tree_alone(name: str) -> None:
+    module = seeded(name)
+    plain, before = outputs(module), [dict(vars(part)) for part in module.modules()]
+    fast = Runner(module)
+    assert {one.by for one in fast.report()} >= ({"kernels"} if module.decoder is not None else {"plain"})
+    assert torch.allclose(outputs(fast.tree()), plain, atol=1e-5)
+    assert all(vars(part) == old for part, old in zip(module.modules(), before, strict=True))
+    half = seeded(name).to(torch.bfloat16)
+    plain = outputs(half)
+    assert (outputs(Runner(half).tree()) - plain).abs().max() <= 0.05 * plain.abs().max()
+    rounded = to_int8(module)
+    plain = outputs(rounded)
+    error = (outputs(Runner(rounded).tree()) - plain).abs()
+    assert 0.0 < error.max() <= 0.1 * plain.abs().max()
+
+
+def test_products_in_bf16_are_close_and_neither_scores_nor_weights_change(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(runner, "LEAST_WEIGHTS", 1)
+    exact, quick = (ch.load(folder, device="cpu", precision=precision) for precision in ("fp32", "auto"))
+    first, second = outputs(exact.tree), outputs(quick.tree)
+    assert 0.0 < (first - second).abs().max() <= 0.05 * first.abs().max()
+    assert torch.equal(outputs(exact.module), outputs(quick.module))
+    assert exact.score(["the cat"]) == quick.score(["the cat"])
+    weight = next(part.weight for part in quick.module.modules() if isinstance(part, nn.Linear))
+    with torch.no_grad():
+        weight.mul_(2.0)
+    assert not torch.equal(outputs(quick.tree), second), "the rounded copy is made again"
+
+
+def test_small_models_and_slow_processors_multiply_as_their_weights_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not multiplies_in_bf16(ch.load(folder, device="cpu", precision="fp32").module)
+    monkeypatch.setattr(runner, "LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(runner, "has_fast_bf16", lambda device: False)
+    assert not multiplies_in_bf16(ch.load(folder, device="cpu", precision="fp32").module)
+
+
+def test_a_watched_model_computes_by_its_plain_layers() -> None:
+    module = seeded("decoder/post/learned")
+    fast = Runner(module)
+    with ch.capture(module, "**.weights") as seen:
+        watched = outputs(fast.tree())
+        assert torch.equal(watched, outputs(module))
+    assert {len(records) for records in seen.values()} == {2}
+    assert any(type(part).forward is ServedLinear.forward for part in fast.tree().modules())
+
+
+def test_a_served_tree_lets_gradients_through() -> None:
+    module = seeded("decoder/post/rotary").train()
+    Runner(module).tree()(torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    assert all(part.weight.grad is not None for part in module.modules() if isinstance(part, nn.Linear))
+
+
+def test_probabilities_of_a_trained_model_stay(data_dir: Path) -> None:
+    """The text is one that the model's author published; its perplexity moves by less than 1 %."""
+    text = (data_dir / "stories260K" / "expected.txt").read_text("utf-8")
+    exact, rounded = (
+        ch.load(data_dir / "stories260K", device="cpu", precision=precision).score([text])[0].score
+        for precision in ("fp32", "int8")
+    )
+    assert np.exp(exact - rounded) == pytest.approx(1.0, abs=0.01)
+
+
+def test_they_stay_where_keys_and_values_have_8_bits_as_well(data_dir: Path) -> None:
+    text = (data_dir / "stories260K" / "expected.txt").read_text("utf-8")
+    losses = []
+    for precision in ("fp32", "int8"):
+        model, cache = ch.load(data_dir / "stories260K", device="cpu", precision=precision), IndexedCache()
+        ids = torch.tensor([model.tokenizers.target.encode_with_special(text)])
+        tree = model.tree
+        with torch.inference_mode():
+            parts = [tree.decode(part, cache=cache).logits for part in (ids[:, :64], *ids[:, 64:].split(1, 1))]
+        losses.append(float(functional.cross_entropy(torch.cat(parts, 1)[0, :-1], ids[0, 1:])))
+    assert losses[0] != losses[1]
+    assert np.exp(losses[1] - losses[0]) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.language_model(tmp_path_factory.mktemp("lm") / "model")
+
+
+def test_a_converted_model_is_small_and_generates_the_same(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "int8"
+    assert main(["convert", str(folder), str(out), "--precision", "int8"]) == 0
+    model = ch.load(folder, device="cpu", precision="int8")
+    again = ch.load(out)
+    assert is_int8(again.module)
+    prompt = ["the cat"]
+    assert again.generate(prompt, max_new_tokens=8, temperature=0) == model.generate(
+        prompt, max_new_tokens=8, temperature=0
+    )
+    stored = load_tensors(out / "weights.safetensors")
+    matrices = [name for name, tensor in stored.items() if tensor.dim() == 2 and tensor.dtype != torch.int8]
+    assert all("position" in name for name in matrices)
+
+
+def test_a_model_in_8_bits_loads_as_fp32_with_the_weights_that_it_has(folder: Path, tmp_path: Path) -> None:
+    model = ch.load(folder, device="cpu", precision="int8")
+    model.save(tmp_path / "int8")
+    wide = ch.load(tmp_path / "int8", device="cpu", precision="fp32")
+    assert not is_int8(wide.module)
+    assert torch.equal(outputs(wide.module), outputs(model.module))
+    maps, again = (one.attention("the cat").to_json() for one in (wide, model))
+    assert maps == again
+
+
+def test_what_needs_all_digits_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ch.load(folder, device="cpu", precision="int8")
+    with pytest.raises(InputError, match="surgery needs all digits"):
+        surgery.keep_layers(model, [0])
+    with pytest.raises(InputError, match="layout of the hub needs all digits"):
+        model.save(tmp_path / "out", format="hf")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match="int8 is for a CPU"):
+        ch.load(folder, device="meta", precision="int8")
+    assert main(["convert", str(folder), str(tmp_path / "out"), "--precision", "fp16"]) == 2
+    assert "expected int8" in capsys.readouterr().err
+    assert main(["convert", str(folder), str(tmp_path / "out"), "--precision", "int8", "--to", "hf"]) == 2
+    assert "give one of" in capsys.readouterr().err

@@ -1,0 +1,124 @@
+"""Attention by the compiled kernels is that of the plain computation, forward and backward.
+
+Axis sizes are distinct primes: B batch, H heads, T queries, S keys, E head size.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.fast.training.attention import attention, rotation
+from clearhead.kernels.positions import rotate as plain_rotation
+
+pytestmark = pytest.mark.usefixtures("bf16_kernels")
+B, H, T, S, E = 5, 3, 139, 151, 7
+
+
+def leaves(queries: int, keys: int, size: int = E) -> list[Tensor]:
+    torch.manual_seed(1)
+    shapes = ((B, queries, H, size), (B, keys, H, size), (B, keys, H, size))
+    return [torch.randn(shape).bfloat16().transpose(1, 2).requires_grad_() for shape in shapes]
+
+
+def masks(queries: int, keys: int) -> dict[str, Tensor]:
+    real = torch.arange(keys) < torch.tensor([keys, 31, 2, 100, 0])[:, None]  # the last row may attend to nothing
+    window = (torch.arange(queries)[:, None] - torch.arange(keys)).abs() <= 17
+    return {"padding": real[:, None, None], "window": window[None, None], "both": (real[:, None] & window)[:, None]}
+
+
+def plain(inputs: list[Tensor], mask: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    scores = inputs[0] @ inputs[1].mT * 0.3 + (0.0 if bias is None else bias)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1).nan_to_num(0.0) @ inputs[2]
+
+
+def far(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).norm() / expected.norm()).detach())
+
+
+# Less than a block of 32, several blocks, and more queries than the backward pass takes at a time.
+@pytest.mark.parametrize(("queries", "keys", "size"), [(T, S, E), (5, 3, 16), (541, 37, 64)])
+@pytest.mark.parametrize("kind", ["causal", "padding", "window", "both", "nothing"])
+def test_outputs_and_gradients_are_those_of_the_plain_computation(
+    kind: str, queries: int, keys: int, size: int
+) -> None:
+    is_causal = kind == "causal"
+    keys = queries if is_causal else keys
+    mask = masks(queries, keys).get(kind)
+    inputs = leaves(queries, keys, size)
+    exact = [one.detach().double().requires_grad_() for one in inputs]
+    expected = plain(exact, torch.ones(queries, queries, dtype=torch.bool).tril() if is_causal else mask)
+    found = attention(*inputs, mask, scale=0.3, is_causal=is_causal)
+    assert far(found, expected) < 0.005
+    gradient = torch.randn(B, H, queries, size).bfloat16()
+    ours = torch.autograd.grad(found, inputs, gradient)
+    theirs = torch.autograd.grad(expected, exact, gradient.double())
+    assert all(far(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, B])
+@pytest.mark.parametrize(("queries", "keys"), [(T, S), (541, 37)])
+@pytest.mark.parametrize("kind", ["causal", "padding", "both", "nothing"])
+def test_a_bias_is_added_to_the_scores_and_has_a_gradient(kind: str, queries: int, keys: int, rows: int) -> None:
+    is_causal = kind == "causal"
+    keys = queries if is_causal else keys
+    mask = masks(queries, keys).get(kind)
+    inputs = [*leaves(queries, keys), torch.randn(rows, H, queries, keys, requires_grad=True)]
+    exact = [one.detach().double().requires_grad_() for one in inputs]
+    seen = torch.ones(queries, queries, dtype=torch.bool).tril() if is_causal else mask
+    expected = plain(exact[:3], seen, exact[3])
+    found = attention(*inputs[:3], mask, inputs[3], scale=0.3, is_causal=is_causal)
+    assert far(found, expected) < 0.005
+    gradient = torch.randn(found.shape).bfloat16()
+    ours = torch.autograd.grad(found, inputs, gradient)
+    theirs = torch.autograd.grad(expected, exact, gradient.double())
+    assert all(far(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
+
+
+def test_gradients_are_about_as_near_as_those_of_the_fused_kernel() -> None:
+    inputs = leaves(T, T)
+    exact = [one.detach().double().requires_grad_() for one in inputs]
+    gradient = torch.randn(B, H, T, E).bfloat16()
+    theirs = torch.autograd.grad(plain(exact, torch.ones(T, T, dtype=torch.bool).tril()), exact, gradient.double())
+    ours = torch.autograd.grad(attention(*inputs, None, scale=0.3, is_causal=True), inputs, gradient)
+    fused = torch.autograd.grad(F.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.3), inputs, gradient)
+    for one, other, expected in zip(ours, fused, theirs, strict=True):
+        assert far(one, expected) < 1.5 * far(other, expected)
+
+
+def test_large_scores_and_numbers_that_are_none() -> None:
+    inputs = leaves(T, T)
+    with torch.no_grad():
+        inputs[0].mul_(1e4)
+    found = attention(*inputs, None, scale=0.3, is_causal=True)
+    assert far(found, plain([one.double() for one in inputs], torch.ones(T, T, dtype=torch.bool).tril())) < 0.01
+    with torch.no_grad():
+        inputs[0][1, 1, 7] = torch.nan
+    found = attention(*inputs, None, scale=0.3, is_causal=True)
+    assert found[1, 1, 7].isnan().all()
+    assert found.isnan().sum() == E
+
+
+@pytest.mark.parametrize(("size", "pairs"), [(64, 32), (19, 7)])
+@pytest.mark.parametrize("has_positions", [False, True])
+def test_rotations_and_their_gradients_are_those_of_the_plain_computation(
+    size: int, pairs: int, has_positions: bool
+) -> None:
+    heads = leaves(T, S, size)[0]
+    exact = heads.detach().double().requires_grad_()
+    angles = torch.randn(B if has_positions else 1, 1, T, pairs)
+    gradient = torch.randn(B, H, T, size).bfloat16()
+    found, expected = (
+        rotate(x, angles.cos().to(kind), angles.sin().to(kind))
+        for rotate, x, kind in ((rotation, heads, torch.float32), (plain_rotation, exact, torch.float64))
+    )
+    assert far(found, expected) < 0.003
+    (ours,), (theirs,) = (
+        torch.autograd.grad(y, x, gradient.to(y.dtype)) for y, x in ((found, heads), (expected, exact))
+    )
+    assert far(ours, theirs) < 0.003
+    assert torch.equal(found[..., 2 * pairs :], heads[..., 2 * pairs :])

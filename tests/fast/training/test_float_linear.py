@@ -1,0 +1,92 @@
+"""Linear layers in fp32 by oneDNN are those of PyTorch, forward and backward, and are chosen by processor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clearhead.fast.training import float_linear as fast_float
+from clearhead.fast.training import parts as fast
+from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
+from clearhead.fast.training.parts import FloatLinear, training_tree
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN here")
+
+
+def gradients(part: nn.Linear, x: Tensor, *, is_fast: bool) -> list[Tensor]:
+    part.zero_grad()
+    x = x.detach().requires_grad_()
+    assert multiplies(x, part.weight)
+    y = linear(x, part.weight, part.bias) if is_fast else part(x)
+    y.square().sum().backward()
+    found = [y, x.grad, *(parameter.grad for parameter in part.parameters())]
+    assert all(one is not None for one in found)
+    return [one.detach().clone() for one in found if one is not None]
+
+
+@needs_onednn
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("shape", [(7, 13), (3, 5, 13), (2, 1, 3, 13)])
+def test_values_and_gradients_are_those_of_pytorch(shape: tuple[int, ...], has_bias: bool) -> None:
+    part = nn.Linear(13, 11, bias=has_bias)
+    x = torch.randn(*shape)
+    for found, expected in zip(gradients(part, x, is_fast=True), gradients(part, x, is_fast=False), strict=True):
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+def test_rows_that_lie_apart_are_read_where_they_lie() -> None:
+    part, x = nn.Linear(13, 11), torch.randn(13, 7, 3).transpose(0, 2)
+    for found, expected in zip(gradients(part, x, is_fast=True), gradients(part, x, is_fast=False), strict=True):
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_other_work_is_left_to_the_layer_itself() -> None:
+    weight, x = nn.Linear(3, 2).weight, torch.randn(5, 3)
+    assert multiplies(x, weight)
+    for other in (x.bfloat16(), torch.randn(3), torch.randn(0, 3)):
+        assert not multiplies(other, weight)
+    with torch.no_grad():
+        assert not multiplies(x, weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not multiplies(x, weight)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "capability", "expected"),
+    [("AuthenticAMD", "AVX512", True), ("GenuineIntel", "AVX512", False), ("AuthenticAMD", "AVX2", False)],
+)
+def test_the_choice_is_by_processor(
+    vendor: str, capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(fast_float, "processor_vendor", lambda: vendor)
+    has_faster_products.cache_clear()
+    try:
+        assert has_faster_products() == expected
+    finally:
+        has_faster_products.cache_clear()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_layers_are_replaced_where_that_is_faster(
+    precision: str, is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "has_faster_products", lambda: is_faster)
+    monkeypatch.setattr(fast, "has_fast_bf16", lambda device: False)
+    module = nn.Sequential(nn.Linear(3, 2))
+    tree = training_tree(module, precision)
+    assert isinstance(tree[0], FloatLinear) == (is_faster and precision == "fp32")
+    assert type(module[0]) is nn.Linear and tree[0].weight is module[0].weight
+
+
+def test_layers_of_another_kind_compute_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Narrow(nn.Linear):
+        """Such as one with LoRA."""
+
+    monkeypatch.setattr(fast, "has_faster_products", lambda: True)
+    module = nn.Sequential(Narrow(3, 2))
+    assert type(training_tree(module, "fp32")[0]) is Narrow

@@ -1,0 +1,75 @@
+"""Cross-entropy by the compiled kernels, and its gradients, are those of the plain computation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.core.head import Projection
+from clearhead.evaluate.token_accuracy import projected_cross_entropy
+from clearhead.fast.training import loss as fast_loss
+
+fast_cross_entropy = partial(fast_loss.fast_cross_entropy, plain=projected_cross_entropy)
+needs_kernels = pytest.mark.usefixtures("bf16_kernels")
+
+
+def far(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).norm() / expected.norm()).detach())
+
+
+def tensors(rows: int, entries: int, width: int, size: float) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(4)
+    x, weight = torch.randn(rows, width), torch.randn(entries, width) * size / width**0.5
+    labels = torch.randint(entries, (rows,))
+    return x.bfloat16().float().requires_grad_(), weight.bfloat16().float().requires_grad_(), labels
+
+
+# Entries that fill blocks or not, rows of several groups, and logits whose exponentials leave the range of fp32.
+@needs_kernels
+@pytest.mark.parametrize(
+    ("rows", "entries", "width", "size", "room"),
+    [(3, 33, 32, 1.0, 1 << 20), (77, 64, 96, 1.0, 1 << 20), (139, 517, 32, 1.0, 40_000), (67, 101, 64, 100.0, 20_000)],
+)
+@pytest.mark.parametrize(("smoothing", "scale"), [(0.0, 1.0), (0.1, 0.5)])
+def test_losses_and_gradients_are_those_of_exact_arithmetic(
+    monkeypatch: pytest.MonkeyPatch, rows: int, entries: int, width: int, size: float, room: int, smoothing: float,
+    scale: float,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(fast_loss, "_LEAST_BYTES", room)
+    monkeypatch.setattr(fast_loss, "_MOST_BYTES", room)
+    x, weight, labels = tensors(rows, entries, width, size)
+    exact = [one.detach().double().requires_grad_() for one in (x, weight)]
+    expected = F.cross_entropy(exact[0] * scale @ exact[1].T, labels, reduction="sum", label_smoothing=smoothing)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = fast_cross_entropy(x, Projection(weight, None, scale), labels, label_smoothing=smoothing)
+    assert type(found.grad_fn).__name__ == "_CrossEntropyBackward"
+    assert float(((found - expected).abs() / expected).detach()) < 1e-5
+    ours, theirs = torch.autograd.grad(3.0 * found, [x, weight]), torch.autograd.grad(3.0 * expected, exact)
+    assert all(far(*pair) < 0.005 for pair in zip(ours, theirs, strict=True))
+
+
+def test_what_the_kernels_do_not_serve_is_computed_by_pytorch() -> None:
+    x, weight, labels = tensors(5, 33, 32, 1.0)
+    plain = Projection(weight, None, 1.0)
+    others = [
+        Projection(weight, torch.zeros(33), 1.0),
+        Projection(weight, None, 1.0, soft_cap=5.0),
+        Projection(weight.detach(), None, 1.0),
+    ]
+    found = [fast_cross_entropy(x, plain, labels, label_smoothing=0.0)]  # in fp32
+    with torch.autocast("cpu", torch.bfloat16):
+        found += [fast_cross_entropy(x, one, labels, label_smoothing=0.0) for one in others]
+    assert all(type(one.grad_fn).__name__ != "_CrossEntropyBackward" for one in found)
+
+
+@needs_kernels
+def test_states_that_are_no_numbers_have_no_loss() -> None:
+    x, weight, labels = tensors(5, 33, 32, 1.0)
+    with torch.no_grad():
+        x[2, 3] = torch.nan
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fast_cross_entropy(x, Projection(weight, None, 1.0), labels, label_smoothing=0.0).isnan()

@@ -1,0 +1,99 @@
+"""The training tree has the loss and gradients of the module, which is not changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.core import Transformer, build
+from clearhead.core.attention import Attention
+from clearhead.core.feedforward import FeedForward
+from clearhead.core.norm import RMSNorm, build_norm
+from clearhead.core.stack import Layer
+from clearhead.fast.training import parts
+from clearhead.fast.training.linear import has_products
+from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
+from clearhead.fast.training.stream import FusedStream
+from clearhead.hooks import watching
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+
+
+@pytest.fixture(params=[("pre", "rotary"), ("post", "buckets")])
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Transformer:
+    monkeypatch.setattr(parts, "has_fast_bf16", lambda device: True)
+    torch.manual_seed(2)
+    place, positions = request.param
+    hparams = Hyperparameters(
+        layers=2, width=32, heads=2, norm="rms", dropout=0.0, tie="none", norm_place=place, positions=positions
+    )
+    return build(build_spec(hparams, source_vocab=11, target_vocab=13)).train()
+
+
+def gradients(model: Transformer, precision: str) -> tuple[Tensor, list[Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    ids, target_ids = (torch.randint(0, size, (3, 67), generator=generator) for size in (11, 13))
+    mask = torch.arange(67) < torch.tensor([[67], [5], [40]])
+    with torch.autocast("cpu", torch.bfloat16, precision == "bf16"):
+        logits = model(ids, target_ids, mask=mask).logits
+        loss = logits.float().logsumexp(-1).square().sum()
+        return loss.detach(), list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 0.02)])
+def test_a_model_has_the_same_loss_and_the_same_gradients_up_to_rounding(
+    model: Transformer, precision: str, bound: float
+) -> None:
+    plain_loss, theirs = gradients(model, precision)
+    loss, ours = gradients(training_tree(model, precision), precision)
+    assert float((loss - plain_loss).abs() / plain_loss) < bound
+    assert any(not torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+    one, other = (torch.cat([part.flatten() for part in found]) for found in (ours, theirs))
+    assert float((one - other).norm() / other.norm()) < bound
+
+
+def test_the_plain_tree_is_not_changed_and_parts_are_fused_by_precision(model: Transformer) -> None:
+    own = [(type(part), dict(vars(part))) for part in model.modules()]
+    tree = training_tree(model, "bf16")
+    gradients(tree, "bf16")
+    fused = [isinstance(part, FusedAttention) for part in tree.modules() if isinstance(part, Attention)]
+    assert set(fused) == {has_products()}
+    assert all(has_products() == isinstance(stack, FusedStream) for stack in (tree.encoder, tree.decoder))
+    assert all(isinstance(part, FusedRMSNorm) for part in tree.modules() if isinstance(part, RMSNorm))
+    assert [(type(part), dict(vars(part))) for part in model.modules()] == own
+    assert not any(isinstance(part, FusedAttention) for part in training_tree(model, "fp32").modules())
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
+def test_the_norm_is_that_of_the_plain_computation(size: float) -> None:
+    torch.manual_seed(5)
+    norm = build_norm(17, spec.RMSNorm(eps=1e-6))
+    assert isinstance(norm, RMSNorm) and norm.weight is not None
+    with torch.no_grad():
+        norm.weight.normal_()
+    x = (torch.randn(3, 5, 17) * size).requires_grad_()
+    exact, weight = x.detach().double().requires_grad_(), norm.weight.detach().double().requires_grad_()
+    expected = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+    gradient = torch.randn(3, 5, 17)
+    found = training_tree(norm, "fp32")(x)
+    assert type(found.grad_fn).__name__ == "_RMSNormBackward"
+    ours = [found, *torch.autograd.grad(found, (x, norm.weight), gradient)]
+    theirs = [expected, *torch.autograd.grad(expected, (exact, weight), gradient.double())]
+    for one, other in zip(ours, theirs, strict=True):
+        assert float(((one - other).abs().max() / other.abs().max()).detach()) < 1e-5
+
+
+def test_watched_layers_are_computed_by_themselves(model: Transformer) -> None:
+    seen = []
+    feed_forwards = [part for part in model.modules() if isinstance(part, FeedForward)]
+    for part in feed_forwards:
+        part.up.register_forward_hook(lambda *_: seen.append(None))
+    attentions = [part for part in model.modules() if isinstance(part, Attention)]
+    for attention in attentions:
+        attention.key.register_forward_hook(lambda *_: seen.append(None))
+    layers = [part for part in model.modules() if isinstance(part, Layer)]
+    tree = training_tree(model, "bf16")
+    with watching({(layer.identity, "after"): [lambda x: seen.append(None) or x] for layer in layers}):
+        gradients(tree, "bf16")
+    assert len(seen) == len(feed_forwards) + len(attentions) + len(layers)

@@ -1,0 +1,109 @@
+"""The stream of a stack in fewer passes is that of the plain computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clearhead import spec
+from clearhead.core import Transformer, build
+from clearhead.core.norm import Norm, build_norm
+from clearhead.fast.training.stream import _Added, _normed, stream_branches
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+
+pytestmark = pytest.mark.usefixtures("bf16_kernels")
+WANTED = "sum", "normed", "rounded"
+
+
+def far(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).norm() / expected.norm()).detach())
+
+
+def leaves(width: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(3)
+    y = torch.randn(5, 7, width).bfloat16()
+    return torch.randn(5, 7, width).add_(2.0).requires_grad_(), y.requires_grad_()
+
+
+@pytest.mark.parametrize("width", [3, 16, 67])
+@pytest.mark.parametrize(
+    "kind", [spec.RMSNorm(), spec.LayerNorm(), spec.LayerNorm(bias=False), spec.RMSNorm(weight=False)], ids=str
+)
+def test_sums_norms_and_gradients_are_those_of_exact_arithmetic(
+    kind: spec.LayerNorm | spec.RMSNorm, width: int
+) -> None:
+    x, y = leaves(width)
+    norm = build_norm(width, kind)
+    assert isinstance(norm, Norm)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    found = _normed(x, _Added(y, 0.0, 0.5), norm, WANTED)
+    gradients = [torch.randn(one.shape).to(one.dtype) for one in found]
+    ours = torch.autograd.grad(found, [x, y, *norm.parameters()], gradients)
+    exact = [one.detach().double().requires_grad_() for one in (x, y)]
+    theirs = build_norm(width, kind).double()
+    theirs.load_state_dict(norm.state_dict())
+    sums = exact[0] + 0.5 * exact[1]
+    normed = theirs(sums)
+    expected = [sums, normed, normed]
+    beside = torch.autograd.grad(expected, [*exact, *theirs.parameters()], [one.double() for one in gradients])
+    assert all(far(*pair) < bound for bound, *pair in zip((1e-6, 1e-6, 0.003), found, expected, strict=True))
+    bounds = (1e-5, 0.003, 1e-5, 1e-5)[: len(ours)]
+    assert all(far(*pair) < bound for bound, *pair in zip(bounds, ours, beside, strict=True))
+
+
+def test_dropout_zeros_a_share_scales_the_rest_and_has_its_own_gradient() -> None:
+    norm = build_norm(128, spec.RMSNorm())
+    assert isinstance(norm, Norm)
+    x, y = torch.zeros(1000, 128), torch.ones(1000, 128).bfloat16().requires_grad_()
+
+    def drop() -> Tensor:
+        return _normed(x, _Added(y, 0.3, 2.0), norm, ("sum", "rounded"))[0]
+
+    torch.manual_seed(5)
+    first, second = drop(), drop()
+    torch.manual_seed(5)
+    assert torch.equal(drop(), first)
+    assert set(first.unique().tolist()) == {0.0, float(torch.tensor(2.0 / 0.7))}
+    # Five standard deviations of the share of 128,000 elements, of a row's 128 and of a column's 1,000.
+    kept = (first > 0).float()
+    assert abs(float(kept.mean()) - 0.7) < 5 * (0.21 / kept.numel()) ** 0.5
+    assert float((kept.mean(0) - 0.7).abs().max()) < 5 * (0.21 / 1000) ** 0.5
+    assert float((kept.mean(1) - 0.7).abs().max()) < 5 * (0.21 / 128) ** 0.5
+    # Two draws agree by chance alone.
+    both = float((kept * (second > 0)).mean())
+    assert abs(both - 0.49) < 5 * (0.25 / kept.numel()) ** 0.5
+    (gradient,) = torch.autograd.grad(first.sum(), [y])
+    assert torch.equal(gradient.float() > 0, kept.bool())
+
+
+def model(**changes: object) -> Transformer:
+    torch.manual_seed(2)
+    hparams = Hyperparameters(layers=2, width=32, heads=2, **{"dropout": 0.0} | changes)  # type: ignore[arg-type]
+    return build(build_spec(hparams, source_vocab=11, target_vocab=11)).train()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: model(norm_place="pre", final_norm=False),
+        lambda: build(spec.validate(_with_post_norms())).train(),
+    ],
+)
+def test_other_stacks_keep_their_own_way(make: Callable[[], Transformer]) -> None:
+    decoder = make().decoder
+    assert decoder is not None
+    assert stream_branches(decoder) is None
+
+
+def _with_post_norms() -> spec.Model:
+    """A decoder with a norm behind each branch as well."""
+    hparams = Hyperparameters(family="decoder", layers=1, width=32, heads=2, norm_place="pre")
+    made = build_spec(hparams, source_vocab=11, target_vocab=11)
+    return spec.map_nodes(
+        made,
+        lambda _, node: node.model_copy(update={"post": spec.RMSNorm()}) if isinstance(node, spec.Branch) else node,
+    )
