@@ -42,34 +42,68 @@ def checked(target: CheckedT) -> CheckedT:
     Args:
         target: the function or the class; the function then raises an `InputError` that names the argument.
     """
+    return _applied(_checked_function, target)
+
+
+def explained(target: CheckedT) -> CheckedT:
+    """Let a function, or the public methods of a class, refuse such arguments as `checked` does, once it has failed.
+
+    For calls in steps of decoding, or that are compiled: one that works costs nothing more. Constructors are `checked`.
+
+    Args:
+        target: the function or the class.
+    """
+    return _applied(_explained_function, target)
+
+
+def _applied(decorate: Callable[[Any], Any], target: CheckedT) -> CheckedT:
     if not isinstance(target, type):
-        function: CheckedT = _checked_function(target)
+        function: CheckedT = decorate(target)
         return function
     for name, member in list(vars(target).items()):
         if inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
-            setattr(target, name, _checked_function(member))
+            setattr(target, name, (_checked_function if name == "__init__" else decorate)(member))
     return target
 
 
 def _checked_function(function: Any) -> Any:
-    signature = inspect.signature(function)
-
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:  # a missing or an unknown argument, which Python names when it calls the function
-            given = {}
-        hints = _hints(function)
-        for name, value in given.items():
-            if name in hints and not _fits(value, hints[name]):
-                expected = " or ".join(dict.fromkeys(_words(hints[name])))
-                texts = [one.strip("'") for one in _words(hints[name]) if one.startswith("'")]
-                hint = nearest(value, texts) if isinstance(value, str) else ""
-                raise InputError(f"{name}: expected {expected}, got {value!r:.80}{hint}")
+        _refuse_types(function, args, kwargs)
         return function(*args, **kwargs)
 
     return call
+
+
+def _explained_function(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except InputError:
+            raise
+        except Exception:
+            _refuse_types(function, args, kwargs)
+            raise
+
+    return call
+
+
+def _refuse_types(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        given = _signature(function).bind(*args, **kwargs).arguments
+    except TypeError:  # a missing or an unknown argument, which Python names when it calls the function
+        return
+    hints = _hints(function)
+    for name, value in given.items():
+        if name in hints and not _fits(value, hints[name]):
+            expected = " or ".join(dict.fromkeys(_words(hints[name])))
+            texts = [one.strip("'") for one in _words(hints[name]) if one.startswith("'")]
+            hint = nearest(value, texts) if isinstance(value, str) else ""
+            raise InputError(f"{name}: expected {expected}, got {value!r:.80}{hint}") from None
+
+
+_signature = functools.cache(inspect.signature)
 
 
 def check_tensor(
@@ -136,8 +170,10 @@ def _fits(value: object, hint: Any) -> bool:
     origin, args = get_origin(hint) or hint, get_args(hint)
     if origin is Literal:
         return any(type(value) is type(one) and value == one for one in args)
-    if not isinstance(origin, type) or origin in (object, Any) or origin.__module__.startswith("jaxtyping"):
+    if not isinstance(origin, type) or origin in (object, Any):
         return True
+    if origin.__module__.startswith("jaxtyping"):
+        return isinstance(value, origin.array_type)
     if issubclass(origin, Mapping):
         pairs = value.items() if isinstance(value, Mapping) else [(value, value)]
         return isinstance(value, Mapping) and (not args or all(_items_fit(pair, args, tuple) for pair in pairs))
@@ -173,4 +209,5 @@ def _words(hint: Any) -> list[str]:
         return [repr(one) for one in args]
     if origin is tuple and args and args[-1] is not Ellipsis:
         return [f"a tuple of {len(args)}"]
+    origin = getattr(origin, "array_type", origin)
     return [_WORDS.get(origin) or f"a {getattr(origin, '__name__', origin)}"]

@@ -52,7 +52,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, *lines: str) -> None:
-        super().__init__("\n".join(map(_line, lines)))
+        super().__init__("\n".join(map(_line, map(str, lines))))
 
     def within(self, subject: str) -> InputError:
         """Return the same error with what it is about in front."""

@@ -91,4 +91,4 @@ def is_seen(module: nn.Module) -> bool:
     """Return whether the calling context sees or changes what passes through a module; its parts are not looked at."""
     if any(active_hooks(hooks) for hooks in (module._forward_hooks, module._forward_pre_hooks) if hooks):
         return True
-    return bool(_WATCHING.get()) and isinstance(module, HookPoints) and module.is_watched(*module.points)
+    return isinstance(module, HookPoints) and module.is_watched(*module.points)

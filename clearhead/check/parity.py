@@ -15,6 +15,7 @@ from clearhead.check.measure import Comparison, compare_traces, first_divergence
 from clearhead.check.texts import TokenizerParity, compare_tokenizers, text_inputs
 from clearhead.check.trace import ModelInputs, ModelPair, first_line, import_transformers, load_with_transformers
 from clearhead.errors import InputError
+from clearhead.hf.generation import read_generation_config
 from clearhead.hf.loading import load_module
 from clearhead.hf.tokenizers import load_tokenizers
 from clearhead.printing import Printed
@@ -109,6 +110,7 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
     version = import_transformers().__version__
     other = folder if reference is None else reference
     pretrained = load_module(folder, dtype=torch.float32)
+    read_generation_config(folder, pretrained.module)  # refused and warned of as where the model is loaded
     sides = ModelPair(pretrained, load_with_transformers(other, pretrained))
     inputs = _random_inputs(sides)
     try:

@@ -246,7 +246,7 @@ def _read_checkpoint(folder: Path) -> _Found:
     loaded = load_module(folder)
     notes = [f"note        {note}" for note in loaded.notes]
     if loaded.module.decoder is not None:
-        notes += [f"generation  {line}" for line in read_generation_config(folder).lines()]
+        notes += [f"generation  {line}" for line in read_generation_config(folder, loaded.module).lines()]
     if has_tokenizer(folder):
         text = load_tokenizers(folder)
         text.pair.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))

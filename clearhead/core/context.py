@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.arguments import check_tensor
+from clearhead.arguments import check_tensor, explained
 from clearhead.core.shapes import Ids, MayAttend, Memory, Real, RealMemory, States
 from clearhead.errors import InputError
 from clearhead.kernels.key_values import KeyValues
@@ -78,6 +78,7 @@ class Masking:
         return reduce(torch.logical_and, by_head) if by_head else None
 
 
+@explained
 class Cache(Printed):
     """What a decoder keeps between calls; it grows by the tokens of each call.
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.arguments import check_tensor
+from clearhead.arguments import check_tensor, checked, explained
 from clearhead.core.context import Cache, Sequence
 from clearhead.core.head import Head
 from clearhead.core.initialize import initialize
@@ -33,6 +33,7 @@ class Output(Printed):
     memory: Memory | None = None  # the output of the encoder, for the decoder
 
 
+@explained
 class Transformer(HookPoints):
     """A Transformer of any of the three families, as its spec describes it; see `build`."""
 
@@ -169,6 +170,7 @@ class Transformer(HookPoints):
         return Output(output.hidden, self.point("logits", self.head(output.hidden, mask)), output.memory)
 
 
+@checked
 def build(model: spec.Model, *, device: torch.device | str = "cpu") -> Transformer:
     """Build a model with weights from torch's global generator; on "meta" nothing is allocated and nothing drawn.
 

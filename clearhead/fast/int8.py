@@ -23,6 +23,7 @@ from clearhead.printing import PrintedModule
 
 WEIGHT, SCALE = "weight_int8", "weight_scale"
 LARGEST = 127
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def quantize(
@@ -166,11 +167,34 @@ def dequantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = {}
     for name, tensor in tensors.items():
         owner, _, last = name.rpartition(".")
-        if last == WEIGHT and f"{owner}.{SCALE}" in tensors:
-            found[f"{owner}.weight"] = tensor * tensors[f"{owner}.{SCALE}"].float()[:, None]
-        elif not (last == SCALE and f"{owner}.{WEIGHT}" in tensors):
+        if last == WEIGHT:
+            found[f"{owner}.weight"] = tensor * tensors[f"{owner}.{SCALE}"][:, None]
+        elif last != SCALE:
             found[name] = tensor
     return found
+
+
+def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield a sentence for each tensor of a model's weights, by name, whose dtype is not that of weights.
+
+    In a model with weights in 8 bits the rest is fp32, and each matrix has a scale for every row.
+    """
+    in_int8 = holds_int8(tensors)
+    for name, tensor in tensors.items():
+        owner, _, last = name.rpartition(".")
+        expected = ((torch.int8,) if last == WEIGHT else (torch.float32,)) if in_int8 else FLOATS
+        if tensor.dtype not in expected:
+            yield f"'{name}' holds {_dtypes(tensor.dtype)}, and the model needs {_dtypes(*expected)}"
+        elif last in (WEIGHT, SCALE):
+            other = tensors.get(f"{owner}.{SCALE if last == WEIGHT else WEIGHT}")
+            if other is None:
+                yield f"'{name}' is without its '{SCALE if last == WEIGHT else WEIGHT}'"
+            elif last == SCALE and (other.dim() != 2 or tensor.shape != other.shape[:1]):
+                yield f"'{name}' has the shape {list(tensor.shape)}, and its matrix {list(other.shape)}"
+
+
+def _dtypes(*dtypes: torch.dtype) -> str:
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def refuse_int8(module: nn.Module, what: str) -> None:

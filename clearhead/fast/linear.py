@@ -13,6 +13,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.fast.native.addresses import fits
 from clearhead.fast.native.build import function
 
 Rows = Float[Tensor, "*axes inputs"]
@@ -35,18 +36,15 @@ def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     """
     dtype = weight_NK.dtype
     kernel = function(f"linear_{str(dtype).removeprefix('torch.')}", pointers=4, numbers=3)
-    # Weights that are spread over processes are gathered for each call, into other memory.
-    is_fit = weight_NK.device.type == "cpu" and weight_NK.is_contiguous() and not hasattr(weight_NK, "placements")
-    is_fit = is_fit and (bias_N is None or (bias_N.dtype == weight_NK.dtype and bias_N.is_contiguous()))
-    if kernel is None or not is_fit:
-        return None
     outputs, inputs = weight_NK.shape
+    if kernel is None or not _fit(weight_NK, dtype, bias_N, dtype):
+        return None
     most_rows = MOST_ROWS[dtype]
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
     def run(x: Tensor) -> Tensor:
         rows = x.numel() // inputs
-        if rows > most_rows or x.dtype != dtype or torch.is_grad_enabled():
+        if rows > most_rows or torch.is_grad_enabled() or not fits(x, dtype, *x.shape[:-1], inputs, by_row=True):
             return F.linear(x, weight_NK, bias_N)
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)
@@ -67,15 +65,15 @@ def mixed_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
         None where there are no compiled kernels.
     """
     kernel = function("linear_mixed", pointers=4, numbers=3)
-    if kernel is None:
-        return None
     outputs, inputs = weight_NK.shape
+    if kernel is None or not _fit(weight_NK, torch.bfloat16, bias_N, torch.float32):
+        return None
     most_rows = MOST_ROWS[torch.bfloat16]
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
     def run(x: Tensor) -> Tensor:
         rows = x.numel() // inputs
-        if rows > most_rows:
+        if rows > most_rows or not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
             y = F.linear(x.bfloat16(), weight_NK).float()
             return y if bias_N is None else y.add_(bias_N)
         x = x.contiguous()
@@ -99,14 +97,21 @@ def int8_linear(
         bias_N: fp32.
 
     Returns:
-        The function. Without compiled kernels x is not rounded, and every call dequantizes the weights.
+        The function. Where the compiled kernels do not serve, x is not rounded, and every call dequantizes the weights.
     """
     kernel = function("linear_int8", pointers=5, numbers=3)
     outputs, inputs = weight_NK.shape
-    if kernel is None or weight_NK.device.type != "cpu":
-        return lambda x: F.linear(x, weight_NK * scale_N[:, None].to(x.dtype), bias_N)
+
+    def plain(x: Tensor) -> Tensor:
+        return F.linear(x, weight_NK * scale_N[:, None].to(x.dtype), bias_N)
+
+    is_fit = _fit(weight_NK, torch.int8, bias_N, torch.float32) and fits(scale_N, torch.float32, outputs)
+    if kernel is None or not is_fit:
+        return plain
 
     def run(x: Tensor) -> Tensor:
+        if not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
+            return plain(x)
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)
         bias = None if bias_N is None else bias_N.data_ptr()
@@ -115,3 +120,9 @@ def int8_linear(
         return y
 
     return run
+
+
+def _fit(weight: Tensor, dtype: torch.dtype, bias: Tensor | None, bias_dtype: torch.dtype) -> bool:
+    """Whether the kernels read a matrix and its bias as they are."""
+    has_bias_for_all = bias is None or fits(bias, bias_dtype, len(weight))
+    return has_bias_for_all and fits(weight, dtype, *weight.shape)

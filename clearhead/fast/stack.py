@@ -25,6 +25,7 @@ from clearhead.core.shapes import Ids, Memory, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import Int8Linear
+from clearhead.fast.native.addresses import Unfit, address
 from clearhead.fast.native.stack import Branch, Keys, Matrix, Norm, RunStack, Weights, has_squares, stack_runner
 from clearhead.fast.plan import PlannedBranch, planned_branches
 
@@ -69,11 +70,18 @@ class StackPlan:
         self._in_bf16 = in_bf16
         self._kinds: set[Weights] = set()
         self._attentions: list[tuple[Attention, int] | None] = []
-        branches = [self._branch(planned) for planned in planned_branches(stack)]
+        first = next((part for part in stack.layers.modules() if isinstance(part, nn.Linear | Int8Linear)), None)
+        if first is None:
+            raise NotServed("no matrices")
+        self._width = (first.weight_int8 if isinstance(first, Int8Linear) else first.weight).shape[1]
+        try:
+            branches = [self._branch(planned) for planned in planned_branches(stack)]
+        except Unfit as error:
+            raise NotServed(str(error)) from None
         if len(self._kinds) != 1:
             raise NotServed("weights of several dtypes")
         self.kind = self._kinds.pop()
-        run = stack_runner(self.kind, branches)
+        run = stack_runner(self.kind, branches, self._width)
         if run is None:
             raise NotServed("no kernels")
         self._run: RunStack = run
@@ -156,16 +164,18 @@ class StackPlan:
             if isinstance(attention, MemoryAttention):
                 one.count, one.groups = kept[0].shape[2], len(kept[0])
                 if cache.memory_origin is not None:
-                    one.origin, one.groups = cache.memory_origin.data_ptr(), len(cache.memory_origin)
+                    one.groups = len(cache.memory_origin)
+                    one.origin = address(cache.memory_origin, torch.int32, one.groups)
                 one.rows_per_group, one.before, one.after = rows.stop // one.groups, EVERYWHERE, EVERYWHERE
                 _set_mask(one, attention.mask(context), 0, used)
-                _set_places(one, *kept)
+                _set_places(one, attention.spec, *kept)
                 continue
             one.count = cache.length - context.masking.num_queries + tokens.stop
             one.groups, one.rows_per_group = rows.stop - rows.start, tokens.stop - tokens.start
             one.has_cache = True
             if cache.origin is not None:
-                one.origin, one.origin_stride = cache.origin.data_ptr(), cache.origin.stride(0)
+                one.origin = address(cache.origin, torch.int32, rows.stop, cache.length, by_row=True)
+                one.origin_stride = cache.origin.stride(0)
             else:
                 one.origin = None
             _set_angles(one, _angles(attention, context, piece), used)
@@ -177,7 +187,7 @@ class StackPlan:
             else:
                 one.before, one.after = _sight(attention.spec.mask)
                 _set_mask(one, None if key_mask is None else key_mask[:, None, None], rows.start, used)
-            _set_buffers(one, rows.start, *kept)
+            _set_buffers(one, attention.spec, rows.start, *kept)
         return keys
 
     def read(self, stack: Stack, sequence: Sequence, context: Context) -> States:
@@ -195,7 +205,7 @@ class StackPlan:
                 continue
             attention, context.depth = entry
             one, size, heads = Keys(), attention.spec.head_size, attention.spec.num_kv_heads
-            one.starts, one.groups, one.count = starts.data_ptr(), batch, length
+            one.starts, one.groups, one.count = address(starts, torch.int64, batch + 1), batch, length
             one.key_stride, one.head_stride = heads * size, size
             one.before, one.after = _sight(attention.spec.mask)
             angles = _angles(attention, context, whole)
@@ -213,14 +223,16 @@ class StackPlan:
 
     def _branch(self, planned: PlannedBranch) -> Branch:
         module, function = planned.branch, planned.branch.function
-        branch = Branch(pre=self._norm(module.pre), post=self._norm(module.post), scale=module.scale)
+        pre, post = (self._norm(norm, self._width) for norm in (module.pre, module.post))
+        branch = Branch(pre=pre, post=post, scale=module.scale)
         branch.is_first, branch.is_last = planned.is_first, planned.is_last
-        branch.shared, branch.out = self._norm(planned.step.pre), self._norm(planned.step.out)
+        branch.shared, branch.out = (self._norm(norm, self._width) for norm in (planned.step.pre, planned.step.out))
         self._attentions.append((function, planned.depth) if isinstance(function, Attention) else None)
         if type(function) is FeedForward and function.spec.activation in ACTIVATIONS:
             branch.function, branch.activation = FEED_FORWARD, ACTIVATIONS.index(function.spec.activation)
-            branch.first, branch.last = self._matrix(function.up), self._matrix(function.down)
-            branch.second = Matrix() if function.gate is None else self._matrix(function.gate)
+            size, width = function.spec.size, self._width
+            branch.first, branch.last = self._matrix(function.up, size, width), self._matrix(function.down, width, size)
+            branch.second = Matrix() if function.gate is None else self._matrix(function.gate, size, width)
         elif type(function) in (Attention, BiasedAttention, MemoryAttention):
             self._attention(branch, function)
         else:
@@ -234,16 +246,23 @@ class StackPlan:
             raise NotServed("clipped projections, or norms of queries and keys over all heads")
         is_memory = isinstance(attention, MemoryAttention)
         branch.function = MEMORY_ATTENTION if is_memory else SELF_ATTENTION
-        branch.first, branch.last = self._matrix(attention.query), self._matrix(attention.out)
+        width, size = self._width, choice.head_size
+        of_query, of_key = choice.num_heads * size, choice.num_kv_heads * size
+        branch.first = self._matrix(attention.query, of_query, width)
+        branch.last = self._matrix(attention.out, width, of_query)
         if not is_memory:
-            branch.second, branch.third = self._matrix(attention.key), self._matrix(attention.value)
-        branch.query_norm, branch.key_norm = self._norm(attention.query_norm), self._norm(attention.key_norm)
+            branch.second, branch.third = (
+                self._matrix(linear, of_key, width) for linear in (attention.key, attention.value)
+            )
+        branch.query_norm, branch.key_norm = (
+            self._norm(norm, size) for norm in (attention.query_norm, attention.key_norm)
+        )
         branch.norms_after_rotation = norms is not None and norms.after_rotation
         branch.score_scale, branch.soft_cap = attention.scale, choice.soft_cap or 0.0
         branch.heads, branch.kv_heads, branch.head_size = choice.num_heads, choice.num_kv_heads, choice.head_size
-        branch.sink = None if attention.sink is None else self._address(attention.sink.float())
+        branch.sink = None if attention.sink is None else self._address(attention.sink, choice.num_heads)
 
-    def _norm(self, module: nn.Module) -> Norm:
+    def _norm(self, module: nn.Module, size: int) -> Norm:
         if isinstance(module, nn.Identity):
             return Norm()
         if type(module) not in (LayerNorm, RMSNorm) or is_altered(module):
@@ -251,17 +270,17 @@ class StackPlan:
         assert isinstance(module, AnyNorm)
         weight, bias = module.weight, module.bias
         return Norm(
-            weight=None if weight is None else self._address(weight.float() + float(module.has_unit_offset)),
-            bias=None if bias is None else self._address(bias.float()),
+            weight=None if weight is None else self._address(weight.float() + float(module.has_unit_offset), size),
+            bias=None if bias is None else self._address(bias, size),
             eps=module.eps,
             kind=1 if isinstance(module, LayerNorm) else 2,
         )
 
-    def _matrix(self, linear: nn.Module) -> Matrix:
+    def _matrix(self, linear: nn.Module, outputs: int, inputs: int) -> Matrix:
         matrix = Matrix()
         if isinstance(linear, Int8Linear):
             kind: Weights = "int8"
-            weight, matrix.scales = linear.weight_int8, self._address(linear.weight_scale)
+            weight, matrix.scales = linear.weight_int8, self._address(linear.weight_scale, outputs)
         elif type(linear) is nn.Linear and linear.weight.dtype in (torch.float32, torch.bfloat16):
             weight, kind = linear.weight.detach(), "float32"
             if weight.dtype == torch.bfloat16:
@@ -275,16 +294,19 @@ class StackPlan:
             raise NotServed("weights are on another device, spread over processes, or not row by row")
         if is_turned:
             matrix.turned_stride = weight.stride(1)  # GPT-2's files, which are mapped, have them so
+            matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)
+        else:
+            matrix.weight = address(weight, torch.int8 if kind == "int8" else weight.dtype, outputs, inputs)
         self._kinds.add(kind)
         self._kept.append(weight)
-        matrix.weight, (matrix.outputs, matrix.inputs) = weight.data_ptr(), weight.shape
+        matrix.outputs, matrix.inputs = outputs, inputs
         bias: Tensor | None = linear.bias
-        matrix.bias = None if bias is None else self._address(bias.float())
+        matrix.bias = None if bias is None else self._address(bias, outputs)
         return matrix
 
-    def _address(self, tensor: Tensor) -> int:
-        self._kept.append(tensor.detach().contiguous())
-        return self._kept[-1].data_ptr()
+    def _address(self, tensor: Tensor, size: int) -> int:
+        self._kept.append(tensor.detach().float().contiguous())
+        return address(self._kept[-1], torch.float32, size)
 
 
 class PlannedStack(Stack):
@@ -365,26 +387,31 @@ def _set_bias(keys: Keys, attention: Attention, rows: int, context: Context, use
         assert bias is not None
         bias_BHS = bias[:, :, 0].float().contiguous()
         used.append(bias_BHS)
-        keys.bias, keys.bias_head_stride = bias_BHS.data_ptr(), bias_BHS.stride(1) if bias_BHS.shape[1] > 1 else 0
+        shape = rows, choice.num_heads, keys.count
+        keys.bias = address(bias_BHS.expand(shape), torch.float32, *shape, by_row=True)
+        keys.bias_head_stride = bias_BHS.stride(1) if bias_BHS.shape[1] > 1 else 0
         keys.bias_row_stride = bias_BHS.stride(0) if len(bias_BHS) > 1 else 0
 
 
-def _set_buffers(keys: Keys, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
+def _set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
     """Set where keys and values of the rows from the first one on lie, unless they lay there in the last step."""
     if keys.place is not None and keys.place[0] == first and keys.place[1] is buffer and keys.place[2] is scales:
         return
     keys.place = first, buffer, scales
     key, value = buffer[:, first:]
-    _set_places(keys, key, value)
+    _set_places(keys, choice, key, value)
     if scales is not None:
         # As many rows, heads and keys.
         assert [size * key.shape[3] for size in scales.stride()[1:4]] == [*key.stride()[:3]]
-        keys.key_scales, keys.value_scales = (one.data_ptr() for one in scales[:, first:])
+        keys.key_scales, keys.value_scales = (
+            address(one, torch.float32, *key.shape[:3], 1, by_row=True) for one in scales[:, first:]
+        )
 
 
-def _set_places(keys: Keys, key: Heads, value: Heads) -> None:
-    assert key.stride() == value.stride() and key.stride(3) == 1
-    keys.key, keys.value = key.data_ptr(), value.data_ptr()
+def _set_places(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) -> None:
+    assert key.stride() == value.stride() and key.shape[2] >= keys.count and key.dtype in KEY_KINDS
+    shape = len(key), choice.num_kv_heads, key.shape[2], choice.head_size
+    keys.key, keys.value = (address(one, key.dtype, *shape, by_row=True) for one in (key, value))
     keys.row_stride, keys.head_stride, keys.key_stride, _ = key.stride()
     keys.kind = KEY_KINDS.index(key.dtype)
 
@@ -394,9 +421,10 @@ def _set_mask(keys: Keys, mask: Tensor | None, first: int, used: list[Tensor]) -
     keys.mask = None
     if mask is not None:
         mask_GS = mask[:, 0, 0].contiguous()
+        assert mask_GS.shape[1] >= keys.count
         used.append(mask_GS)
         keys.mask_stride = mask_GS.stride(0) if len(mask_GS) > 1 else 0
-        keys.mask = mask_GS.data_ptr() + first * keys.mask_stride
+        keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1]) + first * keys.mask_stride
 
 
 def _angles(attention: Attention, context: Context, piece: Piece) -> list[Float[Tensor, "rows half"]]:
@@ -419,4 +447,5 @@ def _set_angles(keys: Keys, angles: list[Tensor], used: list[Tensor]) -> None:
     if angles:
         cos, sin = angles
         used += [cos, sin]
-        keys.cos, keys.sin, keys.half, keys.angle_stride = cos.data_ptr(), sin.data_ptr(), cos.shape[1], cos.stride(0)
+        keys.cos, keys.sin = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
+        keys.half, keys.angle_stride = cos.shape[1], cos.stride(0)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.fast.native.addresses import fits
 from clearhead.fast.native.build import function
 
 
@@ -26,7 +27,7 @@ def top_and_log_total(
         that is none has such a logarithm.
     """
     kernel = function(f"top_{str(x_RV.dtype).removeprefix('torch.')}", pointers=4, numbers=4)
-    if kernel is None or x_RV.device.type != "cpu" or x_RV.stride(1) != 1:
+    if kernel is None or not fits(x_RV, x_RV.dtype, *x_RV.shape, by_row=True) or count > x_RV.shape[1]:
         x_RV = x_RV.float()
         return *x_RV.topk(count, dim=1), x_RV.logsumexp(1)
     rows, size = x_RV.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -117,6 +117,7 @@ class GenerationConfig:
         early_stopping: beam search ends once as many hypotheses as beams have finished, instead of once no unfinished
             one can still beat them.
         task_prefixes: text in front of a prompt, by task.
+        left_out: keys with an id that the vocabulary lacks, which are as if they were absent.
     """
 
     decoder_start_id: int | None = None
@@ -134,6 +135,7 @@ class GenerationConfig:
     unsupported: tuple[str, ...] = ()
     early_stopping: bool = False
     task_prefixes: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], *, source: str) -> GenerationConfig:
@@ -168,37 +170,40 @@ class GenerationConfig:
             early_stopping=given.early_stopping is True,
         )
 
-    def refuse_ids_beyond(self, rows: int, source: str) -> None:
-        """Refuse ids that a vocabulary does not have.
+    def within(self, rows: int, source: str) -> GenerationConfig:
+        """Return the settings without the start and the ends that a vocabulary lacks, which can never be chosen.
 
         Args:
             rows: of the decoder's token embedding.
             source: name of the settings in messages.
 
         Raises:
-            InputError: an id is beyond the rows; all are named.
+            InputError: an id that a decoder must read or write, or a banned one, is beyond the rows; all are named.
         """
-        single = {
+        needed = {
             "decoder_start_token_id": self.decoder_start_id,
-            "bos_token_id": self.bos_id,
             "pad_token_id": self.pad_id,
             "forced_bos_token_id": self.forced_bos_id,
-            "forced_eos_token_id": self.forced_eos_id,
         }
         several = {
-            "eos_token_id": self.eos_ids,
             "suppress_tokens": self.banned_ids,
             "begin_suppress_tokens": self.banned_first_ids,
             "bad_words_ids": tuple(index for ids in self.banned_sequences for index in ids),
         }
-        found = several | {key: (index,) for key, index in single.items() if index is not None}
-        largest = {key: max(ids) for key, ids in found.items() if ids}
-        outside = [f"{key} = {index}" for key, index in largest.items() if index >= rows]
+        outside = _beyond(rows, several | {key: (index,) for key, index in needed.items() if index is not None})
         if outside:
             raise InputError(
                 f"{source}: {' and '.join(outside)} {'is' if len(outside) == 1 else 'are'} outside the vocabulary, "
                 f"which has {rows} entries, 0 to {rows - 1}: correct generation_config.json or config.json"
             )
+        bos, last = (None if index is None or index >= rows else index for index in (self.bos_id, self.forced_eos_id))
+        left_out = {
+            "bos_token_id": () if self.bos_id is None else (self.bos_id,),
+            "eos_token_id": self.eos_ids,
+            "forced_eos_token_id": () if self.forced_eos_id is None else (self.forced_eos_id,),
+        }
+        ends = tuple(index for index in self.eos_ids if index < rows)
+        return replace(self, bos_id=bos, eos_ids=ends, forced_eos_id=last, left_out=tuple(_beyond(rows, left_out)))
 
     def options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call: given options replace settings, and settings without effect are dropped.
@@ -255,6 +260,7 @@ class GenerationConfig:
         shown += [f"{name} {value}" for name, value in self.options.items()]
         shown += ["early stopping of beam search"] if self.early_stopping else []
         shown += [f"task {name}: {prefix}" for name, prefix in self.task_prefixes.items()]
+        shown += [f"not in the vocabulary: {key}" for key in self.left_out]
         return [*shown, *(f"not supported: {key}" for key in self.unsupported)]
 
 
@@ -269,6 +275,11 @@ def _typed(settings: Mapping[str, Any], source: str) -> _Settings:
         larger = [names[key] for key in re.findall(r"'(\w+)': expected less than", message) if key in names]
         hint = [f"correct it there; {' and '.join(larger)} may ask for more"] if larger else []
         raise InputError(*"; ".join([message, *hint]).split("\n")) from None
+
+
+def _beyond(rows: int, ids: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return the keys with an id beyond the rows, each with its largest."""
+    return [f"{key} = {max(listed)}" for key, listed in ids.items() if listed and max(listed) >= rows]
 
 
 def _id(ids: int | list[int] | None) -> int | None:

@@ -67,11 +67,9 @@ class HFCheckpoint(Printed):
                 f"{folder} has no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a "
                 "SentencePiece model"
             )
-        generation_config = read_generation_config(folder)
         tokenizers = load_tokenizers(folder)
         loaded = load_module(folder, dtype=dtype)
-        if loaded.module.decoder is not None:
-            generation_config.refuse_ids_beyond(loaded.module.num_target_ids, str(folder))
+        generation_config = read_generation_config(folder, loaded.module)
         tokenizers = with_decoder_tokens(tokenizers, generation_config, loaded.module)
         return cls(folder, tokenizers, generation_config, loaded.config, loaded)
 
@@ -119,11 +117,12 @@ class HFCheckpoint(Printed):
             options["min_length"] = min(shortest, module.max_positions or shortest)
         return options
 
-    def for_task(self, task: str) -> tuple[HFCheckpoint, str]:
+    def for_task(self, task: str, module: Transformer) -> tuple[HFCheckpoint, str]:
         """Return the checkpoint with its settings for a task, and the prefix of its texts.
 
         Args:
             task: a name that config.json lists, or the prefix of one.
+            module: of the model.
 
         Raises:
             InputError: config.json lists no such task.
@@ -135,7 +134,8 @@ class HFCheckpoint(Printed):
         name = next((name for name, prefix in prefixes.items() if task in (name, prefix, prefix.strip())), None)
         if name is None:
             raise InputError(f"the checkpoint lists no task '{task}'{nearest(task, prefixes)}; it lists: {known}")
-        return replace(self, generation_config=read_generation_config(self.folder, name)), prefixes[name]
+        config = read_generation_config(self.folder, module, name)
+        return replace(self, generation_config=config), prefixes[name]
 
     def prompt_format(self, *, chat: bool, max_new_tokens: int | None) -> PromptFormat:
         """Return how prompts are read.

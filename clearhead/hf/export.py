@@ -72,9 +72,7 @@ def load_origin(folder: Path, module: Transformer, task: TaskRecord, tokenizers:
     refuse_link_out(origin, folder)
     if not origin.is_dir():
         return None
-    config, generation_config = read_config(origin), read_generation_config(origin)
-    if module.decoder is not None:
-        generation_config.refuse_ids_beyond(module.num_target_ids, str(origin))
+    config, generation_config = read_config(origin), read_generation_config(origin, module)
     own = replace(with_decoder_tokens(load_tokenizers(origin), generation_config, module), pair=tokenizers)
     unused = load_tensors(origin / _UNUSED) if (origin / _UNUSED).is_file() else {}
     loaded = find_variant(config, module, task, unused, pad=tokenizers.source.pad_id)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from clearhead.core import Transformer
 from clearhead.files import read_json_object
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.hf.files.tensor_files import read_config
@@ -43,16 +45,33 @@ DEFAULT_IDS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )
 
 
-def read_generation_config(folder: Path, task: str | None = None) -> GenerationConfig:
+def read_generation_config(folder: Path, module: Transformer, task: str | None = None) -> GenerationConfig:
     """Read the generation settings of a checkpoint: generation_config.json, else the same keys of config.json.
+
+    A start or an end that the vocabulary of the decoder lacks is left out, and a warning names it.
 
     Args:
         folder: of the checkpoint.
+        module: of the checkpoint; it may be on the meta device.
         task: one of config.json's `task_specific_params`, which take precedence.
 
     Raises:
-        InputError: a file is no JSON object, or has values of a wrong type.
+        InputError: a file is no JSON object, or has values of a wrong type, or other ids beyond the vocabulary.
     """
+    read = _read(folder, task)
+    if module.decoder is None:
+        return read
+    found = read.within(module.num_target_ids, str(folder))
+    if found.left_out and task is None:
+        warnings.warn(
+            f"{folder}: {' and '.join(found.left_out)} {'is' if len(found.left_out) == 1 else 'are'} beyond the "
+            f"vocabulary of {module.num_target_ids} entries and left out",
+            stacklevel=2,
+        )
+    return found
+
+
+def _read(folder: Path, task: str | None) -> GenerationConfig:
     config = read_config(folder)
     config = {**DEFAULT_IDS.get(str(config.get("model_type")), {}), **config}
     listed = config.get("task_specific_params") or {}

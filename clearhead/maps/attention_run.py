@@ -11,6 +11,7 @@ from functools import cached_property
 from jaxtyping import Float32
 from torch import Tensor
 
+from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
 from clearhead.maps.beams import beam_tree
@@ -35,6 +36,7 @@ MOST_BYTES = 2**31
 """The largest array of weights that is made at once."""
 
 
+@checked
 class AttentionRun:
     """What one run of a model attended to.
 

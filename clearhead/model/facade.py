@@ -226,7 +226,7 @@ class Model(Predictions):
         """Return the model with its checkpoint's settings for a listed task, and the prefix of that task's prompts."""
         if self.hf_checkpoint is None:
             raise InputError("the model was trained here and lists no tasks: leave the task out")
-        hf_checkpoint, prefix = self.hf_checkpoint.for_task(task)
+        hf_checkpoint, prefix = self.hf_checkpoint.for_task(task, self.module)
         return Model(self.module, self.tokenizers, self.task, hf_checkpoint, self.runner), prefix
 
     def for_languages(self, from_language: str | None, to_language: str | None) -> Model:

@@ -26,7 +26,7 @@ from clearhead.errors import InputError, RunFailure
 from clearhead.files import read_json_object, read_model_text, refuse_link_out, replacing, sync, typed
 from clearhead.leftovers import TEMPORARY, remove, temporary_beside
 from clearhead.runs.manifest import manifest_damage, seal
-from clearhead.weights.files import load_tensors, save_tensors
+from clearhead.weights.files import load_tensors, refuse_dtypes, save_tensors
 
 FORMAT: Final = 2
 MOST_THREADS: Final = 1024
@@ -170,12 +170,15 @@ def load_checkpoint(folder: Path, *, load: Callable[[Path], dict[str, Tensor]] =
     state = read_state(folder)
     if state.pop("format") != FORMAT:
         raise InputError(f"{folder} is from another version of clearhead and cannot be resumed; start the run again.")
-    ema = folder / AVERAGED_WEIGHTS
+    files = [file for name in (WEIGHTS, AVERAGED_WEIGHTS) if (file := folder / name).exists()]
+    weights = [load(file) for file in files]
+    for tensors, file in zip(weights, files, strict=True):
+        refuse_dtypes(tensors, file)
     return Checkpoint(
         step=state.pop("step"),
-        weights=load(folder / WEIGHTS),
+        weights=weights[0],
         optimizer=_join_optimizer(state.pop("optimizer"), load(folder / OPTIMIZER)),
-        ema=load(ema) if ema.exists() else None,
+        ema=weights[1] if len(weights) > 1 else None,
         state=state,
     )
 

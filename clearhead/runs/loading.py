@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clearhead.core import Transformer, build
+from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.fast.int8 import holds_int8, to_int8
+from clearhead.fast.int8 import is_int8
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
 from clearhead.hf.mapping.config import num_outputs
@@ -17,7 +17,7 @@ from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_tas
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.weights.fill import fill
+from clearhead.weights.fill import filled
 from clearhead.weights.lora import load_merged
 
 
@@ -38,25 +38,23 @@ def load_saved(
         InputError: nothing usable is there; the sentence says what was expected.
     """
     # A run in training deletes old checkpoints, perhaps this one.
-    folder, weights, tensors = settled(reference, lambda: _found(reference, keep_int8))
+    folder, weights, tensors = settled(reference, lambda: _found(reference))
     task = read_task(folder)
     if task.kind in ("classify", "tag", "answer") and weights.parent.name == "step-0":
         raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
-    module = build(ModelSpec.from_file(folder / SPEC_FILE), device="meta")
-    _refuse_other_task(module.spec, task, folder)
-    if holds_int8(tensors):
-        fill(to_int8(module), tensors, source=str(weights))
-    else:
-        fill(module, tensors, source=str(weights))
+    spec = ModelSpec.from_file(folder / SPEC_FILE)
+    _refuse_other_task(spec, task, folder)
+    module = filled(spec, tensors, source=str(weights), keep_int8=keep_int8)
+    if not is_int8(module):
         module.to(dtype)
     tokenizers = TokenizerPair.load(folder)
     tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return module, tokenizers, task, load_origin(folder, module, task, tokenizers)
 
 
-def _found(reference: str, keep_int8: bool) -> tuple[Path, Path, dict[str, Tensor]]:
+def _found(reference: str) -> tuple[Path, Path, dict[str, Tensor]]:
     folder, weights = model_files(reference)
-    return folder, weights, load_merged(weights, keep_int8=keep_int8)
+    return folder, weights, load_merged(weights, keep_int8=True)
 
 
 def _refuse_other_task(model: ModelSpec, task: TaskRecord, folder: Path) -> None:

@@ -27,7 +27,7 @@ from clearhead.runs.checkpoint import (
 )
 from clearhead.runs.directory import AVERAGED
 from clearhead.runs.manifest import manifest_damage
-from clearhead.weights.files import load_tensors, save_tensors
+from clearhead.weights.files import load_weights, save_tensors
 
 ABOUT: Final = "average.json"
 
@@ -84,7 +84,7 @@ def restore_recent(run: Path, steps: Sequence[int]) -> list[str]:
 def load_recent(run: Path, steps: Sequence[int]) -> list[dict[str, Tensor]]:
     """Load the recent weights that are undamaged, in the order of `steps`."""
     folders = [_folder(run, step) for step in steps]
-    return [load_tensors(folder / WEIGHTS) for folder in folders if weights_damage(folder) is None]
+    return [load_weights(folder / WEIGHTS) for folder in folders if weights_damage(folder) is None]
 
 
 def save_averaged(run: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:

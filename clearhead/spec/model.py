@@ -132,6 +132,7 @@ def _unfold(layers: Any) -> Any:
 # --- checks across fields and nodes, so that no error hides another ------------------------------------------
 
 
+@checked
 def consistency_faults(model: Model) -> list[str]:
     """List inconsistencies across fields: sizes that do not fit together, and references that lead nowhere."""
     faults: list[str] = []

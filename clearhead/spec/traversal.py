@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from clearhead.arguments import checked, explained
 from clearhead.spec.base import Node
 
 Tree = TypeVar("Tree", bound=Node)
 
 
+@checked
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
     """Yield every node with its path, parents first; an index is a part of a path, as in module names."""
     waiting = [(path, node)]
@@ -27,6 +29,7 @@ def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
         waiting.extend(reversed(below))
 
 
+@explained
 def map_nodes(node: Tree, change: Callable[[str, Node], Node], path: str = "") -> Tree:
     """Return a tree in which `change` has replaced every node below the root, children before their parents.
 

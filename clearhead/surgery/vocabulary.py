@@ -129,8 +129,9 @@ def _check_named(model: Model, keep: Sequence[int]) -> None:
     """Refuse to change ids that config.json names."""
     if model.hf_checkpoint is None:
         return
+    rows = max(model.module.num_source_ids, model.module.num_target_ids)
     for key, value in model.hf_checkpoint.config.items():
         for index in value if isinstance(value, list) else [value]:
             named = key.endswith(("_token_id", "_tokens", "_token_ids")) and isinstance(index, int)
-            if named and index >= 0 and (index >= len(keep) or keep[index] != index):
+            if named and 0 <= index < rows and (index >= len(keep) or keep[index] != index):
                 raise InputError(f"config.json names {index} as {key}, so it must keep it: keep all ids up to it")

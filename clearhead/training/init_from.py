@@ -24,6 +24,7 @@ from clearhead.spec import Head, Model, validate
 from clearhead.task import Repeats, TaskKind, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.progress.reports import Progress
+from clearhead.weights.fill import filled
 from clearhead.weights.lora import load_merged
 
 HEAD = "head."
@@ -179,7 +180,12 @@ def _of_checkpoint(reference: str, folder: Path) -> InitialModel:
 
 def _of_run(reference: str) -> InitialModel:
     folder, weights = model_files(reference)
-    return _of_files(str(weights), folder, lambda: load_merged(weights))
+    return _of_files(str(weights), folder, lambda: _weights(folder, weights))
+
+
+def _weights(folder: Path, weights: Path) -> Mapping[str, Tensor]:
+    model = Model.from_file(folder / SPEC_FILE)
+    return filled(model, load_merged(weights, keep_int8=True), source=str(weights)).state_dict()
 
 
 def _of_files(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
@@ -13,11 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.errors import InputError
+from clearhead.fast.int8 import weight_faults
 from clearhead.files import open_model_file, parse_json
 from clearhead.machine import refuse_memory
 
 # More than any model has, all its files together.
 MOST_TENSORS = 2**17
+# Faults in one report.
+MOST_SHOWN = 20
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -110,3 +114,29 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     ):
         raise InputError(f"{path}: its aliases must be an object of names of tensors")
     return tensors | {name: tensors[first] for name, first in aliases.items()}
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Read the weights of a model, as `load_tensors` does.
+
+    Raises:
+        InputError: as there; or tensors of a dtype that weights do not have.
+    """
+    tensors = load_tensors(path)
+    refuse_dtypes(tensors, path)
+    return tensors
+
+
+def refuse_dtypes(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse weights that would be misread: integers and truth values, or in 8 bits anything but int8 and fp32.
+
+    Args:
+        weights: by name.
+        path: of their file, for the message.
+
+    Raises:
+        InputError: one report of them.
+    """
+    faults = list(itertools.islice(weight_faults(weights), MOST_SHOWN))
+    if faults:
+        raise InputError.from_faults(faults, subject=str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import torch
@@ -9,10 +10,9 @@ from torch import Tensor, nn
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, nearest
-from clearhead.fast.int8 import holds_int8, to_int8
+from clearhead.fast.int8 import SCALE, dequantized, holds_int8, to_int8
 from clearhead.spec import Model
-
-MOST_SHOWN = 20
+from clearhead.weights.files import MOST_SHOWN
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
@@ -42,6 +42,24 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> No
     module.load_state_dict(dict(tensors), strict=True, assign=True)
 
 
+def filled(model: Model, tensors: Mapping[str, Tensor], *, source: str, keep_int8: bool = False) -> Transformer:
+    """Return a module of tensors from a file, which must fit as they are there.
+
+    Args:
+        model: its spec.
+        tensors: of dtypes that weights have, one for each entry of its state.
+        source: where they come from, for the report.
+        keep_int8: whether weights in 8 bits stay so; otherwise they are fp32.
+
+    Raises:
+        InputError: as for `fill`.
+    """
+    module = build(model, device="meta")
+    in_int8 = holds_int8(tensors)
+    fill(to_int8(module) if in_int8 else module, tensors, source=source)
+    return built(model, dequantized(module.state_dict())) if in_int8 and not keep_int8 else module
+
+
 def refuse_nan(module: nn.Module, name: str) -> None:
     """Refuse weights that are not numbers, with which every output would be one more.
 
@@ -50,12 +68,13 @@ def refuse_nan(module: nn.Module, name: str) -> None:
         name: of the model, for the message.
 
     Raises:
-        InputError: a weight holds NaN, or a matrix an infinite number.
+        InputError: a weight holds NaN, or a matrix or its scales in 8 bits an infinite number.
     """
-    for address, weight in module.named_parameters():
+    for address, weight in itertools.chain(module.named_parameters(), module.named_buffers()):
         # The sum of a tensor tells in one pass whether a closer look is needed.
         if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
-            count = int((~torch.isfinite(weight)).sum() if weight.dim() > 1 else torch.isnan(weight).sum())
+            is_matrix = weight.dim() > 1 or address.endswith(SCALE)
+            count = int((~torch.isfinite(weight)).sum() if is_matrix else torch.isnan(weight).sum())
             if count:
                 raise InputError(
                     f"{name}: {count:,} of {weight.numel():,} numbers in {address} are NaN or infinite, so the "

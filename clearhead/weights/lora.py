@@ -22,7 +22,7 @@ from clearhead.errors import InputError
 from clearhead.fast.int8 import dequantized, holds_int8
 from clearhead.kernels.dropout import Dropout
 from clearhead.spec.addresses import nearest_address, select_addresses
-from clearhead.weights.files import load_tensors
+from clearhead.weights.files import load_weights
 
 DEFAULT_TARGETS = ("**.query", "**.key", "**.value", "**.function.out")
 """The projections of attention."""
@@ -112,14 +112,26 @@ def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Args:
         tensors: by address, as a run keeps them.
+
+    Raises:
+        InputError: one of them is missing, or they do not fit each other.
     """
-    scales = [name.removesuffix(f".{_SCALE}") for name in tensors if name.endswith(f".{_SCALE}")]
-    found = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in (_DOWN, _UP, _SCALE)}
-    for address in scales:
-        weight_OI = tensors[f"{address}.weight"]
-        change_OI = tensors[f"{address}.{_UP}"].double() @ tensors[f"{address}.{_DOWN}"].double()
-        scale = float(tensors[f"{address}.{_SCALE}"])
-        found[f"{address}.weight"] = (weight_OI.double() + scale * change_OI).to(weight_OI.dtype)
+    parts = (_DOWN, _UP, _SCALE)
+    adapted = dict.fromkeys(name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in parts)
+    found = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in parts}
+    for address in adapted:
+        down, up, scale, weight_OI = (tensors.get(f"{address}.{part}") for part in (*parts, "weight"))
+        if down is None or up is None or scale is None or weight_OI is None:
+            raise InputError(f"'{address}' has low-rank matrices, but not all of {', '.join(parts)} and weight")
+        shapes = [list(tensor.shape) for tensor in (up, down, weight_OI)]
+        if (
+            scale.numel() != 1
+            or any(len(shape) != 2 for shape in shapes)
+            or shapes != [[shapes[2][0], shapes[1][0]], [shapes[1][0], shapes[2][1]], shapes[2]]
+        ):
+            raise InputError(f"'{address}' has low-rank matrices of the shapes {shapes[0]} and {shapes[1]}")
+        change_OI = up.double() @ down.double()
+        found[f"{address}.weight"] = (weight_OI.double() + float(scale) * change_OI).to(weight_OI.dtype)
     return found
 
 
@@ -129,11 +141,14 @@ def load_merged(path: Path, *, keep_int8: bool = False) -> dict[str, Tensor]:
     Args:
         path: the safetensors file.
         keep_int8: whether weights in 8 bits stay so; otherwise they are fp32.
+
+    Raises:
+        InputError: the file cannot be read, or its tensors have other dtypes or do not fit each other.
     """
-    tensors = load_tensors(path)
+    tensors = load_weights(path)
     if not keep_int8 and holds_int8(tensors):
         return dequantized(tensors)
-    return merged(tensors) if any(name.endswith(f".{_SCALE}") for name in tensors) else tensors
+    return merged(tensors)
 
 
 def describe(module: nn.Module, chosen: Sequence[str]) -> str:

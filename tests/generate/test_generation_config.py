@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -90,12 +92,24 @@ def test_a_setting_that_asks_for_too_much_names_the_option_that_may() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"eos_token_id": [2, 29]}, {"bos_token_id": 29}, {"suppress_tokens": [29]}, {"bad_words_ids": [[1, 29]]}],
-)
+    [
+        {"decoder_start_token_id": 29}, {"pad_token_id": 29}, {"forced_bos_token_id": 29}, {"suppress_tokens": [29]},
+        {"bad_words_ids": [[1, 29]]},
+    ],
+)  # fmt: skip
 def test_an_id_beyond_the_vocabulary_is_named(settings: dict[str, object]) -> None:
-    rules(**settings).refuse_ids_beyond(30, "g.json")
+    assert rules(**settings).within(30, "g.json") == rules(**settings)
     with pytest.raises(InputError, match=rf"{next(iter(settings))} = 29 is outside the vocabulary"):
-        rules(**settings).refuse_ids_beyond(29, "g.json")
+        rules(**settings).within(29, "g.json")
+
+
+def test_a_start_or_an_end_beyond_the_vocabulary_is_as_if_it_were_absent() -> None:
+    given = rules(bos_token_id=29, eos_token_id=[2, 40], forced_eos_token_id=29, max_length=7)
+    assert given.within(41, "g.json") == given
+    found = given.within(29, "g.json")
+    assert found.left_out == ("bos_token_id = 29", "eos_token_id = 40", "forced_eos_token_id = 29")
+    assert replace(found, left_out=()) == rules(eos_token_id=2, max_length=7)
+    assert "not in the vocabulary: eos_token_id = 40" in found.lines()
 
 
 @pytest.mark.parametrize("length", [PROMPT, PROMPT + 1, PROMPT + 10])

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.arguments import check_tensor
+from clearhead.arguments import check_tensor, explained
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context, Masking
 from clearhead.core.initialize import initialize
@@ -21,6 +21,7 @@ MASK_SHAPES = ("queries keys", "#batch queries keys", "#batch #heads #queries ke
 MASK_HINT = "; key_mask takes [batch, keys], memory makes keys and values, the constructor takes Causal()"
 
 
+@explained
 class MultiHeadAttention(PrintedModule, nn.Module):
     """Multi-head attention with fresh weights.
 

@@ -6,9 +6,11 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.fast.native.addresses import address
 from clearhead.fast.native.build import function
 
 Weights = Literal["float32", "mixed", "int8"]
@@ -83,12 +85,13 @@ class Keys(ctypes.Structure):
     )
 
 
-def stack_runner(weights: Weights, branches: Sequence[Branch]) -> RunStack | None:
+def stack_runner(weights: Weights, branches: Sequence[Branch], width: int) -> RunStack | None:
     """Return a function that runs branches one after the other.
 
     Args:
         weights: of all matrices of the branches.
         branches: their addresses must stay valid while the function is in use.
+        width: of the rows.
 
     Returns:
         A function of fp32 activations, contiguous, which it changes in place, and of the keys of each branch. None
@@ -102,7 +105,8 @@ def stack_runner(weights: Weights, branches: Sequence[Branch]) -> RunStack | Non
 
     def run(x_MD: Tensor, keys: Sequence[Keys]) -> None:
         listed = of_keys(*keys)
-        kernel(x_MD.data_ptr(), ctypes.addressof(of_branches), ctypes.addressof(listed), count, *x_MD.shape)
+        x = address(x_MD, torch.float32, len(x_MD), width)
+        kernel(x, ctypes.addressof(of_branches), ctypes.addressof(listed), count, len(x_MD), width)
 
     return run
 

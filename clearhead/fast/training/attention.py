@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.core.attention import Attention
+from clearhead.fast.native.addresses import address
 from clearhead.fast.training.linear import run
 from clearhead.hooks import is_seen
 
@@ -68,6 +69,10 @@ class _Heads(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_long) for name in ("batch", "head", "token")))
 
 
+def _heads(tensor: Tensor, shape: tuple[int, ...]) -> _Heads:
+    return _Heads(address(tensor, torch.bfloat16, *shape, by_row=True), *tensor.stride()[:3])
+
+
 class _Call(ctypes.Structure):
     """The arguments of both kernels, as in native/training/calls.h; the forward pass needs no gradients."""
 
@@ -97,13 +102,16 @@ def _call(
     heads: list[Tensor], log_totals: Tensor, bias: Tensor | None, mask: Tensor | None, how: tuple[float, bool]
 ) -> _Call:
     (batch, num_heads, queries, size), keys = heads[0].shape, heads[1].shape[2]
-    call = _Call(*(_Heads(tensor.data_ptr(), *tensor.stride()[:3]) for tensor in heads))
-    call.log_totals = log_totals.data_ptr()
+    of_queries, of_keys = (batch, num_heads, queries, size), (batch, num_heads, keys, size)
+    sizes = (of_queries, of_keys, of_keys, of_queries)
+    call = _Call(*map(_heads, heads, (*sizes, of_queries, *sizes[:3])))
+    call.log_totals = address(log_totals, torch.float32, batch, num_heads, queries)
     if bias is not None:
-        call.bias, (call.bias_batch, call.bias_head, call.bias_query) = bias.data_ptr(), bias.stride()[:3]
+        call.bias = address(bias, torch.float32, batch, num_heads, queries, keys, by_row=True)
+        call.bias_batch, call.bias_head, call.bias_query = bias.stride()[:3]
     if mask is not None:
         expanded = mask.expand(batch, num_heads, queries, keys)
-        call.mask = expanded.data_ptr()
+        call.mask = address(expanded[..., :1], torch.bool, batch, num_heads, queries, 1, by_row=True)
         call.mask_batch, call.mask_head, call.mask_query, call.mask_key = expanded.stride()
     call.B, call.H, call.T, call.S, call.E = batch, num_heads, queries, keys, size
     call.scale, call.is_causal = how
@@ -140,7 +148,7 @@ class _Attention(torch.autograd.Function):
         call = _call([*heads, _side_by_side(gradients[0]), *found], log_totals, bias, mask, ctx.how)
         bias_gradient = log_totals.new_empty(bias.shape) if ctx.needs_input_grad[3] else None
         if bias_gradient is not None:
-            call.bias_gradient = bias_gradient.data_ptr()
+            call.bias_gradient = address(bias_gradient, torch.float32, *bias.shape)
         run("attention_backward", call)
         return *found, bias_gradient, None, None, None
 
@@ -159,8 +167,9 @@ class _Rotation(torch.autograd.Function):
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, is_back: bool) -> Tensor:
     heads, (y,) = _side_by_side(x), _room([x])
-    own, other = (_Heads(tensor.data_ptr(), *tensor.stride()[:3]) for tensor in (heads, y))
-    call = _RotationCall(own, other, cos.data_ptr(), sin.data_ptr(), cos.stride(0) if len(cos) > 1 else 0)
+    own, other = (_heads(tensor, x.shape) for tensor in (heads, y))
+    angles = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
+    call = _RotationCall(own, other, *angles, cos.stride(0) if len(cos) > 1 else 0)
     call.B, call.H, call.T, call.E = x.shape
     call.P, call.is_back = cos.shape[-1], is_back
     run("rotation", call)

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.core.feedforward import FeedForward
+from clearhead.fast.native.addresses import address
 from clearhead.fast.native.build import TRAINING, function
 from clearhead.fast.replica import plain_type
 from clearhead.hooks import is_seen
@@ -109,24 +110,33 @@ class _Linear:
     weight_gradient: Tensor | None = None
     bias_gradient: Tensor | None = None
 
-    def part(self) -> Part:
-        made = Part(rows=len(self.weight), N=len(self.weight))
+    def part(self, rows: int, inputs: int) -> Part:
+        """Return the part of a call with so many rows."""
+        outputs = len(self.weight)
+        made = Part(rows=outputs, N=outputs)
         for name, tensor in vars(self).items():
-            if tensor is not None:
-                setattr(made, name, tensor.data_ptr())
-        for tensor in (self.y, self.slope):
-            if tensor is not None:
+            if tensor is None:
+                continue
+            if name in ("y", "slope"):
                 made.y_stride = tensor.stride(0)
+                setattr(made, name, address(tensor, torch.bfloat16, rows, outputs, by_row=True))
+            else:
+                shape = (outputs,) if name.startswith("bias") else (outputs, inputs)
+                setattr(made, name, address(tensor, torch.float32, *shape))
         return made
 
 
 def _call(x: Tensor, layers: Sequence[_Linear], result: Tensor | None = None, activation: int = -1) -> Call:
     call = Call(
-        x=x.data_ptr(), count=len(layers), M=len(x), K=x.shape[1], x_stride=x.stride(0), activation=activation,
-        result=None if result is None else result.data_ptr(), result_stride=0 if result is None else result.stride(0),
+        x=address(x, torch.bfloat16, *x.shape, by_row=True), count=len(layers), M=len(x), K=x.shape[1],
+        x_stride=x.stride(0), activation=activation,
     )  # fmt: skip
+    if result is not None:
+        size = x.shape[1] if activation < 0 else len(layers[0].weight)
+        call.result = address(result, torch.bfloat16, len(x), size, by_row=True)
+        call.result_stride = result.stride(0)
     for place, layer in enumerate(layers):
-        call.parts[place] = layer.part()
+        call.parts[place] = layer.part(len(x), x.shape[1])
     return call
 
 
@@ -207,7 +217,8 @@ class _FeedForward(torch.autograd.Function):
         call, made = _call(inner_MN, [down]), [torch.empty_like(slope) for slope in slopes]
         call.result_stride = inner_MN.stride(0)
         for place in range(count):
-            call.slopes[place], call.slope_results[place] = slopes[place].data_ptr(), made[place].data_ptr()
+            pair = (address(one, torch.bfloat16, *inner_MN.shape) for one in (slopes[place], made[place]))
+            call.slopes[place], call.slope_results[place] = pair
         run("linear_backward", call)
         first = [
             _gradients(weight, has_bias, gradient, any(wants[2:-2]))

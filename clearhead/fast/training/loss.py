@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.core.head import Projection
+from clearhead.fast.native.addresses import address
 from clearhead.fast.training.linear import BLOCK, Call, Part, has_products, run
 
 # The gradient of the weights is passed over once for each group, so logits of a group may be as large as the weights.
@@ -76,14 +77,21 @@ class _CrossEntropy(torch.autograd.Function):
         room = max(_LEAST_BYTES, min(weight_VD.nbytes, _MOST_BYTES))
         group = max(1, min(rows, room // (2 * all_entries)))
         powers_GW = x_ND.new_empty(group, all_entries)
-        call = _Call(V=entries, D=width, x_stride=width, weight=weight_VD.data_ptr(), powers=powers_GW.data_ptr())
+        call = _Call(V=entries, D=width, x_stride=width)
+        call.weight = address(weight_VD, torch.float32, entries, width)
+        call.powers = address(powers_GW, torch.bfloat16, group, all_entries)
         call.is_bounded, call.share = _is_bounded(x_ND, weight_VD), 1.0 - smoothing
         for start in range(0, rows, group):
             x_GD = x_ND[start : start + group]
             rates_G1 = rates_N[start : start + group, None]
             call.N = len(x_GD)
-            for name, tensor in (("x", x_ND), ("labels", labels_N), ("losses", losses_N), ("rates", rates_N)):
-                setattr(call, name, tensor[start:].data_ptr())
+            call.x, call.labels = (
+                address(x_GD, torch.bfloat16, call.N, width),
+                address(labels_N[start : start + group], torch.int64, call.N),
+            )
+            call.losses, call.rates = (
+                address(one[start : start + group], torch.float32, call.N) for one in (losses_N, rates_N)
+            )
             run("loss_forward", call)
             # A row of the softmax is its powers times its rate, which the small side of each product takes.
             scaled_GD = (x_GD * rates_G1).to(x_ND.dtype)
@@ -109,12 +117,13 @@ def _products(
     x_GD: Tensor, weight_VD: Tensor, powers_GW: Tensor, x_gradient_GD: Tensor, weight_gradient_VD: Tensor, adds: bool
 ) -> Call:
     """Return the call that makes both gradients of the layer, or adds to that of the weights."""
-    width, entries = x_GD.shape[1], powers_GW.shape[1]
-    call = Call(x=x_GD.data_ptr(), result=x_gradient_GD.data_ptr(), count=1, M=len(x_GD), K=width, activation=-1)
-    call.x_stride = call.result_stride = width
+    (rows, width), entries = x_GD.shape, powers_GW.shape[1]
+    call = Call(count=1, M=rows, K=width, x_stride=width, result_stride=width, activation=-1)
+    call.x, call.result = (address(one, torch.bfloat16, rows, width) for one in (x_GD, x_gradient_GD))
+    weight, gradient = (address(one, torch.float32, len(weight_VD), width) for one in (weight_VD, weight_gradient_VD))
+    powers = address(powers_GW[:rows], torch.bfloat16, rows, entries)
     call.parts[0] = Part(
-        weight=weight_VD.data_ptr(), y=powers_GW.data_ptr(), weight_gradient=weight_gradient_VD.data_ptr(),
-        rows=len(weight_VD), adds=adds, N=entries, y_stride=entries,
+        weight=weight, y=powers, weight_gradient=gradient, rows=len(weight_VD), adds=adds, N=entries, y_stride=entries,
     )  # fmt: skip
     return call
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.fast.native.addresses import address
 from clearhead.fast.training.linear import BLOCK, has_products, run
 
 Matrix = Float[Tensor, "rows columns"]
@@ -77,7 +78,11 @@ def update_matrices(
     """
     matrices = (_Matrix * len(parameters))(
         *(
-            _Matrix(parameter.data_ptr(), momentum.data_ptr(), parameter.grad.data_ptr(), *parameter.shape, rate)
+            _Matrix(
+                *(address(one, torch.float32, *parameter.shape) for one in (parameter, momentum, parameter.grad)),
+                *parameter.shape,
+                rate,
+            )
             for parameter, momentum, rate in zip(parameters, momenta, rates, strict=True)
             if parameter.grad is not None
         )

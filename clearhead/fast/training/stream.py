@@ -17,6 +17,7 @@ from clearhead.core.context import Context
 from clearhead.core.norm import LayerNorm, Norm, RMSNorm
 from clearhead.core.shapes import States
 from clearhead.core.stack import Branch, Stack
+from clearhead.fast.native.addresses import address
 from clearhead.fast.plan import PlannedBranch, planned_branches
 from clearhead.fast.training.linear import run
 from clearhead.hooks import is_seen
@@ -148,6 +149,9 @@ _POINTERS: Final = (
     *("rounded_gradient", "x_gradient", "y_gradient", "weight_gradient", "bias_gradient"),
 )
 
+_ROUNDED: Final = ("y", "rounded", "rounded_gradient", "y_gradient")
+_VECTORS: Final = ("weight", "bias", "weight_gradient", "bias_gradient")
+
 
 class _Call(ctypes.Structure):
     """The arguments of both kernels, as in native/training/calls.h."""
@@ -169,7 +173,9 @@ def _run(name: str, made: _Setting, **tensors: Tensor | None) -> None:
     call.kept_scale, call.seed[0], call.seed[1] = made.scale, *made.seed
     for key, tensor in tensors.items():
         if tensor is not None:
-            setattr(call, key, tensor.data_ptr())
+            dtype = torch.bfloat16 if key in _ROUNDED else torch.float32
+            shape = (width,) if key in _VECTORS else (call.N, 2) if key == "statistics" else x.shape
+            setattr(call, key, address(tensor, dtype, *shape))
     run(name, call)
 
 

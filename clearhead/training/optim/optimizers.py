@@ -107,8 +107,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
         if len({frozenset(values) for _, values in kept}) > 1:
             raise ValueError("its optimizer keeps other values for some parameters")
         for parameter, values in kept:
-            tensors = (value for value in values.values() if isinstance(value, Tensor))
-            if any(tensor.numel() != 1 and tensor.shape != parameter.shape for tensor in tensors):
+            tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+            if any(one.shape != parameter.shape for name, one in tensors.items() if name != "step"):
                 raise ValueError("its optimizer keeps tensors of other shapes")
 
 
