@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from clearhead.errors import InputError
-from clearhead.text.backend import DocumentBackend
 from clearhead.text import tokenizer_checks
+from clearhead.text.backend import DocumentBackend
 from clearhead.text.sentencepiece import _replacement_tables, check_tables, load_pieces
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_checks import charsmap_fault, check_document
@@ -103,9 +103,9 @@ def test_a_vocabulary_that_no_model_has(name: str, content: object, words: str, 
 
 def test_a_model_of_pieces_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tokenizer_checks.MOST, "pieces", 100)
-    with pytest.raises(InputError, match="m.model: 173 pieces are too many for a vocabulary"):
+    with pytest.raises(InputError, match=r"m\.model: 173 pieces are too many for a vocabulary"):
         load_pieces(pieces_model("bpe"), "m.model")
-    with pytest.raises(InputError, match="m.model: 33554433 bytes are too many for a SentencePiece model"):
+    with pytest.raises(InputError, match=r"m\.model: 33554433 bytes are too many for a SentencePiece model"):
         load_pieces(b"\n" * (2**25 + 1), "m.model")
 
 
