@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -32,6 +33,35 @@ _WORDS: Mapping[Any, str] = {
     Callable: "a function",
 }
 _TENSORS = {"numbers": "a tensor of floating-point numbers", "mask": "boolean, True = may attend"}
+
+
+PRECISIONS = ("auto", "fp32", "bf16", "int8")
+_DEVICE = re.compile("auto|cpu|mps|cuda(:[0-9]+)?")
+
+
+def check_device(name: str) -> None:
+    """Refuse what no machine has, before torch is loaded, which knows what this one has.
+
+    Raises:
+        InputError: the name is not a device.
+    """
+    if _DEVICE.fullmatch(name) is None:
+        raise no_device(name)
+
+
+def no_device(name: str) -> InputError:
+    """Return the error of a name that is not a device."""
+    return InputError(f"'{name}' is not a device: use auto, cpu, cuda, cuda:N or mps")
+
+
+def check_precision(name: str) -> None:
+    """Refuse what no model is loaded in.
+
+    Raises:
+        InputError: the name is not a precision.
+    """
+    if name not in PRECISIONS:
+        raise InputError(f"precision must be one of {', '.join(PRECISIONS)}; got '{name}'")
 
 
 def checked(target: CheckedT) -> CheckedT:

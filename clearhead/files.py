@@ -27,7 +27,7 @@ _LONG_NUMBER = re.compile(f"[0-9]{{{MOST_DIGITS + 1}}}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _JSON_NAMES: dict[type, str] = {list: "a list", dict: "an object"}
 _EXPECTED = {"model_type": "an object", "dict_type": "an object", "list_type": "a list", "too_long": "fewer items"}
-RUNS = Path("runs")
+RUNS, MODEL = Path("runs"), "a run directory, a saved model or a checkpoint's folder"
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
         # A complete file takes the place of what has its name, and must not take that of a device.
         raise InputError(f"{path} is a device or a pipe, not a file: name a file")
     if path.exists() and not force:
-        raise InputError(f"{path} exists already: name another file, or replace it with --force")
+        raise InputError(f"{path} exists already: name another file, or replace it with force=True")
     refuse_unwritable_place(path)
 
 
@@ -140,6 +140,21 @@ def absent(path: Path, what: str = "file", others: Iterable[str] = ()) -> str:
     else:
         place = f"{folder} has no '{name}'{_meant(whole.name, folder / name, others)}"
     return f"there is no such {what}: {place}"
+
+
+def refuse_absent(path: Path, what: str = "folder", *, expected: str = "") -> None:
+    """Refuse a path that leads nowhere.
+
+    Args:
+        path: of a run or a model.
+        what: was expected there.
+        expected: in more words, to end the sentence with.
+
+    Raises:
+        InputError: nothing is there.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: {absent(path, what, runs_nearby())}{expected and f'; expected {expected}'}")
 
 
 def _meant(name: str, path: Path, others: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Final, Literal
 import psutil
 import torch
 
+from clearhead.arguments import no_device
 from clearhead.errors import InputError
 
 MOST_THREADS: Final = 4
@@ -34,7 +35,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"'{name}' is not a device: use auto, cpu, cuda, cuda:N or mps") from None
+        raise no_device(name) from None
     count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(device.type, 1)
     if (device.index or 0) >= count:
         raise InputError(f"there is no device '{name}' on this machine: use auto or cpu")

@@ -106,8 +106,10 @@ def short(value: object) -> str:
             return f"{{{len(value):,} entries}}"
         case list():
             return f"[{_items(map(short, value))}]"
-        case tuple() | Set():
-            return f"({_items(map(short, value))})"
+        case tuple():
+            return f"({_items(map(short, value))}{',' if len(value) == 1 else ''})"
+        case Set():
+            return f"{{{_items(map(short, value))}}}" if value else "set()"
         case Printed():
             shown = one_line(value)
         case _:

@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead import spec
 from clearhead.maps.hook_points import capture
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.printing import MOST_LINES, WIDTH, Printed
+from clearhead.printing import MOST_LINES, WIDTH, Printed, short
 from clearhead.spec.describe import model_summary
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -107,6 +107,12 @@ def test_what_is_behind_them_prints_a_few_lines(model: ch.Model) -> None:
     for thing in (*behind, measured, maps.effects()[0], maps.contributions()[0]):
         check_readable(thing)
     assert len(repr(maps.effects()[0])) < 90 and len(repr(measured).splitlines()) == len(measured)
+
+
+def test_collections_print_as_what_they_are() -> None:
+    assert "labels=('even',)" in repr(ch.Classification("even", 0.9, {"even": 0.9}, labels=("even",)))
+    shown = {("a", 1): "('a', 1)", (): "()", frozenset({7}): "{7}", frozenset(): "set()"}
+    assert {value: short(value) for value in shown} == shown
 
 
 def test_records_in_a_list_can_be_told_apart(things: dict[type, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.console import print_json, print_message, print_result
-from clearhead.cli.options import Json
+from clearhead.cli.options import Json, refuse_absent_runs
 
 
 def average(
@@ -25,6 +25,7 @@ def average(
 
     The mean of their weights becomes RUN@averaged. --json ends with {"run", "steps", "path"}.
     """
+    refuse_absent_runs([run])
     from clearhead.training.assemble import average_run
 
     path, steps = average_run(run, last)

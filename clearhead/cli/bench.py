@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from clearhead.cli.console import human_bytes, human_count, print_either, print_message
-from clearhead.cli.options import ComputeOptions, Json, Ref, takes_compute_options
+from clearhead.cli.options import ComputeOptions, Json, Ref, located, takes_compute_options
 
 if TYPE_CHECKING:
     from clearhead.bench.limits import Limits
@@ -33,6 +33,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     --batch-size is that of the larger batch, by default 16; p50 and p95 are of one token. --json ends with {"device",
     "limits", "peak_memory", "speeds", "advice"}.
     """
+    ref = located(ref)
     import torch
 
     from clearhead.bench.advice import advice

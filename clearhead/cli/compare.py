@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.console import human_count, print_either, print_message
-from clearhead.cli.options import Force, Json
+from clearhead.cli.options import Force, Json, refuse_absent_runs
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def compare(
     --json ends with {"rows", "differs_in", "same", "unfair", "notes", "picture"}.
     """
     _check_picture(output, force)
+    refuse_absent_runs(runs)
     from clearhead.compare.fairness import judge_fairness
     from clearhead.compare.table import differences, read_rows
 

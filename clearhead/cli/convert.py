@@ -76,9 +76,11 @@ def convert(
 def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
     """Write a Hugging Face checkpoint; return its model type."""
     from clearhead.files import read_json_object
+
+    place = located(ref)
     from clearhead.model.loading import load_as_stored
 
-    load_as_stored(located(ref)).save(out, format="hf", **options)
+    load_as_stored(place).save(out, format="hf", **options)
     family = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
     print_message(f"written as {family}")
     return family
@@ -87,7 +89,8 @@ def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
 def _convert_to_int8(ref: str, out: Path) -> None:
     import clearhead
 
-    clearhead.load(located(ref), device="cpu", precision="int8").save(out)
+    place = located(ref)
+    clearhead.load(place, device="cpu", precision="int8").save(out)
 
 
 def _convert_bin(ref: str, out: Path) -> None:

@@ -82,7 +82,7 @@ def embed(
 
 
 def _check_output(output: Path | None, force: bool, pair: bool, similarity: bool) -> None:
-    from clearhead.files import refuse_unwritable
+    from clearhead.files import absent, refuse_unwritable
 
     if similarity and (pair or output is not None):
         other = "--pair reads both texts as one" if pair else "-o keeps vectors"
@@ -93,6 +93,8 @@ def _check_output(output: Path | None, force: bool, pair: bool, similarity: bool
         raise InputError("--force has no effect without -o")
     if output is not None:
         refuse_unwritable(output, force=force)
+        if not output.parent.is_dir():
+            raise InputError(f"{output} cannot be written: {absent(output.parent, 'folder')}")
 
 
 def _save(output: Path, rows: Sequence[ndarray], name: str | None, as_json: bool) -> None:

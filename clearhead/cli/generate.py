@@ -132,8 +132,9 @@ def generate(
     streams = _check(options, prompts) and not as_json
     import clearhead
 
+    place = located(ref)
     set_threads_and_seed(threads, seed)
-    model = clearhead.load(located(ref), device=device, precision=precision)
+    model = clearhead.load(place, device=device, precision=precision)
     model, prompts = _for_task(model, task, prompts)
     _run(model, prompts, options, chat=chat, streams=streams, as_json=as_json)
 

@@ -75,8 +75,6 @@ def inspect(
     run. --json ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops", "target_flops",
     "attention", "spec"} and more, "addresses", "picture" and "plan" where asked for; "task" is null for a spec alone.
     """
-    from clearhead.maps.shapes import activation_shapes
-
     _refuse_options({"--addresses": addresses, "--plan": plan is not None}, svg, force, length, as_json)
     found = read_reference(ref)
     record, lines = _report(found, length or _LENGTH)
@@ -89,6 +87,8 @@ def inspect(
         _draw(svg, found.spec, ref, record["parameters"], force=force)
         record, lines = record | {"picture": str(svg)}, [str(svg)]
     if addresses:
+        from clearhead.maps.shapes import activation_shapes
+
         shapes = activation_shapes(found.spec)
         record, lines = record | {"addresses": [asdict(one) for one in shapes]}, [*_address_lines(shapes)]
     print_either(as_json, record, *lines)
@@ -206,15 +206,6 @@ def read_reference(ref: str) -> _Found:
     """
     from clearhead.hf.files.hub import find_checkpoint
     from clearhead.presets.named import NAMED, PRESETS
-    from clearhead.runs.directory import (
-        RUN_FILE,
-        TASK_FILE,
-        read_task,
-        refuse_altered,
-        resolve_reference,
-        split_reference,
-    )
-    from clearhead.spec import Model
 
     if ref in NAMED and not Path(ref).exists():
         print_message(f"{ref}: the preset of that name, a spec without weights")
@@ -226,6 +217,16 @@ def read_reference(ref: str) -> _Found:
     checkpoint = find_checkpoint(ref)
     if checkpoint is not None:
         return _read_checkpoint(checkpoint)
+    from clearhead.runs.directory import (
+        RUN_FILE,
+        TASK_FILE,
+        read_task,
+        refuse_altered,
+        resolve_reference,
+        split_reference,
+    )
+    from clearhead.spec import Model
+
     path, label = split_reference(ref)
     if label is not None:
         resolve_reference(ref)

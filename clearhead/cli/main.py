@@ -191,6 +191,7 @@ def _refuse_empty_paths(program: Any, words: Sequence[str]) -> None:
 def _as_options(message: str, program: Any, words: Sequence[str]) -> str:
     """Write the Python arguments that a message names, such as top_k, as options of the command."""
     options = {one.name: one.opts[0] for one in _options(program, words) if "_" in one.name}
+    message = message.replace("force=True", "--force")
     return re.sub(r"(?<![\w.'-])[a-z]+(?:_[a-z]+)+(?![\w.'-])", lambda found: options.get(found[0], found[0]), message)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.arguments import check_device, check_precision
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,13 +31,27 @@ def _at_most(most: int) -> Callable[[Any, Any, int | None], int | None]:
     return check
 
 
+def _checked_by(check: Callable[[str], None]) -> Callable[[str], str]:
+    """Return the callback of an option that refuses it before the command begins."""
+
+    def callback(value: str) -> str:
+        check(value)
+        return value
+
+    return callback
+
+
 Ref = Annotated[
     str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
 ]
 LineFile = Annotated[Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")]
 Paired = Annotated[bool, typer.Option("--pair", help="A line holds two texts, with a tab between them.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
-Precision = Annotated[str, typer.Option("--precision", help="auto, fp32, bf16 or int8.")]
+Device = Annotated[
+    str, typer.Option("--device", callback=_checked_by(check_device), help="auto, cpu, cuda, cuda:N or mps.")
+]
+Precision = Annotated[
+    str, typer.Option("--precision", callback=_checked_by(check_precision), help="auto, fp32, bf16 or int8.")
+]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
 BatchSize = Annotated[
     int | None,
@@ -83,24 +98,43 @@ class ComputeOptions:
         """Set threads and seeds, then load a model."""
         import clearhead
 
+        place = located(ref)
         set_threads_and_seed(self.threads, self.seed)
-        return clearhead.load(located(ref), device=self.device, precision=self.precision)
+        return clearhead.load(place, device=self.device, precision=self.precision)
 
 
 def located(ref: str) -> str:
     """Return a reference with the folder in place of a name on the hub, and say that the hub was asked.
 
+    What leads nowhere is found out without torch.
+
     Raises:
         InputError: it is empty, or the name of a model that is neither here nor on the hub.
     """
     from clearhead.cli.console import print_message
+    from clearhead.files import MODEL, refuse_absent
     from clearhead.hf.files.hub import find_checkpoint
 
     folder = find_checkpoint(ref)
+    if folder is None:
+        refuse_absent(Path(ref if Path(ref).exists() else ref.rpartition("@")[0] or ref), expected=MODEL)
     if folder is None or Path(ref).exists():
         return ref
     print_message(f"{ref}: the checkpoint of that name on the Hugging Face hub, commit {folder.name[:12]}")
     return str(folder)
+
+
+def refuse_absent_runs(runs: Sequence[Path]) -> None:
+    """Refuse the first run directory that is not there, without torch; those with a label are left to the command.
+
+    Raises:
+        InputError: there is one.
+    """
+    from clearhead.files import refuse_absent
+
+    for run in runs:
+        if "@" not in run.name:
+            refuse_absent(run, "run directory")
 
 
 def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:

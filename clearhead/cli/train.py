@@ -62,8 +62,7 @@ def train(
     words += [f"{key}={value}" for key, value in options.items() if value is not None]
     path = Path(file)
     if path.is_dir():
-        if not resume:
-            raise InputError(f"{path} is a folder: name a run file, or add --resume to continue the run in it")
+        resume = True
         # The folder that was named is the run: a copied or moved one goes on in its own place.
         words.insert(0, f"train.run={json.dumps(str(path))}")
         path = path / "run.toml"

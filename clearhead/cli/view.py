@@ -114,20 +114,20 @@ def view(
     _check_options(path, force, [name for name, given in together.items() if given], effects or of is not None)
     chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
     _check_picture(path, picture, stack, *chosen)
+    place = located(ref)
     set_threads_and_seed(threads, None)
     attend = _Attend(device, precision, generate, beam_size, from_language, to_language, chosen, path.suffix == PAGE)
     with keys_as_options(OPTIONS):
-        maps = attend(ref, text, target)
+        maps = attend(place, text, target)
         if path.suffix == PAGE:
             runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
             _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of)), is_timeline=checkpoints)
         elif path.suffix == ARRAYS:
-            maps.save(path, layers=chosen[0], heads=chosen[1])
+            maps.save(path, layers=chosen[0], heads=chosen[1], force=force)
         else:
             layer, head = (None if numbers is None else numbers[0] for numbers in chosen)
-            maps.save_picture(path, view=picture or MATRIX, stack=stack, layer=layer, head=head)
-    record = {"path": str(path), "tokens": maps.tokens, "target_tokens": maps.target_tokens}
-    print_either(as_json, record, str(path))
+            maps.save_picture(path, view=picture or MATRIX, stack=stack, layer=layer, head=head, force=force)
+    print_either(as_json, {"path": str(path), "tokens": maps.tokens, "target_tokens": maps.target_tokens}, str(path))
 
 
 @dataclass(frozen=True)

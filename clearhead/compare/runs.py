@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from clearhead.core import build
 from clearhead.errors import InputError
-from clearhead.files import absent, runs_nearby, typed
+from clearhead.files import refuse_absent, typed
 from clearhead.printing import Printed
 from clearhead.runs.checkpoint import Tally, newest_sound, read_state
 from clearhead.runs.directory import (
@@ -168,8 +168,7 @@ def read_run(path: Path) -> Run:
     folder, label = split_reference(str(path))
     if label is not None and folder.is_dir():
         raise InputError(f"{path} names one checkpoint, but whole runs are compared: name {folder}")
-    if not path.exists():
-        raise InputError(f"{path}: {absent(path, 'run directory', runs_nearby())}")
+    refuse_absent(path, "run directory")
     missing = [name for name in (RUN_FILE, SPEC_FILE) if not (path / name).is_file()]
     if missing:
         raise InputError(

@@ -13,6 +13,8 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.prompts import PromptFormat
+from clearhead.hf import registry
+from clearhead.hf.files.tensor_files import read_config
 from clearhead.hf.generation import read_generation_config
 from clearhead.hf.loading import LoadedModule, load_module
 from clearhead.hf.tokenizers import CheckpointTokenizers, load_tokenizers
@@ -62,6 +64,8 @@ class HFCheckpoint(Printed):
         Raises:
             InputError: anything that is not supported, or a tokenizer that does not fit the model.
         """
+        # Before its tokenizer, which a model of another kind may have in files of its own.
+        registry.find(read_config(folder))
         if not has_tokenizer(folder):
             raise InputError(
                 f"{folder} has no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a "

@@ -13,7 +13,8 @@ from clearhead.errors import InputError
 from clearhead.fast.int8 import refuse_int8
 from clearhead.files import read_json_object, refuse_link_out, write_json
 from clearhead.hf.checkpoint import HFCheckpoint, with_decoder_tokens
-from clearhead.hf.files.tensor_files import CONFIG, inside, read_config
+from clearhead.hf.files.folder import CONFIG, inside
+from clearhead.hf.files.tensor_files import read_config
 from clearhead.hf.generation import GENERATION_CONFIG, read_generation_config
 from clearhead.hf.loading import LoadedModule
 from clearhead.hf.mapping.config import to_config

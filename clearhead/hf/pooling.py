@@ -20,7 +20,8 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.files import read_json, typed, write_json
-from clearhead.hf.files.tensor_files import FLOATS, SINGLE, TensorFiles, inside, read_config
+from clearhead.hf.files.folder import inside
+from clearhead.hf.files.tensor_files import FLOATS, SINGLE, TensorFiles, read_config
 from clearhead.spec.base import Count
 from clearhead.weights.files import save_tensors
 from clearhead.weights.fill import built

@@ -15,7 +15,8 @@ from clearhead.errors import InputError
 from clearhead.files import write_json
 from clearhead.hf import registry
 from clearhead.hf.choice import choose_family
-from clearhead.hf.files.tensor_files import CONFIG, SINGLE
+from clearhead.hf.files.folder import CONFIG
+from clearhead.hf.files.tensor_files import SINGLE
 from clearhead.hf.loading import LoadedModule, bind_rules, hf_tensors
 from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.config import label_names

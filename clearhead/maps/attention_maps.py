@@ -16,7 +16,7 @@ from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError, key
 from clearhead.fast.replica import converted
-from clearhead.files import replacing
+from clearhead.files import refuse_unwritable, replacing
 from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.effects import Notify
@@ -49,7 +49,12 @@ class AttentionMaps(AttentionRun):
         return attend(module, self.tokenizers, self.task, self.reading)
 
     def save(
-        self, path: str | Path, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+        self,
+        path: str | Path,
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        force: bool = False,
     ) -> None:
         """Write tokens and weights as a .npz file that `numpy.load` reads.
 
@@ -58,15 +63,18 @@ class AttentionMaps(AttentionRun):
         "decoder.self.heads" are the numbers of these layers and heads.
 
         Args:
-            path: the file; it is replaced if it exists.
+            path: the file.
             layers, heads: the layers and heads to write; None: all.
+            force: whether an existing file is replaced.
 
         Raises:
-            InputError: a layer or head that no stack has, weights that are too large, or a file that cannot be written.
+            InputError: a layer or head that no stack has, weights that are too large, or a file that exists or cannot
+                be written.
         """
         path = Path(path)
         if path.suffix != ".npz":
             raise InputError(f"weights are saved as .npz, but the file is named {path}: give a name that ends in .npz")
+        refuse_unwritable(path, force=force)
         chosen = self.choose(layers, heads)
         arrays: dict[str, Any] = {"tokens": np.array(self.tokens)}
         if self.target_tokens is not None:
@@ -96,18 +104,20 @@ class AttentionMaps(AttentionRun):
         stack: str | None = None,
         layer: int | None = None,
         head: int | None = None,
+        force: bool = False,
     ) -> None:
         """Draw attention into a .png or .svg file.
 
         Args:
-            path: the file; it is replaced if it exists.
+            path: the file.
             view: "matrix": one head, with the tokens on both axes; "overview": every head as a thumbnail.
             stack: one of `stacks`; None: the only one, or for the overview all.
             layer, head: of the matrix, counted from 0.
+            force: whether an existing file is replaced.
 
         Raises:
             InputError: the view is not known or lacks an argument, there is no such stack, layer or head, there are too
-                many tokens for a picture, or the file cannot be written.
+                many tokens for a picture, or the file exists or cannot be written.
         """
         # Not at the top: half a second of matplotlib for every command that loads a model.
         from clearhead.maps.pictures import draw_record_overview
@@ -115,6 +125,7 @@ class AttentionMaps(AttentionRun):
 
         if view not in ("matrix", "overview"):
             raise InputError(f"there is no view '{view}'; a picture has the view matrix or overview")
+        refuse_unwritable(Path(path), force=force)
         if view == "overview":
             if layer is not None or head is not None:
                 raise InputError(f"an overview shows every layer and head: leave {key('layer')} and {key('head')} out")
@@ -139,19 +150,22 @@ class AttentionMaps(AttentionRun):
         title: str = "attention",
         options: SampleOptions | None = None,
         notify: Notify | None = None,
+        force: bool = False,
     ) -> None:
         """Write a page that shows every head, as one file that needs no network.
 
         Args:
-            path: the file; it is replaced if it exists.
+            path: the file.
             title: the heading.
             options: what is shown; None: everything that needs no further run of the model.
             notify: called with the numbers of heads whose effects are measured, and of all.
+            force: whether an existing file is replaced.
 
         Raises:
             InputError: a layer or head that no stack has, an output that the model has not, too many weights for a
-                page, or a file that cannot be written.
+                page, or a file that exists or cannot be written.
         """
+        refuse_unwritable(Path(path), force=force)
         write_page(explorer_page(title, [("", self)], options, notify=notify), Path(path))
 
     def _repr_html_(self) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import torch
 
-from clearhead.arguments import checked
+from clearhead.arguments import check_precision, checked
 from clearhead.busy_waiting import adapt_waiting
 from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8, to_int8
@@ -19,8 +18,6 @@ from clearhead.machine import choose_device, choose_precision
 from clearhead.model.facade import Model
 from clearhead.runs.loading import load_saved
 from clearhead.weights.fill import refuse_nan
-
-_PRECISIONS: Final = ("auto", "fp32", "bf16", "int8")
 
 
 @checked
@@ -39,8 +36,7 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     Raises:
         InputError: no usable model is there, or its weights are not numbers; the message says what was expected.
     """
-    if precision not in _PRECISIONS:
-        raise InputError(f"precision must be one of {', '.join(_PRECISIONS)}; got '{precision}'")
+    check_precision(precision)
     adapt_waiting()
     torch_device = choose_device(device)
     in_int8 = precision == "int8"

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from filelock import BaseFileLock, FileLock, Timeout
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import absent, read_model_text, refuse_link_out, refuse_unwritable_place, runs_nearby
+from clearhead.files import MODEL, read_model_text, refuse_absent, refuse_link_out, refuse_unwritable_place
 from clearhead.runs.checkpoint import (
     checkpoint_folder,
     checkpoint_steps,
@@ -164,8 +164,7 @@ def resolve_reference(reference: str) -> Path:
         InputError: there is no such folder, label or checkpoint, or the checkpoint is damaged.
     """
     run, label = split_reference(reference)
-    if not run.exists():
-        raise InputError(f"{run}: {absent(run, 'run directory', runs_nearby())}")
+    refuse_absent(run, "run directory")
     if not (run / "checkpoints").is_dir():
         raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
     has_best = (run / "best").exists()
@@ -201,9 +200,9 @@ def model_files(reference: str) -> tuple[Path, Path]:
         InputError: nothing usable is there; the sentence says what was expected.
     """
     folder, label = split_reference(reference)
+    refuse_absent(folder, expected=MODEL)
     if not folder.is_dir():
-        fault = f"{folder} is a file" if folder.exists() else f"{folder}: {absent(folder, 'folder', runs_nearby())}"
-        raise InputError(f"{fault}; expected a run directory, a saved model or a checkpoint's folder")
+        raise InputError(f"{folder} is a file; expected {MODEL}")
     if is_run_directory(folder):
         weights = resolve_reference(reference)
     elif label is not None:

@@ -64,6 +64,8 @@ def test_resume_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert record["step"] == 5
     record = last_json(run(capfd, "train", str(tmp_path / "run"), "--resume", "train.steps=6", "--json"))
     assert record["step"] == 6
+    record = last_json(run(capfd, "train", str(tmp_path / "run"), "train.steps=7", "--json"))
+    assert record["step"] == 7, "a run directory is named to continue it"
 
 
 def test_a_copied_run_goes_on_in_its_own_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

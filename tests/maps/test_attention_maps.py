@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +174,7 @@ def test_files_hold_the_weights(pair_maps: AttentionMaps, tmp_path: Path) -> Non
             assert found[stack].dtype == np.float32 and found[f"{stack}.layers"].tolist() == [0, 1, 2]
             for layer in range(LAYERS):
                 assert np.array_equal(found[stack][layer], pair_maps.weights(stack, layer).numpy())
-    pair_maps.save(path, layers=[2, 0], heads=[1])
+    pair_maps.save(path, layers=[2, 0], heads=[1], force=True)
     with np.load(path, allow_pickle=False) as found:
         assert found["decoder.self.layers"].tolist() == [0, 2] and found["decoder.self.heads"].tolist() == [1]
         weights = found["decoder.memory"]
@@ -184,6 +185,24 @@ def test_files_hold_the_weights(pair_maps: AttentionMaps, tmp_path: Path) -> Non
     for one in content["attention"]:
         expected = pair_maps.weights(one["stack"], one["layer"], one["head"])
         torch.testing.assert_close(torch.tensor(one["weights"]), expected, atol=1e-6, rtol=0)
+
+
+def test_no_file_is_replaced_unless_told(pair_maps: AttentionMaps, tmp_path: Path) -> None:
+    writing: dict[str, Callable[..., None]] = {
+        "maps.npz": pair_maps.save,
+        "heads.html": pair_maps.save_html,
+        "heads.svg": partial(pair_maps.save_picture, view="overview"),
+    }
+    for name, write in writing.items():
+        file = tmp_path / name
+        file.write_text("mine")
+        with pytest.raises(
+            InputError, match=rf"{name} exists already: name another file, or replace it with force=True"
+        ):
+            write(file)
+        assert file.read_text() == "mine"
+        write(file, force=True)
+        assert file.stat().st_size > 1000
 
 
 def test_a_layer_that_lost_a_head_has_no_numbers_there(models: dict[str, Model], tmp_path: Path) -> None:

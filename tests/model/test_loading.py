@@ -241,12 +241,18 @@ def test_it_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capfd.readouterr().out)["prompt"] == "the cat"
 
 
-@pytest.mark.parametrize("case", ["no tokenizer", "tokenizer too large", "settings of another kind", "unsupported"])
+@pytest.mark.parametrize(
+    "case", ["no tokenizer", "unknown model", "tokenizer too large", "settings of another kind", "unsupported"]
+)
 def test_a_checkpoint_that_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, case: str) -> None:
     place = shutil.copytree(folder, tmp_path / "copy")
     message = "has no tokenizer: expected tokenizer.json"
     if case == "no tokenizer":
         (place / "merges.txt").unlink()
+    elif case == "unknown model":
+        (place / "merges.txt").unlink()
+        (place / "config.json").write_text('{"model_type": "fancynet"}')
+        message = r"config\.json: model_type 'fancynet' is not known"
     elif case == "tokenizer too large":
         config = json.loads((place / "tokenizer_config.json").read_text())
         rows = json.loads((place / "config.json").read_text())["vocab_size"]

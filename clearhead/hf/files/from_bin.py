@@ -17,7 +17,8 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.files import read_json_object, write_json
-from clearhead.hf.files.tensor_files import FLOATS, INDEX, READ, check_shards, inside
+from clearhead.hf.files.folder import READ, inside
+from clearhead.hf.files.tensor_files import FLOATS, INDEX, check_shards
 from clearhead.machine import refuse_memory
 from clearhead.weights.files import MOST_TENSORS, save_tensors
 

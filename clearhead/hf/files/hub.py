@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clearhead.errors import InputError
 from clearhead.files import absent, names_in, runs_nearby
-from clearhead.hf.files.tensor_files import check_links, is_checkpoint
+from clearhead.hf.files.folder import check_links, is_checkpoint
 
 LONGEST_NAME = 255
 _OWN_SPEC = "spec.json"

@@ -17,46 +17,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.files import LARGEST_VOCABULARY, parse_json, read_json_object, refuse_link_out, typed
+from clearhead.files import LARGEST_VOCABULARY, parse_json, read_json_object, typed
+from clearhead.hf.files.folder import CONFIG, inside
 from clearhead.machine import size
 from clearhead.weights.files import MOST_TENSORS
 
-CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-READ = (".json", ".txt", ".model", ".spm", ".jinja", ".safetensors")
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 BLOCK = 2**22
 # More than any checkpoint has.
 MOST_SHARDS = 1024
-
-
-def inside(directory: Path, name: str) -> Path:
-    """Return the path of a file in a folder.
-
-    Raises:
-        InputError: the name leads out of the folder, by itself or through a link.
-    """
-    if not name or "/" in name or "\\" in name or name in (".", "..") or "\0" in name or len(name.encode()) > 255:
-        raise InputError(f"{directory}: '{name}' is not the name of a file in this folder")
-    path = directory / name
-    refuse_link_out(path, directory)
-    return path
-
-
-def check_links(directory: Path) -> None:
-    """Refuse a folder with links out of it among the files that could be read.
-
-    Raises:
-        InputError: there is such a link.
-    """
-    for path in sorted(directory.iterdir()):
-        if path.is_symlink() and path.suffix in READ:
-            inside(directory, path.name)
-
-
-def is_checkpoint(directory: Path) -> bool:
-    """Whether a folder looks like a Hugging Face checkpoint: it has a config.json."""
-    return os.path.lexists(directory / CONFIG)
 
 
 class _Task(BaseModel):
