@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.core import Cache
 from clearhead.fast.int8 import LARGEST
-from clearhead.fast.native.stack import Keys
+from clearhead.fast.native.abi import Keys
 from clearhead.kernels.key_values import KeyValues
 
 TINY: Final = torch.finfo(torch.float32).tiny

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.fast.native.build import function
+from clearhead.fast.native.load import function
 
 Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]

@@ -13,9 +13,9 @@ from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
 from clearhead.fast.int8 import Int8Linear, Int8Matrix
 from clearhead.fast.linear import Run, float_linear, int8_linear, mixed_linear
+from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.rounding import rounded_weight
 from clearhead.fast.stack import compiled_layers
-from clearhead.machine import has_fast_bf16
 
 LEAST_WEIGHTS: Final = 2**23
 """A model with fewer numbers in its linear layers stays in the caches, where products in bf16 gain nothing."""

@@ -25,12 +25,14 @@ from clearhead.core.stack import Branch as BranchModule
 from clearhead.core.stack import Layer, Stack, Step
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import Int8Linear
-from clearhead.fast.native.stack import Branch, Keys, Matrix, Norm, RunStack, Weights, has_squares, stack_runner
+from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, values
+from clearhead.fast.native.load import has_gemm
+from clearhead.fast.native.stack import RunStack, Weights, stack_runner
 from clearhead.fast.rounding import rounded_weight
 
 # In fp32, above so many rows the products of PyTorch are as fast, or faster.
 MOST_FP32_ROWS: Final = 16
-# Without products in squares: scores of longer texts are matrix products, which PyTorch computes faster.
+# Without a GEMM in blocks: scores of longer texts are matrix products, which PyTorch computes faster.
 MOST_TOKENS: Final = 128
 # That run through all layers before the next ones do, so that what is computed of them stays small.
 PIECE_TOKENS: Final = 2048
@@ -39,11 +41,11 @@ EVERYWHERE: Final = 2**40
 Heads = Num[Tensor, "rows heads keys head_size"]
 Rows = Float[Tensor, "rows width"]
 Places = Int[Tensor, " rows"]
-ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_gelu", "tanh")
 KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8}
 """What keys and values are kept in, by the weights."""
-KEY_KINDS: Final = (torch.float32, torch.bfloat16, torch.int8)
-FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = range(3)
+KEY_KINDS: Final = [getattr(torch, name) for name in values("KeyKind")]
+FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = values("Function").values()
+NORM_KINDS: Final = values("NormKind")
 Piece = tuple[slice, slice]  # of the rows and of the new tokens of a call
 
 
@@ -51,7 +53,7 @@ def compiled_layers(stack: Stack, in_bf16: bool) -> Mapping[str, Callable[..., T
     """Return functions that do what methods of a stack do, by their names, up to the order of sums.
 
     Calls that the compiled layers do not serve take the plain way: several new tokens where scores have a bias or a
-    memory is read, masks of the caller, many rows in fp32, long texts where no products are squares.
+    memory is read, masks of the caller, many rows in fp32, long texts where there is no GEMM in blocks.
 
     Args:
         stack: its weights must not move while the function is in use.
@@ -91,7 +93,7 @@ class _FastStack:
         # In fp32 PyTorch reads several tokens as fast.
         self.reads = self._kind != "float32" and all(type(one) is Attention for one in used)
         self._has_window = any(isinstance(one.spec.mask, spec.Window) for one in used)
-        self._has_squares = has_squares()
+        self._has_gemm = has_gemm()
 
     def forward(
         self,
@@ -127,7 +129,7 @@ class _FastStack:
             return self._kind != "float32" or batch <= MOST_FP32_ROWS
         # Padding between two tokens is no distance; texts are read without it.
         is_by_place = cache is None or masking.key_mask is None or not self._has_window
-        most = MOST_TOKENS if not self._has_squares else LONGEST_TEXT if cache is None else EVERYWHERE
+        most = MOST_TOKENS if not self._has_gemm else LONGEST_TEXT if cache is None else EVERYWHERE
         return self.reads and is_by_place and length <= most
 
     def _finished(self, x_D: Vectors) -> Vectors:
@@ -278,7 +280,7 @@ class _FastStack:
         function = module.function
         branch = Branch(pre=self._norm(module.pre), post=self._norm(module.post), scale=module.scale)
         if type(function) is FeedForward and function.spec.activation in ACTIVATIONS:
-            branch.function, branch.activation = FEED_FORWARD, ACTIVATIONS.index(function.spec.activation)
+            branch.function, branch.activation = FEED_FORWARD, ACTIVATIONS[function.spec.activation]
             branch.first, branch.last = self._matrix(function.up), self._matrix(function.down)
             branch.second = Matrix() if function.gate is None else self._matrix(function.gate)
         elif type(function) in (Attention, BiasedAttention, MemoryAttention):
@@ -314,7 +316,7 @@ class _FastStack:
             weight=None if weight is None else self._address(weight.float() + float(module.has_unit_offset)),
             bias=None if bias is None else self._address(bias.float()),
             eps=module.eps,
-            kind=1 if isinstance(module, LayerNorm) else 2,
+            kind=NORM_KINDS["layer_norm" if isinstance(module, LayerNorm) else "rms_norm"],
         )
 
     def _matrix(self, linear: nn.Module) -> Matrix:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.fast.native.build import function
+from clearhead.fast.native.load import function
 
 
 def top_and_log_total(

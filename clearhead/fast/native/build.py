@@ -13,55 +13,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import torch
 from filelock import FileLock
 
+from clearhead.fast.probe import processor
 from clearhead.machine import cache_root
 
 FOLDER: Final = Path(__file__).parent
-INFERENCE: Final = "."
-"""The folder of the kernels for inference; each folder is a library of its own, compiled when it is needed."""
+INFERENCE: Final = "stack"
+"""The folder with the sources of the kernels for inference; each folder is a library, compiled when it is needed."""
 TRAINING: Final = "training"
 _COMPILERS: Final = "g++", "clang++", "c++"
 _OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC"
+_HIDDEN: Final = "-fvisibility=hidden"  # two libraries have functions of the same names
 _SECONDS: Final = 120
 # Of its own, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.native")
-
-
-@cache
-def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
-    """Return the compiled kernels of a folder, or None where they cannot be had; the reason is logged as a warning."""
-    try:
-        return compiled(["-march=native"], kernels)
-    except OSError as error:
-        _LOGGER.warning("kernels of PyTorch are used, because our own could not be compiled: %s", error)
-        return None
-
-
-@cache
-def function(name: str, *, pointers: int, numbers: int, kernels: str = INFERENCE) -> Callable[..., object] | None:
-    """Return a function of the kernels, which takes addresses and then whole numbers.
-
-    Args:
-        name: of the function.
-        pointers: how many addresses.
-        numbers: how many whole numbers.
-        kernels: their folder.
-
-    Returns:
-        None where there are no kernels, or none of this name.
-    """
-    found = getattr(library(kernels), name, None)
-    if found is not None:
-        found.restype = None
-        found.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * numbers
-    return cast("Callable[..., object] | None", found)
 
 
 def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
@@ -75,7 +46,7 @@ def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
         OSError: there is no compiler, or it failed, or the cache cannot be written.
     """
     compiler = _compiler()
-    command = [compiler, *_OPTIONS, *options]
+    command = [compiler, *_OPTIONS, _HIDDEN, *options]
     sources = sorted((FOLDER / kernels).glob("*.cpp"))
     folder = cache_root() / "native"
     file = folder / f"{_key(compiler, command, sources)}.so"
@@ -107,10 +78,9 @@ def _threads_of_torch() -> list[str]:
 
 def _key(compiler: str, command: Sequence[str], sources: Sequence[Path]) -> str:
     """Return a digest of all that the compiled file depends on."""
-    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    flags = sorted({line for line in cpu.splitlines() if line.startswith(("flags", "model name", "Features"))})
     made = Path(compiler).resolve().stat()
     texts = [file.read_text(encoding="utf-8") for file in (*sources, *sorted(FOLDER.rglob("*.h")))]
+    flags = processor().description
     parts = [*texts, *command, *_threads_of_torch(), *flags, made.st_size, made.st_mtime_ns, torch.__version__]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

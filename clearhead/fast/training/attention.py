@@ -15,6 +15,7 @@ from torch import Tensor
 
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
+from clearhead.fast.native.abi import AttentionCall, Heads, RotationCall
 from clearhead.fast.training.linear import run
 
 Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, Context], Tensor]
@@ -82,42 +83,11 @@ def rotation(x_BHTE: Queries, cos: Angles, sin: Angles) -> Queries:
     return rotated
 
 
-class _Heads(ctypes.Structure):
-    """A tensor by head, whose numbers of a head lie side by side: its address, and its other strides."""
-
-    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_long) for name in ("batch", "head", "token")))
-
-
-class _Call(ctypes.Structure):
-    """The arguments of both kernels, as in native/training/calls.h; the forward pass needs no gradients."""
-
-    _fields_ = (
-        *((name, _Heads) for name in ("query", "key", "value", "mixed")),
-        *((f"{name}_gradient", _Heads) for name in ("mixed", "query", "key", "value")),
-        *((name, ctypes.c_void_p) for name in ("mask", "log_totals")),
-        *((f"mask_{name}", ctypes.c_long) for name in ("batch", "head", "query", "key")),
-        *((name, ctypes.c_void_p) for name in ("bias", "bias_gradient")),
-        *((f"bias_{name}", ctypes.c_long) for name in ("batch", "head", "query")),
-        *((name, ctypes.c_long) for name in ("B", "H", "T", "S", "E", "is_causal")),
-        ("scale", ctypes.c_float),
-    )
-
-
-class _RotationCall(ctypes.Structure):
-    """The arguments of the kernel of rotations, as in native/training/calls.h."""
-
-    _fields_ = (
-        *((name, _Heads) for name in ("x", "y")),
-        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
-        *((name, ctypes.c_long) for name in ("angle_batch", "B", "H", "T", "E", "P", "is_back")),
-    )
-
-
 def _call(
     heads: list[Tensor], log_totals: Tensor, bias: Tensor | None, mask: Tensor | None, how: tuple[float, bool]
-) -> _Call:
+) -> ctypes.Structure:
     (batch, num_heads, queries, size), keys = heads[0].shape, heads[1].shape[2]
-    call = _Call(*(_Heads(tensor.data_ptr(), *tensor.stride()[:3]) for tensor in heads))
+    call = AttentionCall(*(Heads(tensor.data_ptr(), *tensor.stride()[:3]) for tensor in heads))
     call.log_totals = log_totals.data_ptr()
     if bias is not None:
         call.bias, (call.bias_batch, call.bias_head, call.bias_query) = bias.data_ptr(), bias.stride()[:3]
@@ -179,8 +149,8 @@ class _Rotation(torch.autograd.Function):
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, is_back: bool) -> Tensor:
     heads, (y,) = _side_by_side(x), _room([x])
-    own, other = (_Heads(tensor.data_ptr(), *tensor.stride()[:3]) for tensor in (heads, y))
-    call = _RotationCall(own, other, cos.data_ptr(), sin.data_ptr(), cos.stride(0) if len(cos) > 1 else 0)
+    own, other = (Heads(tensor.data_ptr(), *tensor.stride()[:3]) for tensor in (heads, y))
+    call = RotationCall(own, other, cos.data_ptr(), sin.data_ptr(), cos.stride(0) if len(cos) > 1 else 0)
     call.B, call.H, call.T, call.E = x.shape
     call.P, call.is_back = cos.shape[-1], is_back
     run("rotation", call)

@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.core.head import Projection
-from clearhead.fast.training.linear import BLOCK, Call, Part, has_products, run
+from clearhead.fast.native.abi import NO_ACTIVATION, LinearArgs, LinearCall, LossCall
+from clearhead.fast.training.linear import BLOCK, has_products, run
 
 # The gradient of the weights is passed over once for each group, so logits of a group may be as large as the weights.
 _LEAST_BYTES: Final = 16 << 20
@@ -55,16 +56,6 @@ def fast_cross_entropy(
     return loss
 
 
-class _Call(ctypes.Structure):
-    """The arguments of the kernel, as in native/training/calls.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "labels", "powers", "losses", "rates")),
-        *((name, ctypes.c_long) for name in ("N", "V", "D", "x_stride", "is_bounded")),
-        ("share", ctypes.c_float),
-    )
-
-
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, smoothing: float) -> Tensor:
@@ -76,7 +67,7 @@ class _CrossEntropy(torch.autograd.Function):
         room = max(_LEAST_BYTES, min(weight_VD.nbytes, _MOST_BYTES))
         group = max(1, min(rows, room // (2 * all_entries)))
         powers_GW = x_ND.new_empty(group, all_entries)
-        call = _Call(V=entries, D=width, x_stride=width, weight=weight_VD.data_ptr(), powers=powers_GW.data_ptr())
+        call = LossCall(V=entries, D=width, x_stride=width, weight=weight_VD.data_ptr(), powers=powers_GW.data_ptr())
         call.is_bounded, call.share = _is_bounded(x_ND, weight_VD), 1.0 - smoothing
         for start in range(0, rows, group):
             x_GD = x_ND[start : start + group]
@@ -107,12 +98,12 @@ class _CrossEntropy(torch.autograd.Function):
 
 def _products(
     x_GD: Tensor, weight_VD: Tensor, powers_GW: Tensor, x_gradient_GD: Tensor, weight_gradient_VD: Tensor, adds: bool
-) -> Call:
+) -> ctypes.Structure:
     """Return the call that makes both gradients of the layer, or adds to that of the weights."""
     width, entries = x_GD.shape[1], powers_GW.shape[1]
-    call = Call(x=x_GD.data_ptr(), result=x_gradient_GD.data_ptr(), count=1, M=len(x_GD), K=width, activation=-1)
-    call.x_stride = call.result_stride = width
-    call.parts[0] = Part(
+    call = LinearCall(x=x_GD.data_ptr(), result=x_gradient_GD.data_ptr(), count=1, M=len(x_GD), K=width)
+    call.x_stride, call.result_stride, call.activation = width, width, NO_ACTIVATION
+    call.layers[0] = LinearArgs(
         weight=weight_VD.data_ptr(), y=powers_GW.data_ptr(), weight_gradient=weight_gradient_VD.data_ptr(),
         rows=len(weight_VD), adds=adds, N=entries, y_stride=entries,
     )  # fmt: skip

@@ -14,12 +14,12 @@ from clearhead.core.context import Context
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import Norm, RMSNorm
 from clearhead.core.stack import Branch, Stack, Step
+from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.training.attention import mix, rotation
 from clearhead.fast.training.float_linear import has_faster_products, linear
 from clearhead.fast.training.linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.fast.training.norm import normalize
 from clearhead.fast.training.stream import fast_stream
-from clearhead.machine import has_fast_bf16
 
 
 @contextmanager

@@ -5,37 +5,43 @@
 #include <cstdio>
 #include <vector>
 
-#include "stack.h"
+#include "abi.h"
 
 extern "C" {
-void linear_float32(const float*, const float*, const float*, float*, long, long, long);
-void linear_bfloat16(const uint16_t*, const uint16_t*, const uint16_t*, uint16_t*, long, long, long);
-void linear_mixed(const float*, const uint16_t*, const float*, float*, long, long, long);
-void linear_int8(const float*, const int8_t*, const float*, const float*, float*, long, long, long);
-void top_float32(const float*, float*, int64_t*, float*, long, long, long, long);
-void top_bfloat16(const uint16_t*, float*, int64_t*, float*, long, long, long, long);
+void linear_float32(const float*, const float*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
+void linear_bfloat16(const uint16_t*, const uint16_t*, const uint16_t*, uint16_t*, int64_t, int64_t, int64_t, int64_t);
+void linear_mixed(const float*, const uint16_t*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
+void linear_int8(
+    const float*, const int8_t*, const float*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
+void top_float32(const float*, float*, int64_t*, float*, int64_t, int64_t, int64_t, int64_t, int64_t);
+void top_bfloat16(const uint16_t*, float*, int64_t*, float*, int64_t, int64_t, int64_t, int64_t, int64_t);
+void stack(const StackCall*, int64_t);
 }
 
+constexpr int64_t THREADS = 2;
+
 template <typename T>
-std::vector<T> numbers(long count) {
+std::vector<T> numbers(int64_t count) {
   std::vector<T> made(count);
-  for (long i = 0; i < count; ++i) made[i] = T(i * 7 % 101);
+  for (int64_t i = 0; i < count; ++i) made[i] = T(i * 7 % 101);
   made.shrink_to_fit();
   return made;
 }
 
-Matrix matrix(const std::vector<float>& weights, const std::vector<float>& bias, long outputs, long inputs) {
+Matrix matrix(const std::vector<float>& weights, const std::vector<float>& bias, int64_t outputs, int64_t inputs) {
   return {weights.data(), bias.data(), bias.data(), outputs, inputs, 0};
 }
 
+void stack_of(const StackCall& call) { stack(&call, THREADS); }
+
 // A layer of self-attention, one of attention to a memory, and a feed-forward network with a gate.
 void run_stack(
-    long rows, long rows_per_group, long heads, long kv_heads, long head_size, long width, long size, long keys_kept,
+    int64_t rows, int64_t rows_per_group, int64_t heads, int64_t kv_heads, int64_t head_size, int64_t width, int64_t size, int64_t keys_kept,
     bool is_text) {
   auto weights = numbers<float>(std::max(heads * head_size, size) * std::max({width, heads * head_size, size}));
   auto ones = numbers<float>(std::max({heads * head_size, size, width}));
-  const Norm norm{ones.data(), ones.data(), 1e-5f, LAYER_NORM}, over_head{ones.data(), nullptr, 1e-5f, RMS_NORM};
-  const long inner = heads * head_size, kv_inner = kv_heads * head_size;
+  const Norm norm{ones.data(), ones.data(), 1e-5f, NormKind::LAYER_NORM}, over_head{ones.data(), nullptr, 1e-5f, NormKind::RMS_NORM};
+  const int64_t inner = heads * head_size, kv_inner = kv_heads * head_size;
   Branch self{};
   self.pre = self.out = norm;
   self.query_norm = self.key_norm = over_head;
@@ -44,12 +50,12 @@ void run_stack(
   self.last = matrix(weights, ones, width, inner);
   self.sink = ones.data();
   self.scale = self.score_scale = self.soft_cap = 1;
-  self.function = SELF_ATTENTION;
+  self.function = Function::SELF_ATTENTION;
   self.heads = heads, self.kv_heads = kv_heads, self.head_size = head_size;
   self.is_first = true;
   Branch memory = self, feed_forward = self;
-  memory.function = MEMORY_ATTENTION;
-  feed_forward.function = FEED_FORWARD;
+  memory.function = Function::MEMORY_ATTENTION;
+  feed_forward.function = Function::FEED_FORWARD;
   feed_forward.first = feed_forward.second = matrix(weights, ones, size, width);
   feed_forward.last = matrix(weights, ones, width, size);
   feed_forward.is_last = true;
@@ -78,56 +84,56 @@ void run_stack(
   }
   const Keys all[] = {keys, of_memory, Keys{}};
   auto x = numbers<float>(rows * width);
-  stack_float32(x.data(), branches, all, 3, rows, width);
+  stack_of({x.data(), branches, all, 3, rows, width, WeightKind::FLOAT32});
   for (Branch& branch : branches)
     for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last}) one->turned_stride = one->outputs;
-  stack_float32(x.data(), branches, all, 3, rows, width);
-  stack_mixed(x.data(), branches, all, 3, rows, width);
-  stack_int8(x.data(), branches, all, 3, rows, width);
+  stack_of({x.data(), branches, all, 3, rows, width, WeightKind::FLOAT32});
+  stack_of({x.data(), branches, all, 3, rows, width, WeightKind::MIXED});
+  stack_of({x.data(), branches, all, 3, rows, width, WeightKind::INT8});
   if (is_text) return;
   auto key_bytes = numbers<int8_t>(cache.size()), value_bytes = key_bytes;
   auto key_scales = numbers<float>(cache.size() / head_size), value_scales = key_scales;
-  keys.key = key_bytes.data(), keys.value = value_bytes.data(), keys.kind = BYTE_KEYS;
+  keys.key = key_bytes.data(), keys.value = value_bytes.data(), keys.kind = KeyKind::INT8;
   keys.key_scales = key_scales.data(), keys.value_scales = value_scales.data();
   const Keys in_bytes[] = {keys, of_memory, Keys{}};
   for (Branch& branch : branches)
     for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last}) one->turned_stride = 0;
-  stack_int8(x.data(), branches, in_bytes, 3, rows, width);
-  stack_float32(x.data(), branches, in_bytes, 3, rows, width);
+  stack_of({x.data(), branches, in_bytes, 3, rows, width, WeightKind::INT8});
+  stack_of({x.data(), branches, in_bytes, 3, rows, width, WeightKind::FLOAT32});
   keys.origin = nullptr, keys.bias = nullptr;  // as prompts are read: many rows in parts
   const Branch without_memory[] = {branches[0], branches[2]};
   const Keys in_parts[] = {keys, Keys{}};
-  stack_int8(x.data(), without_memory, in_parts, 2, rows, width);
-  stack_mixed(x.data(), without_memory, in_parts, 2, rows, width);
+  stack_of({x.data(), without_memory, in_parts, 2, rows, width, WeightKind::INT8});
+  stack_of({x.data(), without_memory, in_parts, 2, rows, width, WeightKind::MIXED});
 }
 
 int main() {
-  for (long rows : {1, 2, 5, 16, 17, 33, 70})
-    for (long outputs : {1, 3, 16, 32, 35, 64})
-      for (long inputs : {1, 15, 32, 64, 65, 128}) {
+  for (int64_t rows : {1, 2, 5, 16, 17, 33, 70})
+    for (int64_t outputs : {1, 3, 16, 32, 35, 64})
+      for (int64_t inputs : {1, 15, 32, 64, 65, 128}) {
         auto x = numbers<float>(rows * inputs), w = numbers<float>(outputs * inputs), bias = numbers<float>(outputs);
         auto y = numbers<float>(rows * outputs);
-        linear_float32(x.data(), w.data(), bias.data(), y.data(), rows, outputs, inputs);
+        linear_float32(x.data(), w.data(), bias.data(), y.data(), rows, outputs, inputs, THREADS);
         auto w8 = numbers<int8_t>(outputs * inputs);
-        linear_int8(x.data(), w8.data(), bias.data(), bias.data(), y.data(), rows, outputs, inputs);
+        linear_int8(x.data(), w8.data(), bias.data(), bias.data(), y.data(), rows, outputs, inputs, THREADS);
         auto x16 = numbers<uint16_t>(rows * inputs), w16 = numbers<uint16_t>(outputs * inputs);
         auto bias16 = numbers<uint16_t>(outputs), y16 = numbers<uint16_t>(rows * outputs);
-        linear_bfloat16(x16.data(), w16.data(), bias16.data(), y16.data(), rows, outputs, inputs);
-        linear_mixed(x.data(), w16.data(), bias.data(), y.data(), rows, outputs, inputs);
-        for (long count = 1; count <= inputs && count < 5; ++count) {
+        linear_bfloat16(x16.data(), w16.data(), bias16.data(), y16.data(), rows, outputs, inputs, THREADS);
+        linear_mixed(x.data(), w16.data(), bias.data(), y.data(), rows, outputs, inputs, THREADS);
+        for (int64_t count = 1; count <= inputs && count < 5; ++count) {
           auto values = numbers<float>(rows * count), totals = numbers<float>(rows);
           auto places = numbers<int64_t>(rows * count);
-          top_float32(x.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count);
-          top_bfloat16(x16.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count);
+          top_float32(x.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count, THREADS);
+          top_bfloat16(x16.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count, THREADS);
         }
       }
   for (bool is_text : {false, true})
-    for (long rows : {1, 3, 17, 130}) {
+    for (int64_t rows : {1, 3, 17, 130}) {
       run_stack(rows, 1, 4, 2, 16, 64, 128, 20, is_text);
       run_stack(rows, 1, 3, 1, 6, 20, 33, 5, is_text);
       run_stack(rows, 1, 2, 2, 80, 96, 40, 17, is_text);
     }
-  for (long new_tokens : {2, 8, 33, 300}) {
+  for (int64_t new_tokens : {2, 8, 33, 300}) {
     run_stack(2 * new_tokens, new_tokens, 4, 2, 16, 64, 128, new_tokens + 3, false);
     run_stack(2 * new_tokens, new_tokens, 2, 1, 80, 96, 40, new_tokens, false);
   }
