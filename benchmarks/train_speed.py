@@ -45,7 +45,7 @@ from clearhead.data.batches.plans import LengthSortedPlan
 from clearhead.data.sources.pairs import parse_pair_source
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
-from clearhead.fast.training.parts import fast_training
+from clearhead.fast.training.parts import training_tree
 from clearhead.kernels.positions import sinusoidal_table
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.cost import training_flops
@@ -109,15 +109,14 @@ def summed_peer_loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
 
 
 def our_step(spec: ch.spec.Model, precision: str, smoothing: float) -> Step:
-    module = ch.build(spec).train()
+    module = training_tree(ch.build(spec), precision)
     rule = build_optimizer(module, kind="adamw", learning_rate=1e-3, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-9)
 
     def step(batch: Batch) -> None:
         rule.zero_grad(set_to_none=True)
-        with fast_training(module, precision):
-            with torch.autocast("cpu", torch.bfloat16, precision == "bf16"):
-                loss, labels = token_loss(module, batch, label_smoothing=smoothing)
-            loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, precision == "bf16"):
+            loss, labels = token_loss(module, batch, label_smoothing=smoothing)
+        loss.backward()
         scale_gradients(module.parameters(), 1.0 / labels, max_norm=CLIP)
         rule.step()
 

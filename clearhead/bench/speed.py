@@ -159,7 +159,7 @@ class _Bench:
     def _stream(self, context: int, new: int) -> list[float]:
         """Return when a generation began and when each token came; every id is one letter, so none is held back."""
         times = [time.perf_counter()]
-        for _ in stream_ids(self.model.module, self._request(1, context, new)):
+        for _ in stream_ids(self.model.tree, self._request(1, context, new)):
             times.append(time.perf_counter())
         return times
 
@@ -169,8 +169,8 @@ class _Bench:
 
         def run() -> float:
             one, all_of_them = (self._request(batch, context, count) for count in (1, new))
-            begin = seconds(lambda: generate_ids(self.model.module, one), self.device)
-            whole = seconds(lambda: generate_ids(self.model.module, all_of_them), self.device)
+            begin = seconds(lambda: generate_ids(self.model.tree, one), self.device)
+            whole = seconds(lambda: generate_ids(self.model.tree, all_of_them), self.device)
             return batch * (new - 1) / max(whole - begin, 1e-9)
 
         return self._median(run)
@@ -209,7 +209,7 @@ class _Bench:
         ids = torch.tensor([row + [tokenizer.pad_id] * (width - len(row)) for row in rows], device=self.device)
         mask = torch.tensor([[place < max(1, len(row)) for place in range(width)] for row in rows], device=self.device)
         with torch.inference_mode():
-            return self.model.module(ids, mask=mask)
+            return self.model.tree(ids, mask=mask)
 
     def _product_limit(self, length: int) -> float:
         """Return the tokens per second that the matrix products of reading a text allow; a decoder has one output."""

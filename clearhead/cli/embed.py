@@ -118,7 +118,7 @@ def _show_similarities(model: Model, lines: Input, batch_size: int | None, as_js
 
     def cosines(pairs: list[tuple[str, str]]) -> list[float]:
         firsts, seconds = (list(texts) for texts in zip(*pairs, strict=True))
-        given = model.module, model.tokenizer, firsts, seconds
+        given = model.tree, model.tokenizer, firsts, seconds
         found = similarity(*given, max_length=model.task.max_length, batch_size=batch_size)
         return [float(cosine) for cosine in found]
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core.context import Context
-from clearhead.core.hooks import HookPoints
 from clearhead.core.norm import build_norm
 from clearhead.core.rare.rope_scaling import total_lengths
 from clearhead.core.shapes import Keys, MayAttend, Queries, Scores, States
+from clearhead.hooks import HookPoints
 from clearhead.kernels.attention import Kernel, choose_kernel, eager_is_better, fused_attention
 from clearhead.kernels.dropout import Dropout
 from clearhead.kernels.positions import rotary_angles, rotate
@@ -71,12 +71,15 @@ class Attention(HookPoints):
         self.rotation_key = attention.model_dump_json(include={"position", "head_size"})
 
     def forward(self, x_BTD: States, context: Context) -> States:
-        query, key, value = (self.split(project(x_BTD)) for project in (self.query, self.key, self.value))
+        query, key, value = map(self.split, self.project(x_BTD))
         query, key = self.prepare(query, key, context)
         query, key, value = self.point("queries", query), self.point("keys", key), self.point("values", value)
         if context.cache is not None:
             key, value = context.cache.self_attention[self, context.depth].append(key, value)
         return self.merge(self.mix(query, key, value, self.bias(query, key, context), context))
+
+    def project(self, x_BTD: States) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query(x_BTD), self.key(x_BTD), self.value(x_BTD)
 
     def split(self, projected: Float[Tensor, "batch tokens inner"]) -> Heads:
         if self.spec.clip is not None:

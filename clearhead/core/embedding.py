@@ -39,11 +39,11 @@ class SinusoidalPosition(PrintedModule, nn.Module):
         self.table = torch.zeros(0, width, device="cpu")  # computed, never loaded: no part of the state
 
     def forward(self, position_BT: Int[Tensor, "batch tokens"], limit: int) -> States:
-        needed = limit + self.position.offset
-        if self.table.shape[0] < needed or self.table.device != position_BT.device:
-            table = sinusoidal_table(max(needed, 2 * len(self.table)), self.width, self.position)
-            self.table = table.to(position_BT.device)
-        return F.embedding(position_BT + self.position.offset, self.table)
+        needed, table = limit + self.position.offset, self.table
+        if len(table) < needed or table.device != position_BT.device:
+            table = sinusoidal_table(max(needed, 2 * len(table)), self.width, self.position).to(position_BT.device)
+            self.table = table  # which another thread may replace by one that is shorter
+        return F.embedding(position_BT + self.position.offset, table)
 
 
 class LearnedPosition(PrintedModule, nn.Module):

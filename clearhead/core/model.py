@@ -11,11 +11,11 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core.context import Cache, Sequence, check_boolean
 from clearhead.core.head import Head
-from clearhead.core.hooks import HookPoints
 from clearhead.core.initialize import initialize
 from clearhead.core.shapes import Ids, Memory, Real, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.errors import InputError
+from clearhead.hooks import HookPoints
 from clearhead.machine import choose_device
 from clearhead.printing import Printed
 

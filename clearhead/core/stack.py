@@ -15,12 +15,12 @@ from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.embedding import Embedding
 from clearhead.core.feedforward import FeedForward
-from clearhead.core.hooks import HookPoints
-from clearhead.core.norm import build_norm
+from clearhead.core.norm import Vectors, build_norm
 from clearhead.core.rare.disentangled import DisentangledAttention
 from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.rare.score_bias import BiasedAttention, build_score_table
 from clearhead.core.shapes import Memory, RealMemory, States
+from clearhead.hooks import HookPoints
 from clearhead.kernels.dropout import Dropout
 
 
@@ -117,12 +117,18 @@ class Stack(HookPoints):
         cache: Cache | None = None,
     ) -> States:  # fmt: skip
         context = Context.of(sequence, memory, memory_mask, cache)
+        return self.continue_from(0, self.embed(sequence, context), context)
+
+    def embed(self, sequence: Sequence, context: Context) -> States:
         limit = context.masking.num_keys if sequence.positions is None else int(sequence.positions.max()) + 1
         x_BTD = self.embedding(sequence.ids, context.query_position, limit, sequence.segments, sequence.embeddings)
-        return self.continue_from(0, self.point("embedded", x_BTD), context)
+        return self.point("embedded", x_BTD)
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> Float[Tensor, "batch tokens out_width"]:
         """Run the layers from a depth on, and what follows them."""
         for context.depth in range(depth, len(self.order)):
             x_BTD = self.layers[self.order[context.depth]](x_BTD, context)
-        return self.projection_out(self.final_norm(x_BTD))
+        return self.finish(x_BTD)
+
+    def finish(self, x_D: Vectors) -> Float[Tensor, "*axes out_width"]:
+        return self.projection_out(self.final_norm(x_D))

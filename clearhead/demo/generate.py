@@ -139,7 +139,7 @@ def bits_per_byte(model: Model, texts: Sequence[str]) -> float:
     window = model.task.max_length
     assert window is not None, "a run notes the length of its blocks"
     # Half of each window is context: the model is scored on code in the middle of what it sees, not at the edge.
-    bits = text_loss(model.module, model.tokenizer, texts, window=window, stride=window // 2).bits_per_byte
+    bits = text_loss(model.exact.tree, model.tokenizer, texts, window=window, stride=window // 2).bits_per_byte
     assert bits is not None, "the bytes of texts are known"
     return bits
 

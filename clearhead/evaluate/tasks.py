@@ -38,7 +38,6 @@ from clearhead.evaluate.tags import evaluate_tags
 from clearhead.evaluate.text_loss import sequence_loss, target_loss
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.evaluate.translations import bleu_chrf, join_segments, tokenize_faults
-from clearhead.fast.runner import exact_products
 from clearhead.generate.batching import device_of
 from clearhead.generate.options import SearchOptions, TranslateKwargs
 from clearhead.generate.prefill import has_prefix_mask
@@ -78,6 +77,10 @@ class Evaluated(Protocol):
     module: Transformer
     tokenizers: TokenizerPair
     task: TaskRecord
+
+    @property
+    def tree(self) -> Transformer:
+        """The tree of modules that computes."""
 
     @property
     def hf_checkpoint(self) -> object | None:
@@ -191,8 +194,7 @@ def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions, *, 
     options.refuse_unused(kind)
     if isinstance(data, Mapping):
         data, notify = _as_in_training(data, model.task.reading, notify)
-    with exact_products(model.module):
-        record = _measured(model, kind, data, options, notify)
+    record = _measured(model, kind, data, options, notify)
     unusable = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
     if unusable:
         raise InputError(
@@ -279,7 +281,7 @@ def _translations(model: Evaluated, data: object, options: EvaluateOptions, noti
     target_ids, is_cut = encode_start(target, [pair[1] for pair in pairs], most - len(special.for_target([])))
     warn_of_long_texts(sum(is_cut), most)
     loss = target_loss(
-        model.module,
+        model.tree,
         [special.for_source(ids) for ids in source_ids],
         [special.for_target(ids) for ids in target_ids],
         pad_id=target.pad_id,
@@ -318,7 +320,7 @@ def _text(model: Evaluated, data: object, options: EvaluateOptions, notify: Noti
 
 def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> Record:
     found = sequence_loss(
-        model.module,
+        model.tree,
         [corpus.sequence(row, 0, int(length) + 2) for row, length in enumerate(corpus.documents.lengths)],
         pad_id=model.tokenizers.source.pad_id,
         num_bytes=corpus.text_bytes,
@@ -365,7 +367,7 @@ def _hidden_tokens(model: Evaluated, corpus: Corpus, objective: Objective, batch
     batches = window_epoch(corpus, objective, length=length)
     parts = (part for batch in batches for part in batch.parts(batch_size))
     with torch.inference_mode():
-        found = score_tokens(model.module, parts, device_of(model.module))
+        found = score_tokens(model.tree, parts, device_of(model.module))
     assert found.score is not None, "tokens have a score"
     return {"loss": found.loss, "perplexity": math.exp(min(found.loss, 700.0)), "accuracy": found.score / 100}
 
@@ -373,7 +375,7 @@ def _hidden_tokens(model: Evaluated, corpus: Corpus, objective: Objective, batch
 def _labels(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Record:
     """Measure how well a model predicts labels or numbers."""
     source = _source(data, "classify", parse_labelled_source)
-    parts = model.module, model.tokenizers.source, model.task
+    parts = model.tree, model.tokenizers.source, model.task
     found = evaluate_labels(*parts, source, batch_size=options.batch_size)
     notify(found.report)
     record: Record = {"texts": found.num_texts, "loss": found.loss}
@@ -395,7 +397,7 @@ def _tags(model: Evaluated, data: object, options: EvaluateOptions, notify: Noti
     """Count entities as conlleval does."""
     source = _source(data, "tag", parse_tagged_source)
     rows = TaggedRows(source) if isinstance(source, Examples) else source
-    parts = model.module, model.tokenizers.source, model.task
+    parts = model.tree, model.tokenizers.source, model.task
     found = evaluate_tags(*parts, rows, batch_size=options.batch_size)
     notify(found.report)
     scores = found.scores
@@ -413,7 +415,7 @@ def _answers(model: Evaluated, data: object, options: EvaluateOptions, notify: N
     """Compare a model's answers with the right ones, as the SQuAD evaluation does."""
     source = _source(data, "answer", parse_answer_source)
     rows = AnswerRows(source) if isinstance(source, Examples) else source
-    parts = model.module, model.tokenizers.source, model.task
+    parts = model.tree, model.tokenizers.source, model.task
     found = evaluate_answers(*parts, rows, batch_size=options.batch_size)
     notify(found.report)
     kinds = {"has_answer": found.has_answer, "no_answer": found.no_answer}
@@ -436,7 +438,7 @@ def _vectors(model: Evaluated, data: object, options: EvaluateOptions) -> Record
             given = len(options.similarities)
             raise InputError(f"there are {given} similarities, but {len(firsts)} pairs; expected one for each")
         expected = np.array(options.similarities, dtype=np.float64)
-        parts = model.module, model.tokenizers.source, firsts, seconds
+        parts = model.tree, model.tokenizers.source, firsts, seconds
         cosines = similarity(*parts, max_length=model.task.max_length, batch_size=options.batch_size)
         return {"spearman": spearman(cosines, expected), "pearson": pearson(cosines, expected), "pairs": len(firsts)}
     if len(firsts) < 2:

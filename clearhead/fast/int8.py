@@ -59,7 +59,7 @@ class Int8Matrix(nn.Module):
 
 
 class Int8Linear(PrintedModule, Int8Matrix):
-    """A linear layer. Called by itself it computes in fp32 with dequantized weights; see `fast_layers`."""
+    """A linear layer. Called by itself it computes in fp32 with dequantized weights; see `Runner`."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

@@ -105,12 +105,13 @@ def int8_linear(
     outputs, inputs = weight_NK.shape
     if kernel is None or weight_NK.device.type != "cpu":
         return lambda x: F.linear(x, weight_NK * scale_N[:, None].to(x.dtype), bias_N)
-    weight, scale, bias = weight_NK.data_ptr(), scale_N.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
     def run(x: Tensor) -> Tensor:
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)
-        kernel(x.data_ptr(), weight, scale, bias, y.data_ptr(), x.numel() // inputs, outputs, inputs)
+        bias = None if bias_N is None else bias_N.data_ptr()
+        addresses = x.data_ptr(), weight_NK.data_ptr(), scale_N.data_ptr(), bias, y.data_ptr()
+        kernel(*addresses, x.numel() // inputs, outputs, inputs)
         return y
 
     return run

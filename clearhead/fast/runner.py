@@ -1,112 +1,185 @@
-"""Fast layers: inside a with block, those of a model on a CPU run by compiled kernels."""
+"""`Runner`: gives each request the tree that computes it fastest, and says which parts kernels serve.
+
+A tree is made once for the weights that a model has, and never changed; threads share it. What a call writes (caches,
+buffers of kernels) belongs to the call.
+"""
 
 from __future__ import annotations
 
+import copy
+import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
+from clearhead.errors import InputError
 from clearhead.fast.int8 import Int8Linear, Int8Matrix
 from clearhead.fast.linear import Run, float_linear, int8_linear, mixed_linear
 from clearhead.fast.probe import has_fast_bf16
-from clearhead.fast.rounding import rounded_weight
-from clearhead.fast.stack import compiled_layers
+from clearhead.fast.replica import override, replica
+from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
+from clearhead.hooks import HookPoints, is_seen
 
 LEAST_WEIGHTS: Final = 2**23
 """A model with fewer numbers in its linear layers stays in the caches, where products in bf16 gain nothing."""
+KERNELS: Final = "CLEARHEAD_KERNELS"
+"""The environment variable: "plain" runs the plain tree alone, "auto" (as where it is not set) what is fastest."""
 
 
-@contextmanager
-def fast_layers(module: nn.Module) -> Iterator[None]:
-    """Let the layers of a model run by compiled kernels: whole stacks where they serve the call, else linear layers.
+@dataclass(frozen=True)
+class Served:
+    """What runs a part of a model.
 
-    Results are those of the plain layers up to the order of sums; with weights in 8 bits, up to rounding the inputs to
-    8 bits as well, and with products in bf16 (`multiply_in_bf16`), up to rounding inputs and weights to bf16. Weights
-    must not be moved inside the block. The plain layers run where gradients are recorded, in a model whose activations
-    are being watched, and in fp32 in a model without a decoder: it reads whole texts, where PyTorch is as fast.
+    Args:
+        address: of a stack, of a linear layer outside of the stacks that are served, or "" for the whole model.
+        by: "kernels" or "plain".
+        why: the precision of its products; or the reason why no kernels serve it.
     """
-    changed: list[tuple[nn.Module, str]] = []
-    for part, name, run in _replacements(module):
-        if name not in vars(part):
-            vars(part)[name] = run
-            changed.append((part, name))
-    try:
-        yield
-    finally:
-        for part, name in changed:
-            del vars(part)[name]
+
+    address: str
+    by: str
+    why: str
 
 
-def multiply_in_bf16(module: nn.Module) -> bool:
-    """Let the fast linear layers of an fp32 model multiply in bf16, if that is faster on this processor; say whether.
+@dataclass(frozen=True)
+class _Tree:
+    state: tuple[int, ...]  # of the weights that it was made for
+    module: Transformer
+    report: tuple[Served, ...]
 
-    Weights stay as they are beside rounded copies, and all else is computed in fp32.
+
+class Runner:
+    """The trees of one model.
+
+    Args:
+        module: the plain tree, which is not changed.
+        in_bf16: multiply in bf16 where weights are fp32, beside rounded copies of them; all else stays in fp32.
     """
+
+    def __init__(self, module: Transformer, *, in_bf16: bool = False) -> None:
+        self.module, self.in_bf16 = module, in_bf16
+        self._lock = threading.Lock()
+        self._tree: _Tree | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Runner:
+        return Runner(copy.deepcopy(self.module, memo), in_bf16=self.in_bf16)
+
+    def __reduce__(self) -> tuple[Callable[..., Runner], tuple[Transformer, bool]]:
+        return _runner, (self.module, self.in_bf16)
+
+    @cached_property
+    def exact(self) -> Runner:
+        """A runner that multiplies in the precision of the weights: for numbers that depend on no processor."""
+        return Runner(self.module) if self.in_bf16 else self
+
+    def tree(self) -> Transformer:
+        """Return the tree for one request, in evaluation mode.
+
+        Its results are those of the plain tree up to the order of sums; with weights in 8 bits, up to rounding the
+        inputs of products to 8 bits as well, and with products in bf16, up to rounding inputs and weights to bf16.
+        Where the calling context watches or edits activations, it is a plain replica with the hooks of the model.
+        Weights must not be moved while a request runs; weights that have changed have another tree.
+        """
+        parts = list(self.module.modules())
+        if not uses_kernels() or any(map(is_seen, parts)):
+            return replica(self.module)
+        return self._served(parts).module
+
+    def report(self) -> list[Served]:
+        """Return what runs each stack, and each linear layer outside of the stacks that kernels run."""
+        if not uses_kernels():
+            return [Served("", "plain", f"{KERNELS}=plain")]
+        return list(self._served(list(self.module.modules())).report)
+
+    def _served(self, parts: list[nn.Module]) -> _Tree:
+        state = tuple(number for part in parts for number in _state(part))
+        with self._lock:
+            known = self._tree
+            if known is None or known.state != state:
+                known = self._tree = _tree(self.module, state, in_bf16=self.in_bf16)
+            return known
+
+
+def _runner(module: Transformer, in_bf16: bool) -> Runner:
+    return Runner(module, in_bf16=in_bf16)
+
+
+def uses_kernels() -> bool:
+    """Return whether trees may be other than plain.
+
+    Raises:
+        InputError: the environment variable says neither.
+    """
+    choice = os.environ.get(KERNELS, "auto")
+    if choice not in ("auto", "plain"):
+        raise InputError(f"the environment variable {KERNELS} is '{choice}'; expected auto or plain")
+    return choice == "auto"
+
+
+def multiplies_in_bf16(module: nn.Module) -> bool:
+    """Return whether products in bf16 are faster for an fp32 model on this processor."""
     weights = [part.weight for part in module.modules() if isinstance(part, nn.Linear)]
     is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
     is_fit = is_large and all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
-    if is_fit and has_fast_bf16(torch.device("cpu")):
-        vars(module)["products"] = torch.bfloat16
-    return "products" in vars(module)
+    return is_fit and has_fast_bf16(torch.device("cpu"))
 
 
-@contextmanager
-def exact_products(module: nn.Module) -> Iterator[None]:
-    """Multiply in the precision of the weights inside a with block, for numbers that depend on no processor."""
-    products = vars(module).pop("products", None)
+class ServedLinear(nn.Module):
+    """A linear layer of a replica whose products are those of kernels; few rows of fp32, and many of other weights."""
+
+    product: Run
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x weight^T + bias."""
+        return self.product(x)
+
+
+def _tree(module: Transformer, state: tuple[int, ...], *, in_bf16: bool) -> _Tree:
+    made, report = replica(module), []
+    for part in made.modules():
+        if isinstance(part, HookPoints):
+            part.identity = object()  # a block of `capture` that opens meanwhile is not for this tree
+    # In fp32 a model without a decoder reads whole texts, where PyTorch is as fast.
+    has_few_rows = made.decoder is not None
+    plans = {part: _plan(part, in_bf16) for part in made.modules() if isinstance(part, Stack)}
+    inside = {one for stack, plan in plans.items() if isinstance(plan, StackPlan) for one in stack.layers.modules()}
+    for address, part in list(made.named_modules()):
+        if isinstance(part, Stack):
+            plan = plans[part]
+            if isinstance(plan, StackPlan):
+                override(part, PlannedStack).plan = plan
+            report.append(_said(address, plan.kind if isinstance(plan, StackPlan) else None, str(plan)))
+        product = _product(part, in_bf16=in_bf16, has_few_rows=has_few_rows)
+        if product is not None:
+            override(part, ServedLinear).product = product
+        if isinstance(part, nn.Linear | Int8Linear | HeadLinear) and part not in inside:
+            why = "many rows of fp32, which PyTorch multiplies as fast" if not has_few_rows else "no kernels for it"
+            report.append(_said(address, _kind(part, in_bf16) if product is not None else None, why))
+    return _Tree(state, made, tuple(report))
+
+
+def _plan(stack: Stack, in_bf16: bool) -> StackPlan | NotServed:
     try:
-        yield
-    finally:
-        if products is not None:
-            vars(module)["products"] = products
+        return StackPlan(stack, in_bf16=in_bf16)
+    except NotServed as reason:
+        return reason
 
 
-Replacement = tuple[nn.Module, str, Callable[..., Tensor]]
-
-
-class _Known:
-    """The replacements in a model, kept until its parts or weights change; a copy of the model has its own."""
-
-    def __init__(self) -> None:
-        self.parts: list[tuple[nn.Module, tuple[nn.Module | None, ...]]] = []  # each with its children
-        self.weights: list[int] = []
-        self.found: list[Replacement] = []
-
-    def __deepcopy__(self, memo: object) -> _Known:
-        return _Known()
-
-    def __reduce__(self) -> tuple[type[_Known], tuple[()]]:
-        return _Known, ()
-
-
-def _replacements(module: nn.Module) -> list[Replacement]:
-    """Return the compiled functions of a model: in which part, in place of which method."""
-    known: _Known = vars(module).setdefault("compiled_layers", _Known())
-    if not known.parts or any(tuple(part._modules.values()) != children for part, children in known.parts):
-        known.parts = [(part, tuple(part._modules.values())) for part in module.modules()]
-        known.weights = []
-    parts = [part for part, _ in known.parts]
-    if any(getattr(part, "watchers", None) or part._forward_hooks or part._forward_pre_hooks for part in parts):
-        return []
-    in_bf16 = vars(module).get("products") == torch.bfloat16
-    weights = [int(in_bf16), *(number for part in parts for number in _state(part))]
-    if known.weights != weights:
-        has_few_rows = getattr(module, "decoder", None) is not None
-        stacks = [part for part in parts if isinstance(part, Stack)]
-        linears = ((part, "forward", _fast_forward(part, in_bf16, has_few_rows)) for part in parts)
-        known.found = [(part, name, run) for part, name, run in linears if run is not None]
-        known.found += [(part, name, run) for part in stacks for name, run in compiled_layers(part, in_bf16).items()]
-        known.weights = weights
-    return known.found
+def _said(address: str, kind: str | None, reason: str) -> Served:
+    return Served(address, "plain", reason) if kind is None else Served(address, "kernels", kind)
 
 
 def _state(part: nn.Module) -> Iterator[int]:
-    """Yield numbers that change where a weight does."""
+    """Yield numbers that change where a part, its children or a weight does."""
+    yield id(part)
     for weight in (*part._parameters.values(), *part._buffers.values()):
         if weight is not None:
             yield id(weight)
@@ -115,25 +188,33 @@ def _state(part: nn.Module) -> Iterator[int]:
             yield 0 if weight.is_inference() else weight._version
 
 
-def _fast_forward(part: nn.Module, in_bf16: bool, has_few_rows: bool) -> Run | None:
+def _product(part: nn.Module, *, in_bf16: bool, has_few_rows: bool) -> Run | None:
+    if is_altered(part):
+        return None
     if isinstance(part, Int8Linear):
         return int8_linear(part.weight_int8, part.weight_scale, part.bias)
     if type(part) is nn.Linear:
-        return _of_weight(part, part.weight, part.bias, in_bf16, has_few_rows)
+        return _of_weight(part.weight, part.bias, in_bf16, has_few_rows)
     if not isinstance(part, HeadLinear):
         return None
     holder = part.borrowed[0] if part.borrowed else part
     if isinstance(holder, Int8Matrix):
         run: Run | None = int8_linear(holder.weight_int8, holder.weight_scale, part.bias)
     else:
-        run = _of_weight(part, part.projection.weight_VD, part.bias, in_bf16, has_few_rows)
+        run = _of_weight(part.projection.weight_VD, part.bias, in_bf16, has_few_rows)
     return run if run is None or part.scale == 1.0 else _scaled(run, part.scale)
 
 
-def _of_weight(part: nn.Module, weight: Tensor, bias: Tensor | None, in_bf16: bool, has_few_rows: bool) -> Run | None:
+def _of_weight(weight: Tensor, bias: Tensor | None, in_bf16: bool, has_few_rows: bool) -> Run | None:
     if not in_bf16:
         return float_linear(weight, bias) if has_few_rows or weight.dtype != torch.float32 else None
-    return mixed_linear(rounded_weight(part, weight), bias)
+    return mixed_linear(weight.detach().bfloat16().contiguous(), bias)
+
+
+def _kind(part: nn.Module, in_bf16: bool) -> str:
+    if isinstance(part, Int8Linear | Int8Matrix):
+        return "int8"
+    return "bf16" if in_bf16 else "weights"
 
 
 def _scaled(run: Run, scale: float) -> Run:

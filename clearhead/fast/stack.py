@@ -5,7 +5,8 @@ Legend: B batch, T tokens, M rows (tokens that are read), D width, H heads, S ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -17,18 +18,17 @@ from clearhead import spec
 from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.feedforward import FeedForward
-from clearhead.core.norm import LayerNorm, RMSNorm, Vectors
+from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.core.norm import Norm as AnyNorm
 from clearhead.core.rare.score_bias import BiasedAttention
 from clearhead.core.shapes import Ids, Memory, RealMemory, States
-from clearhead.core.stack import Branch as BranchModule
-from clearhead.core.stack import Layer, Stack, Step
+from clearhead.core.stack import Stack
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import Int8Linear
 from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, values
 from clearhead.fast.native.load import has_gemm
 from clearhead.fast.native.stack import RunStack, Weights, stack_runner
-from clearhead.fast.rounding import rounded_weight
+from clearhead.fast.plan import PlannedBranch, planned_branches
 
 # In fp32, above so many rows the products of PyTorch are as fast, or faster.
 MOST_FP32_ROWS: Final = 16
@@ -49,103 +49,69 @@ NORM_KINDS: Final = values("NormKind")
 Piece = tuple[slice, slice]  # of the rows and of the new tokens of a call
 
 
-def compiled_layers(stack: Stack, in_bf16: bool) -> Mapping[str, Callable[..., Tensor]]:
-    """Return functions that do what methods of a stack do, by their names, up to the order of sums.
+class NotServed(Exception):
+    """The kernels do not compute this; the message says why, in words that follow "plain:"."""
 
-    Calls that the compiled layers do not serve take the plain way: several new tokens where scores have a bias or a
-    memory is read, masks of the caller, many rows in fp32, long texts where there is no GEMM in blocks.
+
+class StackPlan:
+    """One call of kernels for all layers of a stack, up to the order of sums what the layers compute.
+
+    It does not change, so threads share it, and it holds the tensors whose addresses it names.
 
     Args:
-        stack: its weights must not move while the function is in use.
+        stack: a part of the replica that the plan is for: its attentions name the entries of a cache.
         in_bf16: round fp32 weights and the rows they are multiplied with to bf16.
 
-    Returns:
-        No function where the compiled layers do not serve the stack, or there are none.
+    Raises:
+        NotServed: the kernels do not compute these layers, or there are none.
     """
-    try:
-        fast = _FastStack(stack, in_bf16)
-    except _NotServed:
-        return {}
-    # What reads no texts extends a cache alone.
-    return {"continue_from": fast.continue_from} | ({"forward": fast.forward} if fast.reads else {})
 
-
-class _NotServed(Exception):
-    """The compiled layers do not compute this."""
-
-
-class _FastStack:
-    def __init__(self, stack: Stack, in_bf16: bool) -> None:
-        self._plain_forward, self._plain, self._stack = stack.forward, stack.continue_from, stack
+    def __init__(self, stack: Stack, *, in_bf16: bool) -> None:
         self._kept: list[Tensor] = []  # what only addresses name
         self._in_bf16 = in_bf16
         self._kinds: set[Weights] = set()
         self._attentions: list[tuple[Attention, int] | None] = []
-        branches = list(self._branches())
+        branches = [self._branch(planned) for planned in planned_branches(stack)]
         if len(self._kinds) != 1:
-            raise _NotServed
-        self._kind = self._kinds.pop()
-        run = stack_runner(self._kind, branches)
+            raise NotServed("weights of several dtypes")
+        self.kind = self._kinds.pop()
+        run = stack_runner(self.kind, branches)
         if run is None:
-            raise _NotServed
+            raise NotServed("no kernels")
         self._run: RunStack = run
         used = [entry[0] for entry in self._attentions if entry is not None]
         # In fp32 PyTorch reads several tokens as fast.
-        self.reads = self._kind != "float32" and all(type(one) is Attention for one in used)
+        self._reads_texts = self.kind != "float32" and all(type(one) is Attention for one in used)
         self._has_window = any(isinstance(one.spec.mask, spec.Window) for one in used)
         self._has_gemm = has_gemm()
 
-    def forward(
-        self,
-        sequence: Sequence,
-        memory: Memory | None = None,
-        memory_mask: RealMemory | None = None,
-        cache: Cache | None = None,
-    ) -> States:
-        # A context with a cache counts the tokens of the call, so it is made only once. The layers overwrite what they
-        # start from, which vectors of the caller may be.
-        if cache is None and sequence.embeddings is None and not torch.is_grad_enabled():
-            context = Context.of(sequence, memory, memory_mask, None)
-            if self._serves(context, *sequence.ids.shape):
-                return self._read(sequence, context)
-        return self._plain_forward(sequence, memory, memory_mask, cache)
+    def serves(self, context: Context, batch: int, length: int) -> bool:
+        """Return whether the kernels compute a call with so many rows and tokens, without gradients.
 
-    def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
-        cache = context.cache
-        if not isinstance(cache, IndexedCache):
-            return self._plain(depth, x_BTD, context)
-        if depth != 0 or torch.is_grad_enabled() or not self._serves(context, *x_BTD.shape[:2]):
-            cache.gather()
-            cache.convert(x_BTD.dtype)
-            return self._plain(depth, x_BTD, context)
-        return self._finished(self._extend(x_BTD, context, cache))
-
-    def _serves(self, context: Context, batch: int, length: int) -> bool:
+        They do not: several new tokens where scores have a bias or a memory is read, masks of the caller, many rows in
+        fp32, long texts where there are no products of blocks.
+        """
         masking, cache = context.masking, context.cache
         hides_more = not masking.documents is masking.allowed is masking.prefix is None
-        if self._stack.training or hides_more:
+        if torch.is_grad_enabled() or hides_more:
             return False
         if cache is not None and length == 1:
-            return self._kind != "float32" or batch <= MOST_FP32_ROWS
+            return self.kind != "float32" or batch <= MOST_FP32_ROWS
         # Padding between two tokens is no distance; texts are read without it.
         is_by_place = cache is None or masking.key_mask is None or not self._has_window
         most = MOST_TOKENS if not self._has_gemm else LONGEST_TEXT if cache is None else EVERYWHERE
-        return self.reads and is_by_place and length <= most
+        return self._reads_texts and is_by_place and length <= most
 
-    def _finished(self, x_D: Vectors) -> Vectors:
-        output: Tensor = self._stack.projection_out(self._stack.final_norm(x_D))
-        return output
-
-    def _extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
+    def extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
         """Run the layers for the new tokens of each row, beside the cached ones."""
         batch, length, _ = x_BTD.shape
         if length > 1:
             cache.gather()
         cache.is_by_index = True
-        cache.extend_origin(batch)
+        cache.extend_row_index(batch)
         # Where products are of rounded numbers anyway, keys and values are rounded as well: reading them is what bounds
         # a step of many rows.
-        dtype = KEPT[self._kind]
+        dtype = KEPT[self.kind]
         cache.convert(dtype)
         buffers = list(self._buffers(x_BTD, dtype, context, cache))
         y_BTD = x_BTD.new_empty(x_BTD.shape)
@@ -191,94 +157,68 @@ class _FastStack:
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
                 one.count, one.groups = kept[0].shape[2], len(kept[0])
-                if cache.memory_origin is not None:
-                    one.origin, one.groups = cache.memory_origin.data_ptr(), len(cache.memory_origin)
-                one.rows_per_group, one.before, one.after = rows.stop // one.groups, EVERYWHERE, EVERYWHERE
+                if cache.memory_row_index is not None:
+                    one.row_index, one.groups = cache.memory_row_index.data_ptr(), len(cache.memory_row_index)
+                one.rows_per_group, one.window_before, one.window_after = rows.stop // one.groups, EVERYWHERE, EVERYWHERE
                 _set_mask(one, attention.mask(context), 0, used)
                 _set_places(one, *kept)
                 continue
             one.count = cache.length - context.masking.num_queries + tokens.stop
             one.groups, one.rows_per_group = rows.stop - rows.start, tokens.stop - tokens.start
-            one.has_cache = True
-            if cache.origin is not None:
-                one.origin, one.origin_stride = cache.origin.data_ptr(), cache.origin.stride(0)
+            one.appends = True
+            if cache.row_index is not None:
+                one.row_index, one.row_index_stride = cache.row_index.data_ptr(), cache.row_index.stride(0)
             else:
-                one.origin = None
+                one.row_index = None
             _set_angles(one, _angles(attention, context, piece), used)
             _set_bias(one, attention, rows.stop - rows.start, context, used)
             key_mask = context.masking.key_mask
             if self._has_window and key_mask is not None:
-                one.before, one.after = EVERYWHERE, EVERYWHERE
+                one.window_before, one.window_after = EVERYWHERE, EVERYWHERE
                 _set_mask(one, attention.mask(context), 0, used)
             else:
-                one.before, one.after = _sight(attention.spec.mask)
+                one.window_before, one.window_after = _sight(attention.spec.mask)
                 _set_mask(one, None if key_mask is None else key_mask[:, None, None], rows.start, used)
             _set_buffers(one, rows.start, *kept)
         return keys
 
-    def _read(self, sequence: Sequence, context: Context) -> States:
+    def read(self, stack: Stack, sequence: Sequence, context: Context) -> States:
         """Embed whole texts and run the layers over them without their padding, whose states become zeros."""
         mask_BT, (batch, length) = context.masking.key_mask, sequence.ids.shape
         places = None if mask_BT is None else mask_BT.flatten().nonzero()[:, 0]
         lengths = torch.full((batch,), length) if mask_BT is None else mask_BT.sum(1)
-        starts = F.pad(lengths.cumsum(0), (1, 0))
-        embedded_MD = self._embedded(sequence, context, places)
+        cu_seqlens = F.pad(lengths.cumsum(0), (1, 0))
+        embedded_MD = _embedded(stack, sequence, context, places)
         x_MD = embedded_MD.float().contiguous()
-        keys, used, whole = [], [starts], (slice(0, batch), slice(0, length))
+        keys, used, whole = [], [cu_seqlens], (slice(0, batch), slice(0, length))
         for entry in self._attentions:
             if entry is None:
                 keys.append(Keys())
                 continue
             attention, context.depth = entry
             one, size, heads = Keys(), attention.spec.head_size, attention.spec.num_kv_heads
-            one.starts, one.groups, one.count = starts.data_ptr(), batch, length
+            one.cu_seqlens, one.groups, one.count = cu_seqlens.data_ptr(), batch, length
             one.key_stride, one.head_stride = heads * size, size
-            one.before, one.after = _sight(attention.spec.mask)
+            one.window_before, one.window_after = _sight(attention.spec.mask)
             angles = _angles(attention, context, whole)
             _set_angles(one, [rows if places is None else rows[places] for rows in angles], used)
             keys.append(one)
         self._run(x_MD, keys)
-        out_MD = self._finished(x_MD.to(embedded_MD.dtype))
+        out_MD: Tensor = stack.finish(x_MD.to(embedded_MD.dtype))
         if mask_BT is None or places is None:
             return out_MD.view(batch, length, -1)
         padding = (~mask_BT).flatten().nonzero()[:, 0]
         padded = out_MD.new_empty(batch * length, out_MD.shape[1]).index_copy_(0, places, out_MD)
         return padded.index_fill_(0, padding, 0.0).view(batch, length, -1)
 
-    def _embedded(self, sequence: Sequence, context: Context, places: Places | None) -> Rows:
-        """Return the embeddings of the tokens at some places of a flattened batch; None: of all."""
+    # --- the structures of the kernels, from the modules ---
 
-        def taken(x_BT: Ids | None) -> Ids | None:
-            if x_BT is None or places is None:
-                return x_BT
-            return x_BT.expand(sequence.ids.shape).flatten()[places][None]
-
-        limit = context.masking.num_keys if sequence.positions is None else int(sequence.positions.max()) + 1
-        given = taken(sequence.ids), taken(context.query_position), limit, taken(sequence.segments)
-        x_BTD: Tensor = self._stack.embedding(*given)
-        return x_BTD.flatten(0, 1)
-
-    # --- the structures of the compiled layers, from the modules ---
-
-    def _branches(self) -> Iterator[Branch]:
-        for depth, index in enumerate(self._stack.order):
-            layer = self._stack.layers[index]
-            assert isinstance(layer, Layer)
-            for step in layer.steps:
-                assert isinstance(step, Step)
-                last = len(step.branches) - 1
-                for number, module in enumerate(step.branches):
-                    branch = self._branch(module)
-                    branch.is_first, branch.is_last = number == 0, number == last
-                    branch.shared, branch.out = self._norm(step.pre), self._norm(step.out)
-                    function = module.function
-                    self._attentions.append((function, depth) if isinstance(function, Attention) else None)
-                    yield branch
-
-    def _branch(self, module: nn.Module) -> Branch:
-        assert isinstance(module, BranchModule)
-        function = module.function
+    def _branch(self, planned: PlannedBranch) -> Branch:
+        module, function = planned.branch, planned.branch.function
         branch = Branch(pre=self._norm(module.pre), post=self._norm(module.post), scale=module.scale)
+        branch.is_first, branch.is_last = planned.is_first, planned.is_last
+        branch.shared, branch.out = self._norm(planned.step.pre), self._norm(planned.step.out)
+        self._attentions.append((function, planned.depth) if isinstance(function, Attention) else None)
         if type(function) is FeedForward and function.spec.activation in ACTIVATIONS:
             branch.function, branch.activation = FEED_FORWARD, ACTIVATIONS[function.spec.activation]
             branch.first, branch.last = self._matrix(function.up), self._matrix(function.down)
@@ -286,14 +226,14 @@ class _FastStack:
         elif type(function) in (Attention, BiasedAttention, MemoryAttention):
             self._attention(branch, function)
         else:
-            raise _NotServed
+            raise NotServed(f"the kernels do not have {type(function).__name__}")
         return branch
 
     def _attention(self, branch: Branch, attention: Any) -> None:
         choice: spec.Attention = attention.spec
         norms = choice.query_key_norm
         if choice.clip is not None or (norms is not None and (norms.over != "head" or norms.per_head)):
-            raise _NotServed
+            raise NotServed("clipped projections, or norms of queries and keys over all heads")
         is_memory = isinstance(attention, MemoryAttention)
         branch.function = MEMORY_ATTENTION if is_memory else SELF_ATTENTION
         branch.first, branch.last = self._matrix(attention.query), self._matrix(attention.out)
@@ -308,8 +248,8 @@ class _FastStack:
     def _norm(self, module: nn.Module) -> Norm:
         if isinstance(module, nn.Identity):
             return Norm()
-        if type(module) not in (LayerNorm, RMSNorm):
-            raise _NotServed
+        if type(module) not in (LayerNorm, RMSNorm) or is_altered(module):
+            raise NotServed(f"the kernels do not have {type(module).__name__}")
         assert isinstance(module, AnyNorm)
         weight, bias = module.weight, module.bias
         return Norm(
@@ -325,23 +265,20 @@ class _FastStack:
             kind: Weights = "int8"
             weight, matrix.scales = linear.weight_int8, self._address(linear.weight_scale)
         elif type(linear) is nn.Linear and linear.weight.dtype in (torch.float32, torch.bfloat16):
-            # Weights that are spread over processes are gathered for each call, into other memory.
-            if hasattr(linear.weight, "placements") or "forward" in vars(linear):
-                raise _NotServed
-            weight, kind = linear.weight, "float32"
+            weight, kind = linear.weight.detach(), "float32"
             if weight.dtype == torch.bfloat16:
                 kind = "mixed"
             elif self._in_bf16:
-                kind, weight = "mixed", rounded_weight(linear, weight)
+                kind, weight = "mixed", weight.bfloat16().contiguous()
         else:
-            raise _NotServed
-        if kind == "float32" and weight.stride(0) == 1 and weight.stride(1) >= len(weight) > 1:
-            matrix.turned_stride = weight.stride(1)  # GPT-2's files, which are mapped, have them so
-        elif not weight.is_contiguous():
-            raise _NotServed
-        if weight.device.type != "cpu":
-            raise _NotServed
+            raise NotServed(f"the kernels do not have {type(linear).__name__}")
+        is_turned = kind == "float32" and weight.stride(0) == 1 and weight.stride(1) >= len(weight) > 1
+        if weight.device.type != "cpu" or is_altered(linear) or not (is_turned or weight.is_contiguous()):
+            raise NotServed("weights are on another device, spread over processes, or not row by row")
+        if is_turned:
+            matrix.ldb = weight.stride(1)  # GPT-2's files, which are mapped, have them so
         self._kinds.add(kind)
+        self._kept.append(weight)
         matrix.weight, (matrix.outputs, matrix.inputs) = weight.data_ptr(), weight.shape
         bias: Tensor | None = linear.bias
         matrix.bias = None if bias is None else self._address(bias.float())
@@ -350,6 +287,60 @@ class _FastStack:
     def _address(self, tensor: Tensor) -> int:
         self._kept.append(tensor.detach().contiguous())
         return self._kept[-1].data_ptr()
+
+
+class PlannedStack(Stack):
+    """A stack of a replica whose calls are one call of kernels where its plan serves them."""
+
+    plan: StackPlan
+
+    def forward(
+        self,
+        sequence: Sequence,
+        memory: Memory | None = None,
+        memory_mask: RealMemory | None = None,
+        cache: Cache | None = None,
+    ) -> States:
+        """Run the stack as the plain one does."""
+        # A context with a cache counts the tokens of the call, so it is made only once. The layers overwrite what they
+        # start from, which vectors of the caller may be.
+        if cache is None and sequence.embeddings is None and not torch.is_grad_enabled():
+            context = Context.of(sequence, memory, memory_mask, None)
+            if self.plan.serves(context, *sequence.ids.shape):
+                return self.plan.read(self, sequence, context)
+        return super().forward(sequence, memory, memory_mask, cache)
+
+    def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
+        """Run the layers from a depth on as the plain stack does."""
+        cache = context.cache
+        if not isinstance(cache, IndexedCache):
+            return super().continue_from(depth, x_BTD, context)
+        if depth == 0 and self.plan.serves(context, *x_BTD.shape[:2]):
+            return self.finish(self.plan.extend(x_BTD, context, cache))
+        cache.gather()
+        cache.convert(x_BTD.dtype)
+        return super().continue_from(depth, x_BTD, context)
+
+
+def is_altered(part: nn.Module) -> bool:
+    """Return whether a part computes otherwise than its class, or its weights are gathered for each call."""
+    return "forward" in vars(part) or any(hasattr(weight, "placements") for weight in part._parameters.values())
+
+
+def _embedded(stack: Stack, sequence: Sequence, context: Context, places: Places | None) -> Rows:
+    """Return the embeddings of the tokens at some places of a flattened batch; None: of all."""
+
+    def taken(x_BT: Ids) -> Ids:
+        return x_BT.expand(sequence.ids.shape).flatten()[places][None]
+
+    if places is not None:
+        given = {"ids": sequence.ids, "segments": sequence.segments, "positions": sequence.positions}
+        read = {name: taken(x_BT) for name, x_BT in given.items() if x_BT is not None}
+        position = taken(context.query_position)
+        sequence = replace(sequence, mask=None, **read)
+        context = replace(context, query_position=position, key_position=position)
+    x_BTD: Tensor = stack.embed(sequence, context)
+    return x_BTD.flatten(0, 1)
 
 
 def _pieces(batch: int, length: int) -> Iterator[Piece]:

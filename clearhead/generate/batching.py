@@ -1,4 +1,4 @@
-"""Batches of similar cost, padding, and evaluation mode.
+"""Batches of similar cost, and padding.
 
 Shapes: B sentences of a batch, T tokens.
 """
@@ -6,14 +6,12 @@ Shapes: B sentences of a batch, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
-from clearhead.fast.runner import exact_products, fast_layers
 from clearhead.watching import watched
 
 
@@ -82,30 +80,3 @@ def read_tokens(module: nn.Module) -> int:
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module's parameters; the CPU for a module without any."""
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode, and restore its own mode afterwards."""
-    was_training = module.training
-    if any(part.training for part in module.modules()):
-        module.eval()
-    try:
-        yield
-    finally:
-        if module.training != was_training:
-            module.train(was_training)
-
-
-@contextmanager
-def fast_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode with fast linear layers, and restore both afterwards."""
-    with evaluation_mode(module), fast_layers(module):
-        yield
-
-
-@contextmanager
-def exact_mode(module: nn.Module) -> Iterator[None]:
-    """The same with products in the precision of the weights, so that results depend on no processor."""
-    with exact_products(module), fast_mode(module):
-        yield

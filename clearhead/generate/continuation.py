@@ -15,7 +15,8 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, fast_mode
+from clearhead.fast.replica import in_evaluation
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import Prefill, check_model, prefill_prompts, token_limits
@@ -75,7 +76,7 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
     """Continue each prompt, in the order given.
 
     Args:
-        module: a decoder-only or encoder-decoder model; run in evaluation mode, its own mode is restored.
+        module: a decoder-only or encoder-decoder model; one in training runs as a replica in evaluation mode.
         request: prompts and options.
 
     Returns:
@@ -87,18 +88,18 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
         RunFailure: the model's output is not a number, or the options ban every token.
     """
     limits = _checked_limits(module, request)
+    module = in_evaluation(module)
     results: list[list[Continuation]] = [[] for _ in request.prompts]
-    with fast_mode(module):
-        for batch in _batches(request, limits):
-            if request.options.method == "beam":
-                for prompt, found in zip(batch, _search_beams(module, request, batch, limits), strict=True):
-                    results[prompt] = [_of_candidate(candidate) for candidate in found]
-                continue
-            rows = _rows(request, batch, limits, with_text=bool(request.options.stops))
-            for step in _steps(module, request, batch, limits, rows):
-                token_generated(len(step[0][0].ids), max(row.limit for row in rows))
-            for row in rows:
-                results[row.prompt].append(row.continuation())
+    for batch in _batches(request, limits):
+        if request.options.method == "beam":
+            for prompt, found in zip(batch, _search_beams(module, request, batch, limits), strict=True):
+                results[prompt] = [_of_candidate(candidate) for candidate in found]
+            continue
+        rows = _rows(request, batch, limits, with_text=bool(request.options.stops))
+        for step in _steps(module, request, batch, limits, rows):
+            token_generated(len(step[0][0].ids), max(row.limit for row in rows))
+        for row in rows:
+            results[row.prompt].append(row.continuation())
     return results
 
 
@@ -106,7 +107,7 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
     """Continue one prompt and yield the parts of its text as soon as they are final.
 
     Args:
-        module: as for `generate_ids`; it is in evaluation mode until the generator is exhausted or closed.
+        module: as for `generate_ids`.
         request: one prompt, and how ids are decoded.
 
     Returns:
@@ -119,15 +120,14 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
         raise InputError("a stream needs beam_size 1: with more beams no text is final before the end")
     if len(request.prompts) != 1 or request.options.num_return_sequences != 1:
         raise InputError("a stream is a single text: give one prompt and leave num_return_sequences at 1")
-    return _stream(module, request, _checked_limits(module, request))
+    return _stream(in_evaluation(module), request, _checked_limits(module, request))
 
 
 def _stream(module: Transformer, request: GenerateRequest, limits: list[int]) -> Generator[str, None, Continuation]:
     """Yield the text of one prompt; the request is already checked."""
-    with fast_mode(module):
-        (row,) = rows = _rows(request, [0], limits, with_text=True)
-        for step in _steps(module, request, [0], limits, rows):
-            yield from (piece for _, piece in step if piece)
+    (row,) = rows = _rows(request, [0], limits, with_text=True)
+    for step in _steps(module, request, [0], limits, rows):
+        yield from (piece for _, piece in step if piece)
     return row.continuation()
 
 

@@ -50,7 +50,7 @@ def generate_texts(
     """Continue each prompt.
 
     Args:
-        module: a decoder-only or encoder-decoder model; run in evaluation mode, its own mode is restored.
+        module: a decoder-only or encoder-decoder model; one in training runs as a replica in evaluation mode.
         tokenizers: of the model; a decoder-only model uses that of the target.
         prompts: one text each.
         options: of generation.
@@ -120,7 +120,7 @@ def score_texts(
     """Return the log-probabilities of texts under a decoder-only model, end token included.
 
     Args:
-        module: a decoder-only model; run in evaluation mode, its own mode is restored.
+        module: a decoder-only model; one in training runs as a replica in evaluation mode.
         tokenizer: of the model.
         texts: to score; an empty one is the end token alone.
         window, stride, batch_size: as for `score_sequences`.

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, fast_mode, pad_ids
+from clearhead.fast.replica import in_evaluation
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, pad_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.prompts import check_generation_config, unused_outputs
@@ -149,7 +150,7 @@ def translate_ids(
     Results do not depend on which sentences share a batch, up to rounding.
 
     Args:
-        module: an encoder-decoder model; searched in evaluation mode, its own mode is restored.
+        module: an encoder-decoder model; one in training runs as a replica in evaluation mode.
         sources: ids as the encoder reads them (end token included where the model was trained with one), none empty.
         bos_id: id the decoder starts from.
         eos_id: id that ends a hypothesis.
@@ -162,25 +163,24 @@ def translate_ids(
         InputError: an empty source, one beyond the model's positions, or a length beyond the decoder's.
     """
     check_lengths(sources, module.max_positions, what="source")
-    device = device_of(module)
+    module, device = in_evaluation(module), device_of(module)
     results: list[list[Candidate]] = [[] for _ in sources]
     costs = [len(source) * options.beam_size for source in sources]
-    with fast_mode(module):
-        for batch in batches_by_cost(costs, budget=options.batch_tokens, most_rows=options.batch_size):
-            ids_NS, mask_NS = pad_ids([sources[i] for i in batch], pad_id, device)
-            found = beam_search(
-                module,
-                ids_NS,
-                mask_NS,
-                bos_id=bos_id,
-                eos_id=eos_id,
-                pad_id=pad_id,
-                options=options,
-                config=config,
-                recorder=recorder,
-            )
-            for i, candidates in zip(batch, found, strict=True):
-                results[i] = candidates
+    for batch in batches_by_cost(costs, budget=options.batch_tokens, most_rows=options.batch_size):
+        ids_NS, mask_NS = pad_ids([sources[i] for i in batch], pad_id, device)
+        found = beam_search(
+            module,
+            ids_NS,
+            mask_NS,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            pad_id=pad_id,
+            options=options,
+            config=config,
+            recorder=recorder,
+        )
+        for i, candidates in zip(batch, found, strict=True):
+            results[i] = candidates
     return results
 
 

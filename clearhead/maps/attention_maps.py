@@ -5,7 +5,6 @@ Legend: L layers, H heads, T queries, S keys.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError, key
+from clearhead.fast.replica import converted
 from clearhead.files import replacing
 from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
@@ -209,4 +209,4 @@ def in_precision(module: Transformer, precision: str) -> Transformer:
     dtype = _DTYPES[precision]
     if all(parameter.dtype == dtype for parameter in module.parameters()):
         return module
-    return copy.deepcopy(module).to(dtype)
+    return converted(module, dtype)

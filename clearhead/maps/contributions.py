@@ -18,7 +18,6 @@ from clearhead.core.attention import Attention
 from clearhead.core.head import Linear, Pool
 from clearhead.core.norm import LayerNorm, Norm
 from clearhead.core.stack import Branch, Layer, Stack, Step
-from clearhead.generate.batching import evaluation_mode
 from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
 from clearhead.maps.streams import Streams
@@ -56,7 +55,7 @@ def contributions(streams: Streams, outcome: Outcome) -> list[Contribution]:
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", direct paths.
     """
-    with evaluation_mode(streams.module), torch.no_grad():
+    with torch.no_grad():
         path = _Path(streams, outcome.position)
         gradient_TD = path.back_through_head(outcome)
         path.add_bias(0, None)

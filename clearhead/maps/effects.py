@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from clearhead.generate.batching import evaluation_mode, read_tokens
+from clearhead.generate.batching import read_tokens
 from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
 from clearhead.maps.recording import AttentionRecord
@@ -121,7 +121,7 @@ def _edited(
         return change(mixed_BHQE) if at.depth == record.layer else mixed_BHQE
 
     stack = record.address.partition(".")[0]
-    with evaluation_mode(streams.module), edit(streams.module, {f"{record.address}.mixed": at_depth}):
+    with edit(streams.module, {f"{record.address}.mixed": at_depth}):
         hidden_BTD = streams.continue_from(stack, record.layer, rows)
         return outcome.log_probability(streams.logits(hidden_BTD, outcome.position))
 

@@ -9,12 +9,13 @@ pattern matches any part of an address, dots included.
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ from torch import Tensor, nn
 
 from clearhead.arguments import checked
 from clearhead.core.context import Context
-from clearhead.core.hooks import HookPoints
 from clearhead.core.stack import Layer, Stack
 from clearhead.errors import InputError, nearest
+from clearhead.hooks import Hook, HookPoints, Watcher, Watchers, watching
 from clearhead.printing import Printed, block, short
 
 
@@ -159,16 +160,16 @@ def _checked(change: Edit, tensor: Tensor, at: Place) -> Tensor:
 class _Clock:
     """Counts, while a block is open, the calls of each stack and keeps the depth of the layer that runs."""
 
-    def __init__(self, module: nn.Module, blocks: ExitStack) -> None:
+    def __init__(self, module: nn.Module, watchers: Watchers, blocks: ExitStack) -> None:
         self.step: dict[str, int] = {}
         self.depth: dict[str, int] = {}
         self.stacks = [path for path, part in module.named_modules() if isinstance(part, Stack)] or [""]
         for path in self.stacks:
             part = module.get_submodule(path)
-            blocks.callback(part.register_forward_pre_hook(self._begin(path)).remove)
+            blocks.callback(part.register_forward_pre_hook(Hook(watchers, self._begin(path))).remove)
             layers = [one for one in part.modules() if isinstance(one, Layer)] if isinstance(part, Stack) else []
             for layer in layers:
-                blocks.callback(layer.register_forward_pre_hook(self._enter(path)).remove)
+                blocks.callback(layer.register_forward_pre_hook(Hook(watchers, self._enter(path))).remove)
 
     def _begin(self, path: str) -> Callable[..., None]:
         def begin(*call: object) -> None:
@@ -193,21 +194,49 @@ class _Clock:
 
 @contextmanager
 def _watching(module: nn.Module, actions: Mapping[str, Edit]) -> Iterator[None]:
-    parts = dict(module.named_modules())
+    parts, watchers = dict(module.named_modules()), dict[tuple[object, str], list[Watcher]]()
     with ExitStack() as blocks:
-        clock = _Clock(module, blocks)
+        clock = _Clock(module, watchers, blocks)
         for address, action in actions.items():
             if address in parts:
-                blocks.callback(parts[address].register_forward_hook(partial(_act, address, action, clock)).remove)
+                hook = Hook(watchers, partial(_act, address, action, clock))
+                blocks.callback(parts[address].register_forward_hook(hook).remove)
             else:
                 path, _, point = address.rpartition(".")
                 owner = parts[path]
                 assert isinstance(owner, HookPoints)
-                blocks.callback(owner.watch(point, _watcher(address, action, clock)))
+                watchers[owner.identity, point] = [_watcher(address, action, clock)]
         if _has_compiled():
             warnings.warn("compiled steps run uncompiled while activations are watched", stacklevel=4)
-            blocks.enter_context(torch.compiler.set_stance("force_eager"))
+            blocks.enter_context(_uncompiled())
+        blocks.enter_context(watching(watchers))
         yield
+
+
+class _Uncompiled:
+    """How many blocks of this process are open in which compiled steps run uncompiled: PyTorch has one stance."""
+
+    def __init__(self) -> None:
+        self._lock, self._count = threading.Lock(), 0
+        self._stance: AbstractContextManager[object] | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count == 1:
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0 and self._stance is not None:
+                self._stance.__exit__(None, None, None)
+
+
+@cache
+def _uncompiled() -> _Uncompiled:
+    return _Uncompiled()
 
 
 def _has_compiled() -> bool:

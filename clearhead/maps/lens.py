@@ -14,7 +14,6 @@ from torch import Tensor
 
 from clearhead.core.stack import Stack
 from clearhead.errors import InputError
-from clearhead.generate.batching import evaluation_mode
 from clearhead.maps.outcome import OutputNames
 from clearhead.maps.streams import Streams
 
@@ -68,7 +67,7 @@ def logit_lens(streams: Streams, names: OutputNames, top_k: int, labels: Sequenc
     length = len(ids_T)
     size = length if head.is_pooled else max(1, _MOST_LOGITS // len(head.projection().weight_VD))
     labels_T = ids_T.new_tensor(labels)
-    with evaluation_mode(streams.module), torch.no_grad():
+    with torch.no_grad():
         parts = [
             _predictions(streams, names, slice(start, start + size), labels_T[start : start + size], top_k)
             for start in range(0, length, size)

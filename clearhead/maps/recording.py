@@ -21,7 +21,7 @@ from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.context import Context
-from clearhead.generate.batching import evaluation_mode
+from clearhead.fast.replica import replica
 from clearhead.maps.hook_points import capture
 from clearhead.view.explorer.data import StackName
 
@@ -117,12 +117,13 @@ def record_run(module: Transformer, source: Read, target: Read | None) -> list[A
     """Run a model once and return its attentions: those of each stack, lowest layer first.
 
     Args:
-        module: run in evaluation mode; its own mode is restored.
+        module: a replica of it runs, in evaluation mode.
         source: what the first stack reads.
         target: what the decoder of a two-stack model reads.
     """
     # Without the head, whose logits for a long text would be larger than all the rest.
-    with evaluation_mode(module), torch.no_grad(), recording(module) as records:
+    module = replica(module)
+    with torch.no_grad(), recording(module) as records:
         module.states(source, target)
     return records
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.core import Sequence, Transformer
 from clearhead.core.context import Context
 from clearhead.core.stack import Stack
-from clearhead.generate.batching import evaluation_mode
+from clearhead.fast.replica import replica
 from clearhead.maps.hook_points import capture
 
 
@@ -47,20 +47,21 @@ class Streams:
 
     @classmethod
     def of(cls, module: Transformer, source: Sequence, target: Sequence | None = None) -> Streams:
-        """Run a model on one text, in evaluation mode.
+        """Run a model on one text.
 
         Args:
-            module: the model.
+            module: the model, of which a replica in evaluation mode runs.
             source: what its first stack reads, one row.
             target: what the decoder of a two-stack model reads.
 
         Raises:
             InputError: as for `Transformer.run`.
         """
+        module = replica(module)
         stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(module, name)) is not None}
         after = {name: [f"{name}.layers.{index}.after" for index in stack.order] for name, stack in stacks.items()}
         points = [point for name in stacks for point in (f"{name}.embedded", *after[name])]
-        with evaluation_mode(module), torch.no_grad(), capture(module, points) as seen:
+        with torch.no_grad(), capture(module, points) as seen:
             output = module.states(source, target)
         before = {}
         for name, addresses in after.items():

@@ -11,6 +11,7 @@ from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.evaluate.tasks import EvaluateKwargs, EvaluateOptions, evaluate_model
+from clearhead.fast.runner import Runner
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import (
     GenerateKwargs,
@@ -26,7 +27,6 @@ from clearhead.generate.results import Generation, Hypothesis
 from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.hf.checkpoint import HFCheckpoint
-from clearhead.hf.export import save_checkpoint, save_origin
 from clearhead.hf.saving import LARGEST_SHARD
 from clearhead.maps.attention_maps import AttentionMaps, attend, in_precision
 from clearhead.maps.head_statistics import HeadStatistics
@@ -44,16 +44,14 @@ from clearhead.maps.reading import (
 from clearhead.maps.recording import AttentionRecord, record_run
 from clearhead.maps.repeats import heads_over_texts
 from clearhead.model.predictions import Predictions
+from clearhead.model.saving import save_model
 from clearhead.model.texts import answer_each
 from clearhead.printing import block, module_summary
-from clearhead.runs.checkpoint import writing_folder
-from clearhead.runs.directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
-from clearhead.weights.files import save_tensors
 
 
 @checked
@@ -65,12 +63,19 @@ class Model(Predictions):
         tokenizers: of source and target; the same for both if they share a vocabulary.
         task: the task it was trained for.
         checkpoint: the Hugging Face checkpoint that it came from; None: it was trained here.
+        runner: gives each request the tree that computes it fastest; None: one that multiplies as the weights are.
     """
 
     def __init__(
-        self, module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, checkpoint: HFCheckpoint | None = None
+        self,
+        module: Transformer,
+        tokenizers: TokenizerPair,
+        task: TaskRecord,
+        checkpoint: HFCheckpoint | None = None,
+        runner: Runner | None = None,
     ) -> None:
         self.module = module
+        self.runner = Runner(module) if runner is None else runner
         self.tokenizers = tokenizers
         self.task = task
         self.hf_checkpoint = checkpoint
@@ -78,6 +83,11 @@ class Model(Predictions):
     def __repr__(self) -> str:
         lines = [f"Model for the task {self.task.kind}: {module_summary(self.module)}", *model_summary(self.spec)]
         return block([*lines, *self.tokenizers.lines(), "print(model.spec) shows the whole architecture"])
+
+    @property
+    def exact(self) -> Model:
+        """The model with products in the precision of its weights: for numbers that depend on no processor."""
+        return Model(self.module, self.tokenizers, self.task, self.hf_checkpoint, self.runner.exact)
 
     @property
     def spec(self) -> ModelSpec:
@@ -106,9 +116,10 @@ class Model(Predictions):
         Raises:
             InputError: options out of range, or a language that is missing, not known or not wanted.
         """
+        tree = self.tree
         return answer_each(
             texts,
-            lambda texts: [found[0].text for found in self._search(texts, 1, options)],
+            lambda texts: [found[0].text for found in self._search(tree, texts, 1, options)],
             batch_size=options.get("batch_size"),
         )
 
@@ -133,7 +144,8 @@ class Model(Predictions):
             n: hypotheses for each text.
             options: as for `translate`; `beam_size` is at least n, and by default n, but not below that of `translate`.
         """
-        return answer_each(texts, lambda texts: self._search(texts, n, options), batch_size=options.get("batch_size"))
+        tree, batch_size = self.tree, options.get("batch_size")
+        return answer_each(texts, lambda texts: self._search(tree, texts, n, options), batch_size=batch_size)
 
     @overload
     def generate(self, prompt: str, *, chat: bool = False, **options: Unpack[GenerateKwargs]) -> list[Generation]: ...
@@ -161,11 +173,11 @@ class Model(Predictions):
             InputError: options out of range or without effect, or a prompt longer than the model's positions.
             RunFailure: the model's output is not a number, or the options ban every token.
         """
-        given = given_options(options, GenerateKwargs)
+        given, tree = given_options(options, GenerateKwargs), self.tree
         return answer_each(
             prompt,
             lambda prompts: generate_texts(
-                self.module,
+                tree,
                 self.tokenizers,
                 prompts,
                 self._settled(given),
@@ -187,7 +199,7 @@ class Model(Predictions):
         """
         given = given_options(options, StreamKwargs)
         return stream_text(
-            self.module,
+            self.tree,
             self.tokenizers,
             prompt,
             self._settled(given),
@@ -215,7 +227,7 @@ class Model(Predictions):
         if self.hf_checkpoint is None:
             raise InputError("the model was trained here and lists no tasks: leave the task out")
         hf_checkpoint, prefix = self.hf_checkpoint.for_task(task)
-        return Model(self.module, self.tokenizers, self.task, hf_checkpoint), prefix
+        return Model(self.module, self.tokenizers, self.task, hf_checkpoint, self.runner), prefix
 
     def for_languages(self, from_language: str | None, to_language: str | None) -> Model:
         """Return the model with fixed source and target languages.
@@ -229,7 +241,7 @@ class Model(Predictions):
         if self.hf_checkpoint is None:
             raise InputError("the model was trained here on one pair of languages: leave the languages out")
         hf_checkpoint = self.hf_checkpoint.for_languages(from_language, to_language)
-        return Model(self.module, hf_checkpoint.tokenizers.pair, self.task, hf_checkpoint)
+        return Model(self.module, hf_checkpoint.tokenizers.pair, self.task, hf_checkpoint, self.runner)
 
     @overload
     def score(
@@ -261,18 +273,19 @@ class Model(Predictions):
                 positions.
         """
         source, target = (list(texts) if isinstance(texts, Iterator) else texts for texts in (source, target))
+        tree = self.runner.exact.tree()
         if target is None:
             return answer_each(
                 source,
                 lambda texts: score_texts(
-                    self.module, self.tokenizer, texts, length_penalty=length_penalty, batch_size=batch_size
+                    tree, self.tokenizer, texts, length_penalty=length_penalty, batch_size=batch_size
                 ),
             )
         parts = self._languages(None, None)
         targets: list[str] = answer_each([target] if isinstance(target, str) else target, list)
 
         def scored(sources: list[str]) -> list[PairScore]:
-            given = self.module, self.tokenizers, sources, targets, *parts
+            given = tree, self.tokenizers, sources, targets, *parts
             return score_translations(*given, length_penalty=length_penalty, batch_size=batch_size)
 
         return answer_each(source, scored)
@@ -304,7 +317,7 @@ class Model(Predictions):
         given = given_options(options, EvaluateKwargs)
         languages = given.pop("from_language", None), given.pop("to_language", None)
         model = self.for_languages(*languages) if any(languages) else self
-        return evaluate_model(model, data, EvaluateOptions(**given), notify=notify or (lambda _: None))
+        return evaluate_model(model.exact, data, EvaluateOptions(**given), notify=notify or (lambda _: None))
 
     def attention(
         self,
@@ -336,7 +349,7 @@ class Model(Predictions):
         """
         given = ReadOptions(target=target, generate=generate, **given_options(options, ReadKwargs))
         module = in_precision(self.module, precision)
-        return attend(module, self.tokenizers, self.task, self._read(module, text, given))
+        return attend(module, self.tokenizers, self.task, self._read(Runner(module).tree(), text, given))
 
     def heads(
         self,
@@ -366,12 +379,13 @@ class Model(Predictions):
         if targets is not None and (isinstance(targets, str) or len(targets) != len(every)):
             raise InputError(f"expected as many targets as texts, {len(every)}, in a list: give one for each text")
         module, given = in_precision(self.module, precision), given_options(options, ReadKwargs)
+        tree = Runner(module).tree()
 
         def runs() -> Iterator[tuple[Reading, list[AttentionRecord]]]:
             for number, text in enumerate(every, start=1):
                 target = None if targets is None else targets[number - 1]
                 try:
-                    reading = self._read(module, text, ReadOptions(target=target, **given))
+                    reading = self._read(tree, text, ReadOptions(target=target, **given))
                 except InputError as error:
                     raise InputError(f"text {number}: {error}") from None
                 yield reading, record_run(module, reading.source, reading.target)
@@ -413,24 +427,8 @@ class Model(Predictions):
         Raises:
             InputError: the folder exists, the format is not known, or no Hugging Face family can express the model.
         """
-        if format not in ("clearhead", "hf"):
-            raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
-        if max_shard_size < 1:
-            raise InputError(f"max_shard_size is {max_shard_size}; expected a number of bytes")
-        folder = Path(path)
-        if folder.exists():
-            raise InputError(f"{folder} exists already; give a new folder")
-        with writing_folder(folder) as temporary:
-            if format == "hf":
-                parts = (self.module, temporary, self.tokenizers, self.task, self.hf_checkpoint)
-                save_checkpoint(*parts, max_shard_size=max_shard_size)
-                return
-            (temporary / SPEC_FILE).write_text(self.spec.to_json(), encoding="utf-8")
-            (temporary / TASK_FILE).write_text(self.task.to_json(), encoding="utf-8")
-            self.tokenizers.save(temporary)
-            save_tensors(temporary / WEIGHTS_FILE, self.module.state_dict())
-            if self.hf_checkpoint is not None:
-                save_origin(self.hf_checkpoint, temporary)
+        parts = self.module, self.tokenizers, self.task, self.hf_checkpoint
+        save_model(Path(path), *parts, format=format, max_shard_size=max_shard_size)
 
     @property
     def _continues(self) -> bool:
@@ -463,12 +461,14 @@ class Model(Predictions):
         target = self._search_options(1, given.search) if given.target is None else given.target
         return read_translation(module, self.tokenizers, text, target, special_tokens, config)
 
-    def _search(self, texts: Sequence[str], n: int, options: TranslateKwargs) -> list[list[Hypothesis]]:
+    def _search(
+        self, tree: Transformer, texts: Sequence[str], n: int, options: TranslateKwargs
+    ) -> list[list[Hypothesis]]:
         """Search for the n best translations of each text."""
         given = given_options(options, TranslateKwargs)
         special_tokens, config = self._languages(given.pop("from_language", None), given.pop("to_language", None))
         search_options = self._search_options(n, given)
-        given_parts = self.module, self.tokenizers, texts, search_options, special_tokens, config
+        given_parts = tree, self.tokenizers, texts, search_options, special_tokens, config
         return translate_texts(*given_parts, max_length=self.task.max_length)
 
     def _search_options(self, n: int, given: dict[str, Any]) -> SearchOptions:

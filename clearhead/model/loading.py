@@ -10,7 +10,7 @@ import torch
 from clearhead.arguments import checked
 from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8, to_int8
-from clearhead.fast.runner import multiply_in_bf16
+from clearhead.fast.runner import Runner, multiplies_in_bf16
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.files.tensor_files import stored_dtype
@@ -57,7 +57,7 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     if in_int8 and not is_int8(model.module):
         to_int8(model.module)
     elif precision == "auto":
-        multiply_in_bf16(model.module)
+        model.runner = Runner(model.module, in_bf16=multiplies_in_bf16(model.module))
     return model
 
 

@@ -10,6 +10,7 @@ from numpy import ndarray
 
 from clearhead.arguments import checked
 from clearhead.core import Transformer
+from clearhead.fast.runner import Runner
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.model.texts import PAIR, answer_each
 from clearhead.predict.answer import Answer, answer
@@ -28,13 +29,19 @@ class Predictions:
     """The predictions of a `Model`.
 
     Attributes:
-        module, tokenizers, task, hf_checkpoint: as in `Model`.
+        module, tokenizers, task, hf_checkpoint, runner: as in `Model`.
     """
 
     module: Transformer
+    runner: Runner
     tokenizers: TokenizerPair
     task: TaskRecord
     hf_checkpoint: HFCheckpoint | None
+
+    @property
+    def tree(self) -> Transformer:
+        """The tree of modules that computes a request, in evaluation mode; see `Runner.tree`."""
+        return self.runner.tree()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -68,12 +75,10 @@ class Predictions:
         Raises:
             InputError: a text has no blank that the model reads, or the model was not trained to fill blanks.
         """
-        longest = self.task.max_length
+        longest, tree = self.task.max_length, self.tree
 
         def filled(texts: list[str]) -> list[list[list[Filled]]]:
-            return fill_blanks(
-                self.module, self.tokenizer, texts, top_k=top_k, max_length=longest, batch_size=batch_size
-            )
+            return fill_blanks(tree, self.tokenizer, texts, top_k=top_k, max_length=longest, batch_size=batch_size)
 
         return answer_each(texts, filled, batch_size=batch_size)
 
@@ -101,9 +106,10 @@ class Predictions:
         Raises:
             InputError: the model was not trained to classify, or a text is empty, or not paired as in training.
         """
+        tree = self.tree
         return answer_each(
             texts,
-            lambda texts: classify(self.module, self.tokenizer, self.task, texts, batch_size=batch_size),
+            lambda texts: classify(tree, self.tokenizer, self.task, texts, batch_size=batch_size),
             parts=PAIR,
             is_paired=bool(self.task.is_paired),
             batch_size=batch_size,
@@ -130,9 +136,10 @@ class Predictions:
         Raises:
             InputError: the model was not trained to tag.
         """
+        tree = self.tree
         return answer_each(
             texts,
-            lambda texts: tag(self.module, self.tokenizer, self.task, texts, batch_size=batch_size),
+            lambda texts: tag(tree, self.tokenizer, self.task, texts, batch_size=batch_size),
             parts="a list of words",
             batch_size=batch_size,
         )
@@ -162,10 +169,10 @@ class Predictions:
             InputError: the model's head does not pool.
         """
         check_vectors(self.task)
-        options = {"max_length": self.task.max_length, "batch_size": batch_size}
+        options, tree = {"max_length": self.task.max_length, "batch_size": batch_size}, self.tree
         return answer_each(
             texts,
-            lambda texts: embed(self.module, self.tokenizer, texts, **options),
+            lambda texts: embed(tree, self.tokenizer, texts, **options),
             parts=PAIR,
             batch_size=batch_size,
         )
@@ -191,7 +198,7 @@ class Predictions:
             InputError: the model was not trained to answer, or a text or a number is out of range.
         """
         return answer(
-            self.module,
+            self.tree,
             self.tokenizer,
             self.task,
             question,

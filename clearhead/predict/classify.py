@@ -55,7 +55,7 @@ def classify(
     """Return the label of each text, or of each pair of texts.
 
     Args:
-        module: used in evaluation mode, its own mode is restored.
+        module: one in training runs as a replica in evaluation mode.
         tokenizer: the tokenizer it was trained with.
         record: the task it was trained for.
         texts: none empty; pairs if it was trained on pairs.

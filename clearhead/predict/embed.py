@@ -34,7 +34,7 @@ def embed(
     A vector does not depend on the other texts of its batch, up to rounding.
 
     Args:
-        module: a model whose head pools a text into one vector; run in evaluation mode, its own mode is restored.
+        module: a model whose head pools a text into one vector; one in training runs as a replica in evaluation mode.
         tokenizer: of the model's input.
         texts: texts, or pairs of texts that are read together; an empty text is read as its special tokens alone.
         max_length: of the training texts, special tokens included; longer texts are truncated. None: not known.

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from clearhead import core, spec
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.batching import batches_by_cost, device_of, fast_mode, pad_ids
+from clearhead.fast.replica import in_evaluation
+from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
 from clearhead.predict.outputs import check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, warn_of_long_texts
@@ -79,7 +80,7 @@ def fill(
     independently. Special tokens keep their share of the probability but are never candidates.
 
     Args:
-        module: an encoder with a head over its vocabulary; used in evaluation mode, its own mode is restored.
+        module: an encoder with a head over its vocabulary; one in training runs as a replica in evaluation mode.
         tokenizer: has a mask token, which marks a blank as `BLANK` does.
         texts: each with at least one blank.
         top_k: candidates for each blank, at least 1.
@@ -108,7 +109,8 @@ def fill(
     lengths = [len(masked.ids) for masked in masked_texts]
     ordinary_V = torch.from_numpy(words.ordinary)
     found: list[list[list[Filled]]] = [[] for _ in texts]
-    with fast_mode(module), torch.inference_mode():
+    module = in_evaluation(module)
+    with torch.inference_mode():
         for batch in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
             chosen = [masked_texts[index] for index in batch]
             probabilities_NK, ids_NK = _best(module, chosen, tokenizer.pad_id, ordinary_V, top_k)

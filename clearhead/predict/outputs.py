@@ -18,7 +18,8 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.stores.labelled import truncate_pair
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.batching import batches_by_cost, device_of, fast_mode, read_tokens
+from clearhead.fast.replica import in_evaluation
+from clearhead.generate.batching import batches_by_cost, device_of, read_tokens
 from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
@@ -113,24 +114,24 @@ def batch_outputs(
     """Yield the texts of each batch, as indices, with their logits, float32 on the CPU; longest texts first.
 
     Args:
-        module: used in evaluation mode, its own mode is restored.
+        module: one in training runs as a replica in evaluation mode.
         collator: how the model reads texts.
         firsts: ids of each text, or of the first text of each pair, without special tokens.
         seconds: ids of the second text of each pair; None: single texts.
         batch_size: most texts of one batch; None: no limit but the tokens.
         batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer text is a batch of its own.
     """
+    module = in_evaluation(module)
     extra, device = collator.special_tokens.num_added(paired=seconds is not None), device_of(module)
     lengths = [len(ids) + extra for ids in firsts]
     if seconds is not None:
         lengths = [length + len(ids) for length, ids in zip(lengths, seconds, strict=True)]
-    with fast_mode(module):
-        for rows in batches_by_cost(lengths, budget=batch_tokens or read_tokens(module), most_rows=batch_size):
-            second_rows = None if seconds is None else [seconds[row] for row in rows]
-            batch = collator.collate([firsts[row] for row in rows], second_rows)
-            with torch.inference_mode():
-                logits = run_batch(module, batch.to(device)).float().cpu()
-            yield rows, logits
+    for rows in batches_by_cost(lengths, budget=batch_tokens or read_tokens(module), most_rows=batch_size):
+        second_rows = None if seconds is None else [seconds[row] for row in rows]
+        batch = collator.collate([firsts[row] for row in rows], second_rows)
+        with torch.inference_mode():
+            logits = run_batch(module, batch.to(device)).float().cpu()
+        yield rows, logits
 
 
 def pooled_outputs(

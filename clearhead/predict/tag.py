@@ -74,7 +74,7 @@ def tag(
     """Return the entities of each text in order.
 
     Args:
-        module: used in evaluation mode, its own mode is restored.
+        module: one in training runs as a replica in evaluation mode.
         tokenizer: the tokenizer it was trained with.
         record: the task it was trained for.
         texts: raw texts, which are split into words as the training data was; or each a list of words, whose entities
@@ -158,7 +158,7 @@ def word_logits(
     """Yield the words of each batch with the outputs of their first tokens, float32 on the CPU.
 
     Args:
-        module: its head gives one output of a token for each tag; used in evaluation mode, its own mode is restored.
+        module: its head gives one output of a token for each tag; one in training runs as a replica in evaluation mode.
         collator: how the model reads texts.
         ids: of each chunk, without special tokens.
         words: for each of these ids the word whose first token it is, or NO_WORD.

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
+from clearhead.fast.replica import refuse_to_run
+from clearhead.fast.training.parts import training_tree
 from clearhead.files import absent, runs_nearby
 from clearhead.hf.export import save_origin
 from clearhead.machine import choose_precision
@@ -55,7 +57,6 @@ from clearhead.training.preflight import TokenSide, preflight, refuse_large
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.random_state import seed_everything
-from clearhead.training.recompute import recompute_layers
 from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult, TrainSettings, in_steps, planned_steps
@@ -159,8 +160,6 @@ def _train(
         new = processes.first_of(new)
     if run_file.lora is not None:
         progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
-    if run_file.train.activation_checkpointing:
-        recompute_layers(module)
     precision = choices.get("precision")
     if precision is None:
         is_tried = processes.is_first and not is_sharded
@@ -169,13 +168,16 @@ def _train(
     if directory is not None:
         directory.write_text(RUN_FILE, to_toml(_with_precision(run_file, precision)))
         _describe(parts, directory, initial, resume)
-    engine = build_engine(module, parts.loss, processes, is_sharded=is_sharded, device=device, precision=precision)
-    trainer = _trainer(setup, parts, module, processes, precision=precision, new=new)
+    tree = training_tree(module, precision, recomputes_layers=run_file.train.activation_checkpointing)
+    engine = build_engine(tree, parts.loss, processes, is_sharded=is_sharded, device=device, precision=precision)
+    if is_sharded:
+        refuse_to_run(module, "its weights are spread over processes, and the tree that they train runs in its place")
+    trainer = _trainer(setup, parts, tree, processes, precision=precision, new=new)
     trainer.directory, trainer.engine = directory, engine
     if resume:
         _warn_of_new_schedule(run_file, choices, trainer.settings, progress)
     else:
-        _preflight(trainer, parts, module, memory_before, task.init)
+        _preflight(trainer, parts, tree, memory_before, task.init)
     return trainer.run(resume=resume)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import InputError
 from clearhead.fast.probe import has_fast_bf16
-from clearhead.fast.training.parts import fast_training
+from clearhead.fast.training.parts import training_tree
 from clearhead.machine import choose_precision
 from clearhead.training.kernel_cache import needs_kernels, return_memory
 from clearhead.training.optim.gradients import scale_gradients
@@ -140,7 +140,10 @@ def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) ->
         with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
             if train.threads is not None:
                 torch.set_num_threads(train.threads)
-            tries = {name: _DryRun(module, work.loss, device, name) for name in ("fp32", "bf16")}
+            tries = {}
+            for name in ("fp32", "bf16"):
+                tree = training_tree(module, name, recomputes_layers=train.activation_checkpointing)
+                tries[name] = _DryRun(tree, work.loss, device, name)
             for dry in tries.values():
                 dry.forward_backward(batch)
             spent = {name: dry.forward_backward(batch) for name, dry in tries.items()}
@@ -174,11 +177,10 @@ class _DryRun(Generic[BatchT]):
         self.module.zero_grad(set_to_none=True)
         began = time.perf_counter()
         try:
-            with fast_training(self.module, self.precision):
-                total, _ = self._loss(batch)
-                # Here all activations are in memory, which matters where the system reports no peak.
-                self.peak = max(self.peak, peak_memory(self.device))
-                total.backward()
+            total, _ = self._loss(batch)
+            # Here all activations are in memory, which matters where the system reports no peak.
+            self.peak = max(self.peak, peak_memory(self.device))
+            total.backward()
             return self._since(began)
         except RuntimeError as error:
             if not is_out_of_memory(error):

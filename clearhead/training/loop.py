@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.result import Validation
-from clearhead.fast.training.parts import fast_training
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import RunDirectory, held
 from clearhead.runs.metrics import Metrics
@@ -58,7 +57,7 @@ class Trainer(Generic[BatchT]):
     """Trains any module on any batches, whatever the task.
 
     Attributes:
-        module: the module to train.
+        module: the training tree: see `training_tree`.
         optimizer: over its parameters.
         schedule: the learning rate of each step.
         batches: endless training batches.
@@ -102,7 +101,6 @@ class Trainer(Generic[BatchT]):
                 stack.enter_context(held(self.directory, run, resume=resume))
             stack.enter_context(restored_threads())
             stack.enter_context(deterministic_algorithms())
-            stack.enter_context(fast_training(self.module, self.settings.precision))
             signals = stack.enter_context(StopSignals(is_alone=self.processes.size == 1))
             training = _Training(self, run, signals)
             training.resume() if resume else training.start()

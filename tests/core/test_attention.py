@@ -10,6 +10,7 @@ from clearhead import spec
 from clearhead.core import MultiHeadAttention, build
 from clearhead.core.attention import Attention, attention_weights
 from clearhead.errors import InputError
+from clearhead.hooks import watching
 from clearhead.kernels import attention
 from clearhead.kernels.positions import rotary_angles, rotate
 from tests.laws.tiny import TARGET_VOCAB, difference, resolved, tiny
@@ -28,9 +29,8 @@ def test_the_kernel_depends_on_the_present_mode() -> None:
     buckets = tiny("decoder/post/buckets")
     assert all(one.kernel()[0] == "fused" for one in attentions(buckets))
     assert all("trainable score bias" in one.kernel()[1] for one in attentions(buckets.train()))
-    stop = plain.watch("weights", lambda weights: weights)
-    assert plain.kernel() == ("eager", "scores or weights are being watched")
-    stop()
+    with watching({(plain.identity, "weights"): [lambda weights: weights]}):
+        assert plain.kernel() == ("eager", "scores or weights are being watched")
     assert plain.kernel()[0] == "fused"
 
 
@@ -53,19 +53,16 @@ def test_weights_can_be_captured_and_edited() -> None:
     ids = torch.randint(TARGET_VOCAB, (2, 7))
     before, seen = module(ids).logits, []
     target = module.decoder.layers[0].steps[0].branches[0].function
-    stop = target.watch("weights", lambda weights: (seen.append(weights), weights)[1])
-    assert torch.equal(module(ids).logits, before)
-    stop()
+    with watching({(target.identity, "weights"): [lambda weights: (seen.append(weights), weights)[1]]}):
+        assert torch.equal(module(ids).logits, before)
     assert seen[0].shape == (2, 6, 7, 7)
     assert difference(seen[0].sum(-1), torch.ones(2, 6, 7)) <= 1e-5
     assert not seen[0].triu(1).any()
-    stop = target.watch("weights", torch.zeros_like)
-    assert (module(ids).logits - before).abs().max() > 1e-3
-    stop()
-    stop = target.watch("scores", lambda scores: scores.clamp(max=0))
-    assert (module(ids).logits - before).abs().max() > 1e-3, "scores can be replaced as well"
-    stop()
-    assert target.watchers is None
+    with watching({(target.identity, "weights"): [torch.zeros_like]}):
+        assert (module(ids).logits - before).abs().max() > 1e-3
+    with watching({(target.identity, "scores"): [lambda scores: scores.clamp(max=0)]}):
+        assert (module(ids).logits - before).abs().max() > 1e-3, "scores can be replaced as well"
+    assert not target.is_watched("scores", "weights")
     assert torch.equal(module(ids).logits, before)
 
 
@@ -106,10 +103,9 @@ def test_scale_and_query_key_norm() -> None:
     ).eval()
     one, seen = attentions(module)[0], []
     nn.init.normal_(one.query_norm.weight), nn.init.normal_(one.key_norm.weight)
-    stop = one.watch("scores", lambda scores: (seen.append(scores), scores)[1])
     x = torch.randn(3, 7, 11)
-    module.encode(torch.zeros(3, 7, dtype=torch.long), embeddings=x)
-    stop()
+    with watching({(one.identity, "scores"): [lambda scores: (seen.append(scores), scores)[1]]}):
+        module.encode(torch.zeros(3, 7, dtype=torch.long), embeddings=x)
 
     def normed(y: Tensor, weight: Tensor) -> Tensor:
         heads = y.unflatten(-1, (2, 5)).transpose(1, 2)
@@ -158,10 +154,8 @@ def alone(**changes: object) -> tuple[nn.Module, Attention]:
 def seen_by(module: nn.Module, one: Attention, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scores and weights of a call, and the output of the attention."""
     taps: list[Tensor] = []
-    stops = [one.watch(name, lambda x: (taps.append(x), x)[1]) for name in ("scores", "weights")]
-    out = module.encode(torch.zeros(x.shape[:2], dtype=torch.long), embeddings=x, mask=mask).hidden - x
-    for stop in stops:
-        stop()
+    with watching({(one.identity, name): [lambda x: (taps.append(x), x)[1]] for name in ("scores", "weights")}):
+        out = module.encode(torch.zeros(x.shape[:2], dtype=torch.long), embeddings=x, mask=mask).hidden - x
     return taps[0], taps[1], out
 
 

@@ -15,11 +15,10 @@ from clearhead import surgery
 from clearhead.cli.main import main
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.fast import runner as fast
+from clearhead.fast import runner
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import dequantized, is_int8, quantize, to_int8
-from clearhead.fast.runner import multiply_in_bf16
-from clearhead.generate.batching import fast_mode
+from clearhead.fast.runner import Runner, ServedLinear, multiplies_in_bf16
 from clearhead.hf.pooling import with_head
 from clearhead.weights.files import load_tensors
 from tests import hf_models as made
@@ -74,67 +73,60 @@ def test_the_plain_model_computes_with_the_dequantized_weights(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_compiled_layers_compute_what_the_plain_ones_do_and_only_inside_the_block(name: str) -> None:
+def test_kernels_compute_what_the_plain_layers_do_and_leave_the_plain_tree_alone(name: str) -> None:
     module = seeded(name)
-    plain = outputs(module)
-    with fast_mode(module):
-        assert any("forward" in vars(part) for part in module.modules()) == (module.decoder is not None)
-        fast = outputs(module)
-    assert torch.allclose(fast, plain, atol=1e-5)
-    assert not any("forward" in vars(part) for part in module.modules())
+    plain, before = outputs(module), [dict(vars(part)) for part in module.modules()]
+    fast = Runner(module)
+    assert {one.by for one in fast.report()} >= ({"kernels"} if module.decoder is not None else {"plain"})
+    assert torch.allclose(outputs(fast.tree()), plain, atol=1e-5)
+    assert all(vars(part) == old for part, old in zip(module.modules(), before, strict=True))
     half = seeded(name).to(torch.bfloat16)
     plain = outputs(half)
-    with fast_mode(half):
-        assert (outputs(half) - plain).abs().max() <= 0.05 * plain.abs().max()
+    assert (outputs(Runner(half).tree()) - plain).abs().max() <= 0.05 * plain.abs().max()
     rounded = to_int8(module)
     plain = outputs(rounded)
-    with fast_mode(rounded):
-        error = (outputs(rounded) - plain).abs()
+    error = (outputs(Runner(rounded).tree()) - plain).abs()
     assert 0.0 < error.max() <= 0.1 * plain.abs().max()
 
 
 def test_products_in_bf16_are_close_and_neither_scores_nor_weights_change(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast, "has_fast_bf16", lambda device: True)
-    monkeypatch.setattr(fast, "LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(runner, "has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(runner, "LEAST_WEIGHTS", 1)
     exact, quick = (ch.load(folder, device="cpu", precision=precision) for precision in ("fp32", "auto"))
-    with fast_mode(exact.module), fast_mode(quick.module):
-        first, second = outputs(exact.module), outputs(quick.module)
+    first, second = outputs(exact.tree), outputs(quick.tree)
     assert 0.0 < (first - second).abs().max() <= 0.05 * first.abs().max()
     assert torch.equal(outputs(exact.module), outputs(quick.module))
     assert exact.score(["the cat"]) == quick.score(["the cat"])
     weight = next(part.weight for part in quick.module.modules() if isinstance(part, nn.Linear))
     with torch.no_grad():
         weight.mul_(2.0)
-    with fast_mode(quick.module):
-        assert not torch.equal(outputs(quick.module), second), "the rounded copy is made again"
+    assert not torch.equal(outputs(quick.tree), second), "the rounded copy is made again"
 
 
 def test_small_models_and_slow_processors_multiply_as_their_weights_are(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not multiply_in_bf16(ch.load(folder, device="cpu", precision="fp32").module)
-    monkeypatch.setattr(fast, "LEAST_WEIGHTS", 1)
-    monkeypatch.setattr(fast, "has_fast_bf16", lambda device: False)
-    assert not multiply_in_bf16(ch.load(folder, device="cpu", precision="fp32").module)
+    assert not multiplies_in_bf16(ch.load(folder, device="cpu", precision="fp32").module)
+    monkeypatch.setattr(runner, "LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(runner, "has_fast_bf16", lambda device: False)
+    assert not multiplies_in_bf16(ch.load(folder, device="cpu", precision="fp32").module)
 
 
 def test_a_watched_model_computes_by_its_plain_layers() -> None:
     module = seeded("decoder/post/learned")
-    with ch.capture(module, "*.weights"):
-        plain = outputs(module)
-        with fast_mode(module):
-            assert not any("forward" in vars(part) for part in module.modules())
-            assert torch.equal(outputs(module), plain)
-    with fast_mode(module):
-        assert any("forward" in vars(part) for part in module.modules())
+    fast = Runner(module)
+    with ch.capture(module, "*.weights") as seen:
+        watched = outputs(fast.tree())
+        assert torch.equal(watched, outputs(module))
+    assert {len(records) for records in seen.values()} == {2}
+    assert any(type(part).forward is ServedLinear.forward for part in fast.tree().modules())
 
 
-def test_a_model_trains_inside_the_block() -> None:
+def test_a_served_tree_lets_gradients_through() -> None:
     module = seeded("decoder/post/rotary").train()
-    with fast_mode(module):
-        module(torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    Runner(module).tree()(torch.tensor([[1, 2, 3]])).logits.sum().backward()
     assert all(part.weight.grad is not None for part in module.modules() if isinstance(part, nn.Linear))
 
 
@@ -154,8 +146,9 @@ def test_they_stay_where_keys_and_values_have_8_bits_as_well(data_dir: Path) -> 
     for precision in ("fp32", "int8"):
         model, cache = ch.load(data_dir / "stories260K", device="cpu", precision=precision), IndexedCache()
         ids = torch.tensor([model.tokenizers.target.encode_with_special(text)])
-        with torch.inference_mode(), fast_mode(model.module):
-            parts = [model.module.decode(part, cache=cache).logits for part in (ids[:, :64], *ids[:, 64:].split(1, 1))]
+        tree = model.tree
+        with torch.inference_mode():
+            parts = [tree.decode(part, cache=cache).logits for part in (ids[:, :64], *ids[:, 64:].split(1, 1))]
         losses.append(float(functional.cross_entropy(torch.cat(parts, 1)[0, :-1], ids[0, 1:])))
     assert losses[0] != losses[1]
     assert np.exp(losses[1] - losses[0]) == pytest.approx(1.0, abs=0.01)

@@ -15,7 +15,7 @@ from tests.house.source import ROOT, Source, package_sources
 
 # Each part may import from its own row where that is said below, and from every row above it.
 ORDER = (
-    ("arguments", "errors", "files", "machine", "printing", "task", "version", "watching"),
+    ("arguments", "errors", "files", "hooks", "machine", "printing", "task", "version", "watching"),
     ("spec",),
     ("kernels",),
     ("core",),

@@ -46,13 +46,14 @@ METHODS = {
     """,
     "Cache": "extend select",
     "Model": """
-        answer attention capture classify edit embed evaluate fill for_languages for_task generate generate_options
-        heads replaced save score spec special_tokens stream tag tokenizer translate translate_n_best
+        answer attention capture classify edit embed evaluate exact fill for_languages for_task generate
+        generate_options heads replaced save score spec special_tokens stream tag tokenizer translate
+        translate_n_best tree
     """,
     "MultiHeadAttention": "attention extra_repr forward train",
     "TrainResult": "load",
     "Transformer": """
-        decode encode extra_repr forward is_watched max_positions num_source_ids num_target_ids point run states watch
+        decode encode extra_repr forward is_watched max_positions num_source_ids num_target_ids point run states
     """,
 }
 

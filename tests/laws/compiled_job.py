@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 
 import clearhead as ch
 from clearhead.core import build
-from clearhead.core.hooks import HookPoints
+from clearhead.hooks import HookPoints
 from clearhead.kernels.attention import SHORT_ON_CPU
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clearhead import surgery
 from clearhead.core import Cache, MultiHeadAttention, Sequence, build
 from clearhead.core.attention import Attention, MemoryAttention, attention_weights
-from clearhead.core.hooks import HookPoints
 from clearhead.errors import InputError
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.search.beam import beam_search
+from clearhead.hooks import HookPoints, is_seen
 from clearhead.kernels import attention as kernels
 from clearhead.maps.hook_points import Place, addresses, capture, edit
 from tests.laws.hf_parts import HF_PARTS, hf_part
@@ -246,7 +246,7 @@ def test_blocks_nest_and_leave_nothing_behind() -> None:
     assert torch.equal(module(ids).logits, expected)
     for part in module.modules():
         assert not part._forward_hooks and not part._forward_pre_hooks
-        assert not isinstance(part, HookPoints) or part.watchers is None
+        assert not is_seen(part)
 
 
 def test_an_unknown_address_is_refused_with_the_nearest() -> None:

@@ -10,7 +10,6 @@ import torch
 
 from clearhead import spec
 from clearhead.core import Sequence, Transformer, build
-from clearhead.generate.batching import evaluation_mode
 from clearhead.maps.recording import AttentionRecord, recording
 from clearhead.maps.streams import Streams
 from tests.laws.hf_parts import HF_PARTS, base
@@ -87,7 +86,7 @@ def texts(module: Transformer) -> tuple[Sequence, Sequence | None]:
 
 
 def record(module: Transformer, source: Sequence, target: Sequence | None = None) -> Run:
-    with evaluation_mode(module), torch.no_grad(), recording(module) as records:
+    with torch.no_grad(), recording(module) as records:
         module.states(source, target)
     return Run(module, records, Streams.of(module, source, target))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.core import Sequence, build
+from clearhead.hooks import is_seen
 from clearhead.maps import effects
 from clearhead.maps.contributions import contributions
 from clearhead.maps.effects import head_effects, key_effects
@@ -120,7 +121,7 @@ def test_layers_below_the_head_do_not_run_again() -> None:
     hooks = [
         layer.register_forward_hook(lambda *call, name=f"{stack}.{index}": ran.append(name))
         for stack in ("encoder", "decoder")
-        for index, layer in enumerate(getattr(found.module, stack).layers)
+        for index, layer in enumerate(getattr(found.streams.module, stack).layers)
     ]
     last = [entry for entry in found.records if entry.stack == "decoder.memory"][-1]
     head_effects(found.streams, [last], outcome_of(found))
@@ -140,7 +141,7 @@ def test_an_exception_leaves_the_model_as_it_was() -> None:
         head_effects(found.streams, found.records, outcome_of(found), stop)
     assert found.module.training
     assert all(not part._forward_hooks and not part._forward_pre_hooks for part in found.module.modules())
-    assert all(getattr(part, "watchers", None) is None for part in found.module.modules())
+    assert not any(map(is_seen, found.streams.module.modules()))
 
 
 def copying_head() -> Run:

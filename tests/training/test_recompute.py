@@ -6,19 +6,17 @@ import torch
 from torch import Tensor
 
 from clearhead.core import build
+from clearhead.fast.training.parts import training_tree
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.training.recompute import recompute_layers
 
 
 def gradients(is_recomputed: bool) -> tuple[dict[str, Tensor], int]:
     """The gradients of one batch with dropout, and how often a layer ran."""
     torch.manual_seed(5)
     hparams = Hyperparameters(layers=2, width=14, heads=2, feedforward=19, dropout=0.3, attention_dropout=0.2)
-    module = build(build_spec(hparams, source_vocab=23, target_vocab=23))
-    names = list(module.state_dict())
-    if is_recomputed:
-        recompute_layers(module)
-    assert list(module.state_dict()) == names
+    plain = build(build_spec(hparams, source_vocab=23, target_vocab=23))
+    module = training_tree(plain, "fp32", recomputes_layers=is_recomputed)
+    assert list(module.state_dict()) == list(plain.state_dict())
     runs: list[None] = []
     assert module.encoder is not None
     module.encoder.layers[0].get_submodule("steps.0").register_forward_hook(lambda *_: runs.append(None))

@@ -19,8 +19,8 @@ _ADD: Final = ctypes.CFUNCTYPE(None, *(ctypes.c_char_p,) * 3, *(ctypes.c_int64,)
 def _declarations() -> dict[str, list[tuple[str, ...]]]:
     """Return the fields of each structure (type, name, and how many in an array), and the values of each list."""
     found: dict[str, list[tuple[str, ...]]] = {}
-    text = _HEADER.read_text("utf-8").rpartition("#else")[2]
-    for kind, arguments in re.findall(r"^(\w+)\(([^)]*)\)", text, re.MULTILINE):
+    text = re.sub("//.*", "", _HEADER.read_text("utf-8").rpartition("#else")[2])
+    for kind, arguments in re.findall(r"\b([A-Z]+)\(([^)]*)\)", text):
         if kind in ("STRUCT", "ENUM"):
             last = found[arguments] = []
         else:
@@ -51,32 +51,38 @@ NO_ACTIVATION: Final = values("Activation")["none"]
 class Norm(ctypes.Structure):
     """A norm over the last axis."""
 
+    __slots__ = ()  # a field that there is not cannot be set
     _fields_ = _fields("Norm")
 
 
 class Matrix(ctypes.Structure):
     """The matrix of a linear layer, its bias and its scales."""
 
+    __slots__ = ()
     _fields_ = _fields("Matrix")
 
 
 class Branch(ctypes.Structure):
     """A branch of a residual step: a feed-forward network, or attention."""
 
+    __slots__ = ()
     _fields_ = _fields("Branch")
 
 
 class Keys(ctypes.Structure):
     """The keys and values of an attention in one call."""
 
-    place: tuple[int, Tensor, Tensor | None] | None = None
-    """The first row, the buffer and its scales that the addresses are of."""
-
+    __slots__ = ("place",)
     _fields_ = _fields("Keys")
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The first row, the buffer and its scales that the addresses are of.
+        self.place: tuple[int, Tensor, Tensor | None] | None = None
 
 
 def _structure(name: str) -> type[ctypes.Structure]:
-    return type(name, (ctypes.Structure,), {"_fields_": _fields(name)})
+    return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": _fields(name)})
 
 
 StackCall: Final = _structure("StackCall")

@@ -23,7 +23,25 @@ KERNEL void describe(
 #include "abi.h"
 }
 
-KERNEL const char* isa() { return instruction_sets(); }
+KERNEL const char* isa() {
+  return ""
+#ifdef __AVX2__
+         "avx2 "
+#endif
+#ifdef __AVX512F__
+         "avx512 "
+#endif
+#ifdef __AVX512BF16__
+         "avx512_bf16 "
+#endif
+#ifdef __AVX512VNNI__
+         "avx512_vnni "
+#endif
+#ifdef HAS_AMX
+         "amx "
+#endif
+      ;
+}
 
 // Whether products of many rows are blocks of the GEMM.
 KERNEL int64_t has_gemm() {

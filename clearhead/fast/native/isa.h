@@ -10,26 +10,3 @@
 #define HAS_AMX 1
 #endif
 #endif
-
-inline const char* instruction_sets() {
-  return ""
-#ifdef __AVX2__
-         "avx2 "
-#endif
-#ifdef __AVXVNNI__
-         "avx_vnni "
-#endif
-#ifdef __AVX512F__
-         "avx512 "
-#endif
-#ifdef __AVX512BF16__
-         "avx512_bf16 "
-#endif
-#ifdef __AVX512VNNI__
-         "avx512_vnni "
-#endif
-#ifdef HAS_AMX
-         "amx "
-#endif
-      ;
-}

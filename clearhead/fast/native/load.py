@@ -80,12 +80,12 @@ def function(name: str, *, pointers: int, numbers: int = 0, kernels: str = INFER
         kernels: their folder.
 
     Returns:
-        None where there are no kernels.
+        None where there are no kernels, or none of this name for this processor.
     """
     found = library(kernels)
-    if found is None:
+    kernel = None if found is None else getattr(found, name, None)
+    if kernel is None:
         return None
-    kernel = getattr(found, name)
     kernel.restype = None
     kernel.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * (numbers + 1)
 

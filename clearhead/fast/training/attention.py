@@ -6,7 +6,6 @@ Legend: B batch, H heads, T queries, S keys, E head size.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,37 +13,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.core.attention import Attention
-from clearhead.core.context import Context
 from clearhead.fast.native.abi import AttentionCall, Heads, RotationCall
 from clearhead.fast.training.linear import run
 
-Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, Context], Tensor]
 Queries = Float[Tensor, "batch heads queries head_size"]
 Keys = Float[Tensor, "batch heads keys head_size"]
 Angles = Float[Tensor, "#batch 1 queries pairs"]
 
 
-def mix(
-    part: Attention, own: Mix, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, context: Context
-) -> Tensor:
-    """Mix values as an attention does, by the compiled kernels where they can.
-
-    Attentions that need their weights, and those that share key/value heads, keep their own.
-
-    Args:
-        part: the attention.
-        own: its own method.
-        query, key, value, bias, context: its arguments.
-    """
-    is_plain = query.shape[1] == key.shape[1] and value.dtype == torch.bfloat16
-    if not (is_plain and torch.is_grad_enabled()) or torch.compiler.is_compiling() or _needs_weights(part):
-        return own(query, key, value, bias, context)
-    is_causal = context.masking.is_only_causal(part.spec.mask)
-    mask = None if is_causal else part.mask(context)
-    return attention(query, key, value, mask, bias, scale=part.scale, is_causal=is_causal)
-
-
-def _needs_weights(part: Attention) -> bool:
+def needs_weights(part: Attention) -> bool:
+    """Return whether an attention has to build its weights: they are watched, dropped out, capped, or have a sink."""
     is_watched, is_dropped = part.is_watched("scores", "weights"), part.training and part.dropout.p > 0.0
     return is_watched or is_dropped or part.spec.soft_cap is not None or part.spec.sink
 

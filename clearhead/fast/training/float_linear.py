@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,13 +20,22 @@ def has_faster_products() -> bool:
     return processor().vendor not in ("GenuineIntel", "")
 
 
-def linear(part: nn.Linear, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Compute a linear layer as itself does, up to the order of sums, forward and backward."""
-    is_plain = type(part.weight) is nn.Parameter and x.dtype == part.weight.dtype == torch.float32
+def multiplies(x: Tensor, weight: Tensor) -> bool:
+    """Return whether `linear` computes a layer: rows and weights in fp32, which need a gradient."""
+    is_plain = type(weight) is nn.Parameter and x.dtype == weight.dtype == torch.float32
     is_traced = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
-    if not is_plain or is_traced or not torch.is_grad_enabled() or x.dim() < 2 or x.numel() == 0:
-        return own(x)
-    found: Tensor = _Linear.apply(x, part.weight, part.bias)  # type: ignore[no-untyped-call]
+    return is_plain and not is_traced and torch.is_grad_enabled() and x.dim() >= 2 and x.numel() > 0
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x weight^T + bias as `F.linear` does, up to the order of sums, forward and backward.
+
+    Args:
+        x: fp32 [*axes, inputs].
+        weight: fp32 [outputs, inputs].
+        bias: fp32 [outputs].
+    """
+    found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -21,6 +21,8 @@ from clearhead.core.feedforward import FeedForward
 from clearhead.fast.native import load
 from clearhead.fast.native.abi import ACTIVATIONS, NO_ACTIVATION, LinearArgs, LinearCall
 from clearhead.fast.native.build import TRAINING
+from clearhead.fast.replica import plain_type
+from clearhead.hooks import is_seen
 
 Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]
@@ -36,8 +38,9 @@ def has_products() -> bool:
 
 def is_served(part: nn.Module) -> bool:
     """Return whether the kernels compute a module: a plain linear layer in fp32 whose sizes fill blocks."""
-    if type(part) is not nn.Linear or part._forward_hooks or part._forward_pre_hooks:
+    if plain_type(part) is not nn.Linear or is_seen(part):
         return False
+    assert isinstance(part, nn.Linear)
     weight = part.weight
     bias: Tensor | None = part.bias
     is_plain = weight.dtype == torch.float32 and type(weight) is nn.Parameter and weight.is_contiguous()

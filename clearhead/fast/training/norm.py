@@ -5,30 +5,27 @@ Legend: N tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.core.norm import RMSNorm
 
-Normalize = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+def normalizes(x: Tensor, weight: Tensor | None) -> bool:
+    """Return whether `normalize` computes a norm: it has a weight, in fp32, and needs a gradient."""
+    is_plain = weight is not None and x.dtype == weight.dtype == torch.float32
+    return is_plain and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-def normalize(part: RMSNorm, own: Normalize, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Normalize as an RMSNorm with a weight does; up to the order of sums the results are the same.
+def normalize(x: Float[Tensor, "*axes width"], weight: Float[Tensor, " width"], eps: float) -> Tensor:
+    """Normalize as an RMSNorm does; up to the order of sums the results are the same.
 
     Args:
-        part: the norm.
-        own: its own method, for what is not in fp32 and needs no gradient.
-        x: [*axes, width].
-        weight, bias: its own.
+        x, weight: fp32.
+        eps: is added to the mean square.
     """
-    is_plain = weight is not None and x.dtype == weight.dtype == torch.float32 and torch.is_grad_enabled()
-    if not is_plain or torch.compiler.is_compiling():
-        return own(x, weight, bias)
-    normed: Tensor = _RMSNorm.apply(x, weight, part.eps)  # type: ignore[no-untyped-call]
+    normed: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 
 

@@ -1,120 +1,172 @@
-"""Parts of a module that are computed by faster functions while it is trained on a CPU."""
+"""The training tree: a replica of a module whose parts are computed by faster functions while it is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from typing import TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
 from clearhead.core.feedforward import FeedForward
-from clearhead.core.norm import Norm, RMSNorm
-from clearhead.core.stack import Branch, Stack, Step
+from clearhead.core.norm import Norm, RMSNorm, Vectors
+from clearhead.core.shapes import Keys, Queries, Scores, States
+from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.fast.probe import has_fast_bf16
-from clearhead.fast.training.attention import mix, rotation
-from clearhead.fast.training.float_linear import has_faster_products, linear
+from clearhead.fast.replica import override, plain_type, replica
+from clearhead.fast.runner import uses_kernels
+from clearhead.fast.stack import is_altered
+from clearhead.fast.training.attention import attention, needs_weights, rotation
+from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
 from clearhead.fast.training.linear import feed_forward, has_products, is_served, linears, serves_network
-from clearhead.fast.training.norm import normalize
-from clearhead.fast.training.stream import fast_stream
+from clearhead.fast.training.norm import normalize, normalizes
+from clearhead.fast.training.stream import FusedStream, stream_branches
+from clearhead.kernels.positions import rotate
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+Angles = Float[Tensor, "#batch 1 tokens pairs"]
 
 
-@contextmanager
-def fast_training(module: nn.Module, precision: str) -> Iterator[None]:
-    """Let parts of a module be computed by faster functions inside a with block, forward and backward.
+def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = False) -> ModuleT:
+    """Return the tree that a whole run trains: its parameters are those of the module, which is not changed.
 
-    Losses are those of the module's own functions up to the order of sums, and gradients up to rounding in the
-    precision of the products.
+    Losses are those of the module up to the order of sums, and gradients up to rounding in the precision of the
+    products. Hooks that the module has now are those of the tree too; parts with hooks compute by themselves.
 
     Args:
         module: that is trained.
-        precision: of the products.
+        precision: of the products, "fp32" or "bf16".
+        recomputes_layers: keep only the inputs of the layers until the backward pass, with the same gradients.
+
+    Source: of the recomputation, arXiv 1604.06174.
     """
-    changed = list(_functions(module, precision))
-    for part, name, function in changed:
-        vars(part)[name] = function
-    try:
-        yield
-    finally:
-        for part, name, _ in changed:
-            del vars(part)[name]
+    tree = replica(module, is_training=True)
+    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+    if device.type == "cpu" and uses_kernels():
+        _fuse(tree, precision, recomputes_layers)
+    for part in tree.modules():
+        if recomputes_layers and isinstance(part, Layer):
+            override(part, RecomputedLayer)
+    return tree
 
 
-def _functions(module: nn.Module, precision: str) -> Iterator[tuple[nn.Module, str, Callable[..., Tensor]]]:
-    device = next(module.parameters()).device
-    if device.type != "cpu":
-        return
-    for part in module.modules():
+def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
+    parts = [part for part in tree.modules() if not is_altered(part)]
+    for part in parts:
         if isinstance(part, RMSNorm):
-            yield part, "normalize", partial(normalize, part, part.normalize)
-    if precision == "fp32" and has_faster_products():
-        for part in module.modules():
-            if type(part) is nn.Linear and "forward" not in vars(part):
-                yield part, "forward", partial(linear, part, part.forward)
-    if precision != "bf16" or not has_fast_bf16(device):
+            override(part, FusedRMSNorm)
+        if precision == "fp32" and plain_type(part) is nn.Linear and has_faster_products():
+            override(part, FloatLinear)
+    if precision != "bf16" or not has_fast_bf16(torch.device("cpu")):
         return
-    for part in module.modules():
+    for part in parts:
         # Without a norm the stream itself is rounded, in front of a branch alone.
-        if isinstance(part, Branch) or (isinstance(part, Step) and isinstance(part.pre, Norm)):
-            yield part.pre, "forward", partial(_rounded, part.pre.forward)
-    encoder, decoder = getattr(module, "encoder", None), getattr(module, "decoder", None)
+        if isinstance(part, Branch | Step) and (isinstance(part, Branch) or isinstance(part.pre, Norm)):
+            override(part.pre, RoundedOutput)
+    stacks: list[Stack | None] = [getattr(tree, name, None) for name in ("encoder", "decoder")]
+    encoder, decoder = stacks
     if has_products():
-        yield from _products(module)
-        for stack in (encoder, decoder):
-            is_memory = stack is encoder and decoder is not None
-            run = fast_stream(stack, is_memory=is_memory) if isinstance(stack, Stack) else None
-            if isinstance(stack, Stack) and run is not None:
-                yield stack, "continue_from", run
-    if isinstance(encoder, Stack) and decoder is not None:
-        yield encoder.final_norm, "forward", partial(_rounded, encoder.final_norm.forward)
+        for part in parts:
+            if isinstance(part, Attention):
+                override(part, FusedAttention)
+            elif plain_type(part) is nn.Linear:
+                override(part, FusedLinear)
+            elif plain_type(part) is FeedForward:
+                override(part, FusedFeedForward)
+        for stack in stacks:
+            branches = None if stack is None or recomputes_layers else stream_branches(stack)
+            if stack is not None and branches is not None:
+                fused = override(stack, FusedStream)
+                fused.branches, fused.is_memory = branches, stack is encoder and decoder is not None
+    if encoder is not None and decoder is not None:
+        override(encoder.final_norm, RoundedOutput)
 
 
-def _products(module: nn.Module) -> Iterator[tuple[nn.Module, str, Callable[..., Tensor]]]:
-    for part in module.modules():
-        if isinstance(part, Attention):
-            yield part, "mix", partial(mix, part, part.mix)
-            yield part, "rotate", partial(_rotate, part.rotate)
-        if isinstance(part, nn.Linear):
-            yield part, "forward", partial(_linear, part, part.forward)
-        if isinstance(part, Attention) and type(part).forward is Attention.forward:
-            yield part, "forward", partial(_attend, part, part.forward)
-        if type(part) is FeedForward:
-            yield part, "forward", partial(_feed_forward, part, part.forward)
-
-
-def _linear(part: nn.Linear, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return linears(x, [part])[0] if _is_for_training(x) and is_served(part) else own(x)
-
-
-def _rotate(own: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return rotation(x, cos, sin) if _is_for_training(x) and x.dtype == torch.bfloat16 else own(x, cos, sin)
-
-
-def _feed_forward(part: FeedForward, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return feed_forward(part, x) if _is_for_training(x) and serves_network(part) else own(x)
-
-
-def _attend(part: Attention, own: Callable[[Tensor, Context], Tensor], x: Tensor, context: Context) -> Tensor:
-    """Attend as an attention to its own rows does, but project queries, keys and values together."""
-    layers = part.query, part.key, part.value
-    if not _is_for_training(x) or context.cache is not None or not all(map(is_served, layers)):
-        return own(x, context)
-    query, key, value = map(part.split, linears(x, layers))
-    query, key = part.prepare(query, key, context)
-    query, key, value = part.point("queries", query), part.point("keys", key), part.point("values", value)
-    return part.merge(part.mix(query, key, value, part.bias(query, key, context), context))
-
-
-def _is_for_training(x: Tensor) -> bool:
+def _is_trained(x: Tensor) -> bool:
     """Return whether rows are read in bf16 for a backward pass."""
     is_plain = torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
     return is_plain and torch.is_grad_enabled() and x.numel() > 0
 
 
-def _rounded(own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Round once what several linear layers read, each of which would round it, and keep its copy for the gradient."""
-    normed = own(x)
-    return normed.to(torch.bfloat16) if torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() else normed
+class FusedRMSNorm(RMSNorm):
+    """An RMSNorm in fewer passes over its input."""
+
+    def normalize(self, x_D: Vectors, weight: Tensor | None, bias: Tensor | None) -> Vectors:
+        """Normalize as the plain norm does."""
+        if not normalizes(x_D, weight):
+            return super().normalize(x_D, weight, bias)
+        assert weight is not None
+        return normalize(x_D, weight, self.eps)
+
+
+class RoundedOutput(nn.Module):
+    """A norm, or an identity, that rounds once what several linear layers read, each of which would round it."""
+
+    def forward(self, x_D: Vectors) -> Vectors:
+        """Return the output in bf16, a copy that is kept for the gradient; outside of training as it is."""
+        normed_D: Tensor = super().forward(x_D)
+        is_rounded = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+        return normed_D.to(torch.bfloat16) if is_rounded else normed_D
+
+
+class FloatLinear(nn.Linear):
+    """A linear layer in fp32 by oneDNN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x weight^T + bias."""
+        return linear(x, self.weight, self.bias) if multiplies(x, self.weight) else super().forward(x)
+
+
+class FusedLinear(nn.Linear):
+    """A linear layer in bf16 by kernels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x weight^T + bias."""
+        return linears(x, [self])[0] if _is_trained(x) and is_served(self) else super().forward(x)
+
+
+class FusedFeedForward(FeedForward):
+    """A feed-forward network in bf16 by kernels, which keep the derivative of its activation."""
+
+    def forward(self, x_BTD: States) -> States:
+        """Compute as the plain network does."""
+        return feed_forward(self, x_BTD) if _is_trained(x_BTD) and serves_network(self) else super().forward(x_BTD)
+
+
+class FusedAttention(Attention):
+    """An attention in bf16 by kernels: projections that read their rows once, rotations, and a head at a time."""
+
+    def project(self, x_BTD: States) -> tuple[Tensor, Tensor, Tensor]:
+        """Project queries, keys and values together."""
+        layers = self.query, self.key, self.value
+        if not _is_trained(x_BTD) or not all(map(is_served, layers)):
+            return super().project(x_BTD)
+        query, key, value = linears(x_BTD, layers)
+        return query, key, value
+
+    @staticmethod
+    def rotate(x: Queries, cos: Angles, sin: Angles) -> Queries:
+        """Rotate in one pass over the heads."""
+        is_fused = _is_trained(x) and x.dtype == torch.bfloat16
+        return rotation(x, cos, sin) if is_fused else rotate(x, cos, sin)
+
+    def mix(self, query: Queries, key: Keys, value: Keys, bias: Scores | None, context: Context) -> Queries:
+        """Mix values; attentions that need their weights, and those that share key/value heads, do so by themselves."""
+        is_plain = query.shape[1] == key.shape[1] and value.dtype == torch.bfloat16 and not needs_weights(self)
+        if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return super().mix(query, key, value, bias, context)
+        is_causal = context.masking.is_only_causal(self.spec.mask)
+        mask = None if is_causal else self.mask(context)
+        return attention(query, key, value, mask, bias, scale=self.scale, is_causal=is_causal)
+
+
+class RecomputedLayer(Layer):
+    """A layer whose activations are computed again when its gradient is."""
+
+    def forward(self, x_BTD: States, context: Context) -> States:
+        """Compute as the plain layer does."""
+        found: Tensor = checkpoint(super().forward, x_BTD, context, use_reentrant=False)
+        return found

@@ -5,7 +5,6 @@ Legend: B batch, T tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,56 +15,52 @@ from clearhead.core.attention import Attention
 from clearhead.core.context import Context
 from clearhead.core.norm import LayerNorm, Norm, RMSNorm
 from clearhead.core.shapes import States
-from clearhead.core.stack import Branch, Layer, Stack, Step
+from clearhead.core.stack import Branch, Stack
 from clearhead.fast.native.abi import StreamCall
+from clearhead.fast.plan import PlannedBranch, planned_branches
 from clearhead.fast.training.linear import run
-
-Continue = Callable[[int, States, Context], States]
+from clearhead.hooks import is_seen
 
 _PARTS: Final = 1 << 32
 """Each element gets 32 random bits, so a drop probability is a whole number of these parts."""
 
 
-def fast_stream(stack: Stack, *, is_memory: bool) -> Continue | None:
-    """Return what runs the layers of a stack as its `continue_from` does, up to the order of sums and rounding.
+@dataclass(frozen=True)
+class StreamBranch:
+    """The only branch of a step, and its norm: before the branch, or after the sum; at a depth."""
 
-    Args:
-        stack: its layers.
-        is_memory: whether its output is read as the memory of a decoder alone, and so may be rounded.
+    branch: Branch
+    norm: Norm
+    is_before: bool
+    depth: int
+
+
+def stream_branches(stack: Stack) -> list[StreamBranch] | None:
+    """Return the branches of a stack, for `FusedStream`.
 
     Returns:
         None where the kernels do not serve the steps: each has one branch and one norm, all of them before the branch
         (with one at the end of the stack) or all of them after the sum.
     """
-    layers = [[_Plan.of(step) for step in layer.steps] for layer in stack.layers if isinstance(layer, Layer)]
-    plans = [[plan for plan in layer if plan is not None] for layer in layers]
-    is_before = {plan.is_before for layer in plans for plan in layer}
+    planned = list(planned_branches(stack))
+    found = [one for one in map(_stream_branch, planned) if one is not None]
+    is_before = {one.is_before for one in found}
     ends_well = is_before == {False} or _is_plain(stack.final_norm)
-    if plans != layers or len(is_before) != 1 or not ends_well or stack.final_norm is None:
+    return found if len(found) == len(planned) and len(is_before) == 1 and ends_well else None
+
+
+def _stream_branch(planned: PlannedBranch) -> StreamBranch | None:
+    step, branch = planned.step, planned.branch
+    norms = [norm for norm in (step.pre, branch.pre, step.out) if not isinstance(norm, nn.Identity)]
+    if not (planned.is_first and planned.is_last) or len(norms) != 1 or not _is_plain(norms[0]):
         return None
-    return _FastStream(stack, plans, is_memory).continue_from
+    (norm,) = norms
+    assert isinstance(norm, Norm)
+    return StreamBranch(branch, norm, norm is not step.out, planned.depth) if _is_absent(branch.post) else None
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The branch of a step, and its norm: before the branch, or after the sum."""
-
-    branch: Branch
-    norm: Norm
-    is_before: bool
-
-    @classmethod
-    def of(cls, step: nn.Module) -> _Plan | None:
-        if not isinstance(step, Step) or len(step.branches) != 1:
-            return None
-        branch = step.branches[0]
-        assert isinstance(branch, Branch)
-        norms = [norm for norm in (step.pre, branch.pre, step.out) if not isinstance(norm, nn.Identity)]
-        if len(norms) != 1 or not _is_plain(norms[0]) or not isinstance(branch.post, nn.Identity):
-            return None
-        (norm,) = norms
-        assert isinstance(norm, Norm)
-        return cls(branch, norm, norm is not step.out)
+def _is_absent(norm: nn.Module) -> bool:
+    return isinstance(norm, nn.Identity)
 
 
 def _is_plain(norm: nn.Module) -> bool:
@@ -82,41 +77,38 @@ class _Added:
     scale: float
 
 
-@dataclass(frozen=True)
-class _FastStream:
-    stack: Stack
-    plans: list[list[_Plan]]
+class FusedStream(Stack):
+    """A stack of a training tree whose stream is computed in bf16, one pass between two branches."""
+
+    branches: list[StreamBranch]
     is_memory: bool
+    """Whether its output is read as the memory of a decoder alone, and so may be rounded."""
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
+        """Run the layers as the plain stack does, up to the order of sums and rounding."""
         is_plain = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         is_fit = x_BTD.dtype == torch.float32 and x_BTD.numel() > 0 and context.cache is None
-        if not (is_plain and is_fit) or any(map(_is_watched, (*self.stack.layers.modules(), self.stack.final_norm))):
-            return Stack.continue_from(self.stack, depth, x_BTD, context)
+        if not (is_plain and is_fit) or any(map(is_seen, (*self.layers.modules(), self.final_norm))):
+            return super().continue_from(depth, x_BTD, context)
         read, added = x_BTD, None
-        for context.depth in range(depth, len(self.stack.order)):
-            for plan in self.plans[self.stack.order[context.depth]]:
-                if plan.is_before:
-                    found = _normed(x_BTD, added, plan.norm, ("sum", "rounded"))
-                    x_BTD, read = found if added is not None else (x_BTD, *found)
-                added = _added(plan.branch, read, context)
-                if not plan.is_before:
-                    x_BTD, read = _normed(x_BTD, added, plan.norm, ("normed", "rounded"))
-                    added = None
+        for one in self.branches:
+            if one.depth < depth:
+                continue
+            context.depth = one.depth
+            if one.is_before:
+                found = _normed(x_BTD, added, one.norm, ("sum", "rounded"))
+                x_BTD, read = found if added is not None else (x_BTD, *found)
+            added = _added(one.branch, read, context)
+            if not one.is_before:
+                x_BTD, read = _normed(x_BTD, added, one.norm, ("normed", "rounded"))
+                added = None
         if added is not None:
-            assert isinstance(self.stack.final_norm, Norm)
-            (ended,) = _normed(x_BTD, added, self.stack.final_norm, ("rounded" if self.is_memory else "normed",))
+            assert isinstance(self.final_norm, Norm)
+            (ended,) = _normed(x_BTD, added, self.final_norm, ("rounded" if self.is_memory else "normed",))
         else:
-            is_read = self.is_memory and isinstance(self.stack.final_norm, nn.Identity)
-            ended = read if is_read else self.stack.final_norm(x_BTD)
-        output: Tensor = self.stack.projection_out(ended)
+            ended = read if self.is_memory and _is_absent(self.final_norm) else self.final_norm(x_BTD)
+        output: Tensor = self.projection_out(ended)
         return output
-
-
-def _is_watched(part: nn.Module) -> bool:
-    """Return whether something sees or changes what passes through a part, or a layer computes another way."""
-    is_seen = getattr(part, "watchers", None) or part._forward_hooks or part._forward_pre_hooks
-    return bool(is_seen) or (isinstance(part, Layer) and "forward" in vars(part))
 
 
 def _added(branch: Branch, read_BTD: Tensor, context: Context) -> _Added:

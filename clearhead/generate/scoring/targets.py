@@ -15,7 +15,8 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, exact_mode, pad_ids
+from clearhead.fast.replica import in_evaluation
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, pad_ids
 from clearhead.generate.results import length_normalised
 from clearhead.printing import Printed
 
@@ -61,7 +62,7 @@ def score_targets(
     """Return the log-probabilities of each target given its source, in the order given.
 
     Args:
-        module: an encoder-decoder model; run in evaluation mode, its own mode is restored.
+        module: an encoder-decoder model; one in training runs as a replica in evaluation mode.
         sources: ids as the encoder reads them, none empty.
         targets: ids with start and end token.
         pad_id: padding id.
@@ -81,11 +82,11 @@ def score_targets(
     check_lengths(sources, module.max_positions, what="source")
     check_lengths(labels, module.max_positions, what="target")
     per_token: list[list[float]] = [[] for _ in labels]
-    device = device_of(module)
+    module, device = in_evaluation(module), device_of(module)
     # Every target token takes a row of logits, so a large vocabulary needs smaller batches.
     budget = max(min(batch_tokens, 2 * MOST_LOGITS // module.num_target_ids), 1)
     costs = [2 * max(len(source), len(label)) for source, label in zip(sources, labels, strict=True)]
-    with exact_mode(module), torch.inference_mode():
+    with torch.inference_mode():
         for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
             ids_BS, mask_BS = pad_ids([sources[i] for i in batch], pad_id, device)
             labels_BT, mask_BT = pad_ids([labels[i] for i in batch], pad_id, device)

@@ -21,7 +21,8 @@ from torch import Tensor
 from clearhead import core
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.generate.batching import batches_by_cost, device_of, exact_mode
+from clearhead.fast.replica import in_evaluation
+from clearhead.generate.batching import batches_by_cost, device_of
 from clearhead.generate.prefill import check_model
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
 
@@ -76,7 +77,7 @@ def score_sequences(
     """Return the log-probability of each token of each sequence but the first, in the order given.
 
     Args:
-        module: a decoder-only model; run in evaluation mode, its own mode is restored.
+        module: a decoder-only model; one in training runs as a replica in evaluation mode.
         sequences: ids from the start token to the end token; at least two each.
         pad_id: padding id.
         window: most tokens read at once; None: the model's positions, or whole sequences where they are unlimited.
@@ -112,14 +113,13 @@ def token_log_probabilities(
         part for number, ids in enumerate(sequences) for part in windows(number, len(ids), window=window, stride=stride)
     ]
     costs = [part.stop - part.start for part in parts]
-    num_outputs = module.num_target_ids
+    module, num_outputs = in_evaluation(module), module.num_target_ids
     budget = max(min(2**14, MOST_LOGITS // num_outputs), 1)
-    with exact_mode(module):
-        for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
-            chosen = [parts[i] for i in batch]
-            with torch.inference_mode():
-                found = _score(module, sequences, chosen, pad_id, most_states=max(MOST_LOGITS // num_outputs, 1))
-            yield from zip(chosen, found, strict=True)
+    for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
+        chosen = [parts[i] for i in batch]
+        with torch.inference_mode():
+            found = _score(module, sequences, chosen, pad_id, most_states=max(MOST_LOGITS // num_outputs, 1))
+        yield from zip(chosen, found, strict=True)
 
 
 def _score(

@@ -11,6 +11,7 @@ from torch import nn
 from clearhead import spec
 from clearhead.core import build
 from clearhead.core.attention import Attention
+from clearhead.hooks import watching
 from tests.laws.tiny import difference
 
 WIDTH, HEADS, SIZE, ROWS = 15, 3, 5, 13
@@ -73,9 +74,9 @@ def test_scores_are_the_formula_pair_by_pair() -> None:
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
     one, seen = next(part for part in module.modules() if isinstance(part, Attention)), []
-    one.watch("scores", lambda scores: (seen.append(scores), scores)[1])
     x = torch.randn(1, 11, WIDTH)
-    module.encode(torch.zeros(1, 11, dtype=torch.long), embeddings=x)
+    with watching({(one.identity, "scores"): [lambda scores: (seen.append(scores), scores)[1]]}):
+        module.encode(torch.zeros(1, 11, dtype=torch.long), embeddings=x)
     rows = module.encoder.score_table.norm(module.encoder.score_table.weight)
     query, key = (part(x[0]).unflatten(-1, (HEADS, SIZE)) for part in (one.query, one.key))
     far_query, far_key = (part(rows).unflatten(-1, (HEADS, SIZE)) for part in (one.query, one.key))

@@ -17,7 +17,7 @@ from clearhead.core.embedding import Embedding
 from clearhead.fast import stack as compiled
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import to_int8
-from clearhead.fast.runner import fast_layers
+from clearhead.fast.runner import Runner
 from clearhead.kernels.key_values import KeyValues
 from clearhead.presets.hyperparameters import build_spec
 from clearhead.presets.named import PRESETS
@@ -78,8 +78,20 @@ def preset(name: str) -> Transformer:
     return small(build_spec(hparams, source_vocab=VOCABULARY, target_vocab=VOCABULARY))
 
 
-def decoded(module: Transformer, *, is_fast: bool, several: bool = False) -> Tensor:
+Model = Transformer | Runner
+
+
+def plain(model: Model) -> Transformer:
+    return model.module if isinstance(model, Runner) else model
+
+
+def fast(model: Model) -> Transformer:
+    return (model if isinstance(model, Runner) else Runner(model)).tree()
+
+
+def decoded(model: Model, *, is_fast: bool, several: bool = False) -> Tensor:
     """Logits of twelve steps for padded prompts, while rows change places, double, and leave."""
+    module = fast(model) if is_fast else plain(model)
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(VOCABULARY, (3, 4), generator=generator)
     mask = torch.tensor([[True] * 4, [False, True, True, True], [True] * 4])
@@ -94,18 +106,17 @@ def decoded(module: Transformer, *, is_fast: bool, several: bool = False) -> Ten
         found.append(start[:, -1])
         order = {2: [0, 0, 1, 1, 2, 2], 4: [1, 0, 3, 3, 5, 4], 5: [0, 0, 2, 3, 5, 5], 7: [1, 0, 5, 4]}
         sentences = {7: [0, 2]}
-        with fast_layers(module) if is_fast else torch.inference_mode():
-            rows = 3
-            for step in range(1, 13):
-                if step in order:
-                    kept = torch.tensor(sentences[step]) if step in sentences and memory is not None else None
-                    cache.select(torch.tensor(order[step]), kept)
-                    rows = len(order[step])
-                count = 2 if several and step in (6, 9) else 1
-                tokens = torch.randint(VOCABULARY, (rows, count), generator=generator)
-                logits = module.decode(tokens, cache=cache).logits
-                assert logits is not None
-                found.append(logits[:, -1].float())
+        rows = 3
+        for step in range(1, 13):
+            if step in order:
+                kept = torch.tensor(sentences[step]) if step in sentences and memory is not None else None
+                cache.select(torch.tensor(order[step]), kept)
+                rows = len(order[step])
+            count = 2 if several and step in (6, 9) else 1
+            tokens = torch.randint(VOCABULARY, (rows, count), generator=generator)
+            logits = module.decode(tokens, cache=cache).logits
+            assert logits is not None
+            found.append(logits[:, -1].float())
     return torch.cat(found)
 
 
@@ -113,19 +124,19 @@ def decoded(module: Transformer, *, is_fast: bool, several: bool = False) -> Ten
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that the compiled layers served."""
     calls: list[str] = []
-    for name in ("_extend", "_read"):
-        plain = getattr(compiled._FastStack, name)
+    for name in ("extend", "read"):
+        own = getattr(compiled.StackPlan, name)
         monkeypatch.setattr(
-            compiled._FastStack, name, lambda *given, plain=plain, name=name: (calls.append(name), plain(*given))[1]
+            compiled.StackPlan, name, lambda *given, own=own, name=name: (calls.append(name), own(*given))[1]
         )
     return calls
 
 
-def check(module: Transformer, served: list[str], *, several: bool = False) -> None:
+def check(module: Model, served: list[str], *, several: bool = False) -> None:
     expected = decoded(module, is_fast=False, several=several)
     assert not served
     found = decoded(module, is_fast=True, several=several)
-    assert served.count("_extend") == (10 if several else 12)
+    assert served.count("extend") == (10 if several else 12)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
@@ -160,30 +171,26 @@ def test_steps_with_weights_that_lie_the_other_way_round(kernels: ctypes.CDLL, s
     check(module, served)
 
 
-def rounded_copy(module: Transformer, weights: str) -> Transformer:
+def rounded_copy(module: Transformer, weights: str) -> Runner:
     rounded = copy.deepcopy(module)
     if weights == "int8":
-        return to_int8(rounded)
-    if weights == "bf16":
-        return rounded.bfloat16()
-    vars(rounded)["products"] = torch.bfloat16
-    return rounded
+        return Runner(to_int8(rounded))
+    return Runner(rounded.bfloat16() if weights == "bf16" else rounded, in_bf16=weights == "mixed")
 
 
 @pytest.fixture
-def by_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Transformer, Callable[[Transformer], Tensor]], Tensor]:
+def by_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Runner, Callable[[Runner], Tensor]], Tensor]:
     """Compute with compiled linear layers alone."""
 
-    def refuse(*_: object) -> None:
-        raise compiled._NotServed
+    def refuse(*_: object, **__: object) -> None:
+        raise compiled.NotServed("the test asks for linear layers")
 
-    def run(module: Transformer, compute: Callable[[Transformer], Tensor]) -> Tensor:
+    def run(runner: Runner, compute: Callable[[Runner], Tensor]) -> Tensor:
         with monkeypatch.context() as patch:
-            patch.setattr(compiled._FastStack, "__init__", refuse)
-            vars(module).pop("compiled_layers", None)
-            found = compute(module)
-        del vars(module)["compiled_layers"]
-        return found
+            patch.setattr(compiled.StackPlan, "__init__", refuse)
+            other = Runner(runner.module, in_bf16=runner.in_bf16)
+            assert {one.by for one in other.report() if "layers" in one.address} == {"kernels"}
+            return compute(other)
 
     return run
 
@@ -196,7 +203,7 @@ def test_rounded_steps_differ_as_little_as_rounded_layers(
         expected, rounded = decoded(exact, is_fast=False), rounded_copy(exact, weights)
         served.clear()
         found = decoded(rounded, is_fast=True)
-        assert "_extend" in served
+        assert "extend" in served
         beside = by_layers(rounded, lambda module: decoded(module, is_fast=True))
         assert not torch.equal(found, expected)
         assert (found - expected).norm() <= 1.3 * (beside - expected).norm()
@@ -211,16 +218,16 @@ def test_texts_are_read_without_their_padding(
     ids, mask = torch.randint(VOCABULARY, (40, 20)), torch.ones(40, 20, dtype=torch.bool)
     mask[1, 15:], mask[2, :7] = False, False
 
-    def read(module: Transformer) -> Tensor:
-        with torch.inference_mode(), fast_layers(module):
-            return module.encode(ids, mask=mask).hidden
+    def read(model: Model) -> Tensor:
+        with torch.inference_mode():
+            return fast(model).encode(ids, mask=mask).hidden
 
     expected, rounded = read(exact), rounded_copy(exact, weights)
     assert not served
     found = read(rounded)
-    with torch.inference_mode(), fast_layers(rounded):
-        alone, whole = rounded.encode(ids[1:2, :15]).hidden, rounded.encode(ids[:1]).hidden
-    assert served == ["_read"] * 3
+    with torch.inference_mode():
+        alone, whole = (fast(rounded).encode(part).hidden for part in (ids[1:2, :15], ids[:1]))
+    assert served == ["read"] * 3
     assert found[~mask].abs().max() == 0
     for one, there in ((alone, found[1:2, :15]), (whole, found[:1])):
         torch.testing.assert_close(one, there, rtol=1e-4, atol=1e-4)
@@ -231,23 +238,23 @@ def test_texts_are_read_without_their_padding(
 @pytest.mark.parametrize("has_padding", [True, False])
 def test_segments_and_given_positions_of_whole_texts(has_padding: bool, served: list[str]) -> None:
     rounded = rounded_copy(preset("bert"), "mixed")
-    assert rounded.encoder is not None and rounded.encoder.embedding.segments is not None
+    assert rounded.module.encoder is not None and rounded.module.encoder.embedding.segments is not None
     ids, positions = torch.randint(VOCABULARY, (5, 11)), torch.randint(13, (5, 11))
     segments, mask = torch.randint(2, (5, 11)), torch.ones(5, 11, dtype=torch.bool)
     mask[2, 7:] = not has_padding
 
     def read(text: slice, tokens: slice, mask: Tensor | None) -> Tensor:
         given = (x[text, tokens] for x in (ids, segments, positions))
-        with torch.inference_mode(), fast_layers(rounded):
-            return rounded.encode(next(given), segments=next(given), positions=next(given), mask=mask).hidden
+        with torch.inference_mode():
+            return fast(rounded).encode(next(given), segments=next(given), positions=next(given), mask=mask).hidden
 
     found = read(slice(None), slice(None), mask if has_padding else None)
     for text in range(5):
         count = int(mask[text].sum())
         alone = read(slice(text, text + 1), slice(count), None)
         torch.testing.assert_close(found[text : text + 1, :count], alone, rtol=1e-4, atol=1e-4)
-    assert served == ["_read"] * 6
-    others = rounded.encode(ids, segments=1 - segments, positions=positions).hidden
+    assert served == ["read"] * 6
+    others = rounded.module.encode(ids, segments=1 - segments, positions=positions).hidden
     assert (others - found)[mask].norm() > 0.1 * found.norm()
 
 
@@ -260,33 +267,32 @@ def test_padding_is_not_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Embedding, "forward", counted)
     ids, mask = torch.randint(VOCABULARY, (3, 7)), torch.arange(7) < torch.tensor([[7], [2], [5]])
-    module = rounded_copy(preset("bert"), "int8")
-    with torch.inference_mode(), fast_layers(module):
+    module = fast(rounded_copy(preset("bert"), "int8"))
+    with torch.inference_mode():
         module.encode(ids, mask=mask)
         module.encode(ids)
     assert counts == [14, 21]
 
 
 def test_vectors_of_the_caller_stay_as_they_are() -> None:
-    module = rounded_copy(small(decoder()), "mixed")
+    runner = rounded_copy(small(decoder()), "mixed")
     ids, vectors = torch.zeros(3, 5, dtype=torch.int64), torch.randn(3, 5, 64)
     with torch.inference_mode():
         given = vectors.clone()
-        plain = module(ids, embeddings=given).hidden
-        with fast_layers(module):
-            found = module(ids, embeddings=given).hidden
+        expected, found = (module(ids, embeddings=given).hidden for module in (runner.module, runner.tree()))
     assert torch.equal(given, vectors)
-    assert (found - plain).norm() <= 0.05 * plain.norm()
+    assert (found - expected).norm() <= 0.05 * expected.norm()
 
 
-def prompted(module: Transformer, *, has_padding: bool, is_fast: bool = True) -> Tensor:
+def prompted(model: Model, *, has_padding: bool, is_fast: bool = True) -> Tensor:
     """Logits of a prompt that is read in three calls, the last of one token."""
+    module = fast(model) if is_fast else plain(model)
     generator = torch.Generator().manual_seed(2)
     prompts, mask = torch.randint(VOCABULARY, (5, 70), generator=generator), torch.ones(5, 70, dtype=torch.bool)
     if has_padding:
         mask[1, :9], mask[3, :50] = False, False
     cache, found = IndexedCache(), []
-    with torch.inference_mode(), fast_layers(module) if is_fast else torch.inference_mode():
+    with torch.inference_mode():
         for part in (slice(0, 43), slice(43, 69), slice(69, 70)):
             of_part = mask[:, part] if has_padding else None
             logits = module.decode(prompts[:, part], target_mask=of_part, cache=cache).logits
@@ -321,7 +327,7 @@ def test_prompts_are_read_in_pieces(
         served.clear()
         found = prompted(rounded, has_padding=has_padding)
         # Padding between tokens is no distance, so that a window of several tokens takes the plain way with it.
-        assert served == ["_extend"] * (1 if has_padding and name == "window" else 3)
+        assert served == ["extend"] * (1 if has_padding and name == "window" else 3)
         beside = by_layers(rounded, lambda module, given=has_padding: prompted(module, has_padding=given))
         assert (found - expected).norm() <= 1.3 * (beside - expected).norm()
 
@@ -363,9 +369,9 @@ def test_long_prompts_are_read_in_parts(
     ids, mask = torch.randint(VOCABULARY, (2, 300)), torch.ones(2, 300, dtype=torch.bool)
     mask[1, :45] = False
 
-    def read(module: Transformer) -> Tensor:
-        cache, found = IndexedCache(), []
-        with torch.inference_mode(), fast_layers(module):
+    def read(model: Model) -> Tensor:
+        module, cache, found = fast(model), IndexedCache(), []
+        with torch.inference_mode():
             for part in (slice(0, 280), slice(280, 300)):
                 logits = module.decode(ids[:, part], target_mask=mask[:, part], cache=cache).logits
                 assert logits is not None
@@ -376,7 +382,7 @@ def test_long_prompts_are_read_in_parts(
     expected, rounded = read(exact), rounded_copy(exact, weights)
     served.clear()
     found = read(rounded)
-    assert served == (["_extend"] * 2 if compiled.has_gemm() else ["_extend"])
+    assert served == (["extend"] * 2 if compiled.has_gemm() else ["extend"])
     assert (found - expected).norm() <= 1.3 * (by_layers(rounded, read) - expected).norm()
 
 
@@ -384,32 +390,33 @@ def test_long_texts_are_read_with_their_masks(by_layers: Callable[..., Tensor], 
     ids, mask = torch.randint(VOCABULARY, (3, 300)), torch.ones(3, 300, dtype=torch.bool)
     mask[1, 40:], mask[2, 290:] = False, False
 
-    def read(module: Transformer) -> Tensor:
-        with torch.inference_mode(), fast_layers(module):
-            return module(ids, mask=mask).hidden[mask].float()
+    def read(model: Model) -> Tensor:
+        with torch.inference_mode():
+            return fast(model)(ids, mask=mask).hidden[mask].float()
 
     for model in (decoder(), decoder({"mask": spec.Window(before=20, after=0)}), decoder({"mask": spec.Full()})):
         exact = small(model)
         expected, rounded = read(exact), rounded_copy(exact, "mixed")
         served.clear()
         found = read(rounded)
-        assert served == (["_read"] if compiled.has_gemm() else [])
+        assert served == (["read"] if compiled.has_gemm() else [])
         assert (found - expected).norm() <= 1.3 * (by_layers(rounded, read) - expected).norm()
 
 
 def test_changed_weights_are_seen_and_copies_have_their_own(served: list[str]) -> None:
-    module = small(decoder())
-    decoded(module, is_fast=True)
-    other = copy.deepcopy(module)
-    for parameter in other.parameters():
+    runner = Runner(small(decoder()))
+    decoded(runner, is_fast=True)
+    other = copy.deepcopy(runner)
+    for parameter in other.module.parameters():
         parameter.mul_(1.5)
     served.clear()
     check(other, served)
     served.clear()
-    check(module, served)
-    module.decoder.layers[0].steps[1].branches[0].function.up = torch.nn.Linear(64, 172, bias=False)  # type: ignore[union-attr]
+    check(runner, served)
+    runner.module.decoder.layers[0].steps[1].branches[0].function.up = torch.nn.Linear(64, 172, bias=False)  # type: ignore[union-attr]
+    runner.module.requires_grad_(False)
     served.clear()
-    check(module.requires_grad_(False), served)
+    check(runner, served)
 
 
 def test_other_layers_masks_and_long_texts_take_the_plain_way(served: list[str]) -> None:
@@ -424,7 +431,7 @@ def test_other_layers_masks_and_long_texts_take_the_plain_way(served: list[str])
     )
     for module in (small(model), small(decoder({"clip": 0.5}))):
         torch.testing.assert_close(decoded(module, is_fast=True), decoded(module, is_fast=False))
-    module = small(decoder())
-    with fast_layers(module), torch.inference_mode():
+    module = fast(small(decoder()))
+    with torch.inference_mode():
         module.decode(torch.randint(VOCABULARY, (20, 1)), cache=IndexedCache())  # more rows than it serves in fp32
     assert not served

@@ -10,21 +10,20 @@ from torch import nn
 from clearhead.core import build
 from clearhead.core.attention import Attention
 from clearhead.core.feedforward import FeedForward
-from clearhead.fast.probe import processor
+from clearhead.fast.training import parts
 from clearhead.fast.training.linear import has_products
-from clearhead.fast.training.parts import fast_training
+from clearhead.fast.training.parts import FusedAttention, FusedFeedForward, FusedLinear, training_tree
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.training import fast
 
 
 def test_where_no_kernel_multiplies_bf16_products_are_those_of_pytorch(
     kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(fast, "has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(parts, "has_fast_bf16", lambda device: True)
     has_bf16 = "AVX2" not in request.node.name and "avx512_bf16" in processor().isa
     assert has_products() == has_bf16
     hparams = Hyperparameters(layers=1, width=32, heads=2, dropout=0.0)
     model = build(build_spec(hparams, source_vocab=11, target_vocab=11)).train()
-    parts = [part for part in model.modules() if isinstance(part, Attention | FeedForward | nn.Linear)]
-    with fast_training(model, "bf16"):
-        assert {bool({"mix", "forward"} & set(vars(part))) for part in parts} == {has_bf16}
+    tree = training_tree(model, "bf16")
+    used = [part for part in tree.modules() if isinstance(part, Attention | FeedForward | nn.Linear)]
+    assert {isinstance(part, FusedAttention | FusedFeedForward | FusedLinear) for part in used} == {has_bf16}

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from clearhead.fast.training import float_linear as fast_float
 from clearhead.fast.training import parts as fast
-from clearhead.fast.training.float_linear import has_faster_products, linear
-from clearhead.fast.training.parts import fast_training
+from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
+from clearhead.fast.training.parts import FloatLinear, training_tree
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN here")
 
@@ -17,7 +17,8 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 def gradients(part: nn.Linear, x: Tensor, *, is_fast: bool) -> list[Tensor]:
     part.zero_grad()
     x = x.detach().requires_grad_()
-    y = linear(part, part.forward, x) if is_fast else part(x)
+    assert multiplies(x, part.weight)
+    y = linear(x, part.weight, part.bias) if is_fast else part(x)
     y.square().sum().backward()
     found = [y, x.grad, *(parameter.grad for parameter in part.parameters())]
     assert all(one is not None for one in found)
@@ -42,13 +43,14 @@ def test_rows_that_lie_apart_are_read_where_they_lie() -> None:
 
 
 def test_other_work_is_left_to_the_layer_itself() -> None:
-    part, own = nn.Linear(3, 2), torch.zeros(1)
-    for x in (torch.randn(5, 3).bfloat16(), torch.randn(3), torch.randn(0, 3)):
-        assert linear(part, lambda _: own, x) is own
+    weight, x = nn.Linear(3, 2).weight, torch.randn(5, 3)
+    assert multiplies(x, weight)
+    for other in (x.bfloat16(), torch.randn(3), torch.randn(0, 3)):
+        assert not multiplies(other, weight)
     with torch.no_grad():
-        assert linear(part, lambda _: own, torch.randn(5, 3)) is own
+        assert not multiplies(x, weight)
     with torch.autocast("cpu", torch.bfloat16):
-        assert linear(part, lambda _: own, torch.randn(5, 3)) is own
+        assert not multiplies(x, weight)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +78,9 @@ def test_layers_are_replaced_where_that_is_faster(
     monkeypatch.setattr(fast, "has_faster_products", lambda: is_faster)
     monkeypatch.setattr(fast, "has_fast_bf16", lambda device: False)
     module = nn.Sequential(nn.Linear(3, 2))
-    with fast_training(module, precision):
-        function = vars(module[0]).get("forward")
-        assert (getattr(function, "func", None) is fast_float.linear) == (is_faster and precision == "fp32")
-    assert "forward" not in vars(module[0])
+    tree = training_tree(module, precision)
+    assert isinstance(tree[0], FloatLinear) == (is_faster and precision == "fp32")
+    assert type(module[0]) is nn.Linear and tree[0].weight is module[0].weight
 
 
 def test_layers_of_another_kind_compute_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,5 +89,4 @@ def test_layers_of_another_kind_compute_as_they_do(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fast, "has_faster_products", lambda: True)
     module = nn.Sequential(Narrow(3, 2))
-    with fast_training(module, "fp32"):
-        assert "forward" not in vars(module[0])
+    assert type(training_tree(module, "fp32")[0]) is Narrow

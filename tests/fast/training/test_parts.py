@@ -1,4 +1,4 @@
-"""A module trained by faster functions has the same loss and gradients, and its own functions afterwards."""
+"""The training tree has the loss and gradients of the module, which is not changed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from clearhead.core.attention import Attention
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import RMSNorm, build_norm
 from clearhead.core.stack import Layer
+from clearhead.fast.training import parts
 from clearhead.fast.training.linear import has_products
-from clearhead.fast.training.parts import fast_training
+from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
+from clearhead.fast.training.stream import FusedStream
+from clearhead.hooks import watching
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.training import fast
 
 
 @pytest.fixture(params=[("pre", "rotary"), ("post", "buckets")])
 def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Transformer:
-    monkeypatch.setattr(fast, "has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(parts, "has_fast_bf16", lambda device: True)
     torch.manual_seed(2)
     place, positions = request.param
     hparams = Hyperparameters(
@@ -44,24 +46,23 @@ def test_a_model_has_the_same_loss_and_the_same_gradients_up_to_rounding(
     model: Transformer, precision: str, bound: float
 ) -> None:
     plain_loss, theirs = gradients(model, precision)
-    with fast_training(model, precision):
-        loss, ours = gradients(model, precision)
+    loss, ours = gradients(training_tree(model, precision), precision)
     assert float((loss - plain_loss).abs() / plain_loss) < bound
     assert any(not torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
-    one, other = (torch.cat([part.flatten() for part in parts]) for parts in (ours, theirs))
+    one, other = (torch.cat([part.flatten() for part in found]) for found in (ours, theirs))
     assert float((one - other).norm() / other.norm()) < bound
 
 
-def test_outside_the_block_parts_have_their_own_functions(model: Transformer) -> None:
-    own = {id(part): set(vars(part)) for part in model.modules()}
-    with fast_training(model, "bf16"):
-        parts = [vars(part) for part in model.modules() if isinstance(part, Attention)]
-        assert all(has_products() == (name in names) for names in parts for name in ("mix", "rotate"))
-        assert all(has_products() == ("continue_from" in vars(stack)) for stack in (model.encoder, model.decoder))
-        assert all("normalize" in vars(part) for part in model.modules() if isinstance(part, RMSNorm))
-    assert {id(part): set(vars(part)) for part in model.modules()} == own
-    with fast_training(model, "fp32"):
-        assert not any("mix" in vars(part) for part in model.modules())
+def test_the_plain_tree_is_not_changed_and_parts_are_fused_by_precision(model: Transformer) -> None:
+    own = [(type(part), dict(vars(part))) for part in model.modules()]
+    tree = training_tree(model, "bf16")
+    gradients(tree, "bf16")
+    fused = [isinstance(part, FusedAttention) for part in tree.modules() if isinstance(part, Attention)]
+    assert set(fused) == {has_products()}
+    assert all(has_products() == isinstance(stack, FusedStream) for stack in (tree.encoder, tree.decoder))
+    assert all(isinstance(part, FusedRMSNorm) for part in tree.modules() if isinstance(part, RMSNorm))
+    assert [(type(part), dict(vars(part))) for part in model.modules()] == own
+    assert not any(isinstance(part, FusedAttention) for part in training_tree(model, "fp32").modules())
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
@@ -75,8 +76,7 @@ def test_the_norm_is_that_of_the_plain_computation(size: float) -> None:
     exact, weight = x.detach().double().requires_grad_(), norm.weight.detach().double().requires_grad_()
     expected = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
     gradient = torch.randn(3, 5, 17)
-    with fast_training(norm, "fp32"):
-        found = norm(x)
+    found = training_tree(norm, "fp32")(x)
     assert type(found.grad_fn).__name__ == "_RMSNormBackward"
     ours = [found, *torch.autograd.grad(found, (x, norm.weight), gradient)]
     theirs = [expected, *torch.autograd.grad(expected, (exact, weight), gradient.double())]
@@ -92,9 +92,8 @@ def test_watched_layers_are_computed_by_themselves(model: Transformer) -> None:
     attentions = [part for part in model.modules() if isinstance(part, Attention)]
     for attention in attentions:
         attention.key.register_forward_hook(lambda *_: seen.append(None))
-    unwatch = [
-        part.watch("after", lambda x: seen.append(None) or x) for part in model.modules() if isinstance(part, Layer)
-    ]
-    with fast_training(model, "bf16"):
-        gradients(model, "bf16")
-    assert len(seen) == len(feed_forwards) + len(attentions) + len(unwatch)
+    layers = [part for part in model.modules() if isinstance(part, Layer)]
+    tree = training_tree(model, "bf16")
+    with watching({(layer.identity, "after"): [lambda x: seen.append(None) or x] for layer in layers}):
+        gradients(tree, "bf16")
+    assert len(seen) == len(feed_forwards) + len(attentions) + len(layers)

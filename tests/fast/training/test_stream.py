@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.core.norm import Norm, build_norm
-from clearhead.fast.training.stream import _Added, _normed, fast_stream
+from clearhead.fast.training.stream import _Added, _normed, stream_branches
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 pytestmark = pytest.mark.usefixtures("bf16_kernels")
@@ -96,7 +96,7 @@ def model(**changes: object) -> Transformer:
 def test_other_stacks_keep_their_own_way(make: Callable[[], Transformer]) -> None:
     decoder = make().decoder
     assert decoder is not None
-    assert fast_stream(decoder, is_memory=False) is None
+    assert stream_branches(decoder) is None
 
 
 def _with_post_norms() -> spec.Model:

@@ -15,13 +15,13 @@ constexpr int64_t FEW_ROWS = 8;  // below it, rounding and packing keys costs mo
 template <typename Real>
 struct Head {
   const Real *keys, *values;
-  const int32_t* origin;  // cache row of each key; null: all in one row
+  const int32_t* row_index;  // cache row of each key; null: all in one row
   int64_t base, row_stride, key_stride;
   int64_t next;  // from these keys to those of the next head; 0: there is none
   const float *key_scales, *value_scales;  // of numbers in 8 bits, from the base on
   int64_t scale_stride;  // between cache rows
 
-  int64_t place(int64_t s) const { return base + (origin ? origin[s] * row_stride : 0) + s * key_stride; }
+  int64_t place(int64_t s) const { return base + (row_index ? row_index[s] * row_stride : 0) + s * key_stride; }
   const Real* key(int64_t s) const { return keys + place(s); }
   const Real* value(int64_t s) const { return values + place(s); }
   float key_scale(int64_t s) const { return scale(key_scales, s); }
@@ -30,7 +30,7 @@ struct Head {
  private:
   float scale(const float* scales, int64_t s) const {
     if constexpr (!std::is_same_v<Real, int8_t>) return 1.0f;
-    return scales[(origin ? origin[s] * scale_stride : 0) + s];
+    return scales[(row_index ? row_index[s] * scale_stride : 0) + s];
   }
 };
 
@@ -41,8 +41,8 @@ struct Group {
 
   // The place of a row among the keys: rows are the last of them.
   int64_t place(int64_t m) const { return S - end + m; }
-  int64_t first(int64_t m) const { return std::max(int64_t(0), place(m) - keys.before); }
-  int64_t last(int64_t m) const { return std::min(S, place(m) + keys.after + 1); }
+  int64_t first(int64_t m) const { return std::max(int64_t(0), place(m) - keys.window_before); }
+  int64_t last(int64_t m) const { return std::min(S, place(m) + keys.window_after + 1); }
 };
 
 // Fetch a row of a head that is read soon: rows of a cache come from memory, in pieces too short to be foreseen.

@@ -1,10 +1,46 @@
-// The epilogue of blocks: sums become outputs by scales, bias, activation and factor.
+// What one product is called with, y[m][n] = sum over k of x[m][k] * w[n][k], + bias[n]; and the epilogues, where sums
+// become outputs by scales, bias, activation and factor.
+//
+// Legend: M rows of x, N outputs, K inputs.
 
 #pragma once
 
-#include "args.h"
+#include "block.h"
 
 namespace {
+
+template <typename Traits>
+struct GemmArgs {
+  int64_t M, N, K;
+  const typename Traits::X* x;
+  const uint32_t* packed_x;     // x as `pack_transposed` makes it; null: not on the matrix unit, or with packed weights
+  bool packs_weights;           // in blocks, with x as it is
+  const typename Traits::W* w;
+  const typename Traits::Y* bias;
+  const float* row_scales;      // of x in 8 bits [M]
+  const int32_t* compensation;  // of the zero point, for each row of x in 8 bits [M]
+  const float* output_scales;   // of w in 8 bits [N]
+  typename Traits::Y* y;
+  int64_t ldb = 0;  // above 0: float32 weights are transposed, [K, N], and their rows lie so many numbers apart
+  int64_t activation = Activation::NONE;  // of what is written, where whole blocks compute it
+  const float* factor = nullptr;  // what it is multiplied with after that [M, N]; null: nothing
+
+  bool activates() const { return packs_weights && N % BLOCK == 0; }
+
+  // Write a sum of vector instructions.
+  void write(int64_t m, int64_t n, typename Traits::Sum sum) const {
+    const float value = scaled(m, n, sum);
+    store_one(y + m * N + n, value + (bias ? to_float(bias[n]) : 0.0f));
+  }
+
+ private:
+  float scaled(int64_t m, int64_t n, typename Traits::Sum sum) const {
+    if constexpr (std::is_same_v<Traits, Int8>) return float(sum - compensation[m]) * (row_scales[m] * output_scales[n]);
+    else return sum;
+  }
+};
+
+#ifdef HAS_GEMM
 
 // Of 16 outputs from n on.
 template <typename Traits>
@@ -16,7 +52,7 @@ class Epilogue {
   }
 
   // Write those of row m.
-  void write(typename Traits::Sums sums, int64_t m) const {
+  void write(SumsOf<Traits> sums, int64_t m) const {
     Vec<float> y = scaled(sums, m) + bias_;
     if (args_.activation != Activation::NONE) {
       y = activate(y, args_.activation);
@@ -26,13 +62,9 @@ class Epilogue {
   }
 
  private:
-  Vec<float> scaled(typename Traits::Sums sums, int64_t m) const {
+  Vec<float> scaled(SumsOf<Traits> sums, int64_t m) const {
     if constexpr (std::is_same_v<Traits, Int8>) {
-#ifdef HAS_AMX  // both sides have signs
-      const int32_t compensation = 0;
-#else
-      const int32_t compensation = args_.compensation[m];
-#endif
+      const int32_t compensation = IS_SIGNED ? 0 : args_.compensation[m];
       return __builtin_convertvector(sums - compensation, Vec<float>) * (scales_ * args_.row_scales[m]);
     } else return sums;
   }
@@ -41,8 +73,6 @@ class Epilogue {
   const int64_t n_;
   Vec<float> scales_, bias_;
 };
-
-#ifdef HAS_GEMM
 
 // The sums of 32 outputs for up to 32 rows. They are written while the next ones are computed.
 template <typename Traits>
@@ -61,7 +91,7 @@ class InterleavedEpilogue {
     if (written_ == end) return;
     const Epilogue<Traits> left(args, n_), right(args, n_ + TILE);
     for (; written_ < end; ++written_) {
-      const auto* row = reinterpret_cast<const typename Traits::Sums*>(sums_ + written_ * BLOCK);
+      const auto* row = reinterpret_cast<const SumsOf<Traits>*>(sums_ + written_ * BLOCK);
       left.write(row[0], m_ + written_);
       right.write(row[1], m_ + written_);
     }

@@ -6,8 +6,10 @@
 
 #pragma once
 
-#include "epilogue.h"
 #include "gemv.h"
+#ifdef HAS_AMX
+#include "gemv_amx.h"
+#endif
 
 namespace {
 
@@ -16,94 +18,15 @@ constexpr int64_t CACHED_ROWS = 512;
 // Whether blocks multiply rows of K numbers.
 template <typename Traits>
 constexpr bool has_blocks(int64_t K) {
-#ifdef HAS_GEMM
-  return !std::is_same_v<Traits, Float32> && K * int64_t(sizeof(typename Traits::W)) % LINE == 0;
-#else
-  return false;
-#endif
+  return HAS_BLOCKS && !std::is_same_v<Traits, Float32> && K * int64_t(sizeof(typename Traits::W)) % LINE == 0;
 }
 
 template <typename Traits>
 bool packs_weights(int64_t M, int64_t K) {
-#ifdef HAS_GEMM
   return has_blocks<Traits>(K) && M >= PACKED_ROWS;
-#else
-  return false;
-#endif
 }
 
 #ifdef HAS_GEMM
-
-#ifdef HAS_AMX
-
-// Write the tile of sums [16 outputs, 16 rows] of the outputs from n and the rows from m on.
-template <typename Traits>
-void write_tile(const GemmArgs<Traits>& args, const uint32_t* sums, int64_t n, int64_t m) {
-  using Vector = typename Traits::Sums;
-  const Epilogue<Traits> epilogue(args, n);
-  const int64_t count = std::min(TILE, args.M - m);
-  if (count <= 4) {
-    for (int64_t j = 0; j < count; ++j)
-      epilogue.write((Vector)_mm512_i32gather_epi32((__m512i)(INDEX * 16), sums + j, 4), m + j);
-    return;
-  }
-  alignas(64) uint32_t rows[TILE_WORDS];
-  transpose_tile(sums, TILE, rows);
-  for (int64_t j = 0; j < count; ++j) epilogue.write((Vector)_mm512_load_si512(rows + j * TILE), m + j);
-}
-
-// Multiply 32 outputs, which are the left side, with one or two groups of 16 packed rows.
-template <typename Traits, bool IS_PAIR>
-void multiply_tiles(const GemmArgs<Traits>& args, int64_t n, int64_t group) {
-  const int64_t bytes = args.K * int64_t(sizeof(typename Traits::W)), steps = bytes / LINE;
-  const uint8_t* w = reinterpret_cast<const uint8_t*>(args.w) + n * bytes;
-  const uint32_t *first = args.packed_x + group * steps * TILE_WORDS, *second = first + steps * TILE_WORDS;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t step = 0; step < steps; ++step) {
-    if (group == 0)  // the weights of the next outputs: rows of a tile lie apart, which the processor does not foresee
-      for (int64_t line = 0; line < BLOCK; ++line)
-        _mm_prefetch(w + BLOCK * (bytes + step * LINE) + line * LINE, _MM_HINT_T1);
-    _tile_loadd(4, w + step * LINE, bytes);
-    _tile_loadd(6, first + step * TILE_WORDS, LINE);
-    ADD_TILES(0, 4, 6);
-    _tile_loadd(5, w + TILE * bytes + step * LINE, bytes);
-    ADD_TILES(2, 5, 6);
-    if (IS_PAIR) {
-      _tile_loadd(7, second + step * TILE_WORDS, LINE);
-      ADD_TILES(1, 4, 7);
-      ADD_TILES(3, 5, 7);
-    }
-  }
-  alignas(64) uint32_t sums[4][TILE_WORDS];
-  _tile_stored(0, sums[0], LINE);
-  _tile_stored(2, sums[2], LINE);
-  write_tile(args, sums[0], n, group * TILE);
-  write_tile(args, sums[2], n + TILE, group * TILE);
-  if (IS_PAIR) {
-    _tile_stored(1, sums[1], LINE);
-    _tile_stored(3, sums[3], LINE);
-    write_tile(args, sums[1], n, (group + 1) * TILE);
-    write_tile(args, sums[3], n + TILE, (group + 1) * TILE);
-  }
-}
-
-template <typename Traits>
-void multiply_packed_rows(const GemmArgs<Traits>& args, int64_t n) {
-  const int64_t groups = (args.M + TILE - 1) / TILE;
-  int64_t group = 0;
-  for (; group + 2 <= groups; group += 2) multiply_tiles<Traits, true>(args, n, group);
-  if (group < groups) multiply_tiles<Traits, false>(args, n, group);
-}
-
-#else
-
-template <typename Traits>
-void multiply_packed_rows(const GemmArgs<Traits>&, int64_t) {}
-
-#endif
 
 // Multiply all rows with the 32 outputs from n on, whose weights it packs into `packed`.
 template <typename Traits>
@@ -114,11 +37,8 @@ void multiply_outputs(
   // The weights of the next outputs are fetched meanwhile, each row block takes a share of them; without a matrix unit it
   // pays to begin while these are packed.
   for (int64_t i = 0; i < BLOCK; i += TILE)
-#ifdef HAS_AMX
-    pack_transposed(w + i * words, words, TILE, words, packed + i * words);
-#else
-    pack_transposed<BLOCK, Traits::ZERO_POINT>(w + i * words, words, TILE, words, packed + i * words);
-#endif
+    pack_transposed<IS_SIGNED ? 0 : BLOCK, IS_SIGNED ? 0 : Traits::ZERO_POINT>(
+        w + i * words, words, TILE, words, packed + i * words);
   const auto* ahead = reinterpret_cast<const uint8_t*>(w + BLOCK * words);
   const int64_t blocks = (args.M + BLOCK - 1) / BLOCK, lines = (BLOCK + blocks - 1) / blocks;
   const int64_t few = (BLOCK + steps - 1) / steps;  // rows to be written with each step
@@ -147,7 +67,7 @@ int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
 #pragma omp for schedule(static) nowait
     for (int64_t block = 0; block < blocks; ++block) {
       if (args.packs_weights) multiply_outputs(args, block * BLOCK, epilogue, packed);
-      else multiply_packed_rows(args, block * BLOCK);
+      else if constexpr (IS_SIGNED) multiply_packed_rows(args, block * BLOCK);
     }
     epilogue.write(args);
   }
@@ -237,10 +157,14 @@ class GemmInput {
     }
   }
 
-  // Pack the rows of x, which need no rounding: tiles of the rows as they are would read beyond the last one.
-  void pack_by_team(const typename Traits::X* x, int64_t M, int64_t K) {
+  // Rows of x that need no rounding. All are packed for a matrix unit: tiles of them as they are would read beyond the
+  // last one.
+  void take_by_team(const typename Traits::X* x, GemmArgs<Traits>& args) {
+    args.x = x;
+    if (!packed_ || !has_blocks<Traits>(args.K)) return;
+    args.packed_x = packed_, args.packs_weights = false;
 #pragma omp for schedule(static)
-    for (int64_t m = 0; m < M; m += TILE) pack_group(x, m, M, K);
+    for (int64_t m = 0; m < args.M; m += TILE) pack_group(x, m, args.M, args.K);
   }
 
   GemmArgs<Traits> args(int64_t M, int64_t N, int64_t K, const typename Traits::W* w, const typename Traits::Y* bias,
@@ -248,8 +172,6 @@ class GemmInput {
     return {M, N, K, rounded_, packs(M, K) ? packed_ : nullptr, packs_weights<Traits>(M, K), w, bias, scales_,
             compensation_, output_scales, y};
   }
-
-  const uint32_t* packed() const { return packed_; }
 
  private:
   // Few rows for the matrix unit.

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../team.h"
-#include "args.h"
+#include "epilogue.h"
 
 namespace {
 
@@ -19,8 +19,8 @@ constexpr int64_t FOLLOWING = 1 << 12, FETCHED = 1 << 14;  // bytes of weights, 
 // follow are fetched.
 template <typename Traits, int COUNT>
 inline __attribute__((always_inline)) void gemv(
-    const typename Traits::W* w, const typename Traits::X* x, int64_t K, typename Traits::Sums* sums, int64_t stride) {
-  alignas(64) typename Traits::Sums parts[COUNT][PARTS] = {};
+    const typename Traits::W* w, const typename Traits::X* x, int64_t K, SumsOf<Traits>* sums, int64_t stride) {
+  alignas(64) SumsOf<Traits> parts[COUNT][PARTS] = {};
   const auto add = [&](int64_t k, int part) {
     const auto weights = Traits::load_w(w + k);
     for (int j = 0; j < COUNT; ++j) Traits::add(parts[j][part], Traits::load_x(x + j * K + k), weights);
@@ -39,10 +39,10 @@ inline __attribute__((always_inline)) void gemv(
 template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS>
 inline __attribute__((always_inline)) void register_block(
     const typename Traits::W* w, const typename Traits::X* x, int64_t K, bool is_first,
-    typename Traits::Sums (*sums)[SOME_OUTPUTS]) {
+    SumsOf<Traits> (*sums)[SOME_OUTPUTS]) {
   const int64_t ahead = std::max<int64_t>(1, FETCHED / (SOME_OUTPUTS * K * int64_t(sizeof *w))) * SOME_OUTPUTS;
   for (int j = 0; j < SOME_ROWS; ++j)
-    for (int i = 0; i < SOME_OUTPUTS; ++i) sums[j][i] = typename Traits::Sums{};
+    for (int i = 0; i < SOME_OUTPUTS; ++i) sums[j][i] = SumsOf<Traits>{};
   for (int64_t k = 0; k + Traits::STEP <= K; k += Traits::STEP) {
     decltype(Traits::load_x(x)) loaded[SOME_ROWS];
     for (int j = 0; j < SOME_ROWS; ++j) loaded[j] = Traits::load_x(x + j * K + k);
@@ -56,7 +56,7 @@ inline __attribute__((always_inline)) void register_block(
 
 template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS>
 void multiply_few(const GemmArgs<Traits>& args, int64_t n, int64_t m) {
-  alignas(64) typename Traits::Sums sums[SOME_ROWS][SOME_OUTPUTS];
+  alignas(64) SumsOf<Traits> sums[SOME_ROWS][SOME_OUTPUTS];
   const int64_t K = args.K;
   const auto* w = args.w + n * K;
   const auto* x = args.x + m * K;

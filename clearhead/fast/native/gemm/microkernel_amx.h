@@ -5,6 +5,7 @@
 namespace {
 
 constexpr int64_t PACKED_ROWS = 64;  // from so many rows on it pays to pack the weights
+constexpr bool IS_SIGNED = true;     // on both sides, in 8 bits
 
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};

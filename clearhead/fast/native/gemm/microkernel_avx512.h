@@ -6,6 +6,7 @@
 namespace {
 
 constexpr int64_t PACKED_ROWS = 8;    // from so many rows on it pays to pack the weights
+constexpr bool IS_SIGNED = false;     // on both sides, in 8 bits
 constexpr int64_t REGISTER_ROWS = 8;  // of a register block
 
 struct TileUse {  // there are no tiles
@@ -17,7 +18,7 @@ template <typename Traits, int ROWS>
 __attribute__((noinline)) void multiply_register_block(
     const uint8_t* a, int64_t row, int64_t a_step, const uint32_t* b, int64_t b_group, int64_t steps,
     typename Traits::Sum* c, int64_t c_stride, bool adds) {
-  using Vector = typename Traits::Sums;
+  using Vector = SumsOf<Traits>;
   Vector sums[ROWS][2] = {};
   const auto place = [&](int i, int side) { return reinterpret_cast<Vector*>(c + i * c_stride + side * TILE); };
   if (adds)

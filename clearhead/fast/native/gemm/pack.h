@@ -19,6 +19,8 @@ constexpr int64_t TILE_WORDS = TILE * TILE;
 
 #ifdef HAS_GEMM
 
+constexpr bool HAS_BLOCKS = true;
+
 // Exchange rows and columns of 16 x 16 words.
 inline __attribute__((always_inline)) void transpose(__m512i rows[16]) {
   __m512i other[16];
@@ -107,6 +109,9 @@ inline void stream_pair(uint16_t* to, Vec<float> low, Vec<float> high) {
   else _mm512_storeu_si512(to, rounded);
 }
 
+#else
+constexpr bool HAS_BLOCKS = false;
+constexpr int64_t PACKED_ROWS = 0;
 #endif
 
 }  // namespace

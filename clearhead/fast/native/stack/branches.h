@@ -81,7 +81,7 @@ class Team {
     auto made = input_.args(
         rows_.M, matrix.outputs, matrix.inputs, static_cast<const typename Traits::W*>(matrix.weight), matrix.bias,
         matrix.scales, y);
-    made.ldb = matrix.turned_stride;
+    made.ldb = matrix.ldb;
     return made;
   }
 
@@ -155,7 +155,7 @@ class Team {
       prepare(branch.query_norm, branch, keys, m, branch.heads, rows_.queries);
       if (branch.function != Function::SELF_ATTENTION) continue;
       prepare(branch.key_norm, branch, keys, m, branch.kv_heads, second_);
-      if (keys.has_cache) by_kind(keys.kind, [&](auto number) { append<decltype(number)>(branch, keys, m); });
+      if (keys.appends) by_kind(keys.kind, [&](auto number) { append<decltype(number)>(branch, keys, m); });
     }
   }
 
@@ -182,23 +182,23 @@ class Team {
     const int64_t H = branch.heads, E = branch.head_size, shared = H / branch.kv_heads;
     const auto* key = static_cast<const Real*>(keys.key);
     const auto* value = static_cast<const Real*>(keys.value);
-    if (keys.starts) key = reinterpret_cast<const Real*>(second_), value = reinterpret_cast<const Real*>(third_);
+    if (keys.cu_seqlens) key = reinterpret_cast<const Real*>(second_), value = reinterpret_cast<const Real*>(third_);
     // A long group is work for several threads, however few heads there are.
-    const int64_t parts = ((keys.starts ? keys.count : keys.rows_per_group) + ROWS_OF_HEAD - 1) / ROWS_OF_HEAD;
+    const int64_t parts = ((keys.cu_seqlens ? keys.count : keys.rows_per_group) + ROWS_OF_HEAD - 1) / ROWS_OF_HEAD;
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < keys.groups * H * parts; ++task) {
       const int64_t number = task / parts / H, head = task / parts % H, part = task % parts;
-      const int64_t start = keys.starts ? keys.starts[number] : number * keys.rows_per_group;
-      const int64_t stop = keys.starts ? keys.starts[number + 1] : start + keys.rows_per_group;
-      const Group group{number, start, stop, keys.starts ? stop - start : keys.count, keys};
+      const int64_t start = keys.cu_seqlens ? keys.cu_seqlens[number] : number * keys.rows_per_group;
+      const int64_t stop = keys.cu_seqlens ? keys.cu_seqlens[number + 1] : start + keys.rows_per_group;
+      const Group group{number, start, stop, keys.cu_seqlens ? stop - start : keys.count, keys};
       const int64_t begin = start + part * ROWS_OF_HEAD, end = std::min(stop, begin + ROWS_OF_HEAD);
-      const int32_t* origin = keys.origin && keys.origin_stride ? keys.origin + number * keys.origin_stride : nullptr;
-      const int64_t row = keys.origin && !keys.origin_stride ? keys.origin[number] : number;
-      const int64_t row_base = keys.starts ? start * keys.key_stride : origin ? 0 : row * keys.row_stride;
+      const int32_t* row_index = keys.row_index && keys.row_index_stride ? keys.row_index + number * keys.row_index_stride : nullptr;
+      const int64_t row = keys.row_index && !keys.row_index_stride ? keys.row_index[number] : number;
+      const int64_t row_base = keys.cu_seqlens ? start * keys.key_stride : row_index ? 0 : row * keys.row_stride;
       const int64_t base = row_base + head / shared * keys.head_stride;
       const bool has_next = (head + 1) % shared == 0 && head + 1 < H;
       const Head<Real> rows{
-          key, value, origin, base, keys.row_stride, keys.key_stride, has_next ? keys.head_stride : 0,
+          key, value, row_index, base, keys.row_stride, keys.key_stride, has_next ? keys.head_stride : 0,
           keys.key_scales + base / E, keys.value_scales + base / E, keys.row_stride / E};
       float* queries = rows_.queries + head * E;
       if (!std::is_same_v<Traits, Float32> && attends_by_blocks(E, end - begin)) {

@@ -10,7 +10,7 @@ constexpr int64_t CHUNK_ROWS = 256, LEAST_ROWS = 128;
 
 struct Chunk {
   int64_t first, last;          // rows
-  std::vector<int64_t> starts;  // of its texts
+  std::vector<int64_t> cu_seqlens;  // of its texts
   std::vector<Keys> keys;
 };
 
@@ -22,14 +22,14 @@ int64_t rows_of_chunk(int64_t M, int64_t threads) {
 
 // Whole texts, which need no other's rows.
 std::vector<Chunk> chunks_of_texts(const Keys* keys, int64_t count, const Keys& texts, int64_t threads) {
-  const int64_t most = rows_of_chunk(texts.starts[texts.groups], threads);
+  const int64_t most = rows_of_chunk(texts.cu_seqlens[texts.groups], threads);
   std::vector<Chunk> chunks;
   for (int64_t begin = 0, end = 1; end <= texts.groups; ++end) {
-    const int64_t first = texts.starts[begin], last = texts.starts[end];
+    const int64_t first = texts.cu_seqlens[begin], last = texts.cu_seqlens[end];
     if (last - first < most && end < texts.groups) continue;
-    Chunk chunk{first, last, {texts.starts + begin, texts.starts + end + 1}, {keys, keys + count}};
-    for (int64_t& start : chunk.starts) start -= first;
-    for (Keys& one : chunk.keys) one.groups = end - begin, one.starts = chunk.starts.data();
+    Chunk chunk{first, last, {texts.cu_seqlens + begin, texts.cu_seqlens + end + 1}, {keys, keys + count}};
+    for (int64_t& start : chunk.cu_seqlens) start -= first;
+    for (Keys& one : chunk.keys) one.groups = end - begin, one.cu_seqlens = chunk.cu_seqlens.data();
     chunks.push_back(std::move(chunk));
     begin = end;
   }
@@ -68,12 +68,12 @@ std::vector<Chunk> chunks_of(const StackCall& call, int64_t threads) {
   if (call.M < LEAST_ROWS) return {};
   for (int64_t b = 0; b < call.count; ++b) {
     if (branches[b].function == Function::FEED_FORWARD) continue;
-    if (branches[b].function == Function::MEMORY_ATTENTION || keys[b].origin || keys[b].bias) return {};
-    if (keys[b].has_cache && (keys[b].after > 0 || keys[b].rows_per_group == 1)) return {};
+    if (branches[b].function == Function::MEMORY_ATTENTION || keys[b].row_index || keys[b].bias) return {};
+    if (keys[b].appends && (keys[b].window_after > 0 || keys[b].rows_per_group == 1)) return {};
     if (!first) first = keys + b;
   }
   if (!first) return {};
-  std::vector<Chunk> chunks = first->starts ? chunks_of_texts(keys, call.count, *first, threads)
+  std::vector<Chunk> chunks = first->cu_seqlens ? chunks_of_texts(keys, call.count, *first, threads)
                                             : chunks_of_groups(keys, call.count, *first, threads);
   for (Chunk& chunk : chunks)
     for (Keys& one : chunk.keys) {

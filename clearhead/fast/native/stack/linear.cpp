@@ -4,36 +4,19 @@
 
 namespace {
 
-// For rows that need no rounding.
-template <typename Traits>
+template <typename Traits, typename X>
 void multiply(
-    const typename Traits::X* x, const typename Traits::W* w, const typename Traits::Y* bias, typename Traits::Y* y,
-    int64_t M, int64_t N, int64_t K, int64_t threads) {
+    const X* x, const typename Traits::W* w, const float* output_scales, const typename Traits::Y* bias,
+    typename Traits::Y* y, int64_t M, int64_t N, int64_t K, int64_t threads) {
   const int team = team_size(threads, M * N * K);
   const Workspace workspace(team);
   GemmInput<Traits> input(workspace[0], M, K);
-  const bool packs = input.packed() && has_blocks<Traits>(K);
 #pragma omp parallel num_threads(team)
   {
-    if (packs) input.pack_by_team(x, M, K);
-    GemmArgs<Traits> args = input.args(M, N, K, w, bias, nullptr, y);
-    args.x = x, args.packed_x = packs ? input.packed() : nullptr;
-    args.packs_weights = !packs && args.packs_weights;
+    GemmArgs<Traits> args = input.args(M, N, K, w, bias, output_scales, y);
+    if constexpr (std::is_same_v<X, typename Traits::X>) input.take_by_team(x, args);
+    else input.fill_by_team(M, K, nullptr, [&](int64_t m, float*) { return x + m * K; });
     gemm_by_team(args, workspace[omp_get_thread_num()]);
-  }
-}
-
-template <typename Traits>
-void round_and_multiply(
-    const float* x, const typename Traits::W* w, const float* output_scales, const float* bias, float* y, int64_t M,
-    int64_t N, int64_t K, int64_t threads) {
-  const int team = team_size(threads, M * N * K);
-  const Workspace workspace(team);
-  GemmInput<Traits> input(workspace[0], M, K);
-#pragma omp parallel num_threads(team)
-  {
-    input.fill_by_team(M, K, nullptr, [&](int64_t m, float*) { return x + m * K; });
-    gemm_by_team(input.args(M, N, K, w, bias, output_scales, y), workspace[omp_get_thread_num()]);
   }
 }
 
@@ -41,22 +24,22 @@ void round_and_multiply(
 
 KERNEL void linear_float32(
     const float* x, const float* w, const float* bias, float* y, int64_t M, int64_t N, int64_t K, int64_t threads) {
-  multiply<Float32>(x, w, bias, y, M, N, K, threads);
+  multiply<Float32>(x, w, nullptr, bias, y, M, N, K, threads);
 }
 
 KERNEL void linear_bfloat16(
     const uint16_t* x, const uint16_t* w, const uint16_t* bias, uint16_t* y, int64_t M, int64_t N, int64_t K,
     int64_t threads) {
-  multiply<BFloat16>(x, w, bias, y, M, N, K, threads);
+  multiply<BFloat16>(x, w, nullptr, bias, y, M, N, K, threads);
 }
 
 KERNEL void linear_mixed(
     const float* x, const uint16_t* w, const float* bias, float* y, int64_t M, int64_t N, int64_t K, int64_t threads) {
-  round_and_multiply<Mixed>(x, w, nullptr, bias, y, M, N, K, threads);
+  multiply<Mixed>(x, w, nullptr, bias, y, M, N, K, threads);
 }
 
 KERNEL void linear_int8(
     const float* x, const int8_t* w, const float* scales, const float* bias, float* y, int64_t M, int64_t N, int64_t K,
     int64_t threads) {
-  round_and_multiply<Int8>(x, w, scales, bias, y, M, N, K, threads);
+  multiply<Int8>(x, w, scales, bias, y, M, N, K, threads);
 }

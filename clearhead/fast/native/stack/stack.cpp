@@ -34,7 +34,7 @@ void run_stack(const StackCall& call, int64_t threads) {
   // Rows see keys of other chunks: all chunks append theirs before one attends.
   int64_t from = -1;
   for (int64_t to = 0; to <= call.count; ++to) {
-    if (to < call.count && !call.keys[to].has_cache) continue;
+    if (to < call.count && !call.keys[to].appends) continue;
 #pragma omp parallel for schedule(dynamic) num_threads(int(threads))
     for (int64_t number = 0; number < int64_t(chunks.size()); ++number) {
       const Chunk& chunk = chunks[number];

@@ -44,25 +44,16 @@ void top_of_row(const Real* row, int64_t size, int64_t count, float* values, int
   *log_total = float(std::log(sum)) + most;
 }
 
-template <typename Real>
-void top(
-    const Real* x, float* values, int64_t* places, float* log_totals, int64_t rows, int64_t size, int64_t stride,
-    int64_t count, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads(team_size(threads, rows * size))
-  for (int64_t r = 0; r < rows; ++r)
-    top_of_row(x + r * stride, size, count, values + r * count, places + r * count, log_totals + r);
-}
-
 }  // namespace
 
-KERNEL void top_float32(
-    const float* x, float* values, int64_t* places, float* log_totals, int64_t rows, int64_t size, int64_t stride,
-    int64_t count, int64_t threads) {
-  top(x, values, places, log_totals, rows, size, stride, count, threads);
-}
+#define TOP(name, Real)                                                                                     \
+  KERNEL void name(                                                                                         \
+      const Real* x, float* values, int64_t* places, float* log_totals, int64_t rows, int64_t size,         \
+      int64_t stride, int64_t count, int64_t threads) {                                                     \
+    _Pragma("omp parallel for schedule(static) num_threads(team_size(threads, rows * size))")               \
+    for (int64_t r = 0; r < rows; ++r)                                                                      \
+      top_of_row(x + r * stride, size, count, values + r * count, places + r * count, log_totals + r);      \
+  }
 
-KERNEL void top_bfloat16(
-    const uint16_t* x, float* values, int64_t* places, float* log_totals, int64_t rows, int64_t size, int64_t stride,
-    int64_t count, int64_t threads) {
-  top(x, values, places, log_totals, rows, size, stride, count, threads);
-}
+TOP(top_float32, float)
+TOP(top_bfloat16, uint16_t)

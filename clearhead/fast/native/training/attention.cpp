@@ -7,7 +7,6 @@
 // Legend: B batch, H heads, T queries, S keys, E head size; the sizes of what is kept here are multiples of 32.
 
 #include "../gemm/gemm.h"
-#include "heads.h"
 
 #ifdef HAS_GEMM
 
@@ -328,16 +327,12 @@ void for_each_head(const AttentionCall& call, int64_t threads, const Work& work)
 
 }  // namespace
 
-#endif
-
 KERNEL void attention_forward(const AttentionCall* call, int64_t threads) {
-#ifdef HAS_GEMM
   for_each_head(*call, threads, [&](int64_t b, int64_t h, Arena& arena) { attend(*call, b, h, arena); });
-#endif
 }
 
 KERNEL void attention_backward(const AttentionCall* call, int64_t threads) {
-#ifdef HAS_GEMM
   for_each_head(*call, threads, [&](int64_t b, int64_t h, Arena& arena) { HeadGradient(*call, b, h, arena).run(); });
-#endif
 }
+
+#endif

@@ -58,7 +58,10 @@ inline void write_row(
   stream_pair(call.result + m * call.result_stride + n, found[0].value, found[1].value);
 }
 
-void forward(const LinearCall& call, int64_t threads) {
+}  // namespace
+
+KERNEL void linear_forward(const LinearCall* of, int64_t threads) {
+  const LinearCall& call = *of;
   const Workspace workspace(threads);
   const Outputs outputs(call);
   const int64_t K = call.K, steps = K / BLOCK;
@@ -91,6 +94,8 @@ void forward(const LinearCall& call, int64_t threads) {
     stream_fence();
   }
 }
+
+namespace {
 
 // 32 numbers of the gradient of x, or those times the derivatives.
 inline void write_gradients(const LinearCall& call, const float* c, int64_t m, int64_t k) {
@@ -255,7 +260,10 @@ void weight_gradients_by_team(const LinearCall& call, const Outputs& outputs, Ar
   }
 }
 
-void backward(const LinearCall& call, int64_t threads) {
+}  // namespace
+
+KERNEL void linear_backward(const LinearCall* of, int64_t threads) {
+  const LinearCall& call = *of;
   const Workspace workspace(threads);
   const Outputs outputs(call);
   const bool wants_x = call.result || call.derivatives[0], wants_weight = call.layers[0].weight_gradient;
@@ -272,18 +280,4 @@ void backward(const LinearCall& call, int64_t threads) {
   }
 }
 
-}  // namespace
-
 #endif
-
-KERNEL void linear_forward(const LinearCall* call, int64_t threads) {
-#ifdef HAS_GEMM
-  forward(*call, threads);
-#endif
-}
-
-KERNEL void linear_backward(const LinearCall* call, int64_t threads) {
-#ifdef HAS_GEMM
-  backward(*call, threads);
-#endif
-}

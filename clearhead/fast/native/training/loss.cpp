@@ -65,7 +65,10 @@ void forward_rows(const LossCall& call, const uint32_t* b, Row* rows, Arena& are
   }
 }
 
-void forward(const LossCall& call, int64_t threads) {
+}  // namespace
+
+KERNEL void loss_forward(const LossCall* of, int64_t threads) {
+  const LossCall& call = *of;
   const Workspace workspace(threads);
   LinearCall layer{};
   layer.count = 1, layer.K = call.D;
@@ -83,12 +86,4 @@ void forward(const LossCall& call, int64_t threads) {
   }
 }
 
-}  // namespace
-
 #endif
-
-KERNEL void loss_forward(const LossCall* call, int64_t threads) {
-#ifdef HAS_GEMM
-  forward(*call, threads);
-#endif
-}

@@ -120,10 +120,7 @@ class Update {
 
 }  // namespace
 
-#endif
-
 KERNEL void muon(const MuonCall* call, int64_t threads) {
-#ifdef HAS_GEMM
   const Workspace workspace(threads);
 #pragma omp parallel num_threads(int(threads))
   {
@@ -135,5 +132,6 @@ KERNEL void muon(const MuonCall* call, int64_t threads) {
       Update(*call, call->matrices[i], arena).run();
     }
   }
-#endif
 }
+
+#endif

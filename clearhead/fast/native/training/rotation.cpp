@@ -3,7 +3,10 @@
 //
 // Legend: B batch, H heads, T tokens, E head size, P pairs of dimensions.
 
-#include "heads.h"
+#include "../abi.h"
+#include "../isa.h"
+#include "../team.h"
+#include "../vec/vec.h"
 
 namespace {
 

@@ -98,7 +98,10 @@ void backward_row(const StreamCall& call, int64_t n, float* weight_sums, float* 
   }
 }
 
-void forward(const StreamCall& call, int64_t threads) {
+}  // namespace
+
+KERNEL void stream_forward(const StreamCall* of, int64_t threads) {
+  const StreamCall& call = *of;
   const int team = team_size(threads, call.N * call.D);
   const Workspace workspace(team);
 #pragma omp parallel num_threads(team)
@@ -110,7 +113,8 @@ void forward(const StreamCall& call, int64_t threads) {
   }
 }
 
-void backward(const StreamCall& call, int64_t threads) {
+KERNEL void stream_backward(const StreamCall* of, int64_t threads) {
+  const StreamCall& call = *of;
   const int team = team_size(threads, call.N * call.D);
   const Workspace workspace(team);
   const int64_t width = round_up(call.D, WIDTH);
@@ -130,9 +134,3 @@ void backward(const StreamCall& call, int64_t threads) {
       if (call.bias_gradient) call.bias_gradient[d] = (thread ? call.bias_gradient[d] : 0.0f) + own[width + d];
     }
 }
-
-}  // namespace
-
-KERNEL void stream_forward(const StreamCall* call, int64_t threads) { forward(*call, threads); }
-
-KERNEL void stream_backward(const StreamCall* call, int64_t threads) { backward(*call, threads); }

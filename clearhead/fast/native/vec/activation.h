@@ -32,31 +32,17 @@ inline Vec<float> normal_cdf(Vec<float> x, Vec<float> density) {
   return select(x < 0.0f, beyond, 1.0f - beyond);
 }
 
-inline Vec<float> activate(Vec<float> x, int64_t activation) {
-  const Vec<float> positive = select(x < 0.0f, Vec<float>{}, x);
-  switch (activation) {
-    case Activation::RELU: return positive;
-    case Activation::RELU2: return positive * positive;
-    case Activation::GELU: return x * normal_cdf(x, normal_density(x));
-    case Activation::GELU_TANH: return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
-    case Activation::SILU: return x * sigmoid(x);
-    case Activation::QUICK_GELU: return x * sigmoid(1.702f * x);
-    default: return tanh(x);
-  }
-}
-
 struct Activated {
   Vec<float> value, derivative;
 };
 
 // x times the sigmoid of an inner function, whose derivative is given.
 inline Activated activated_by_sigmoid(Vec<float> x, Vec<float> inner, Vec<float> inner_derivative) {
-  const Vec<float> power = exp2(abs(inner) * -LOG2_E), near = reciprocal(power + 1.0f);
-  const Vec<float> gate = select(inner < 0.0f, power * near, near);
+  const Vec<float> gate = sigmoid(inner);
   return {x * gate, gate + x * gate * (1.0f - gate) * inner_derivative};
 }
 
-inline Activated activate_with_derivative(Vec<float> x, int64_t activation) {
+inline __attribute__((always_inline)) Activated activate_with_derivative(Vec<float> x, int64_t activation) {
   const Vec<float> zero = {}, one = zero + 1.0f, positive = select(x < 0.0f, zero, x);
   switch (activation) {
     case Activation::RELU: return {positive, select(x > 0.0f, one, zero)};
@@ -77,5 +63,7 @@ inline Activated activate_with_derivative(Vec<float> x, int64_t activation) {
     }
   }
 }
+
+inline Vec<float> activate(Vec<float> x, int64_t activation) { return activate_with_derivative(x, activation).value; }
 
 }  // namespace

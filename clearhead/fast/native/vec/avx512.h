@@ -77,20 +77,12 @@ inline bool any_set(Vec<int32_t> is_true) {
   return _mm512_test_epi32_mask((__m512i)is_true, (__m512i)is_true) != 0;
 }
 
-// e^x for x <= 88, to 2 units in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r by its series up to r^7.
-// Below -87 it is 0; not-a-number stays so.
+// e^x for x <= 88, to 2 units in the last place: 2^n * e^r with |r| <= ln(2) / 2. Below -87 it is 0; not-a-number stays so.
 inline Vec<float> exp(Vec<float> x) {
   const __mmask16 is_large = _mm512_cmp_ps_mask((__m512)x, (__m512)broadcast(-87.0f), _CMP_NLT_UQ);
   const Vec<float> whole = (Vec<float>)_mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);  // to the nearest
   const Vec<float> r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-  Vec<float> series = r * (1.0f / 5040) + 1.0f / 720;
-  series = series * r + 1.0f / 120;
-  series = series * r + 1.0f / 24;
-  series = series * r + 1.0f / 6;
-  series = series * r + 0.5f;
-  series = series * r + 1.0f;
-  series = series * r + 1.0f;
-  return (Vec<float>)_mm512_maskz_scalef_ps(is_large, (__m512)series, (__m512)whole);
+  return (Vec<float>)_mm512_maskz_scalef_ps(is_large, (__m512)exp_series(r), (__m512)whole);
 }
 
 // 2^t for t <= 127, to 1e-7 of it; below 2^-126 it is 0, and not-a-number stays so.
@@ -110,45 +102,5 @@ inline Vec<float> reciprocal(Vec<float> x) {
   const Vec<float> near = (Vec<float>)_mm512_rcp14_ps((__m512)x);
   return near * (2.0f - x * near);
 }
-
-// Sums of products of STEP numbers of bfloat16.
-struct DotBFloat16 {
-#ifdef __AVX512BF16__
-  static constexpr int64_t STEP = 2 * WIDTH;
-  static __m512i load_x(const uint16_t* from) { return _mm512_loadu_si512(from); }
-  static void add(Vec<float>& sums, __m512i x, __m512i w) {
-    sums = (Vec<float>)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)w);
-  }
-#else
-  static constexpr int64_t STEP = WIDTH;
-  static Vec<float> load_x(const uint16_t* from) { return load(from); }
-  static void add(Vec<float>& sums, Vec<float> x, Vec<float> w) { sums += x * w; }
-#endif
-  static auto load_w(const uint16_t* from) { return load_x(from); }
-};
-
-// The same of 8 bits. The instruction wants one side without a sign: weights are made larger by a zero point, and sums
-// by as much times the numbers of x, which is compensated for.
-struct DotInt8 {
-#ifdef __AVX512VNNI__
-  static constexpr int32_t ZERO_POINT = 128;
-  static constexpr int64_t STEP = 4 * WIDTH;
-  static __m512i load_x(const int8_t* from) { return _mm512_loadu_si512(from); }
-  static __m512i load_w(const int8_t* from) { return _mm512_xor_si512(load_x(from), _mm512_set1_epi8(-128)); }
-  static void add(Vec<int32_t>& sums, __m512i x, __m512i w) {
-    sums = (Vec<int32_t>)_mm512_dpbusd_epi32((__m512i)sums, w, x);
-  }
-  static __m512i ones() { return _mm512_set1_epi8(1); }
-#else
-  static constexpr int32_t ZERO_POINT = 0;
-  static constexpr int64_t STEP = WIDTH;
-  static Vec<int32_t> load_x(const int8_t* from) {
-    return __builtin_convertvector(*reinterpret_cast<const Vec<int8_t>*>(from), Vec<int32_t>);
-  }
-  static Vec<int32_t> load_w(const int8_t* from) { return load_x(from); }
-  static void add(Vec<int32_t>& sums, Vec<int32_t> x, Vec<int32_t> w) { sums += x * w; }
-  static Vec<int32_t> ones() { return Vec<int32_t>{} + 1; }
-#endif
-};
 
 }  // namespace

@@ -65,38 +65,13 @@ inline Vec<float> exp(Vec<float> x) {
   const Vec<float> shifted = bounded * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: what follows the point is rounded away
   const Vec<float> whole = shifted - 12582912.0f;
   const Vec<float> r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
-  Vec<float> series = r * (1.0f / 5040) + 1.0f / 720;
-  series = series * r + 1.0f / 120;
-  series = series * r + 1.0f / 24;
-  series = series * r + 1.0f / 6;
-  series = series * r + 0.5f;
-  series = series * r + 1.0f;
-  series = series * r + 1.0f;
   const Vec<float> power = (Vec<float>)(((Vec<int32_t>)shifted + 127) << 23);  // n in the lowest bits of shifted
-  const Vec<float> found = series * power;
+  const Vec<float> found = exp_series(r) * power;
   return is_small ? Vec<float>{} : (x == x ? found : x);
 }
 
 inline Vec<float> exp2(Vec<float> t) { return exp(t * 0.693147181f); }
 
 inline Vec<float> reciprocal(Vec<float> x) { return 1.0f / x; }
-
-struct DotBFloat16 {
-  static constexpr int64_t STEP = WIDTH;
-  static Vec<float> load_x(const uint16_t* from) { return load(from); }
-  static Vec<float> load_w(const uint16_t* from) { return load(from); }
-  static void add(Vec<float>& sums, Vec<float> x, Vec<float> w) { sums += x * w; }
-};
-
-struct DotInt8 {
-  static constexpr int32_t ZERO_POINT = 0;
-  static constexpr int64_t STEP = WIDTH;
-  static Vec<int32_t> load_x(const int8_t* from) {
-    return __builtin_convertvector(*reinterpret_cast<const Vec<int8_t>*>(from), Vec<int32_t>);
-  }
-  static Vec<int32_t> load_w(const int8_t* from) { return load_x(from); }
-  static void add(Vec<int32_t>& sums, Vec<int32_t> x, Vec<int32_t> w) { sums += x * w; }
-  static Vec<int32_t> ones() { return Vec<int32_t>{} + 1; }
-};
 
 }  // namespace

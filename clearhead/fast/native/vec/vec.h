@@ -11,19 +11,9 @@ namespace {
 constexpr int64_t WIDTH = 16;
 
 template <typename Number>
-struct VecOf;
-
-#define VEC(Number)                                                                                       \
-  template <>                                                                                             \
-  struct VecOf<Number> {                                                                                  \
-    typedef Number Type __attribute__((vector_size(WIDTH * sizeof(Number)), aligned(alignof(Number)))); \
-  };
-VEC(float)
-VEC(int32_t)
-VEC(uint32_t)
-VEC(uint16_t)
-VEC(int8_t)
-#undef VEC
+struct VecOf {
+  typedef Number Type __attribute__((vector_size(WIDTH * sizeof(Number)), aligned(alignof(Number))));
+};
 
 template <typename Number>
 using Vec = typename VecOf<Number>::Type;
@@ -77,9 +67,19 @@ inline int32_t reduce_add(Vec<int32_t> x) {
   return sum;
 }
 
-// A sum or a maximum may be of no number or of all, so the order of sums is that of the instruction set.
-// Each of them: load of uint16_t and int8_t, store to them, stream, reduce_add, reduce_add_all, reduce_max, any_set,
-// exp, exp2, reciprocal, and the dot products of bfloat16 and of 8 bits.
+// The series of e^r up to r^7, for |r| <= ln(2) / 2.
+inline Vec<float> exp_series(Vec<float> r) {
+  Vec<float> series = r * (1.0f / 5040) + 1.0f / 720;
+  series = series * r + 1.0f / 120;
+  series = series * r + 1.0f / 24;
+  series = series * r + 1.0f / 6;
+  series = series * r + 0.5f;
+  series = series * r + 1.0f;
+  return series * r + 1.0f;
+}
+
+// Each instruction set adds: load and store of uint16_t and int8_t, stream, reduce_add, reduce_add_all, reduce_max,
+// any_set, exp, exp2, reciprocal.
 
 }  // namespace
 

@@ -62,31 +62,31 @@ void run_stack(
   Branch branches[] = {self, is_text ? self : memory, feed_forward};
   auto cache = numbers<float>(rows * kv_heads * keys_kept * head_size), values = cache;
   auto angles = numbers<float>(rows * (head_size / 2)), bias = numbers<float>(rows * heads * keys_kept);
-  std::vector<int32_t> origin(rows * keys_kept, 0);
+  std::vector<int32_t> row_index(rows * keys_kept, 0);
   std::vector<int64_t> starts{0, rows / 2, rows};
   std::vector<uint8_t> mask(rows * keys_kept, 1);
   Keys keys{};
   keys.key = cache.data(), keys.value = values.data(), keys.count = is_text ? rows : keys_kept;
   keys.cos = keys.sin = angles.data(), keys.angle_stride = keys.half = head_size / 2;
-  keys.before = 9, keys.after = is_text;
+  keys.window_before = 9, keys.window_after = is_text;
   Keys of_memory = keys;
   if (is_text) {
-    keys.starts = starts.data(), keys.groups = 2, keys.key_stride = kv_inner, keys.head_stride = head_size;
+    keys.cu_seqlens = starts.data(), keys.groups = 2, keys.key_stride = kv_inner, keys.head_stride = head_size;
     of_memory = keys;
   } else {
     keys.row_stride = kv_heads * keys_kept * head_size, keys.head_stride = keys_kept * head_size;
-    keys.key_stride = head_size, keys.groups = rows / rows_per_group, keys.rows_per_group = rows_per_group, keys.has_cache = 1;
-    keys.origin = origin.data(), keys.origin_stride = keys_kept;
+    keys.key_stride = head_size, keys.groups = rows / rows_per_group, keys.rows_per_group = rows_per_group, keys.appends = 1;
+    keys.row_index = row_index.data(), keys.row_index_stride = keys_kept;
     keys.mask = mask.data(), keys.mask_stride = keys_kept;
     keys.bias = bias.data(), keys.bias_row_stride = heads * keys_kept, keys.bias_head_stride = keys_kept;
     of_memory = keys;
-    of_memory.before = of_memory.after = 1000, of_memory.groups = 1, of_memory.rows_per_group = rows, of_memory.has_cache = 0, of_memory.origin_stride = 0;
+    of_memory.window_before = of_memory.window_after = 1000, of_memory.groups = 1, of_memory.rows_per_group = rows, of_memory.appends = 0, of_memory.row_index_stride = 0;
   }
   const Keys all[] = {keys, of_memory, Keys{}};
   auto x = numbers<float>(rows * width);
   stack_of({x.data(), branches, all, 3, rows, width, WeightKind::FLOAT32});
   for (Branch& branch : branches)
-    for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last}) one->turned_stride = one->outputs;
+    for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last}) one->ldb = one->outputs;
   stack_of({x.data(), branches, all, 3, rows, width, WeightKind::FLOAT32});
   stack_of({x.data(), branches, all, 3, rows, width, WeightKind::MIXED});
   stack_of({x.data(), branches, all, 3, rows, width, WeightKind::INT8});
@@ -97,10 +97,10 @@ void run_stack(
   keys.key_scales = key_scales.data(), keys.value_scales = value_scales.data();
   const Keys in_bytes[] = {keys, of_memory, Keys{}};
   for (Branch& branch : branches)
-    for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last}) one->turned_stride = 0;
+    for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last}) one->ldb = 0;
   stack_of({x.data(), branches, in_bytes, 3, rows, width, WeightKind::INT8});
   stack_of({x.data(), branches, in_bytes, 3, rows, width, WeightKind::FLOAT32});
-  keys.origin = nullptr, keys.bias = nullptr;  // as prompts are read: many rows in parts
+  keys.row_index = nullptr, keys.bias = nullptr;  // as prompts are read: many rows in parts
   const Branch without_memory[] = {branches[0], branches[2]};
   const Keys in_parts[] = {keys, Keys{}};
   stack_of({x.data(), without_memory, in_parts, 2, rows, width, WeightKind::INT8});

@@ -1,0 +1,60 @@
+"""Two trainings in one process give bit by bit what each gives alone."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead.core import build
+from clearhead.data.batches.base import Batch
+from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.training.losses.tokens import token_loss
+from clearhead.training.optim.gradients import scale_gradients
+from clearhead.training.optim.optimizers import build_optimizer
+
+STEPS = 5
+
+
+def trained(seed: int, precision: str, turns: threading.Barrier | None = None) -> list[Tensor]:
+    """Losses and weights of a few steps; at each step the other training waits for this one."""
+    torch.manual_seed(seed)
+    hparams = Hyperparameters(
+        family="decoder", layers=2, width=32 * seed, heads=2, norm="rms", norm_place="pre", dropout=0.0, tie="none"
+    )
+    module = build(build_spec(hparams, source_vocab=41, target_vocab=41))
+    generator = torch.Generator().manual_seed(seed)
+    tree = training_tree(module, precision)
+    assert any(isinstance(part, FusedAttention if precision == "bf16" else FusedRMSNorm) for part in tree.modules())
+    rule = build_optimizer(tree, kind="muon", learning_rate=1e-2, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-9)
+    found = []
+    for _ in range(STEPS):
+        if turns is not None:
+            turns.wait(60)
+        ids = torch.randint(3, 41, (5, 67), generator=generator)
+        batch = Batch(ids, None, ids.roll(-1, 1), ids.numel(), ids.numel(), np.arange(len(ids)))
+        rule.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16, precision == "bf16"):
+            loss, labels = token_loss(tree, batch, label_smoothing=0.1)
+        loss.backward()
+        scale_gradients(list(tree.parameters()), 1.0 / labels, max_norm=1.0)
+        rule.step()
+        found.append(loss.detach())
+    return [*found, *(weight.detach().clone() for weight in module.parameters())]
+
+
+@pytest.mark.usefixtures("bf16_kernels")
+@pytest.mark.parametrize("precisions", [("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "fp32")])
+def test_interleaved_steps_of_two_threads_change_no_bit(precisions: tuple[str, str]) -> None:
+    alone = [trained(seed, precision) for seed, precision in enumerate(precisions, start=1)]
+    turns = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(trained, seed, precision, turns) for seed, precision in enumerate(precisions, start=1)]
+        together = [one.result() for one in running]
+    for expected, found in zip(alone, together, strict=True):
+        assert all(map(torch.equal, found, expected))

@@ -1,0 +1,232 @@
+"""One model, several callers: nobody sees, slows down or changes what another one does, and kernels serve them all.
+
+A caller is a suspended stream, a block of `capture` or `edit`, or a thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import clearhead as ch
+from clearhead.fast import runner
+from clearhead.fast.int8 import to_int8
+from clearhead.fast.runner import Runner
+from clearhead.fast.stack import PlannedStack, StackPlan
+from tests import hf_models as made
+
+PRECISIONS = ("fp32", "bf16 products", "int8")
+TEXTS = ["the cat", "a dog sat on the mat", "the"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {"decoder": made.language_model(folder / "lm"), "two stacks": made.translator(folder / "mt")}
+
+
+def load(folders: dict[str, Path], name: str, precision: str) -> ch.Model:
+    model = ch.load(folders[name], device="cpu", precision="fp32")
+    if precision == "int8":
+        to_int8(model.module)
+    model.runner = Runner(model.module, in_bf16=precision == "bf16 products")
+    assert {one.by for one in model.runner.report()} == {"kernels"}, "a law about kernels runs by them"
+    return model
+
+
+@pytest.fixture(params=PRECISIONS)
+def decoder(folders: dict[str, Path], request: pytest.FixtureRequest) -> ch.Model:
+    return load(folders, "decoder", request.param)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of kernels for whole stacks, by the name of the thread."""
+    found: list[str] = []
+    for name in ("extend", "read"):
+        own = getattr(StackPlan, name)
+
+        def called(*given: Any, own: Callable[..., Any] = own) -> Any:
+            found.append(threading.current_thread().name)
+            return own(*given)
+
+        monkeypatch.setattr(StackPlan, name, called)
+    return found
+
+
+def suspended(model: ch.Model) -> Iterator[str]:
+    """A stream that has begun and goes on later."""
+    stream = model.stream("the cat", max_new_tokens=30, min_new_tokens=30, temperature=0)
+    next(stream)
+    return stream
+
+
+def written(model: ch.Model) -> str:
+    return "".join(model.stream("the cat", max_new_tokens=30, min_new_tokens=30, temperature=0))
+
+
+def twice(x: torch.Tensor, at: ch.Place) -> torch.Tensor:
+    return 2.0 * x
+
+
+def observed(model: ch.Model) -> dict[str, Any]:
+    """What blocks of captures, edits and measures see and do."""
+    ids = torch.tensor([[1, 5, 3]])
+    with model.capture(["decoder.layers.*.after", "decoder.layers.0.steps.0.branches.0.function"]) as seen:
+        (first,) = model.generate("the", max_new_tokens=4, temperature=0)
+        direct = model.module(ids).logits
+    with model.edit({"decoder.layers.0.steps.1.branches.0.function": twice}):
+        (edited,) = model.generate("the", max_new_tokens=4, temperature=0)
+        changed = model.module(ids).logits
+    assert not torch.equal(direct, changed), "the edit has an effect"
+    maps = model.attention("the cat sat")
+    return {
+        "seen": {address: [record.tensor.tolist() for record in records] for address, records in seen.items()},
+        "texts": [first.tokens, edited.tokens, edited.score],
+        "direct": [direct.tolist(), changed.tolist()],
+        "weights": maps.weights("decoder.self", layer=0, head=1).tolist(),
+        "heads": [str(row) for row in maps.heads()],
+        "effects": [effect.change for effect in maps.effects(of=1)],
+        "score": model.score("the cat").score,
+    }
+
+
+def test_blocks_beside_a_suspended_stream_see_and_do_what_they_do_alone(decoder: ch.Model, calls: list[str]) -> None:
+    alone, text = observed(decoder), written(decoder)
+    assert calls and all(alone["seen"].values()) and alone["heads"]
+    stream = suspended(decoder)
+    assert observed(decoder) == alone
+    assert text.endswith("".join(stream)), "the stream is what it is alone"
+
+
+def test_a_stream_goes_on_as_it_began_inside_a_block(decoder: ch.Model) -> None:
+    text, stream = written(decoder), suspended(decoder)
+    with decoder.capture("decoder.**") as seen, decoder.edit({"logits": twice}):
+        rest = "".join(stream)
+    assert text.endswith(rest)
+    assert not any(seen.values()), "a call that began before a block is not in it"
+
+
+def test_two_suspended_streams_write_what_they_write_alone(decoder: ch.Model) -> None:
+    text = written(decoder)
+    streams = [suspended(decoder), suspended(decoder)]
+    pieces = ["".join(piece) for piece in zip(*streams, strict=True)]
+    assert pieces and text.endswith("".join(piece[: len(piece) // 2] for piece in pieces))
+
+
+def test_a_copy_made_meanwhile_computes_with_its_own_weights(decoder: ch.Model) -> None:
+    stream, text = suspended(decoder), written(decoder)
+    other = decoder.replaced(copy.deepcopy(decoder.module))
+    other.runner = copy.deepcopy(decoder.runner)
+    other.module = other.runner.module
+    with torch.no_grad():
+        for tensor in (*other.module.parameters(), *other.module.buffers()):
+            tensor.zero_()
+    assert other.score("the cat").score != decoder.score("the cat").score
+    assert text.endswith("".join(stream)) and written(decoder) == text
+
+
+def test_a_block_belongs_to_its_thread(decoder: ch.Model, calls: list[str]) -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="other") as pool:
+        alone = pool.submit(written, decoder).result()
+        calls.clear()
+        with decoder.capture("decoder.**") as seen, decoder.edit({"logits": twice}):
+            assert pool.submit(written, decoder).result() == alone
+            assert calls and set(calls) == {"other_0"}, "kernels serve whoever watches nothing"
+            assert not any(seen.values())
+            decoder.generate("the", max_new_tokens=2, temperature=0)
+        assert all(seen[address] for address in ("decoder.final_norm", "decoder.layers.1.after"))
+
+
+def decoder_jobs(model: ch.Model) -> dict[str, Callable[[], Any]]:
+    vectors = Runner(model.module, in_bf16=model.runner.in_bf16).tree()
+    return {
+        "generate": lambda: model.generate(TEXTS, max_new_tokens=6, temperature=0),
+        "sample": lambda: model.generate("the", max_new_tokens=6, temperature=0.9, seed=3),
+        "stream": lambda: written(model),
+        "score": lambda: model.score(TEXTS),
+        "watch": lambda: observed(model),
+        "states": lambda: vectors(torch.tensor([[1, 2, 3, 4]])).hidden.tolist(),
+    }
+
+
+def translator_jobs(model: ch.Model) -> dict[str, Callable[[], Any]]:
+    return {
+        "greedy": lambda: model.translate(TEXTS, beam_size=1, max_length=9),
+        "beams": lambda: model.translate_n_best(TEXTS, n=3, max_length=9),
+        "score": lambda: model.score(TEXTS, TEXTS),
+        "attention": lambda: model.attention("the cat", target="a dog").weights("decoder.memory", 0, 0).tolist(),
+    }
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("name", "jobs"), [("decoder", decoder_jobs), ("two stacks", translator_jobs)])
+def test_threads_get_bit_by_bit_what_each_gets_alone(
+    folders: dict[str, Path], name: str, jobs: Callable[..., Any], precision: str, calls: list[str]
+) -> None:
+    model = load(folders, name, precision)
+    work = jobs(model)
+    alone = {job: run() for job, run in work.items()}
+    calls.clear()
+    with ThreadPoolExecutor(4, thread_name_prefix="caller") as pool:
+        for _ in range(3):
+            running = {job: pool.submit(run) for job, run in [*work.items(), *work.items()]}
+            for job, future in running.items():
+                assert future.result() == alone[job], job
+    assert len(set(calls)) > 1, "kernels served several threads"
+
+
+def snapshot(module: nn.Module) -> list[dict[str, Any]]:
+    """The attributes of every part: what they are, and what the hooks among them hold."""
+    return [
+        {name: (id(value), dict(value) if isinstance(value, dict) else value) for name, value in vars(part).items()}
+        for part in module.modules()
+    ]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("name", "jobs"), [("decoder", decoder_jobs), ("two stacks", translator_jobs)])
+def test_no_call_writes_into_the_plain_tree(
+    folders: dict[str, Path], name: str, jobs: Callable[..., Any], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, during and after each public call that opens no block of the caller's."""
+    model = load(folders, name, precision)
+    before, during = snapshot(model.module), []
+    for method in ("forward", "continue_from", "finish"):
+        own = getattr(PlannedStack if method != "finish" else runner.Stack, method)
+
+        def called(*given: Any, own: Callable[..., Any] = own) -> Any:
+            during.append(snapshot(model.module) == before)
+            return own(*given)
+
+        monkeypatch.setattr(PlannedStack if method != "finish" else runner.Stack, method, called)
+    for job, run in jobs(model).items():
+        if job != "watch":
+            during.clear()
+            run()
+            assert during and all(during), job
+            assert snapshot(model.module) == before, job
+    maps = model.attention("the cat", **({} if name == "decoder" else {"target": "a dog"}))
+    maps.effects(of=1)
+    assert snapshot(model.module) == before
+
+
+def test_the_plain_tree_alone_is_used_where_that_is_asked_for(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, calls: list[str]
+) -> None:
+    monkeypatch.setenv(runner.KERNELS, "plain")
+    model = ch.load(folders["decoder"], device="cpu", precision="int8")
+    assert [one.by for one in model.runner.report()] == ["plain"]
+    model.generate("the", max_new_tokens=2, temperature=0)
+    assert not calls
+    monkeypatch.setenv(runner.KERNELS, "fast")
+    with pytest.raises(ch.InputError, match="expected auto or plain"):
+        model.generate("the")
