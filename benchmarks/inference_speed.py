@@ -31,7 +31,7 @@ from inference_models import for_ctranslate2, for_llama, gpt2, in_8_bits, least_
 from side_by_side import Side, alternate, described, figures, machine, table
 
 from clearhead.bench.limits import fast_precisions, measure_limits
-from clearhead.machine import has_fast_bf16
+from clearhead.fast.probe import has_fast_bf16
 
 SIDES: dict[str, tuple[tuple[str, bool], ...]] = {
     "clearhead": (("auto", False), ("fp32", False), ("bf16", False), ("int8", False)),

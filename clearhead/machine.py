@@ -17,7 +17,6 @@ from clearhead.errors import InputError
 MOST_THREADS: Final = 4
 """For each processor; so many threads only wait for each other."""
 
-_PROCESSOR: Final = Path("/proc/cpuinfo")
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_GROUPS: Final = Path("/proc/self/cgroup")
 
@@ -57,22 +56,6 @@ def too_many_threads(threads: int) -> str | None:
         f"{threads} is far more than the {processors} processors of this machine; give at most "
         f"{MOST_THREADS * processors}"
     )
-
-
-def has_fast_bf16(device: torch.device) -> bool:
-    """Return whether matrix products in bfloat16 are faster than in float32 on a device."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return device.type == "cpu" and any((torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported()))
-
-
-def processor_vendor() -> str:
-    """Return the processor's vendor as Linux says it ("GenuineIntel", "AuthenticAMD"); elsewhere ""."""
-    with contextlib.suppress(OSError):
-        for line in _PROCESSOR.read_text("ascii", errors="replace").splitlines():
-            if line.startswith("vendor_id"):
-                return line.partition(":")[2].strip()
-    return ""
 
 
 def choose_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"]:

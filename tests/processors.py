@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.fast.native import build
+from clearhead.fast.native import build, load
+from clearhead.fast.probe import processor
 
 UNIT = Path(__file__).parent / "fast/native/matrix_unit.h"
 _AVX_512 = ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"]
@@ -31,9 +32,8 @@ WITH_BF16 = [level for level in LEVELS if level != "AVX2"]
 def options_of(level: str) -> list[str]:
     """Return the options of the compiler for a level; skip where this processor does not have it."""
     options, needed = LEVELS[level]
-    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
-    if not needed <= set(flags):
-        pytest.skip(f"this processor has no {', '.join(sorted(needed - set(flags)))}")
+    if lacking := needed - processor().isa:
+        pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
     return options
 
 
@@ -42,7 +42,7 @@ def kernels_of(level: str) -> Iterator[ctypes.CDLL]:
     """The kernels for one level, in place of those for this processor."""
     compiled = cache(partial(build.compiled, options_of(level)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "library", compiled)
-        build.function.cache_clear()
+        patch.setattr(load, "library", compiled)
+        load.function.cache_clear()
         yield compiled(build.INFERENCE)
-    build.function.cache_clear()
+    load.function.cache_clear()

@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 import torch
 
-from clearhead.fast.native.build import library
-from clearhead.machine import has_fast_bf16
+from clearhead.fast.native.load import library
+from clearhead.fast.probe import has_fast_bf16
 
 Precision = Literal["fp32", "bf16", "int8"]
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.core import Cache
 from clearhead.fast.int8 import LARGEST
-from clearhead.fast.native.stack import Keys
+from clearhead.fast.native.abi import Keys
 from clearhead.kernels.key_values import KeyValues
 
 TINY: Final = torch.finfo(torch.float32).tiny
@@ -20,15 +20,15 @@ TINY: Final = torch.finfo(torch.float32).tiny
 class IndexedCache(Cache):
     """A cache for the compiled layers: rows that change places, and sentences that leave, only change an index.
 
-    Row r writes its new keys into row r of the buffers; where its older ones lie, `origin` says. Attentions that read
-    whole buffers need them in order: `gather` puts them there.
+    Row r writes its new keys into row r of the buffers; where its older ones lie, `row_index` says. Attentions that
+    read whole buffers need them in order: `gather` puts them there.
     """
 
     def __init__(self, total_length: int | Int[Tensor, " rows"] | None = None) -> None:
         super().__init__(total_length)
         self.is_by_index = False  # the compiled layers read it
-        self.origin: Int[Tensor, "rows keys"] | None = None  # int32; None: each row reads its own
-        self.memory_origin: Int[Tensor, " sentences"] | None = None  # int32; None: each sentence reads its own
+        self.row_index: Int[Tensor, "rows keys"] | None = None  # int32; None: each row reads its own
+        self.memory_row_index: Int[Tensor, " sentences"] | None = None  # int32; None: each sentence reads its own
         self.keys: dict[object, list[Keys]] = {}  # of the compiled layers of a stack
         # Of keys and values in 8 bits: one number for each, by which its integers are multiplied.
         self.scales: defaultdict[tuple[nn.Module, int], KeyValues] = defaultdict(KeyValues)
@@ -41,34 +41,34 @@ class IndexedCache(Cache):
             for entry in self.scales.values():
                 entry.select(rows)
             return
-        self.origin = rows.int()[:, None].expand(-1, self.length) if self.origin is None else self.origin[rows]
+        self.row_index = rows.int()[:, None].expand(-1, self.length) if self.row_index is None else self.row_index[rows]
         if memory_rows is not None and self.memory_attention:
-            before = self.memory_origin
-            self.memory_origin = memory_rows.int() if before is None else before[memory_rows]
+            before = self.memory_row_index
+            self.memory_row_index = memory_rows.int() if before is None else before[memory_rows]
         # Masks and lengths are in order of the rows.
         keys, memories = self.self_attention, self.memory_attention
         self.self_attention, self.memory_attention = defaultdict(KeyValues), {}
         super().select(rows, memory_rows)
         self.self_attention, self.memory_attention = keys, memories
 
-    def extend_origin(self, rows: int) -> Int[Tensor, "rows keys"] | None:
+    def extend_row_index(self, rows: int) -> Int[Tensor, "rows keys"] | None:
         """Count the keys of the newest token in the index, and return it."""
-        if self.origin is not None and self.origin.shape[1] < self.length:
+        if self.row_index is not None and self.row_index.shape[1] < self.length:
             own_R1 = torch.arange(rows, dtype=torch.int32)[:, None]
-            self.origin = torch.cat([self.origin, own_R1.expand(-1, self.length - self.origin.shape[1])], 1)
-        return self.origin
+            self.row_index = torch.cat([self.row_index, own_R1.expand(-1, self.length - self.row_index.shape[1])], 1)
+        return self.row_index
 
     def gather(self) -> None:
         """Bring the keys and values of each row and sentence into its own row of the buffers."""
         self.is_by_index = False
-        if self.origin is not None:
-            origin_RS, self.origin = self.origin.long(), None
-            places_S = torch.arange(origin_RS.shape[1])
+        if self.row_index is not None:
+            row_index_RS, self.row_index = self.row_index.long(), None
+            places_S = torch.arange(row_index_RS.shape[1])
             for entry in (*self.self_attention.values(), *self.scales.values()):
                 assert entry.buffer is not None
-                entry.buffer = entry.buffer[:, origin_RS, :, places_S].permute(2, 0, 3, 1, 4).contiguous()
-        if self.memory_origin is not None:
-            rows, self.memory_origin = self.memory_origin.long(), None
+                entry.buffer = entry.buffer[:, row_index_RS, :, places_S].permute(2, 0, 3, 1, 4).contiguous()
+        if self.memory_row_index is not None:
+            rows, self.memory_row_index = self.memory_row_index.long(), None
             for place, (key, value) in self.memory_attention.items():
                 self.memory_attention[place] = (key[rows], value[rows])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.fast.native.addresses import fits
-from clearhead.fast.native.build import function
+from clearhead.fast.native.load import function
 
 Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]

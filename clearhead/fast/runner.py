@@ -23,10 +23,10 @@ from clearhead.core.stack import Stack
 from clearhead.errors import InputError
 from clearhead.fast.int8 import Int8Linear, Int8Matrix
 from clearhead.fast.linear import Run, float_linear, int8_linear, mixed_linear
+from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.replica import override, replica
 from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
 from clearhead.hooks import HookPoints, is_seen
-from clearhead.machine import has_fast_bf16
 
 LEAST_WEIGHTS: Final = 2**23
 """A model with fewer numbers in its linear layers stays in the caches, where products in bf16 gain nothing."""

@@ -25,13 +25,15 @@ from clearhead.core.shapes import Ids, Memory, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import Int8Linear
+from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, values
 from clearhead.fast.native.addresses import Unfit, address
-from clearhead.fast.native.stack import Branch, Keys, Matrix, Norm, RunStack, Weights, has_squares, stack_runner
+from clearhead.fast.native.load import has_gemm
+from clearhead.fast.native.stack import RunStack, Weights, stack_runner
 from clearhead.fast.plan import PlannedBranch, planned_branches
 
 # In fp32, above so many rows the products of PyTorch are as fast, or faster.
 MOST_FP32_ROWS: Final = 16
-# Without products in squares: scores of longer texts are matrix products, which PyTorch computes faster.
+# Without a GEMM in blocks: scores of longer texts are matrix products, which PyTorch computes faster.
 MOST_TOKENS: Final = 128
 # That run through all layers before the next ones do, so that what is computed of them stays small.
 PIECE_TOKENS: Final = 2048
@@ -40,11 +42,11 @@ EVERYWHERE: Final = 2**40
 Heads = Num[Tensor, "rows heads keys head_size"]
 Rows = Float[Tensor, "rows width"]
 Places = Int[Tensor, " rows"]
-ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_gelu", "tanh")
 KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8}
 """What keys and values are kept in, by the weights."""
-KEY_KINDS: Final = (torch.float32, torch.bfloat16, torch.int8)
-FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = range(3)
+KEY_KINDS: Final = [getattr(torch, name) for name in values("KeyKind")]
+FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = values("Function").values()
+NORM_KINDS: Final = values("NormKind")
 Piece = tuple[slice, slice]  # of the rows and of the new tokens of a call
 
 
@@ -89,7 +91,7 @@ class StackPlan:
         # In fp32 PyTorch reads several tokens as fast.
         self._reads_texts = self.kind != "float32" and all(type(one) is Attention for one in used)
         self._has_window = any(isinstance(one.spec.mask, spec.Window) for one in used)
-        self._has_squares = has_squares()
+        self._has_gemm = has_gemm()
 
     def serves(self, context: Context, batch: int, length: int) -> bool:
         """Return whether the kernels compute a call with so many rows and tokens, without gradients.
@@ -105,7 +107,7 @@ class StackPlan:
             return self.kind != "float32" or batch <= MOST_FP32_ROWS
         # Padding between two tokens is no distance; texts are read without it.
         is_by_place = cache is None or masking.key_mask is None or not self._has_window
-        most = MOST_TOKENS if not self._has_squares else LONGEST_TEXT if cache is None else EVERYWHERE
+        most = MOST_TOKENS if not self._has_gemm else LONGEST_TEXT if cache is None else EVERYWHERE
         return self._reads_texts and is_by_place and length <= most
 
     def extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
@@ -114,7 +116,7 @@ class StackPlan:
         if length > 1:
             cache.gather()
         cache.is_by_index = True
-        cache.extend_origin(batch)
+        cache.extend_row_index(batch)
         # Where products are of rounded numbers anyway, keys and values are rounded as well: reading them is what bounds
         # a step of many rows.
         dtype = KEPT[self.kind]
@@ -163,29 +165,33 @@ class StackPlan:
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
                 one.count, one.groups = kept[0].shape[2], len(kept[0])
-                if cache.memory_origin is not None:
-                    one.groups = len(cache.memory_origin)
-                    one.origin = address(cache.memory_origin, torch.int32, one.groups)
-                one.rows_per_group, one.before, one.after = rows.stop // one.groups, EVERYWHERE, EVERYWHERE
+                if cache.memory_row_index is not None:
+                    one.groups = len(cache.memory_row_index)
+                    one.row_index = address(cache.memory_row_index, torch.int32, one.groups)
+                one.rows_per_group, one.window_before, one.window_after = (
+                    rows.stop // one.groups,
+                    EVERYWHERE,
+                    EVERYWHERE,
+                )
                 _set_mask(one, attention.mask(context), 0, used)
                 _set_places(one, attention.spec, *kept)
                 continue
             one.count = cache.length - context.masking.num_queries + tokens.stop
             one.groups, one.rows_per_group = rows.stop - rows.start, tokens.stop - tokens.start
-            one.has_cache = True
-            if cache.origin is not None:
-                one.origin = address(cache.origin, torch.int32, rows.stop, cache.length, by_row=True)
-                one.origin_stride = cache.origin.stride(0)
+            one.appends = True
+            if cache.row_index is not None:
+                one.row_index = address(cache.row_index, torch.int32, rows.stop, cache.length, by_row=True)
+                one.row_index_stride = cache.row_index.stride(0)
             else:
-                one.origin = None
+                one.row_index = None
             _set_angles(one, _angles(attention, context, piece), used)
             _set_bias(one, attention, rows.stop - rows.start, context, used)
             key_mask = context.masking.key_mask
             if self._has_window and key_mask is not None:
-                one.before, one.after = EVERYWHERE, EVERYWHERE
+                one.window_before, one.window_after = EVERYWHERE, EVERYWHERE
                 _set_mask(one, attention.mask(context), 0, used)
             else:
-                one.before, one.after = _sight(attention.spec.mask)
+                one.window_before, one.window_after = _sight(attention.spec.mask)
                 _set_mask(one, None if key_mask is None else key_mask[:, None, None], rows.start, used)
             _set_buffers(one, attention.spec, rows.start, *kept)
         return keys
@@ -195,19 +201,19 @@ class StackPlan:
         mask_BT, (batch, length) = context.masking.key_mask, sequence.ids.shape
         places = None if mask_BT is None else mask_BT.flatten().nonzero()[:, 0]
         lengths = torch.full((batch,), length) if mask_BT is None else mask_BT.sum(1)
-        starts = F.pad(lengths.cumsum(0), (1, 0))
+        cu_seqlens = F.pad(lengths.cumsum(0), (1, 0))
         embedded_MD = _embedded(stack, sequence, context, places)
         x_MD = embedded_MD.float().contiguous()
-        keys, used, whole = [], [starts], (slice(0, batch), slice(0, length))
+        keys, used, whole = [], [cu_seqlens], (slice(0, batch), slice(0, length))
         for entry in self._attentions:
             if entry is None:
                 keys.append(Keys())
                 continue
             attention, context.depth = entry
             one, size, heads = Keys(), attention.spec.head_size, attention.spec.num_kv_heads
-            one.starts, one.groups, one.count = address(starts, torch.int64, batch + 1), batch, length
+            one.cu_seqlens, one.groups, one.count = address(cu_seqlens, torch.int64, batch + 1), batch, length
             one.key_stride, one.head_stride = heads * size, size
-            one.before, one.after = _sight(attention.spec.mask)
+            one.window_before, one.window_after = _sight(attention.spec.mask)
             angles = _angles(attention, context, whole)
             _set_angles(one, [rows if places is None else rows[places] for rows in angles], used)
             keys.append(one)
@@ -229,7 +235,7 @@ class StackPlan:
         branch.shared, branch.out = (self._norm(norm, self._width) for norm in (planned.step.pre, planned.step.out))
         self._attentions.append((function, planned.depth) if isinstance(function, Attention) else None)
         if type(function) is FeedForward and function.spec.activation in ACTIVATIONS:
-            branch.function, branch.activation = FEED_FORWARD, ACTIVATIONS.index(function.spec.activation)
+            branch.function, branch.activation = FEED_FORWARD, ACTIVATIONS[function.spec.activation]
             size, width = function.spec.size, self._width
             branch.first, branch.last = self._matrix(function.up, size, width), self._matrix(function.down, width, size)
             branch.second = Matrix() if function.gate is None else self._matrix(function.gate, size, width)
@@ -273,7 +279,7 @@ class StackPlan:
             weight=None if weight is None else self._address(weight.float() + float(module.has_unit_offset), size),
             bias=None if bias is None else self._address(bias, size),
             eps=module.eps,
-            kind=1 if isinstance(module, LayerNorm) else 2,
+            kind=NORM_KINDS["layer_norm" if isinstance(module, LayerNorm) else "rms_norm"],
         )
 
     def _matrix(self, linear: nn.Module, outputs: int, inputs: int) -> Matrix:
@@ -293,7 +299,7 @@ class StackPlan:
         if weight.device.type != "cpu" or is_altered(linear) or not (is_turned or weight.is_contiguous()):
             raise NotServed("weights are on another device, spread over processes, or not row by row")
         if is_turned:
-            matrix.turned_stride = weight.stride(1)  # GPT-2's files, which are mapped, have them so
+            matrix.ldb = weight.stride(1)  # GPT-2's files, which are mapped, have them so
             matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)
         else:
             matrix.weight = address(weight, torch.int8 if kind == "int8" else weight.dtype, outputs, inputs)

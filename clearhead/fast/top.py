@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.fast.native.addresses import fits
-from clearhead.fast.native.build import function
+from clearhead.fast.native.load import function
 
 
 def top_and_log_total(

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.training.parts import training_tree
-from clearhead.machine import choose_precision, has_fast_bf16
+from clearhead.machine import choose_precision
 from clearhead.training.kernel_cache import needs_kernels, return_memory
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.protocols import Batches, BatchT

@@ -12,6 +12,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from clearhead.fast.probe import processor
+
 
 def seed_everything(seed: int) -> None:
     """Seed the generators of torch (all devices), Python and numpy; numpy takes the seed modulo 2**32."""
@@ -108,7 +110,7 @@ def environment(processes: int = 1) -> dict[str, str | int]:
     return {
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "processor features": torch.backends.cpu.get_cpu_capability(),
+        "processor features": processor().torch_kernels,
         "threads": torch.get_num_threads(),
         "accelerator": device,
         "processes": processes,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.fast.native.build import library
+from clearhead.fast.native.load import library
 from clearhead.recipes.fit import Fitted
 from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
 from clearhead.recipes.table import recipe_for

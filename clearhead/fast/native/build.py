@@ -12,54 +12,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import torch
 
 from clearhead.fast.native.cache import fault_of, keep, kernel_folder, locked, workplace
+from clearhead.fast.probe import processor
 
 FOLDER: Final = Path(__file__).parent
-INFERENCE: Final = "."
-"""The folder of the kernels for inference; each folder is a library of its own, compiled when it is needed."""
+INFERENCE: Final = "stack"
+"""The folder with the sources of the kernels for inference; each folder is a library, compiled when it is needed."""
 TRAINING: Final = "training"
 _COMPILERS: Final = "g++", "clang++", "c++"
 _OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC"
+_HIDDEN: Final = "-fvisibility=hidden"  # two libraries have functions of the same names
 _SECONDS: Final = 120
 # Of its own, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.native")
-
-
-@cache
-def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
-    """Return the compiled kernels of a folder, or None where they cannot be had; the reason is logged as a warning."""
-    try:
-        return compiled(["-march=native"], kernels)
-    except OSError as error:
-        _LOGGER.warning("kernels of PyTorch are used, because our own cannot be had: %s", error)
-        return None
-
-
-@cache
-def function(name: str, *, pointers: int, numbers: int, kernels: str = INFERENCE) -> Callable[..., object] | None:
-    """Return a function of the kernels, which takes addresses and then whole numbers.
-
-    Args:
-        name: of the function.
-        pointers: how many addresses.
-        numbers: how many whole numbers.
-        kernels: their folder.
-
-    Returns:
-        None where there are no kernels, or none of this name.
-    """
-    found = getattr(library(kernels), name, None)
-    if found is not None:
-        found.restype = None
-        found.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * numbers
-    return cast("Callable[..., object] | None", found)
 
 
 def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
@@ -73,7 +44,7 @@ def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
         OSError: there is no compiler, or it failed, or the cache cannot be written or is open to other users.
     """
     compiler = _compiler()
-    command = [compiler, *_OPTIONS, *options]
+    command = [compiler, *_OPTIONS, _HIDDEN, *options]
     sources = sorted((FOLDER / kernels).glob("*.cpp"))
     file = kernel_folder() / f"{_key(compiler, command, sources)}.so"
     if fault_of(file) is not None:
@@ -102,10 +73,9 @@ def _threads_of_torch() -> list[str]:
 
 def _key(compiler: str, command: Sequence[str], sources: Sequence[Path]) -> str:
     """Return a digest of all that the compiled file depends on."""
-    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    flags = sorted({line for line in cpu.splitlines() if line.startswith(("flags", "model name", "Features"))})
     made = Path(compiler).resolve().stat()
     texts = [file.read_text(encoding="utf-8") for file in (*sources, *sorted(FOLDER.rglob("*.h")))]
+    flags = processor().description
     parts = [*texts, *command, *_threads_of_torch(), *flags, made.st_size, made.st_mtime_ns, torch.__version__]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

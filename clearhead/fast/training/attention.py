@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.core.attention import Attention
+from clearhead.fast.native.abi import AttentionCall, Heads, RotationCall
 from clearhead.fast.native.addresses import address
 from clearhead.fast.training.linear import run
 from clearhead.hooks import is_seen
@@ -63,48 +64,18 @@ def rotation(x_BHTE: Queries, cos: Angles, sin: Angles) -> Queries:
     return rotated
 
 
-class _Heads(ctypes.Structure):
-    """A tensor by head, whose numbers of a head lie side by side: its address, and its other strides."""
-
-    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_long) for name in ("batch", "head", "token")))
-
-
-def _heads(tensor: Tensor, shape: tuple[int, ...]) -> _Heads:
-    return _Heads(address(tensor, torch.bfloat16, *shape, by_row=True), *tensor.stride()[:3])
-
-
-class _Call(ctypes.Structure):
-    """The arguments of both kernels, as in native/training/calls.h; the forward pass needs no gradients."""
-
-    _fields_ = (
-        *((name, _Heads) for name in ("query", "key", "value", "mixed")),
-        *((f"{name}_gradient", _Heads) for name in ("mixed", "query", "key", "value")),
-        *((name, ctypes.c_void_p) for name in ("mask", "log_totals")),
-        *((f"mask_{name}", ctypes.c_long) for name in ("batch", "head", "query", "key")),
-        *((name, ctypes.c_void_p) for name in ("bias", "bias_gradient")),
-        *((f"bias_{name}", ctypes.c_long) for name in ("batch", "head", "query")),
-        *((name, ctypes.c_long) for name in ("B", "H", "T", "S", "E", "is_causal")),
-        ("scale", ctypes.c_float),
-    )
-
-
-class _RotationCall(ctypes.Structure):
-    """The arguments of the kernel of rotations, as in native/training/calls.h."""
-
-    _fields_ = (
-        *((name, _Heads) for name in ("x", "y")),
-        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
-        *((name, ctypes.c_long) for name in ("angle_batch", "B", "H", "T", "E", "P", "is_back")),
-    )
+def _heads(tensor: Tensor, shape: tuple[int, ...]) -> ctypes.Structure:
+    found: ctypes.Structure = Heads(address(tensor, torch.bfloat16, *shape, by_row=True), *tensor.stride()[:3])
+    return found
 
 
 def _call(
     heads: list[Tensor], log_totals: Tensor, bias: Tensor | None, mask: Tensor | None, how: tuple[float, bool]
-) -> _Call:
+) -> ctypes.Structure:
     (batch, num_heads, queries, size), keys = heads[0].shape, heads[1].shape[2]
     of_queries, of_keys = (batch, num_heads, queries, size), (batch, num_heads, keys, size)
     sizes = (of_queries, of_keys, of_keys, of_queries)
-    call = _Call(*map(_heads, heads, (*sizes, of_queries, *sizes[:3])))
+    call = AttentionCall(*map(_heads, heads, (*sizes, of_queries, *sizes[:3])))
     call.log_totals = address(log_totals, torch.float32, batch, num_heads, queries)
     if bias is not None:
         call.bias = address(bias, torch.float32, batch, num_heads, queries, keys, by_row=True)
@@ -169,7 +140,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, is_back: bool) -> Tensor:
     heads, (y,) = _side_by_side(x), _room([x])
     own, other = (_heads(tensor, x.shape) for tensor in (heads, y))
     angles = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
-    call = _RotationCall(own, other, *angles, cos.stride(0) if len(cos) > 1 else 0)
+    call = RotationCall(own, other, *angles, cos.stride(0) if len(cos) > 1 else 0)
     call.B, call.H, call.T, call.E = x.shape
     call.P, call.is_back = cos.shape[-1], is_back
     run("rotation", call)

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.machine import processor_vendor
+from clearhead.fast.probe import processor
 
 
 @cache
 def has_faster_products() -> bool:
     """Return whether oneDNN multiplies in fp32 faster than MKL does: MKL uses AVX-512 on processors of Intel alone."""
-    is_wide = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkl.is_available()
+    is_wide = processor().torch_kernels == "AVX512" and torch.backends.mkl.is_available()
     if not is_wide or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
-    return processor_vendor() not in ("GenuineIntel", "")
+    return processor().vendor not in ("GenuineIntel", "")
 
 
 def multiplies(x: Tensor, weight: Tensor) -> bool:

@@ -18,26 +18,23 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.core.feedforward import FeedForward
+from clearhead.fast.native import load
+from clearhead.fast.native.abi import ACTIVATIONS, NO_ACTIVATION, LinearArgs, LinearCall
 from clearhead.fast.native.addresses import address
-from clearhead.fast.native.build import TRAINING, function
+from clearhead.fast.native.build import TRAINING
 from clearhead.fast.replica import plain_type
 from clearhead.hooks import is_seen
 
 Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]
 
-ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_gelu", "tanh")
-"""In the order of native/lanes.h."""
 BLOCK: Final = 32
 """Numbers of inputs and outputs are multiples of it."""
 
 
 def has_products() -> bool:
     """Return whether compiled kernels multiply bf16 on this processor, which takes AMX or AVX-512 for bf16."""
-    kernel, found = function("find_squares", pointers=1, numbers=0, kernels=TRAINING), ctypes.c_long()
-    if kernel is not None:
-        kernel(ctypes.addressof(found))
-    return bool(found.value)
+    return load.has_gemm(TRAINING)
 
 
 def is_served(part: nn.Module) -> bool:
@@ -74,29 +71,10 @@ def feed_forward(part: FeedForward, x: Rows) -> Rows:
     """Compute a feed-forward network whose layers are served and whose activation is known, in bf16."""
     first = [part.up] if part.gate is None else [part.gate, part.up]
     tensors = [tensor for linear in (*first, part.down) for tensor in (linear.weight, linear.bias)]
-    form = ACTIVATIONS.index(part.spec.activation)
+    assert isinstance(part.spec.activation, str)
+    form = ACTIVATIONS[part.spec.activation]
     found: Tensor = _FeedForward.apply(x.to(torch.bfloat16), form, *tensors)  # type: ignore[no-untyped-call]
     return found
-
-
-class Part(ctypes.Structure):
-    """One layer in a call, as in native/training/calls.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "bias", "y", "weight_gradient", "bias_gradient", "slope")),
-        *((name, ctypes.c_long) for name in ("rows", "adds", "N", "y_stride")),
-    )
-
-
-class Call(ctypes.Structure):
-    """The arguments of the kernels of layers that read the same rows, as in native/training/calls.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "result")),
-        ("parts", Part * 3),
-        *((name, ctypes.c_void_p * 2) for name in ("slopes", "slope_results")),
-        *((name, ctypes.c_long) for name in ("count", "M", "K", "x_stride", "result_stride", "activation")),
-    )
 
 
 @dataclass
@@ -106,18 +84,18 @@ class _Linear:
     weight: Tensor
     bias: Tensor | None
     y: Tensor | None = None
-    slope: Tensor | None = None
+    derivative: Tensor | None = None
     weight_gradient: Tensor | None = None
     bias_gradient: Tensor | None = None
 
-    def part(self, rows: int, inputs: int) -> Part:
-        """Return the part of a call with so many rows."""
+    def arguments(self, rows: int, inputs: int) -> ctypes.Structure:
+        """Return the layer in a call with so many rows."""
         outputs = len(self.weight)
-        made = Part(rows=outputs, N=outputs)
+        made = LinearArgs(rows=outputs, N=outputs)
         for name, tensor in vars(self).items():
             if tensor is None:
                 continue
-            if name in ("y", "slope"):
+            if name in ("y", "derivative"):
                 made.y_stride = tensor.stride(0)
                 setattr(made, name, address(tensor, torch.bfloat16, rows, outputs, by_row=True))
             else:
@@ -126,8 +104,10 @@ class _Linear:
         return made
 
 
-def _call(x: Tensor, layers: Sequence[_Linear], result: Tensor | None = None, activation: int = -1) -> Call:
-    call = Call(
+def _call(
+    x: Tensor, layers: Sequence[_Linear], result: Tensor | None = None, activation: int = NO_ACTIVATION
+) -> ctypes.Structure:
+    call = LinearCall(
         x=address(x, torch.bfloat16, *x.shape, by_row=True), count=len(layers), M=len(x), K=x.shape[1],
         x_stride=x.stride(0), activation=activation,
     )  # fmt: skip
@@ -136,13 +116,13 @@ def _call(x: Tensor, layers: Sequence[_Linear], result: Tensor | None = None, ac
         call.result = address(result, torch.bfloat16, len(x), size, by_row=True)
         call.result_stride = result.stride(0)
     for place, layer in enumerate(layers):
-        call.parts[place] = layer.part(len(x), x.shape[1])
+        call.layers[place] = layer.arguments(len(x), x.shape[1])
     return call
 
 
 def run(name: str, call: ctypes.Structure) -> None:
     """Run a kernel for training, which takes the address of its arguments."""
-    kernel = function(name, pointers=1, numbers=0, kernels=TRAINING)
+    kernel = load.function(name, pointers=1, kernels=TRAINING)
     assert kernel is not None, "modules are served only where there are kernels"
     kernel(ctypes.addressof(call))
 
@@ -194,16 +174,16 @@ class _FeedForward(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, form: int, *tensors: Tensor | None) -> Tensor:
         x_MK, weights, biases = _rows(x), tensors[::2], tensors[1::2]
         inner, rows = weights[0].shape[0], len(x_MK)  # type: ignore[union-attr]
-        slopes = [x_MK.new_empty(rows, inner) for _ in weights[:-1]]
+        derivatives = [x_MK.new_empty(rows, inner) for _ in weights[:-1]]
         inner_MN = x_MK.new_empty(rows, inner)
         first = [
-            _Linear(weight, bias, slope=slope)  # type: ignore[arg-type]
-            for weight, bias, slope in zip(weights[:-1], biases[:-1], slopes, strict=True)
+            _Linear(weight, bias, derivative=derivative)  # type: ignore[arg-type]
+            for weight, bias, derivative in zip(weights[:-1], biases[:-1], derivatives, strict=True)
         ]
         run("linear_forward", _call(x_MK, first, inner_MN, form))
         y_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype)
         run("linear_forward", _call(inner_MN, [_Linear(weights[-1], biases[-1], y_MK)]))  # type: ignore[arg-type]
-        ctx.save_for_backward(x_MK, inner_MN, *slopes, *weights)
+        ctx.save_for_backward(x_MK, inner_MN, *derivatives, *weights)
         ctx.has_bias, ctx.shape = [bias is not None for bias in biases], x.shape
         return y_MK.view(x.shape)
 
@@ -212,13 +192,13 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_MK, inner_MN, *others = ctx.saved_tensors
         count = len(others) // 2
-        slopes, weights, wants = others[:count], others[count:], ctx.needs_input_grad
+        derivatives, weights, wants = others[:count], others[count:], ctx.needs_input_grad
         down = _gradients(weights[-1], ctx.has_bias[-1], _rows(gradients[0]), any(wants[-2:]))
-        call, made = _call(inner_MN, [down]), [torch.empty_like(slope) for slope in slopes]
+        call, made = _call(inner_MN, [down]), [torch.empty_like(derivative) for derivative in derivatives]
         call.result_stride = inner_MN.stride(0)
         for place in range(count):
-            pair = (address(one, torch.bfloat16, *inner_MN.shape) for one in (slopes[place], made[place]))
-            call.slopes[place], call.slope_results[place] = pair
+            pair = (address(one, torch.bfloat16, *inner_MN.shape) for one in (derivatives[place], made[place]))
+            call.derivatives[place], call.inner_gradients[place] = pair
         run("linear_backward", call)
         first = [
             _gradients(weight, has_bias, gradient, any(wants[2:-2]))

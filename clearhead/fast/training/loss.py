@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.core.head import Projection
+from clearhead.fast.native.abi import NO_ACTIVATION, LinearArgs, LinearCall, LossCall
 from clearhead.fast.native.addresses import address
-from clearhead.fast.training.linear import BLOCK, Call, Part, has_products, run
+from clearhead.fast.training.linear import BLOCK, has_products, run
 
 # The gradient of the weights is passed over once for each group, so logits of a group may be as large as the weights.
 _LEAST_BYTES: Final = 16 << 20
@@ -56,16 +57,6 @@ def fast_cross_entropy(
     return loss
 
 
-class _Call(ctypes.Structure):
-    """The arguments of the kernel, as in native/training/calls.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "labels", "powers", "losses", "rates")),
-        *((name, ctypes.c_long) for name in ("N", "V", "D", "x_stride", "is_bounded")),
-        ("share", ctypes.c_float),
-    )
-
-
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, smoothing: float) -> Tensor:
@@ -77,7 +68,7 @@ class _CrossEntropy(torch.autograd.Function):
         room = max(_LEAST_BYTES, min(weight_VD.nbytes, _MOST_BYTES))
         group = max(1, min(rows, room // (2 * all_entries)))
         powers_GW = x_ND.new_empty(group, all_entries)
-        call = _Call(V=entries, D=width, x_stride=width)
+        call = LossCall(V=entries, D=width, x_stride=width)
         call.weight = address(weight_VD, torch.float32, entries, width)
         call.powers = address(powers_GW, torch.bfloat16, group, all_entries)
         call.is_bounded, call.share = _is_bounded(x_ND, weight_VD), 1.0 - smoothing
@@ -115,14 +106,14 @@ class _CrossEntropy(torch.autograd.Function):
 
 def _products(
     x_GD: Tensor, weight_VD: Tensor, powers_GW: Tensor, x_gradient_GD: Tensor, weight_gradient_VD: Tensor, adds: bool
-) -> Call:
+) -> ctypes.Structure:
     """Return the call that makes both gradients of the layer, or adds to that of the weights."""
     (rows, width), entries = x_GD.shape, powers_GW.shape[1]
-    call = Call(count=1, M=rows, K=width, x_stride=width, result_stride=width, activation=-1)
+    call = LinearCall(count=1, M=rows, K=width, x_stride=width, result_stride=width, activation=NO_ACTIVATION)
     call.x, call.result = (address(one, torch.bfloat16, rows, width) for one in (x_GD, x_gradient_GD))
     weight, gradient = (address(one, torch.float32, len(weight_VD), width) for one in (weight_VD, weight_gradient_VD))
     powers = address(powers_GW[:rows], torch.bfloat16, rows, entries)
-    call.parts[0] = Part(
+    call.layers[0] = LinearArgs(
         weight=weight, y=powers, weight_gradient=gradient, rows=len(weight_VD), adds=adds, N=entries, y_stride=entries,
     )  # fmt: skip
     return call

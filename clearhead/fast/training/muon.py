@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.fast.native.abi import MuonCall, MuonMatrix
 from clearhead.fast.native.addresses import address
 from clearhead.fast.training.linear import BLOCK, has_products, run
 
@@ -44,27 +45,6 @@ def is_served(parameter: Tensor) -> bool:
     return is_plain and is_whole and not any(size % BLOCK for size in parameter.shape) and has_products()
 
 
-class _Matrix(ctypes.Structure):
-    """A matrix to be updated, as in native/training/calls.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("parameter", "momentum", "gradient")),
-        *((name, ctypes.c_long) for name in ("rows", "columns")),
-        ("rate", ctypes.c_float),
-    )
-
-
-class _Call(ctypes.Structure):
-    """The arguments of the kernel, as in native/training/calls.h."""
-
-    _fields_ = (
-        ("matrices", ctypes.POINTER(_Matrix)),
-        *((name, ctypes.c_long) for name in ("count", "steps")),
-        ("factors", ctypes.c_float * 3),
-        *((name, ctypes.c_float) for name in ("share", "kept")),
-    )
-
-
 def update_matrices(
     parameters: Sequence[Matrix], momenta: Sequence[Matrix], rates: Sequence[float], how: Update
 ) -> None:
@@ -76,9 +56,9 @@ def update_matrices(
         rates: what the orthogonal update of each parameter is multiplied by.
         how: what is the same for all.
     """
-    matrices = (_Matrix * len(parameters))(
+    matrices = (MuonMatrix * len(parameters))(
         *(
-            _Matrix(
+            MuonMatrix(
                 *(address(one, torch.float32, *parameter.shape) for one in (parameter, momentum, parameter.grad)),
                 *parameter.shape,
                 rate,
@@ -88,4 +68,4 @@ def update_matrices(
         )
     )
     factors = (ctypes.c_float * 3)(*how.factors)
-    run("muon", _Call(matrices, len(matrices), how.steps, factors, 1.0 - how.momentum, how.kept))
+    run("muon", MuonCall(ctypes.addressof(matrices), len(matrices), how.steps, factors, 1.0 - how.momentum, how.kept))

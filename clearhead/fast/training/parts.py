@@ -15,6 +15,7 @@ from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import Norm, RMSNorm, Vectors
 from clearhead.core.shapes import Keys, Queries, Scores, States
 from clearhead.core.stack import Branch, Layer, Stack, Step
+from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.replica import override, plain_type, replica
 from clearhead.fast.runner import uses_kernels
 from clearhead.fast.stack import is_altered
@@ -24,7 +25,6 @@ from clearhead.fast.training.linear import feed_forward, has_products, is_served
 from clearhead.fast.training.norm import normalize, normalizes
 from clearhead.fast.training.stream import FusedStream, stream_branches
 from clearhead.kernels.positions import rotate
-from clearhead.machine import has_fast_bf16
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Angles = Float[Tensor, "#batch 1 tokens pairs"]

@@ -5,7 +5,6 @@ Legend: B batch, T tokens, D width.
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from clearhead.core.context import Context
 from clearhead.core.norm import LayerNorm, Norm, RMSNorm
 from clearhead.core.shapes import States
 from clearhead.core.stack import Branch, Stack
+from clearhead.fast.native.abi import StreamCall
 from clearhead.fast.native.addresses import address
 from clearhead.fast.plan import PlannedBranch, planned_branches
 from clearhead.fast.training.linear import run
@@ -144,32 +144,15 @@ class _Setting:
     seed: tuple[int, ...] = (0, 0)
 
 
-_POINTERS: Final = (
-    *("x", "y", "weight", "bias", "sum", "normed", "rounded", "statistics", "sum_gradient", "normed_gradient"),
-    *("rounded_gradient", "x_gradient", "y_gradient", "weight_gradient", "bias_gradient"),
-)
-
 _ROUNDED: Final = ("y", "rounded", "rounded_gradient", "y_gradient")
 _VECTORS: Final = ("weight", "bias", "weight_gradient", "bias_gradient")
-
-
-class _Call(ctypes.Structure):
-    """The arguments of both kernels, as in native/training/calls.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_long) for name in ("N", "D", "is_centered")),
-        ("seed", ctypes.c_uint32 * 2),
-        ("dropped", ctypes.c_uint32),
-        *((name, ctypes.c_float) for name in ("kept_scale", "eps")),
-    )
 
 
 def _run(name: str, made: _Setting, **tensors: Tensor | None) -> None:
     x = tensors["x"]
     assert x is not None
     width = x.shape[-1]
-    call = _Call(N=x.numel() // width, D=width, is_centered=made.is_centered, dropped=made.dropped, eps=made.eps)
+    call = StreamCall(N=x.numel() // width, D=width, is_centered=made.is_centered, dropped=made.dropped, eps=made.eps)
     call.kept_scale, call.seed[0], call.seed[1] = made.scale, *made.seed
     for key, tensor in tensors.items():
         if tensor is not None:

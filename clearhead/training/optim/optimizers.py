@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.training.muon import Update, is_served, update_matrices
-from clearhead.machine import has_fast_bf16
 
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ_STEPS = 5

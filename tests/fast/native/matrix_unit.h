@@ -4,8 +4,6 @@
 #pragma once
 
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -13,7 +11,6 @@
 
 #define __AMX_BF16__ 1
 #define __AMX_INT8__ 1
-#define syscall(...) 0L  // the permission to use tiles
 
 namespace emulated {
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.fast.linear import float_linear, int8_linear, mixed_linear
-from clearhead.fast.native import build
+from clearhead.fast.native import build, load
 from clearhead.fast.top import top_and_log_total
 from tests.processors import options_of
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 SIZES = [(1, 64, 128), (2, 33, 64), (5, 37, 40), (16, 96, 192), (17, 50, 256), (90, 67, 64), (40, 3, 100), (3, 1, 7)]
 
 
-LIBRARY = build.library
+LIBRARY = load.library
 
 
 def linears(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,9 +125,9 @@ def test_without_a_compiler_pytorch_computes_and_one_sentence_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(build, "library", LIBRARY)
-    build.library.cache_clear()
-    build.function.cache_clear()
+    monkeypatch.setattr(load, "library", LIBRARY)
+    load.library.cache_clear()
+    load.function.cache_clear()
     try:
         with caplog.at_level(logging.WARNING, logger="clearhead"):
             x, weight, _ = linears(3, 8, 16, torch.float32)
@@ -140,8 +140,8 @@ def test_without_a_compiler_pytorch_computes_and_one_sentence_says_why(
         (record,) = caplog.records
         assert "there is no compiler no-such-compiler" in record.message
     finally:
-        build.library.cache_clear()
-        build.function.cache_clear()
+        load.library.cache_clear()
+        load.function.cache_clear()
 
 
 def test_what_is_compiled_is_kept_and_a_failure_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_no_kernel_reads_or_writes_outside_its_arrays(folder: str, level: str, t
     options = ["-O1", "-g", "-std=c++17", "-fopenmp", *options_of(level), *checks]
     driver = Path(__file__).parent / folder / "sanitized.cpp"
     sources = [str(file) for file in sorted((build.FOLDER / folder).glob("*.cpp"))]
-    command = ["g++", *options, f"-I{build.FOLDER / folder}", str(driver), *sources, "-o", str(program)]
+    command = ["g++", *options, f"-I{build.FOLDER}", str(driver), *sources, "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

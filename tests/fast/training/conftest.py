@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
+from clearhead.fast.probe import processor
 from clearhead.fast.training.linear import has_products
 from tests.processors import WITH_BF16, kernels_of
 
@@ -14,7 +14,7 @@ from tests.processors import WITH_BF16, kernels_of
 @pytest.fixture(scope="module", params=WITH_BF16)
 def bf16_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """The kernels for processors that multiply bf16; they are compiled here, not while tests are collected."""
-    if not torch.cpu._is_avx512_bf16_supported():
+    if "avx512_bf16" not in processor().isa:
         pytest.skip("this processor has no AVX-512 for bf16")
     with kernels_of(request.param):
         assert has_products()

@@ -1,97 +1,89 @@
-// Cross-entropy of a linear layer in bfloat16 in squares: logits become exponentials while they are in the first
-// cache, and none is kept in float32.
+// Cross-entropy of a linear layer in bfloat16: logits become exponentials while they are in the first cache, and none is kept in float32.
 
-#include <omp.h>
+#include "panel.h"
 
-#include <cmath>
-
-#include "panels.h"
-
-#ifdef SQUARES
+#ifdef HAS_GEMM
 
 namespace {
 
-const Floats ORDER = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
 // What is known of a row.
 struct Row {
-  Floats lanes;  // the highest logits, or the sums of exponentials
+  Vec<float> state;  // the highest logits, or the sums of exponentials
   float shift, label_logit;
 };
 
 // Multiply all rows with all columns, by a team; `use(m, n, logits, count)` gets 16 logits of a row, of which `count` are
 // there, from one thread.
 template <typename Use>
-void pass(const LossCall& call, const uint32_t* b, Work& own, const Use& use) {
-  const long steps = call.D / SIDE;
-  const auto arrange = [&](long m, long first, long some, uint32_t* tiles) {
-    arrange_block(call.x + m * call.x_stride + first * SIDE, call.x_stride, call.N - m, some * SIDE, 0, some, tiles);
+void pass(const LossCall& call, const uint32_t* b, Arena& arena, const Use& use) {
+  const int64_t steps = call.D / BLOCK;
+  const auto pack = [&](int64_t m, int64_t first, int64_t some, uint32_t* tiles) {
+    pack_rows(call.x + m * call.x_stride + first * BLOCK, call.x_stride, call.N - m, some * BLOCK, 0, some, tiles);
   };
-  const auto next = [&](long m, long first) {
-    return Ahead{call.x + m * call.x_stride + first * SIDE, call.x_stride, call.D};
+  const auto next = [&](int64_t m, int64_t first) {
+    return Ahead{call.x + m * call.x_stride + first * BLOCK, call.x_stride, call.D};
   };
-  for_each_strip(call.N, whole_blocks(call.V), steps, own, arrange, next, [&](Strip& strip) {
-    multiply_strip(strip, b, steps, strip.sums, false, [&](long j, long at, const float* c) {
-      const long m = strip.m + j, n = strip.n + at;
+  for_each_panel(call.N, round_up(call.V, BLOCK), steps, arena, pack, next, [&](Panel& panel) {
+    multiply_panel(panel, b, steps, panel.sums, false, [&](int64_t j, int64_t at, const float* c) {
+      const int64_t m = panel.m + j, n = panel.n + at;
       if (m >= call.N) return;
-      for (long i = 0; i < SIDE; i += LANES) use(m, n + i, load_lanes(c + i), call.V - n - i);
+      for (int64_t i = 0; i < BLOCK; i += WIDTH) use(m, n + i, load(c + i), call.V - n - i);
     });
   });
 }
 
 // By a team.
-void forward_rows(const LossCall& call, const uint32_t* b, Row* rows, Work& own) {
-  const long width = whole_blocks(call.V);
+void forward_rows(const LossCall& call, const uint32_t* b, Row* rows, Arena& arena) {
+  const int64_t width = round_up(call.V, BLOCK);
   if (!call.is_bounded)
-    pass(call, b, own, [&](long m, long, Floats logits, long left) {
-      if (left < LANES) logits = where(ORDER < float(left), logits, spread(-INFINITY));
+    pass(call, b, arena, [&](int64_t m, int64_t, Vec<float> logits, int64_t left) {
+      if (left < WIDTH) logits = select(INDEX < int32_t(left), logits, broadcast(-INFINITY));
       // Not a number stays so.
-      rows[m].lanes = where(logits <= rows[m].lanes, rows[m].lanes, logits);
+      rows[m].state = select(logits <= rows[m].state, rows[m].state, logits);
     });
 #pragma omp barrier
 #pragma omp for
-  for (long m = 0; m < call.N; ++m) {
-    rows[m].shift = call.is_bounded ? 0 : highest(rows[m].lanes);
-    rows[m].lanes = Floats{};
+  for (int64_t m = 0; m < call.N; ++m) {
+    rows[m].shift = call.is_bounded ? 0 : reduce_max(rows[m].state);
+    rows[m].state = Vec<float>{};
   }
-  pass(call, b, own, [&](long m, long n, Floats logits, long left) {
-    const long label = long(call.labels[m]) - n;
-    if (label >= 0 && label < LANES) rows[m].label_logit = logits[label];
-    Floats powers = exp_lanes(logits - rows[m].shift);
-    if (left < LANES) powers = where(ORDER < float(left), powers, Floats{});
-    rows[m].lanes += powers;
-    store_lanes(call.powers + m * width + n, powers);
+  pass(call, b, arena, [&](int64_t m, int64_t n, Vec<float> logits, int64_t left) {
+    const int64_t label = int64_t(call.labels[m]) - n;
+    if (label >= 0 && label < WIDTH) rows[m].label_logit = logits[label];
+    Vec<float> powers = exp(logits - rows[m].shift);
+    if (left < WIDTH) powers = select(INDEX < int32_t(left), powers, Vec<float>{});
+    rows[m].state += powers;
+    store(call.powers + m * width + n, powers);
   });
 #pragma omp barrier
 #pragma omp for
-  for (long m = 0; m < call.N; ++m) {
-    const float sum = total(rows[m].lanes), logit = rows[m].label_logit;
+  for (int64_t m = 0; m < call.N; ++m) {
+    const float sum = reduce_add(rows[m].state), logit = rows[m].label_logit;
     call.losses[m] = rows[m].shift + std::log(sum) - call.share * logit;
     call.rates[m] = 1.0f / sum;
-    call.powers[m * width + call.labels[m]] = to_half(std::exp(logit - rows[m].shift) - call.share * sum);
+    call.powers[m * width + call.labels[m]] = to_bfloat16(std::exp(logit - rows[m].shift) - call.share * sum);
   }
 }
 
 }  // namespace
 
-#endif
-
-extern "C" void loss_forward(const LossCall* of) {
-#ifdef SQUARES
-  static Memory arranged;
+KERNEL void loss_forward(const LossCall* of, int64_t threads) {
   const LossCall& call = *of;
+  const Workspace workspace(threads);
   LinearCall layer{};
   layer.count = 1, layer.K = call.D;
-  layer.parts[0].weight = call.weight, layer.parts[0].N = whole_blocks(call.V), layer.parts[0].rows = call.V;
-  const Columns columns(layer);
-  uint32_t* b = arranged.numbers<uint32_t>(columns.total * call.D / 2);
-  std::vector<Row> rows(call.N, {spread(-INFINITY), 0, 0});
-#pragma omp parallel
+  layer.layers[0].weight = call.weight, layer.layers[0].N = round_up(call.V, BLOCK), layer.layers[0].rows = call.V;
+  const Outputs outputs(layer);
+  auto* b = workspace[0].take<uint32_t>(outputs.count * call.D / 2);
+  auto* rows = workspace[0].take<Row>(call.N);
+  std::fill(rows, rows + call.N, Row{broadcast(-INFINITY), 0, 0});
+#pragma omp parallel num_threads(int(threads))
   {
-    static thread_local Work own;
+    Arena& arena = workspace[omp_get_thread_num()];
     const TileUse use;
-    arrange_rows(columns, b, own);
-    forward_rows(call, b, rows.data(), own);
+    pack_transposed_weights(outputs, b, arena);
+    forward_rows(call, b, rows, arena);
   }
-#endif
 }
+
+#endif

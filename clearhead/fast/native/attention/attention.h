@@ -1,0 +1,241 @@
+// Attention of the compiled layers: of one row and one head by vector instructions, or of many rows of a head by blocks
+// of the GEMM.
+//
+// Legend: M rows (tokens that are new), H heads, E head size, S keys.
+
+#pragma once
+
+#include "../gemm/gemm.h"
+
+namespace {
+
+constexpr int64_t FEW_ROWS = 8;  // below it, rounding and packing keys costs more than it saves
+
+// Where the keys and values of a group lie, for one head.
+template <typename Real>
+struct Head {
+  const Real *keys, *values;
+  const int32_t* row_index;  // cache row of each key; null: all in one row
+  int64_t base, row_stride, key_stride;
+  int64_t next;  // from these keys to those of the next head; 0: there is none
+  const float *key_scales, *value_scales;  // of numbers in 8 bits, from the base on
+  int64_t scale_stride;  // between cache rows
+
+  int64_t place(int64_t s) const { return base + (row_index ? row_index[s] * row_stride : 0) + s * key_stride; }
+  const Real* key(int64_t s) const { return keys + place(s); }
+  const Real* value(int64_t s) const { return values + place(s); }
+  float key_scale(int64_t s) const { return scale(key_scales, s); }
+  float value_scale(int64_t s) const { return scale(value_scales, s); }
+
+ private:
+  float scale(const float* scales, int64_t s) const {
+    if constexpr (!std::is_same_v<Real, int8_t>) return 1.0f;
+    return scales[(row_index ? row_index[s] * scale_stride : 0) + s];
+  }
+};
+
+// Rows with the same keys, and which of these a row sees.
+struct Group {
+  int64_t number, begin, end, S;
+  const Keys& keys;
+
+  // The place of a row among the keys: rows are the last of them.
+  int64_t place(int64_t m) const { return S - end + m; }
+  int64_t first(int64_t m) const { return std::max(int64_t(0), place(m) - keys.window_before); }
+  int64_t last(int64_t m) const { return std::min(S, place(m) + keys.window_after + 1); }
+};
+
+// Fetch a row of a head that is read soon: rows of a cache come from memory, in pieces too short to be foreseen.
+template <typename Real>
+void prefetch(const Real* row, int64_t E) {
+  for (int64_t e = 0; e < E; e += LINE / int64_t(sizeof(Real))) __builtin_prefetch(row + e);
+}
+
+template <typename Real>
+float dot(const float* query, const Real* key, int64_t E) {
+  Vec<float> sums = {};
+  int64_t e = 0;
+  for (; e + WIDTH <= E; e += WIDTH) sums += load(query + e) * load(key + e);
+  float sum = e ? reduce_add(sums) : 0.0f;
+  for (; e < E; ++e) sum += query[e] * to_float(key[e]);
+  return sum;
+}
+
+// Sum so many vectors of values by their weights, in registers.
+template <typename Real, int VECTORS>
+void weigh(const float* weights, const Head<Real>& rows, int64_t first, int64_t last, int64_t e, float* mixed) {
+  Vec<float> sums[VECTORS] = {};
+  for (int64_t s = first; s < last; ++s) {
+    const Real* row = rows.value(s) + e;
+    if (rows.next) prefetch(rows.key(s) + rows.next + e, VECTORS * WIDTH);
+    for (int i = 0; i < VECTORS; ++i) sums[i] += weights[s] * load(row + i * WIDTH);
+  }
+  for (int i = 0; i < VECTORS; ++i) store(mixed + e + i * WIDTH, sums[i]);
+}
+
+// Turn scores [S] into weights that are still to be multiplied by the number that is returned; with no key that may be
+// attended to they are zeros.
+float softmax(float* scores, int64_t S, const float* sink) {
+  const float most = max(scores, S, sink ? *sink : -INFINITY);
+  if (most == -INFINITY && std::none_of(scores, scores + S, [](float x) { return x != x; })) {
+    std::fill(scores, scores + S, 0.0f);
+    return 0.0f;
+  }
+  Vec<float> sums[2] = {};
+  int64_t s = 0;
+  for (; s + WIDTH <= S; s += WIDTH) {
+    const Vec<float> vec = exp(load(scores + s) - most);
+    store(scores + s, vec);
+    sums[s / WIDTH % 2] += vec;
+  }
+  float sum = reduce_add(sums[0] + sums[1]) + (sink ? std::exp(*sink - most) : 0.0f);
+  for (; s < S; ++s) {
+    scores[s] = exp(broadcast(scores[s] - most))[0];
+    sum += scores[s];
+  }
+  return 1.0f / sum;
+}
+
+// Turn the products of a row's query and the keys it sees, scaled, into scores.
+void to_scores(const Branch& branch, const Group& group, int64_t m, int64_t head, float* scores) {
+  const Keys& keys = group.keys;
+  const int64_t first = group.first(m), last = group.last(m);
+  if (branch.soft_cap > 0) {
+    int64_t s = first;
+    for (; s + WIDTH <= last; s += WIDTH)
+      store(scores + s, branch.soft_cap * tanh(load(scores + s) / branch.soft_cap));
+    for (; s < last; ++s) scores[s] = branch.soft_cap * tanh(broadcast(scores[s] / branch.soft_cap))[0];
+  }
+  if (keys.bias) {
+    const float* bias = keys.bias + m * keys.bias_row_stride + head * keys.bias_head_stride;
+    for (int64_t s = first; s < last; ++s) scores[s] += bias[s];
+  }
+  if (keys.mask) {
+    const uint8_t* mask = keys.mask + group.number * keys.mask_stride;
+    for (int64_t s = first; s < last; ++s) scores[s] = mask[s] ? scores[s] : -INFINITY;
+  }
+}
+
+// Attend from a row, by one head; what it mixes takes the place of the query.
+template <typename Real>
+void attend_row(
+    const Branch& branch, const Group& group, const Head<Real>& rows, float* query, int64_t m, int64_t head,
+    float* scores) {
+  const int64_t E = branch.head_size, first = group.first(m), last = group.last(m);
+  for (int64_t s = first; s < last; ++s) {
+    prefetch(rows.value(s), E);
+    scores[s] = branch.score_scale * rows.key_scale(s) * dot(query, rows.key(s), E);
+  }
+  to_scores(branch, group, m, head, scores);
+  const float share = softmax(scores + first, last - first, branch.sink ? branch.sink + head : nullptr);
+  for (int64_t s = first; s < last; ++s) scores[s] *= share * rows.value_scale(s);
+  int64_t e = 0;
+  for (; e + 4 * WIDTH <= E; e += 4 * WIDTH) weigh<Real, 4>(scores, rows, first, last, e, query);
+  for (; e + 2 * WIDTH <= E; e += 2 * WIDTH) weigh<Real, 2>(scores, rows, first, last, e, query);
+  for (; e + WIDTH <= E; e += WIDTH) weigh<Real, 1>(scores, rows, first, last, e, query);
+  for (; e < E; ++e) {
+    float sum = 0;
+    for (int64_t s = first; s < last; ++s) sum += scores[s] * to_float(rows.value(s)[e]);
+    query[e] = sum;
+  }
+}
+
+// --- blocks: queries, keys, weights and values rounded to bfloat16, sums in float32 ---
+
+#ifdef HAS_GEMM
+
+bool attends_by_blocks(int64_t E, int64_t rows) { return rows >= FEW_ROWS && E % WIDTH == 0; }
+
+// Round a row of a head times its scale; `padded` numbers are written, zeros behind the last.
+template <typename Real>
+void round_head(const Real* row, float scale, int64_t E, int64_t padded, uint16_t* rounded) {
+  for (int64_t e = 0; e < padded; e += WIDTH) store(rounded + e, e < E ? scale * load(row + e) : Vec<float>{});
+}
+
+// Keys [from, to) as the b of query key^T, zeros beyond the last key.
+template <typename Real>
+void pack_keys(
+    const Head<Real>& rows, int64_t from, int64_t to, int64_t S, int64_t E, int64_t padded, uint16_t* rounded,
+    uint32_t* packed) {
+  for (int64_t s = from; s < to; s += TILE, packed += TILE * padded / 2) {
+    const int64_t count = std::max(int64_t(0), std::min(TILE, S - s));
+    for (int64_t i = 0; i < count; ++i) round_head(rows.key(s + i), rows.key_scale(s + i), E, padded, rounded + i * padded);
+    pack_transposed(reinterpret_cast<const uint32_t*>(rounded), padded / 2, count, padded / 2, packed);
+  }
+}
+
+// Values [from, to) as the b of weights value: for every 16 numbers of a head, words with those of two keys.
+template <typename Real>
+void pack_values(
+    const Head<Real>& rows, int64_t from, int64_t to, int64_t S, int64_t E, int64_t padded, uint32_t* packed) {
+  const auto word = [&](int64_t s, int64_t e) {
+    const Vec<float> value = s < S && e < E ? rows.value_scale(s) * load(rows.value(s) + e) : Vec<float>{};
+    return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)value));
+  };
+  for (int64_t s = from; s < to; s += 2)
+    for (int64_t e = 0; e < padded; e += WIDTH)
+      _mm512_storeu_si512(
+          packed + e * (to - from) / 2 + (s - from) / 2 * WIDTH,
+          _mm512_or_si512(word(s, e), _mm512_slli_epi32(word(s + 1, e), 16)));
+}
+
+// y [rows, 32 columns] = x [rows, K] b.
+void multiply_head(const uint16_t* x, int64_t rows, int64_t K, const PanelB& b, float* y, int64_t y_stride) {
+  multiply_block<BFloat16, Streamed::NONE>(rows_of(x, K), rows, b, K / BLOCK, {y, y_stride, false}, [](int64_t) {});
+}
+
+// Attend from the rows [begin, end) of a group, by one head. queries: of row 0, rows `stride` apart; what they mix takes
+// their places.
+template <typename Real>
+void attend_by_blocks(
+    const Branch& branch, const Group& group, const Head<Real>& rows, int64_t begin, int64_t end, float* queries,
+    int64_t head, int64_t stride, Arena& arena) {
+  const int64_t E = branch.head_size, padded = round_up(E, BLOCK);
+  const int64_t low = group.first(begin) / BLOCK * BLOCK;  // of the first row; the last row sees the last key
+  const int64_t high = round_up(group.last(end - 1), BLOCK);
+  const Arena::Frame frame(arena);
+  auto* keys = arena.take<uint32_t>((high - low) * padded / 2);
+  auto* values = arena.take<uint32_t>((high - low) * padded / 2);
+  auto* query = arena.take<uint16_t>(BLOCK * padded);
+  auto* weights = arena.take<uint16_t>(BLOCK * (high - low));
+  auto* scores = arena.take<float>(BLOCK * (high - low));
+  auto* sums = arena.take<float>(BLOCK * padded);
+  pack_keys(rows, low, high, group.S, E, padded, query, keys);
+  pack_values(rows, low, high, group.S, E, padded, values);
+  const TileUse use;
+  for (int64_t top = begin; top < end; top += BLOCK) {
+    const int64_t M = std::min(BLOCK, end - top), from = group.first(top) / BLOCK * BLOCK;
+    const int64_t width = round_up(group.last(top + M - 1), BLOCK) - from;
+    for (int64_t i = 0; i < M; ++i)
+      round_head(queries + (top + i) * stride, branch.score_scale, E, padded, query + i * padded);
+    for (int64_t s = 0; s < width; s += BLOCK)
+      multiply_head(query, M, padded, {keys + (from - low + s) * padded / 2, TILE * padded / 2}, scores + s, width);
+    for (int64_t i = 0; i < M; ++i) {
+      float* row = scores + i * width;
+      const int64_t first = group.first(top + i) - from, last = group.last(top + i) - from;
+      const int64_t seen = round_up(last, WIDTH);  // whole vectors
+      to_scores(branch, group, top + i, head, row - from);
+      std::fill(row, row + first, -INFINITY);
+      std::fill(row + last, row + seen, -INFINITY);
+      const float share = softmax(row, seen, branch.sink ? branch.sink + head : nullptr);
+      for (int64_t s = 0; s < width; s += WIDTH)
+        store(weights + i * width + s, s < seen ? share * load(row + s) : Vec<float>{});
+    }
+    const int64_t size = (high - low) / 2 * TILE;
+    for (int64_t e = 0; e < padded; e += BLOCK)
+      multiply_head(weights, M, width, {values + e / TILE * size + (from - low) / 2 * TILE, size}, sums + e, padded);
+    for (int64_t i = 0; i < M; ++i) std::copy(sums + i * padded, sums + i * padded + E, queries + (top + i) * stride);
+  }
+}
+
+#else
+
+bool attends_by_blocks(int64_t, int64_t) { return false; }
+
+template <typename Real>
+void attend_by_blocks(
+    const Branch&, const Group&, const Head<Real>&, int64_t, int64_t, float*, int64_t, int64_t, Arena&) {}
+
+#endif
+
+}  // namespace

@@ -1,0 +1,108 @@
+// What one product is called with, y[m][n] = sum over k of x[m][k] * w[n][k], + bias[n]; and the epilogues, where sums
+// become outputs by scales, bias, activation and factor.
+//
+// Legend: M rows of x, N outputs, K inputs.
+
+#pragma once
+
+#include "block.h"
+
+namespace {
+
+template <typename Traits>
+struct GemmArgs {
+  int64_t M, N, K;
+  const typename Traits::X* x;
+  const uint32_t* packed_x;     // x as `pack_transposed` makes it; null: not on the matrix unit, or with packed weights
+  bool packs_weights;           // in blocks, with x as it is
+  const typename Traits::W* w;
+  const typename Traits::Y* bias;
+  const float* row_scales;      // of x in 8 bits [M]
+  const int32_t* compensation;  // of the zero point, for each row of x in 8 bits [M]
+  const float* output_scales;   // of w in 8 bits [N]
+  typename Traits::Y* y;
+  int64_t ldb = 0;  // above 0: float32 weights are transposed, [K, N], and their rows lie so many numbers apart
+  int64_t activation = Activation::NONE;  // of what is written, where whole blocks compute it
+  const float* factor = nullptr;  // what it is multiplied with after that [M, N]; null: nothing
+
+  bool activates() const { return packs_weights && N % BLOCK == 0; }
+
+  // Write a sum of vector instructions.
+  void write(int64_t m, int64_t n, typename Traits::Sum sum) const {
+    const float value = scaled(m, n, sum);
+    store_one(y + m * N + n, value + (bias ? to_float(bias[n]) : 0.0f));
+  }
+
+ private:
+  float scaled(int64_t m, int64_t n, typename Traits::Sum sum) const {
+    if constexpr (std::is_same_v<Traits, Int8>) return float(sum - compensation[m]) * (row_scales[m] * output_scales[n]);
+    else return sum;
+  }
+};
+
+#ifdef HAS_GEMM
+
+// Of 16 outputs from n on.
+template <typename Traits>
+class Epilogue {
+ public:
+  Epilogue(const GemmArgs<Traits>& args, int64_t n) : args_(args), n_(n), scales_{}, bias_{} {
+    if constexpr (std::is_same_v<Traits, Int8>) scales_ = load(args.output_scales + n);
+    if (args.bias) bias_ = load(args.bias + n);
+  }
+
+  // Write those of row m.
+  void write(SumsOf<Traits> sums, int64_t m) const {
+    Vec<float> y = scaled(sums, m) + bias_;
+    if (args_.activation != Activation::NONE) {
+      y = activate(y, args_.activation);
+      if (args_.factor) y *= load(args_.factor + m * args_.N + n_);
+    }
+    store(args_.y + m * args_.N + n_, y);
+  }
+
+ private:
+  Vec<float> scaled(SumsOf<Traits> sums, int64_t m) const {
+    if constexpr (std::is_same_v<Traits, Int8>) {
+      const int32_t compensation = IS_SIGNED ? 0 : args_.compensation[m];
+      return __builtin_convertvector(sums - compensation, Vec<float>) * (scales_ * args_.row_scales[m]);
+    } else return sums;
+  }
+
+  const GemmArgs<Traits>& args_;
+  const int64_t n_;
+  Vec<float> scales_, bias_;
+};
+
+// The sums of 32 outputs for up to 32 rows. They are written while the next ones are computed.
+template <typename Traits>
+class InterleavedEpilogue {
+ public:
+  typename Traits::Sum* next = memory_[0];  // sums that are computed
+
+  // Those in `next` are there.
+  void take(int64_t n, int64_t m, int64_t rows) {
+    sums_ = next, next = memory_[next == memory_[0]];
+    n_ = n, m_ = m, rows_ = rows, written_ = 0;
+  }
+
+  void write(const GemmArgs<Traits>& args, int64_t most = BLOCK) {
+    const int64_t end = std::min(rows_, written_ + most);
+    if (written_ == end) return;
+    const Epilogue<Traits> left(args, n_), right(args, n_ + TILE);
+    for (; written_ < end; ++written_) {
+      const auto* row = reinterpret_cast<const SumsOf<Traits>*>(sums_ + written_ * BLOCK);
+      left.write(row[0], m_ + written_);
+      right.write(row[1], m_ + written_);
+    }
+  }
+
+ private:
+  alignas(64) typename Traits::Sum memory_[2][BLOCK * BLOCK];
+  typename Traits::Sum* sums_ = memory_[1];
+  int64_t n_ = 0, m_ = 0, rows_ = 0, written_ = 0;  // rows that there are, and that are written
+};
+
+#endif
+
+}  // namespace

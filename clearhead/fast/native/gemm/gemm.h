@@ -1,0 +1,203 @@
+// Products of rows on a CPU. Where there are many rows the weights of 32 outputs are packed, and multiplied in blocks;
+// few rows are packed for the processor's matrix unit (AMX) where it has one, even a single one, and multiplied by
+// vector instructions elsewhere.
+//
+// Legend: M rows of x, N outputs, K inputs.
+
+#pragma once
+
+#include "gemv.h"
+#ifdef HAS_AMX
+#include "gemv_amx.h"
+#endif
+
+namespace {
+
+constexpr int64_t CACHED_ROWS = 512;
+
+// Whether blocks multiply rows of K numbers.
+template <typename Traits>
+constexpr bool has_blocks(int64_t K) {
+  return HAS_BLOCKS && !std::is_same_v<Traits, Float32> && K * int64_t(sizeof(typename Traits::W)) % LINE == 0;
+}
+
+template <typename Traits>
+bool packs_weights(int64_t M, int64_t K) {
+  return has_blocks<Traits>(K) && M >= PACKED_ROWS;
+}
+
+#ifdef HAS_GEMM
+
+// Multiply all rows with the 32 outputs from n on, whose weights it packs into `packed`.
+template <typename Traits>
+void multiply_outputs(
+    const GemmArgs<Traits>& args, int64_t n, InterleavedEpilogue<Traits>& epilogue, uint32_t* packed) {
+  const int64_t bytes = args.K * int64_t(sizeof(typename Traits::W)), words = bytes / 4, steps = bytes / LINE;
+  const auto* w = reinterpret_cast<const uint32_t*>(args.w) + n * words;
+  // The weights of the next outputs are fetched meanwhile, each row block takes a share of them; without a matrix unit it
+  // pays to begin while these are packed.
+  for (int64_t i = 0; i < BLOCK; i += TILE)
+    pack_transposed<IS_SIGNED ? 0 : BLOCK, IS_SIGNED ? 0 : Traits::ZERO_POINT>(
+        w + i * words, words, TILE, words, packed + i * words);
+  const auto* ahead = reinterpret_cast<const uint8_t*>(w + BLOCK * words);
+  const int64_t blocks = (args.M + BLOCK - 1) / BLOCK, lines = (BLOCK + blocks - 1) / blocks;
+  const int64_t few = (BLOCK + steps - 1) / steps;  // rows to be written with each step
+  for (int64_t m = 0; m < args.M; m += BLOCK, ahead += steps * lines * LINE) {
+    const int64_t rows = std::min(BLOCK, args.M - m);
+    const PanelA x{reinterpret_cast<const uint8_t*>(args.x) + m * bytes, bytes, TILE * bytes, LINE};
+    multiply_block<Traits, Streamed::NONE>(
+        x, rows, {packed, steps * TILE_WORDS}, steps, {epilogue.next, BLOCK, false}, [&](int64_t step) {
+          epilogue.write(args, few);
+          for (int64_t line = 0; line < lines; ++line) _mm_prefetch(ahead + (step * lines + line) * LINE, _MM_HINT_T1);
+        });
+    epilogue.take(n, m, rows);
+  }
+}
+
+// Multiply all outputs that fill blocks; return how many they are.
+template <typename Traits>
+int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
+  const int64_t blocks = args.N / BLOCK;
+  if (!(args.packed_x || args.packs_weights) || blocks == 0) return 0;
+  if constexpr (!std::is_same_v<Traits, Float32>) {
+    const Arena::Frame frame(arena);
+    uint32_t* packed = arena.take<uint32_t>(args.packs_weights ? BLOCK * args.K * int64_t(sizeof(typename Traits::W)) / 4 : 0);
+    InterleavedEpilogue<Traits> epilogue;
+    const TileUse use;
+#pragma omp for schedule(static) nowait
+    for (int64_t block = 0; block < blocks; ++block) {
+      if (args.packs_weights) multiply_outputs(args, block * BLOCK, epilogue, packed);
+      else if constexpr (IS_SIGNED) multiply_packed_rows(args, block * BLOCK);
+    }
+    epilogue.write(args);
+  }
+  return blocks * BLOCK;
+}
+
+#else
+
+template <typename Traits>
+int64_t multiply_blocks_by_team(const GemmArgs<Traits>&, Arena&) {
+  return 0;
+}
+
+#endif
+
+// Multiply so many rows at a time that they stay in the cache while all weights are read. No barrier.
+template <typename Traits>
+void gemm_by_team(const GemmArgs<Traits>& args, Arena& arena) {
+  const int64_t step = args.ldb ? TRANSPOSED_ROWS : CACHED_ROWS;
+  for (int64_t m = 0; m < args.M; m += step) {
+    GemmArgs<Traits> some = args;
+    some.M = std::min(step, args.M - m);
+    some.x += m * args.K;
+    if (args.packed_x) some.packed_x += m * args.K * int64_t(sizeof(typename Traits::X)) / 4;
+    some.y += m * args.N;
+    if (args.factor) some.factor += m * args.N;
+    if (args.row_scales) some.row_scales += m, some.compensation += m;
+    if constexpr (std::is_same_v<Traits, Float32>)
+      if (args.ldb) {
+        gemv_transposed_by_team(some);
+        continue;
+      }
+    gemv_by_team(some, multiply_blocks_by_team(some, arena));
+  }
+}
+
+// Round a row of x to 8 bits; its scale is the largest magnitude / 127, and not-a-number where one value is.
+inline float quantize(const float* row, int64_t K, int8_t* rounded) {
+  const float most = max_abs(row, K), fault = most * 0.0f;  // 0, or not a number
+  const float inverse = most > 0 && fault == 0 ? 127.0f / most : 0.0f;
+  const int64_t whole = K / WIDTH * WIDTH;
+  for (int64_t k = 0; k < whole; k += WIDTH) store(rounded + k, load(row + k) * inverse);
+  for (int64_t k = whole; k < K; ++k) rounded[k] = int8_t(std::nearbyint(row[k] * inverse));
+  return most / 127.0f + fault;
+}
+
+// What the zero point of the weights makes the sums of a row in 8 bits too large by.
+inline int32_t compensation(const int8_t* row, int64_t K) {
+  if constexpr (Int8::ZERO_POINT == 0) return 0;
+  Vec<int32_t> sums = {};
+  int64_t k = 0;
+  for (; k + Int8::STEP <= K; k += Int8::STEP) Int8::add(sums, Int8::load_x(row + k), Int8::ones());
+  int32_t sum = reduce_add(sums);
+  for (; k < K; ++k) sum += row[k];
+  return Int8::ZERO_POINT * sum;
+}
+
+template <typename Number>
+void round_row(const float* row, int64_t K, Number* to) {
+  int64_t k = 0;
+  for (; k + WIDTH <= K; k += WIDTH) store(to + k, load(row + k));
+  for (; k < K; ++k) store_one(to + k, row[k]);
+}
+
+// Rows of x as the products read them, and scales and compensations of whole rows in 8 bits.
+template <typename Traits>
+class GemmInput {
+ public:
+  // Called by one thread, before a team fills it, with the most numbers that a row will have.
+  GemmInput(Arena& arena, int64_t M, int64_t most) {
+    const int64_t all = round_up(M, BLOCK) * most;
+    rounded_ = arena.take<typename Traits::X>(all);
+    scales_ = arena.take<float>(M), compensation_ = arena.take<int32_t>(M);
+#ifdef HAS_AMX
+    packed_ = arena.take<uint32_t>(all * int64_t(sizeof(typename Traits::X)) / 4);
+#endif
+  }
+
+  // Rounded rows, of which `read(m, buffer)` returns the address of one. With a barrier.
+  template <typename Read>
+  void fill_by_team(int64_t M, int64_t K, float* buffer, const Read& read) {
+    const int64_t step = packs(M, K) ? TILE : 1;
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < M; m += step) {
+      for (int64_t i = m; i < std::min(m + step, M); ++i) round(i, read(i, buffer), K);
+      if (step == TILE) pack_group(rounded_, m, M, K);
+    }
+  }
+
+  // Rows of x that need no rounding. All are packed for a matrix unit: tiles of them as they are would read beyond the
+  // last one.
+  void take_by_team(const typename Traits::X* x, GemmArgs<Traits>& args) {
+    args.x = x;
+    if (!packed_ || !has_blocks<Traits>(args.K)) return;
+    args.packed_x = packed_, args.packs_weights = false;
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < args.M; m += TILE) pack_group(x, m, args.M, args.K);
+  }
+
+  GemmArgs<Traits> args(int64_t M, int64_t N, int64_t K, const typename Traits::W* w, const typename Traits::Y* bias,
+                        const float* output_scales, typename Traits::Y* y) const {
+    return {M, N, K, rounded_, packs(M, K) ? packed_ : nullptr, packs_weights<Traits>(M, K), w, bias, scales_,
+            compensation_, output_scales, y};
+  }
+
+ private:
+  // Few rows for the matrix unit.
+  bool packs(int64_t M, int64_t K) const { return packed_ && has_blocks<Traits>(K) && !packs_weights<Traits>(M, K); }
+
+  void round(int64_t m, const float* row, int64_t K) {
+    auto* to = rounded_ + m * K;
+    if constexpr (std::is_same_v<Traits, Int8>) {
+      scales_[m] = quantize(row, K, to);
+      compensation_[m] = compensation(to, K);
+    } else round_row(row, K, to);
+  }
+
+  // The group of 16 rows that begins with row m.
+  void pack_group(const typename Traits::X* x, int64_t m, int64_t M, int64_t K) {
+#ifdef HAS_AMX
+    const int64_t words = K * int64_t(sizeof(typename Traits::X)) / 4;
+    const auto* from = reinterpret_cast<const uint32_t*>(x + m * K);
+    pack_transposed(from, words, std::min(TILE, M - m), words, packed_ + m * words);
+#endif
+  }
+
+  typename Traits::X* rounded_;
+  uint32_t* packed_ = nullptr;
+  float* scales_;
+  int32_t* compensation_;
+};
+
+}  // namespace

@@ -1,0 +1,12 @@
+// The instruction sets that a library is compiled for; Python's probe of the processor chooses the library.
+
+#pragma once
+
+#define KERNEL extern "C" __attribute__((visibility("default")))
+
+#if defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define HAS_GEMM 1  // blocks of 32 x 32 sums, of bfloat16 and of 8 bits
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#define HAS_AMX 1
+#endif
+#endif

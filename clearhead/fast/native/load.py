@@ -1,0 +1,111 @@
+"""The compiled kernels, loaded when they are first needed; calls take turns."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Final
+
+import torch
+
+from clearhead.fast import probe
+from clearhead.fast.native import abi
+from clearhead.fast.native.build import INFERENCE, compiled
+
+# Of its own, so that a command shows these messages wherever its output goes.
+_LOGGER = logging.getLogger("clearhead.fast.native")
+_OFF: Final = {
+    "avx2": ("avx2",),
+    "avx_vnni": ("avxvnni",),
+    "avx512": ("avx512f",),
+    "avx512_vnni": ("avx512vnni",),
+    "avx512_bf16": ("avx512bf16",),
+    "amx": ("amx-tile", "amx-int8", "amx-bf16"),
+}
+"""What a compiler calls them."""
+# Two teams of threads with a barrier after each phase would wait for each other's processors.
+_TURN: Final = threading.RLock()
+
+
+@cache
+def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
+    """Return the compiled kernels of a folder, or None where they cannot be had; the reason is logged as a warning."""
+    try:
+        found = compiled(["-march=native", *_without(probe.processor().hidden)], kernels)
+        refuse_unfit(found)
+    except OSError as error:
+        _LOGGER.warning("kernels of PyTorch are used, because our own could not be used: %s", error)
+        return None
+    _survive_forks()
+    return found
+
+
+def refuse_unfit(found: ctypes.CDLL) -> None:
+    """Refuse a library with other structures, or with instructions that this processor lacks.
+
+    Raises:
+        OSError: it is not fit for use.
+    """
+    abi.check(found)
+    if lacking := isa(found) - probe.processor().isa:
+        raise OSError(f"they were compiled for {', '.join(sorted(lacking))}, which this processor does not have")
+
+
+def isa(found: ctypes.CDLL) -> frozenset[str]:
+    """Return the instruction sets that a library was compiled for."""
+    found.isa.restype = ctypes.c_char_p
+    return frozenset(found.isa().decode().split())
+
+
+def has_gemm(kernels: str = INFERENCE) -> bool:
+    """Return whether kernels multiply many rows in blocks, which takes AMX or AVX-512 for bf16."""
+    found = library(kernels)
+    return found is not None and bool(found.has_gemm())
+
+
+@cache
+def function(name: str, *, pointers: int, numbers: int = 0, kernels: str = INFERENCE) -> Callable[..., None] | None:
+    """Return a kernel, which takes addresses and then whole numbers.
+
+    It runs with as many threads as PyTorch is set to use, alone in this process.
+
+    Args:
+        name: of the kernel.
+        pointers: how many addresses.
+        numbers: how many whole numbers, beside that of the threads.
+        kernels: their folder.
+
+    Returns:
+        None where there are no kernels, or none of this name for this processor.
+    """
+    found = library(kernels)
+    kernel = None if found is None else getattr(found, name, None)
+    if kernel is None:
+        return None
+    kernel.restype = None
+    kernel.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * (numbers + 1)
+
+    def run(*arguments: int | None) -> None:
+        with _TURN:
+            kernel(*arguments, torch.get_num_threads())
+
+    return run
+
+
+def _without(hidden: frozenset[str]) -> Iterator[str]:
+    return (f"-mno-{name}" for isa in sorted(hidden) for name in _OFF[isa])
+
+
+@cache
+def _survive_forks() -> None:
+    """Let a process fork between two calls alone, and its child use one thread: the others of OpenMP are not there."""
+
+    def begin_child() -> None:
+        _TURN.release()
+        torch.set_num_threads(1)
+
+    os.register_at_fork(before=_TURN.acquire, after_in_parent=_TURN.release, after_in_child=begin_child)

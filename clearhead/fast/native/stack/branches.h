@@ -1,0 +1,244 @@
+// The branches of a stack, one after the other, by a team whose threads share the rows.
+//
+//     x <- out( x + sum_b scale_b * post_b( f_b( pre_b( shared(x) ) ) ) )
+//
+// A branch is five to seven phases, each shared by the threads and ended by a barrier: what the last branch left to be
+// added and the norms, rounded for the products (`begin_branch`); products; and for attention the rotations and the
+// scores. Activations are float32 throughout, and keys and values are what the cache has.
+//
+// Legend: M rows (tokens that are new), D width, H heads, K key/value heads, E head size, S keys.
+
+#pragma once
+
+#include "rows.h"
+
+namespace {
+
+constexpr int64_t ROWS_OF_HEAD = 256;  // whose attention by one head is one thread's work
+
+// The rows of a team, and what lasts of them from one branch to another. Mixed values take the places of the queries.
+struct Rows {
+  float *x, *shared, *queries;
+  int64_t M, D;
+};
+
+template <typename Work>
+void by_kind(int64_t kind, const Work& work) {
+  switch (kind) {
+    case KeyKind::FLOAT32: return work(float());
+    case KeyKind::BFLOAT16: return work(uint16_t());
+    case KeyKind::INT8: return work(int8_t());
+  }
+}
+
+template <typename Traits>
+class Team {
+ public:
+  // Called by one thread; a branch leaves to the next what needs the most memory in one of them.
+  Team(const Rows& rows, const Branch* branches, const Keys* keys, int64_t count, Arena& arena)
+      : rows_(rows), branches_(branches), keys_(keys), count_(count), widest_(rows.D), input_(arena, rows.M, widest()) {
+    int64_t first = rows.D, second = 0, third = 0;
+    for (int64_t b = 0; b < count; ++b) {
+      const Branch& branch = branches[b];
+      if (branch.function == Function::FEED_FORWARD) first = std::max(first, branch.first.outputs);
+      second = std::max(second, branch.second.outputs);
+      third = std::max(third, branch.third.outputs);
+      most_keys_ = std::max(most_keys_, keys[b].count);
+    }
+    first_ = arena.take<float>(rows.M * first);
+    second_ = arena.take<float>(rows.M * second);
+    third_ = arena.take<float>(rows.M * third);
+  }
+
+  // Called by all threads: from where the keys of branch `from` are kept to where those of branch `to` are.
+  void run(int64_t from, int64_t to, Arena& arena) {
+    const Arena::Frame frame(arena);
+    Own own{arena, arena.take<float>(widest_), arena.take<float>(rows_.D), arena.take<float>(most_keys_ + WIDTH)};
+    if (from >= 0) finish_branch(from, own);
+    for (int64_t b = from + 1; b <= std::min(to, count_ - 1); ++b) {
+      begin_branch(b, own);
+      multiply_inputs(b, own);
+      if (b < to) finish_branch(b, own);
+    }
+    if (to < count_) return;
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < rows_.M; ++m) add_result(count_, m, own.other);
+  }
+
+ private:
+  struct Own {  // of a thread
+    Arena& arena;
+    float *row, *other, *scores;
+  };
+
+  // Numbers of the widest row that is multiplied.
+  int64_t widest() {
+    for (int64_t b = 0; b < count_; ++b) widest_ = std::max(widest_, branches_[b].last.inputs);
+    return widest_;
+  }
+
+  GemmArgs<Traits> args(const Matrix& matrix, float* y) const {
+    auto made = input_.args(
+        rows_.M, matrix.outputs, matrix.inputs, static_cast<const typename Traits::W*>(matrix.weight), matrix.bias,
+        matrix.scales, y);
+    made.ldb = matrix.ldb;
+    return made;
+  }
+
+  // Add what the branch before b left, and norm the sum where its step ends.
+  void add_result(int64_t b, int64_t m, float* row) {
+    if (b == 0) return;
+    const Branch& last = branches_[b - 1];
+    const int64_t D = rows_.D;
+    float* x = rows_.x + m * D;
+    const float* added = first_ + m * D;
+    if (last.post.kind != NormKind::NONE) {
+      apply_norm(last.post, added, D, row);
+      added = row;
+    }
+    for (int64_t d = 0; d < D; ++d) x[d] += last.scale * added[d];
+    if (last.is_last) apply_norm(last.out, x, D, x);
+  }
+
+  void begin_branch(int64_t b, const Own& own) {
+    const Branch& branch = branches_[b];
+    const bool is_alone = branch.is_first && branch.is_last;
+    const int64_t D = rows_.D;
+    input_.fill_by_team(rows_.M, D, own.row, [&](int64_t m, float* row) -> const float* {
+      add_result(b, m, own.other);
+      const float* x = rows_.x + m * D;
+      if (!is_alone) {
+        float* shared = rows_.shared + m * D;
+        if (branch.is_first) apply_norm(branch.shared, x, D, shared);
+        x = shared;
+      } else if (branch.shared.kind != NormKind::NONE) {
+        apply_norm(branch.shared, x, D, row);
+        x = row;
+      }
+      if (branch.pre.kind == NormKind::NONE) return x;
+      apply_norm(branch.pre, x, D, row);
+      return row;
+    });
+  }
+
+  // Queries, and keys and values, which are kept; or the hidden numbers of a feed-forward network.
+  void multiply_inputs(int64_t b, const Own& own) {
+    const Branch& branch = branches_[b];
+    if (branch.function == Function::FEED_FORWARD) {
+      if (branch.second.weight) gemm_by_team(args(branch.first, first_), own.arena);
+      gemm_by_team(hidden(branch), own.arena);
+#pragma omp barrier
+      return;
+    }
+    gemm_by_team(args(branch.first, rows_.queries), own.arena);
+    if (branch.second.weight) gemm_by_team(args(branch.second, second_), own.arena);
+    if (branch.third.weight) gemm_by_team(args(branch.third, third_), own.arena);
+#pragma omp barrier
+    prepare_by_team(branch, keys_[b]);
+  }
+
+  // The last product before the activation, which it applies if it can.
+  GemmArgs<Traits> hidden(const Branch& branch) const {
+    const bool has_gate = branch.second.weight;
+    GemmArgs<Traits> made = has_gate ? args(branch.second, second_) : args(branch.first, first_);
+    if (made.activates()) {
+      made.activation = branch.activation;
+      if (has_gate) made.factor = first_;
+    }
+    return made;
+  }
+
+  // Norm and rotate queries and keys, and append what is new to the cache.
+  void prepare_by_team(const Branch& branch, const Keys& keys) {
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < rows_.M; ++m) {
+      prepare(branch.query_norm, branch, keys, m, branch.heads, rows_.queries);
+      if (branch.function != Function::SELF_ATTENTION) continue;
+      prepare(branch.key_norm, branch, keys, m, branch.kv_heads, second_);
+      if (keys.appends) by_kind(keys.kind, [&](auto number) { append<decltype(number)>(branch, keys, m); });
+    }
+  }
+
+  // Append the new key and value of a row to the cache: rows are the last keys of their group.
+  template <typename Real>
+  void append(const Branch& branch, const Keys& keys, int64_t m) const {
+    const int64_t E = branch.head_size, T = keys.rows_per_group;
+    for (int64_t h = 0; h < branch.kv_heads; ++h) {
+      const int64_t at = m / T * keys.row_stride + h * keys.head_stride + (keys.count - T + m % T) * keys.key_stride;
+      const int64_t from = (m * branch.kv_heads + h) * E;
+      auto *key = static_cast<Real*>(keys.key) + at, *value = static_cast<Real*>(keys.value) + at;
+      if constexpr (std::is_same_v<Real, int8_t>) {
+        keys.key_scales[at / E] = quantize(second_ + from, E, key);
+        keys.value_scales[at / E] = quantize(third_ + from, E, value);
+      } else {
+        round_row(second_ + from, E, key);
+        round_row(third_ + from, E, value);
+      }
+    }
+  }
+
+  template <typename Real>
+  void attend_by_team(const Branch& branch, const Keys& keys, const Own& own) {
+    const int64_t H = branch.heads, E = branch.head_size, shared = H / branch.kv_heads;
+    const auto* key = static_cast<const Real*>(keys.key);
+    const auto* value = static_cast<const Real*>(keys.value);
+    if (keys.cu_seqlens) key = reinterpret_cast<const Real*>(second_), value = reinterpret_cast<const Real*>(third_);
+    // A long group is work for several threads, however few heads there are.
+    const int64_t parts = ((keys.cu_seqlens ? keys.count : keys.rows_per_group) + ROWS_OF_HEAD - 1) / ROWS_OF_HEAD;
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < keys.groups * H * parts; ++task) {
+      const int64_t number = task / parts / H, head = task / parts % H, part = task % parts;
+      const int64_t start = keys.cu_seqlens ? keys.cu_seqlens[number] : number * keys.rows_per_group;
+      const int64_t stop = keys.cu_seqlens ? keys.cu_seqlens[number + 1] : start + keys.rows_per_group;
+      const Group group{number, start, stop, keys.cu_seqlens ? stop - start : keys.count, keys};
+      const int64_t begin = start + part * ROWS_OF_HEAD, end = std::min(stop, begin + ROWS_OF_HEAD);
+      const int32_t* row_index = keys.row_index && keys.row_index_stride ? keys.row_index + number * keys.row_index_stride : nullptr;
+      const int64_t row = keys.row_index && !keys.row_index_stride ? keys.row_index[number] : number;
+      const int64_t row_base = keys.cu_seqlens ? start * keys.key_stride : row_index ? 0 : row * keys.row_stride;
+      const int64_t base = row_base + head / shared * keys.head_stride;
+      const bool has_next = (head + 1) % shared == 0 && head + 1 < H;
+      const Head<Real> rows{
+          key, value, row_index, base, keys.row_stride, keys.key_stride, has_next ? keys.head_stride : 0,
+          keys.key_scales + base / E, keys.value_scales + base / E, keys.row_stride / E};
+      float* queries = rows_.queries + head * E;
+      if (!std::is_same_v<Traits, Float32> && attends_by_blocks(E, end - begin)) {
+        attend_by_blocks(branch, group, rows, begin, end, queries, head, H * E, own.arena);
+        continue;
+      }
+      for (int64_t m = begin; m < end; ++m)
+        attend_row(branch, group, rows, queries + m * H * E, m, head, own.scores);
+    }
+  }
+
+  void finish_branch(int64_t b, const Own& own) {
+    const Branch& branch = branches_[b];
+    const bool is_attention = branch.function != Function::FEED_FORWARD;
+    if (is_attention)
+      by_kind(keys_[b].kind, [&](auto number) { attend_by_team<decltype(number)>(branch, keys_[b], own); });
+    const int64_t K = branch.last.inputs, size = branch.first.outputs;
+    const float* gate = branch.second.weight ? second_ : nullptr;
+    const float* whole = rows_.queries;
+    if (!is_attention) {
+      const GemmArgs<Traits> last = hidden(branch);
+      whole = last.activation == Activation::NONE ? nullptr : last.y;
+    }
+    input_.fill_by_team(rows_.M, K, own.row, [&](int64_t m, float* row) -> const float* {
+      if (whole) return whole + m * K;
+      apply_activation(first_ + m * size, gate ? gate + m * size : nullptr, size, branch.activation, row);
+      return row;
+    });
+    gemm_by_team(args(branch.last, first_), own.arena);
+#pragma omp barrier
+  }
+
+  const Rows rows_;
+  const Branch* branches_;
+  const Keys* keys_;
+  const int64_t count_;
+  int64_t widest_, most_keys_ = 1;
+  GemmInput<Traits> input_;
+  // What one phase leaves to the next: hidden numbers, then the result of a branch; gates or keys; values.
+  float *first_, *second_, *third_;
+};
+
+}  // namespace

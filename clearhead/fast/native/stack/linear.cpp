@@ -1,0 +1,45 @@
+// Linear layers for few rows, one at a time; see gemm.h.
+
+#include "../gemm/gemm.h"
+
+namespace {
+
+template <typename Traits, typename X>
+void multiply(
+    const X* x, const typename Traits::W* w, const float* output_scales, const typename Traits::Y* bias,
+    typename Traits::Y* y, int64_t M, int64_t N, int64_t K, int64_t threads) {
+  const int team = team_size(threads, M * N * K);
+  const Workspace workspace(team);
+  GemmInput<Traits> input(workspace[0], M, K);
+#pragma omp parallel num_threads(team)
+  {
+    GemmArgs<Traits> args = input.args(M, N, K, w, bias, output_scales, y);
+    if constexpr (std::is_same_v<X, typename Traits::X>) input.take_by_team(x, args);
+    else input.fill_by_team(M, K, nullptr, [&](int64_t m, float*) { return x + m * K; });
+    gemm_by_team(args, workspace[omp_get_thread_num()]);
+  }
+}
+
+}  // namespace
+
+KERNEL void linear_float32(
+    const float* x, const float* w, const float* bias, float* y, int64_t M, int64_t N, int64_t K, int64_t threads) {
+  multiply<Float32>(x, w, nullptr, bias, y, M, N, K, threads);
+}
+
+KERNEL void linear_bfloat16(
+    const uint16_t* x, const uint16_t* w, const uint16_t* bias, uint16_t* y, int64_t M, int64_t N, int64_t K,
+    int64_t threads) {
+  multiply<BFloat16>(x, w, nullptr, bias, y, M, N, K, threads);
+}
+
+KERNEL void linear_mixed(
+    const float* x, const uint16_t* w, const float* bias, float* y, int64_t M, int64_t N, int64_t K, int64_t threads) {
+  multiply<Mixed>(x, w, nullptr, bias, y, M, N, K, threads);
+}
+
+KERNEL void linear_int8(
+    const float* x, const int8_t* w, const float* scales, const float* bias, float* y, int64_t M, int64_t N, int64_t K,
+    int64_t threads) {
+  multiply<Int8>(x, w, scales, bias, y, M, N, K, threads);
+}

@@ -1,0 +1,59 @@
+// The highest numbers of each row, and the log of the sum of their exponentials: all that search needs of the logits.
+
+#include <algorithm>
+
+#include "../isa.h"
+#include "../team.h"
+#include "../vec/vec.h"
+
+namespace {
+
+// Put a value into a list that is sorted downward; of equal values the first one found stays in front.
+void insert(float* values, int64_t* places, int64_t count, float value, int64_t place) {
+  int64_t at = count - 1;
+  for (; at > 0 && values[at - 1] < value; --at) {
+    values[at] = values[at - 1];
+    places[at] = places[at - 1];
+  }
+  values[at] = value;
+  places[at] = place;
+}
+
+template <typename Real>
+void top_of_row(const Real* row, int64_t size, int64_t count, float* values, int64_t* places, float* log_total) {
+  std::fill(values, values + count, -INFINITY);
+  std::fill(places, places + count, 0);
+  int64_t i = 0, found = 0;
+  // Numbers of -infinity fill the list as well, until there are others.
+  for (; i < size && found < count; ++i, ++found) insert(values, places, found + 1, to_float(row[i]), i);
+  for (; i + WIDTH <= size; i += WIDTH) {
+    const Vec<float> vec = load(row + i);
+    if (!any_set(vec > values[count - 1])) continue;
+    for (int lane = 0; lane < WIDTH; ++lane)
+      if (vec[lane] > values[count - 1]) insert(values, places, count, vec[lane], i + lane);
+  }
+  for (; i < size; ++i) {
+    const float value = to_float(row[i]);
+    if (value > values[count - 1]) insert(values, places, count, value, i);
+  }
+  const float most = values[0] == -INFINITY ? 0.0f : values[0];
+  Vec<float> sums = {};
+  for (i = 0; i + WIDTH <= size; i += WIDTH) sums += exp(load(row + i) - most);
+  double sum = reduce_add(sums);
+  for (; i < size; ++i) sum += std::exp(to_float(row[i]) - most);
+  *log_total = float(std::log(sum)) + most;
+}
+
+}  // namespace
+
+#define TOP(name, Real)                                                                                     \
+  KERNEL void name(                                                                                         \
+      const Real* x, float* values, int64_t* places, float* log_totals, int64_t rows, int64_t size,         \
+      int64_t stride, int64_t count, int64_t threads) {                                                     \
+    _Pragma("omp parallel for schedule(static) num_threads(team_size(threads, rows * size))")               \
+    for (int64_t r = 0; r < rows; ++r)                                                                      \
+      top_of_row(x + r * stride, size, count, values + r * count, places + r * count, log_totals + r);      \
+  }
+
+TOP(top_float32, float)
+TOP(top_bfloat16, uint16_t)

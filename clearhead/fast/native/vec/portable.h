@@ -1,0 +1,77 @@
+// Vectors by the compiler's extensions alone, for processors without AVX-512.
+
+#pragma once
+
+namespace {
+
+inline Vec<float> load(const uint16_t* from) {
+  return (Vec<float>)(__builtin_convertvector(*reinterpret_cast<const Vec<uint16_t>*>(from), Vec<uint32_t>) << 16);
+}
+
+inline Vec<float> load(const int8_t* from) {
+  return __builtin_convertvector(*reinterpret_cast<const Vec<int8_t>*>(from), Vec<float>);
+}
+
+inline void store(uint16_t* to, Vec<float> x) {
+  for (int i = 0; i < WIDTH; ++i) to[i] = to_bfloat16(x[i]);
+}
+
+// Rounds to the nearest integers, from -127 to 127.
+inline void store(int8_t* to, Vec<float> x) {
+  for (int i = 0; i < WIDTH; ++i) to[i] = int8_t(std::nearbyint(x[i]));
+}
+
+template <typename Number>
+inline bool stream(Number*, Vec<float>) {
+  return false;
+}
+
+inline void stream_fence() {}
+
+inline float reduce_add(Vec<float> x) {
+  float sum = 0;
+  for (int i = 0; i < WIDTH; ++i) sum += x[i];
+  return sum;
+}
+
+template <int COUNT, typename Vector, typename Number>
+void reduce_add_all(const Vector* x, Number* found) {
+  for (int i = 0; i < COUNT; ++i) found[i] = reduce_add(x[i]);
+}
+
+inline float reduce_max(Vec<float> x) {
+  float most = x[0];
+  for (int i = 1; i < WIDTH; ++i) most = max(x[i], most);
+  return most;
+}
+
+inline int32_t reduce_max(Vec<int32_t> x) {
+  int32_t most = x[0];
+  for (int i = 1; i < WIDTH; ++i) most = max(x[i], most);
+  return most;
+}
+
+// Whether a comparison holds for one of the numbers.
+inline bool any_set(Vec<int32_t> is_true) {
+  int32_t found = 0;
+  for (int i = 0; i < WIDTH; ++i) found |= is_true[i];
+  return found != 0;
+}
+
+// e^x for x <= 88, as in avx512.h.
+inline Vec<float> exp(Vec<float> x) {
+  const Vec<int32_t> is_small = x < -87.0f;
+  const Vec<float> bounded = is_small ? Vec<float>{} : x;
+  const Vec<float> shifted = bounded * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: what follows the point is rounded away
+  const Vec<float> whole = shifted - 12582912.0f;
+  const Vec<float> r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+  const Vec<float> power = (Vec<float>)(((Vec<int32_t>)shifted + 127) << 23);  // n in the lowest bits of shifted
+  const Vec<float> found = exp_series(r) * power;
+  return is_small ? Vec<float>{} : (x == x ? found : x);
+}
+
+inline Vec<float> exp2(Vec<float> t) { return exp(t * 0.693147181f); }
+
+inline Vec<float> reciprocal(Vec<float> x) { return 1.0f / x; }
+
+}  // namespace

@@ -1,0 +1,170 @@
+// Vectors of WIDTH numbers, in whatever registers the processor has, and bfloat16 as its 16 bits.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int64_t WIDTH = 16;
+
+template <typename Number>
+struct VecOf {
+  typedef Number Type __attribute__((vector_size(WIDTH * sizeof(Number)), aligned(alignof(Number))));
+};
+
+template <typename Number>
+using Vec = typename VecOf<Number>::Type;
+
+const Vec<int32_t> INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(int8_t value) { return value; }
+
+inline float to_float(uint16_t half) {
+  uint32_t bits = uint32_t(half) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Rounds to the nearest, ties to even; not-a-number stays so.
+inline uint16_t to_bfloat16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (value != value) return 0x7fc0;
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline void store_one(float* to, float value) { *to = value; }
+
+inline void store_one(uint16_t* to, float value) { *to = to_bfloat16(value); }
+
+inline Vec<float> broadcast(float value) { return Vec<float>{} + value; }
+
+inline Vec<float> load(const float* from) { return *reinterpret_cast<const Vec<float>*>(from); }
+
+inline void store(float* to, Vec<float> x) { *reinterpret_cast<Vec<float>*>(to) = x; }
+
+inline Vec<float> select(Vec<int32_t> is_first, Vec<float> first, Vec<float> second) {
+  return is_first ? first : second;
+}
+
+inline Vec<float> abs(Vec<float> x) { return (Vec<float>)((Vec<int32_t>)x & 0x7fffffff); }
+
+// Of two numbers or of two vectors; not-a-number in the first counts for nothing.
+template <typename Number>
+Number max(Number first, Number second) {
+  return first > second ? first : second;
+}
+
+inline int32_t reduce_add(Vec<int32_t> x) {
+  int32_t sum = 0;
+  for (int i = 0; i < WIDTH; ++i) sum += x[i];
+  return sum;
+}
+
+// The series of e^r up to r^7, for |r| <= ln(2) / 2.
+inline Vec<float> exp_series(Vec<float> r) {
+  Vec<float> series = r * (1.0f / 5040) + 1.0f / 720;
+  series = series * r + 1.0f / 120;
+  series = series * r + 1.0f / 24;
+  series = series * r + 1.0f / 6;
+  series = series * r + 0.5f;
+  series = series * r + 1.0f;
+  return series * r + 1.0f;
+}
+
+// Each instruction set adds: load and store of uint16_t and int8_t, stream, reduce_add, reduce_add_all, reduce_max,
+// any_set, exp, exp2, reciprocal.
+
+}  // namespace
+
+#ifdef __AVX512F__
+#include "avx512.h"
+#else
+#include "portable.h"
+#endif
+
+namespace {
+
+// Of vectors of which only the first `count` numbers are in memory, at the ends of rows.
+template <typename Number>
+struct Partial {
+  Number numbers[WIDTH];
+};
+
+// The first `count` numbers, and zeros.
+template <typename Number>
+inline Vec<float> load(const Number* from, int64_t count) {
+  if (count >= WIDTH) return load(from);
+  Partial<Number> all = {};
+  std::memcpy(&all, from, count * sizeof(Number));
+  return load(all.numbers);
+}
+
+template <typename Number>
+inline void store(Number* to, Vec<float> x, int64_t count) {
+  if (count >= WIDTH) return store(to, x);
+  Partial<Number> all;
+  store(all.numbers, x);
+  std::memcpy(to, &all, count * sizeof(Number));
+}
+
+// Lines that others read later are written past the caches, which would first read what they replace; whoever writes
+// so ends with stream_fence.
+template <typename Number>
+inline void stream(Number* to, Vec<float> x, int64_t count) {
+  if (count < WIDTH || !stream(to, x)) store(to, x, count);
+}
+
+// Reduce values(vector) of the whole vectors of x, which are `whole` numbers, in four registers: none waits for the one
+// before it.
+template <typename Result, typename Values, typename Join>
+Result reduce(const float* x, int64_t whole, Result start, const Values& values, const Join& join) {
+  Result kept[4] = {start, start, start, start};
+  int64_t k = 0;
+  for (; k + 4 * WIDTH <= whole; k += 4 * WIDTH)
+    for (int i = 0; i < 4; ++i) kept[i] = join(values(load(x + k + i * WIDTH)), kept[i]);
+  for (; k < whole; k += WIDTH) kept[0] = join(values(load(x + k)), kept[0]);
+  return join(join(kept[0], kept[1]), join(kept[2], kept[3]));
+}
+
+// The sum of values(number) over all numbers of x; values takes vectors too.
+template <typename Values>
+float sum(const float* x, int64_t K, const Values& values) {
+  const int64_t whole = K / WIDTH * WIDTH;
+  const auto add = [](Vec<float> a, Vec<float> b) { return a + b; };
+  float total = reduce_add(reduce(x, whole, Vec<float>{}, values, add));
+  for (int64_t k = whole; k < K; ++k) total += values(x[k]);
+  return total;
+}
+
+// The maximum of x and a start; not-a-number counts for nothing.
+inline float max(const float* x, int64_t K, float start) {
+  const int64_t whole = K / WIDTH * WIDTH;
+  const auto same = [](Vec<float> one) { return one; };
+  float most = reduce_max(reduce(x, whole, broadcast(start), same, max<Vec<float>>));
+  for (int64_t k = whole; k < K; ++k) most = max(x[k], most);
+  return most;
+}
+
+// The maximum of |x|; infinite or not-a-number where one number is.
+inline float max_abs(const float* x, int64_t K) {
+  const int64_t whole = K / WIDTH * WIDTH;
+  const auto bits = [](Vec<float> one) { return (Vec<int32_t>)abs(one); };  // they are in the order of magnitudes
+  int32_t most = reduce_max(reduce(x, whole, Vec<int32_t>{}, bits, max<Vec<int32_t>>));
+  for (int64_t k = whole; k < K; ++k) {
+    int32_t one;
+    std::memcpy(&one, x + k, 4);
+    most = max(one & 0x7fffffff, most);
+  }
+  float found;
+  std::memcpy(&found, &most, 4);
+  return found;
+}
+
+}  // namespace
