@@ -173,7 +173,7 @@ def _fits(value: object, hint: Any) -> bool:
     if not isinstance(origin, type) or origin in (object, Any):
         return True
     if origin.__module__.startswith("jaxtyping"):
-        return isinstance(value, origin.array_type)
+        return isinstance(value, getattr(origin, "array_type", object))
     if issubclass(origin, Mapping):
         pairs = value.items() if isinstance(value, Mapping) else [(value, value)]
         return isinstance(value, Mapping) and (not args or all(_items_fit(pair, args, tuple) for pair in pairs))
