@@ -231,7 +231,7 @@ class _DryRun(Generic[BatchT]):
     def forward(self, batch: BatchT) -> float:
         """Return the seconds of a forward pass as in a validation."""
         self.module.eval()
-        with torch.no_grad(), fast_training(self.module, self.precision):
+        with torch.no_grad():
             began = time.perf_counter()
             self._loss(batch)
             return self._since(began)
