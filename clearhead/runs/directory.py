@@ -18,7 +18,15 @@ from typing import Any, Final, TypeVar
 from filelock import BaseFileLock, FileLock, Timeout
 
 from clearhead.errors import InputError, nearest
-from clearhead.files import MODEL, read_model_text, refuse_absent, refuse_link_out, refuse_unwritable_place
+from clearhead.files import (
+    MODEL,
+    absent,
+    read_model_text,
+    refuse_absent,
+    refuse_link_out,
+    refuse_unwritable_place,
+    runs_nearby,
+)
 from clearhead.runs.checkpoint import (
     checkpoint_folder,
     checkpoint_steps,
