@@ -17,6 +17,8 @@ from clearhead.errors import InputError, nearest
 
 CheckedT = TypeVar("CheckedT", bound=Callable[..., Any])
 
+PRECISIONS = ("auto", "fp32", "bf16", "int8")
+_DEVICE = re.compile("auto|cpu|mps|cuda(:[0-9]+)?")
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NUMBERS: Mapping[Any, type] = {int: Integral, float: Real}
 _WORDS: Mapping[Any, str] = {
@@ -33,10 +35,6 @@ _WORDS: Mapping[Any, str] = {
     Callable: "a function",
 }
 _TENSORS = {"numbers": "a tensor of floating-point numbers", "mask": "boolean, True = may attend"}
-
-
-PRECISIONS = ("auto", "fp32", "bf16", "int8")
-_DEVICE = re.compile("auto|cpu|mps|cuda(:[0-9]+)?")
 
 
 def check_device(name: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Transformer, build
-from clearhead.errors import MOST_FAULTS, InputError, nearest
+from clearhead.errors import LONGEST_LINE, MOST_FAULTS, InputError, nearest, shortened
 from clearhead.hf import registry
 from clearhead.hf.files.mxfp4 import PackedFiles, is_packed
 from clearhead.hf.files.quantization import quantization_of
@@ -267,7 +267,8 @@ class _FoundTensors:
                 hint = nearest(name, known) if len(faults) < MOST_FAULTS else ""
                 faults.append(f"'{name}' has no slot in {self.variant.classes[0]}{hint}")
         if unused:
-            self.notes.append(f"kept but not used by {self.variant.classes[0]}: {', '.join(sorted(unused))}")
+            names = shortened(", ".join(sorted(unused)), LONGEST_LINE)
+            self.notes.append(f"kept but not used by {self.variant.classes[0]}: {names}")
         return unused | computed
 
 

@@ -27,6 +27,7 @@ from clearhead.files import (
     refuse_unwritable_place,
     runs_nearby,
 )
+from clearhead.machine import refuse_memory
 from clearhead.runs.checkpoint import (
     checkpoint_folder,
     checkpoint_steps,
@@ -220,6 +221,7 @@ def model_files(reference: str) -> tuple[Path, Path]:
     for needed in (folder / SPEC_FILE, weights):
         if not needed.is_file():
             raise InputError(f"{folder} is neither a run directory nor a saved model: {needed.name} is missing")
+    _refuse_size(weights)
     refuse_altered(folder)
     return folder, weights
 
@@ -288,7 +290,7 @@ def read_task(folder: Path) -> TaskRecord:
 
 
 def _last(run: Path) -> Path:
-    folder, skipped = newest_sound(run, weights_damage)
+    folder, skipped = newest_sound(run, _damage)
     if folder is None:
         reason = f" ({' '.join(skipped)})" if skipped else ""
         raise InputError(f"{run} has no undamaged checkpoint{reason}.")
@@ -314,9 +316,21 @@ def _averaged(run: Path) -> Path:
 
 
 def _undamaged(folder: Path) -> Path:
-    if (damage := weights_damage(folder)) is not None:
+    if (damage := _damage(folder)) is not None:
         raise InputError(damage)
     return measured_weights(folder)
+
+
+def _damage(folder: Path) -> str | None:
+    """Return a message about the damage of weights that are loaded next."""
+    _refuse_size(measured_weights(folder))
+    return weights_damage(folder)
+
+
+def _refuse_size(weights: Path) -> None:
+    """Refuse weights that do not fit into memory before they are hashed: a file with holes may have any size."""
+    if weights.is_file():
+        refuse_memory(weights.stat().st_size, f"{weights}: to load it")
 
 
 def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

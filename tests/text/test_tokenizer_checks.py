@@ -60,7 +60,7 @@ def sequence(*parts: object) -> dict[str, Any]:
         ("model", {**MODEL, "type": "WordPiece", "max_input_chars_per_word": 10**9}, "max_input_chars_per_word"),
         ("model", {"type": "Other"}, "the model is of a kind"),
         ("model", {"type": "WordLevel", "vocab": range(2**20 + 1)}, "1,048,577 entries are too many for a vocabulary"),
-        ("model", {"type": "BPE", "merges": range(2**19 + 1)}, "524,289 merges are too many for a vocabulary"),
+        ("model", {"type": "BPE", "merges": range(2**20 + 1)}, "1,048,577 merges are too many for a vocabulary"),
         ("post_processor", template([token("<0>")] * 10**6), "single has 1000001 parts, more than 64"),
         ("post_processor", template([token("<0>")], ids=65), "a special token has 65 parts, more than 64"),
         ("post_processor", template(tokens=65), "special_tokens has 65 parts, more than 64"),
@@ -89,7 +89,7 @@ def test_a_part_out_of_bounds_is_named(place: str, part: object, words: str) -> 
             "65,537 added tokens",
         ),
         ("vocab.json", dict.fromkeys(map(str, range(2**20 + 1)), 0), "1,048,577 entries are too many"),
-        ("merges.txt", "a b\n" * (2**19 + 1), "524,289 merges are too many"),
+        ("merges.txt", "a b\n" * (2**20 + 1), "1,048,577 merges are too many"),
         ("vocab.txt", "a\n" * (2**20 + 1), "1,048,577 entries are too many"),
     ],
 )
