@@ -12,12 +12,12 @@ from clearhead.errors import InputError
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
 from clearhead.hf.mapping.config import num_outputs
-from clearhead.inference.int8 import holds_int8, to_int8
+from clearhead.inference.int8 import holds_int8, is_int8, to_int8
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.weights.fill import fill
+from clearhead.weights.fill import fill, refuse_nan
 from clearhead.weights.lora import load_merged
 
 
@@ -52,6 +52,24 @@ def load_saved(
     tokenizers = TokenizerPair.load(folder)
     tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return module, tokenizers, task, load_origin(folder, module, task, tokenizers)
+
+
+def with_weights(module: Transformer, weights: Path) -> Transformer:
+    """Return a copy of a model with the weights of another step of its run, on the device and in the dtype it has.
+
+    Args:
+        module: of the run.
+        weights: of a checkpoint or a snapshot.
+
+    Raises:
+        InputError: the weights cannot be read, or are of another model.
+    """
+    own = next(module.parameters())
+    made = build(module.spec, device="meta")
+    fill(made, load_merged(weights), source=str(weights))
+    refuse_nan(made, str(weights))
+    made = made.to(own.device, own.dtype).eval()
+    return to_int8(made) if is_int8(module) else made
 
 
 def _found(reference: str, keep_int8: bool) -> tuple[Path, Path, dict[str, Tensor]]:
