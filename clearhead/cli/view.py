@@ -104,7 +104,8 @@ def view(
     Without -o the page is named after the model, in the current folder. It has views of all heads, of one head as a
     matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as the model has
     them. Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and
-    --effects measures each token that they look at, too. The output followed by contributions and --effects is by
+    --effects measures each token that they look at, too. --checkpoints shows the steps whose weights a run kept: the
+    untrained model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output followed by contributions and --effects is by
     default the last token, the first blank or the predicted label. The model runs in fp32 unless --precision says
     otherwise. --json ends with {"path", "tokens", "target_tokens"}.
     """
@@ -283,7 +284,7 @@ def _checkpoints(ref: str) -> dict[str, Path]:
             "[train] of its run file"
         )
     best = read_best(run)
-    return {f"step {step:,}" + (", the best" if step == best else ""): file for step, file in kept.items()}
+    return {f"step {step:,}" + (" (best)" if step == best else ""): file for step, file in kept.items()}
 
 
 def _notify(done: int, total: int) -> None:
