@@ -65,15 +65,16 @@ def inspect(
       clearhead inspect runs/de-en --svg de-en.svg
       clearhead inspect spec.json --plan gpus=8,context=4096,batch_tokens=65536
 
-    Shows parameters, memory and cost, the task, which attention kernel runs and why, the spec as a tree without what
-    is at its default, and the shapes of all weights. One multiplication and one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no
-    early-stop rule apply. --addresses lists what model.capture and model.edit take, one activation in a line, and no
-    weights are needed for it: layers {0..11} have it alike, "2 records" is what one call computes twice, and nothing
-    happens at an "identity", the place of an absent norm. --svg draws the model in the manner of figure 1 of "Attention
-    Is All You Need". --plan forecasts what one GPU of several holds and sends, from the spec alone; its keys are gpus,
-    memory (GB of one), context, batch_tokens (of all), accumulate, optimizer and precision, by default those of the
-    run. --json ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops", "target_flops",
-    "attention", "spec"} and more, "addresses", "picture" and "plan" where asked for; "task" is null for a spec alone.
+    Shows parameters, memory and cost, the task, which attention kernel runs and why, the spec as a tree without what is
+    at its default, and the shapes of all weights. One multiplication and one addition are 2 FLOPs. Nothing is searched
+    or trained here, so no length penalty and no early-stop rule apply. --addresses lists what model.capture and
+    model.edit take, one activation in a line, and no weights are needed for it: layers {0..11} have it alike, "2
+    records" is what one call computes twice, and nothing happens at an "identity", the place of an absent norm. --svg
+    draws the model in the manner of figure 1 of "Attention Is All You Need". --plan forecasts what one GPU of several
+    holds and sends, from the spec alone; its keys are gpus, memory (GB of one), context, batch_tokens (of all),
+    accumulate, optimizer and precision, by default those of the run. --json ends with {"task", "head", "masks",
+    "parameters", "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more, "addresses",
+    "picture" and "plan" where asked for; "task" is null for a spec alone.
     """
     from clearhead.maps.shapes import activation_shapes
 

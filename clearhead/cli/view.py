@@ -105,9 +105,9 @@ def view(
     matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as the model has
     them. Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and
     --effects measures each token that they look at, too. --checkpoints shows the steps whose weights a run kept: the
-    untrained model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output followed by contributions and --effects is by
-    default the last token, the first blank or the predicted label. The model runs in fp32 unless --precision says
-    otherwise. --json ends with {"path", "tokens", "target_tokens"}.
+    untrained model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output
+    followed by contributions and --effects is by default the last token, the first blank or the predicted label. The
+    model runs in fp32 unless --precision says otherwise. --json ends with {"path", "tokens", "target_tokens"}.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
