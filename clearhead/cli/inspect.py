@@ -1,4 +1,4 @@
-"""`clearhead inspect`: the spec tree, the shapes, the parameters, the memory and the cost of a model."""
+"""`clearhead inspect`: the parameters, the memory, the cost, the spec tree and the shapes of a model."""
 
 from __future__ import annotations
 
@@ -65,15 +65,16 @@ def inspect(
       clearhead inspect runs/de-en --svg de-en.svg
       clearhead inspect spec.json --plan gpus=8,context=4096,batch_tokens=65536
 
-    Shows its task, spec tree, shapes, parameters, memory and cost, and which attention kernel runs and why. One
-    multiplication and one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no
-    early-stop rule apply. --addresses lists what model.capture and model.edit take, one activation in a line, and no
-    weights are needed for it: layers {0..11} have it alike, "2 records" is what one call computes twice, and nothing
-    happens at an "identity", the place of an absent norm. --svg draws the model in the manner of figure 1 of "Attention
-    Is All You Need". --plan forecasts what one GPU of several holds and sends, from the spec alone; its keys are gpus,
-    memory (GB of one), context, batch_tokens (of all), accumulate, optimizer and precision, by default those of the
-    run. --json ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops", "target_flops",
-    "attention", "spec"} and more, "addresses", "picture" and "plan" where asked for; "task" is null for a spec alone.
+    Shows parameters, memory and cost, the task, which attention kernel runs and why, the spec as a tree without what is
+    at its default, and the shapes of all weights. One multiplication and one addition are 2 FLOPs. Nothing is searched
+    or trained here, so no length penalty and no early-stop rule apply. --addresses lists what model.capture and
+    model.edit take, one activation in a line, and no weights are needed for it: layers {0..11} have it alike, "2
+    records" is what one call computes twice, and nothing happens at an "identity", the place of an absent norm. --svg
+    draws the model in the manner of figure 1 of "Attention Is All You Need". --plan forecasts what one GPU of several
+    holds and sends, from the spec alone; its keys are gpus, memory (GB of one), context, batch_tokens (of all),
+    accumulate, optimizer and precision, by default those of the run. --json ends with {"task", "head", "masks",
+    "parameters", "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more, "addresses",
+    "picture" and "plan" where asked for; "task" is null for a spec alone.
     """
     _refuse_options({"--addresses": addresses, "--plan": plan is not None}, svg, force, length, as_json)
     found = read_reference(ref)
@@ -147,12 +148,11 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
         "generation": found.notes,
         "spec": json.loads(spec.to_json()),
     }
-    lines = [*_task_lines(found.task), *([] if head is None else [f"head        {head}"])]
+    lines = [*_cost_lines(total, spec, cost, length), *_task_lines(found.task)]
+    lines += [] if head is None else [f"head        {head}"]
     lines += [f"mask        {' and '.join(masks)}, in the decoder"] if spec.decoder is not None else []
-    lines += [*found.notes, "", *tree_lines(spec, "model"), "", "weights", *_weight_lines(parameters)]
-    lines += ["", *_cost_lines(total, spec, cost, length)]
-    kernel_line = "attention   {mode}: the {kernel} kernel in {count} of {total}, because {reason}"
-    return record, lines + [kernel_line.format(**kernel) for kernel in kernels]
+    lines += [*found.notes, *_kernel_lines(kernels), "", *tree_lines(spec, "model")]
+    return record, [*lines, "", "weights", *_weight_lines(parameters)]
 
 
 def _address_lines(shapes: Sequence[ActivationShape]) -> Iterator[str]:
@@ -287,7 +287,7 @@ def _weight_lines(parameters: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
 
 
 def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[str]:
-    yield f"parameters  {total} ({human_count(total)}), shared ones counted once"
+    yield f"parameters  {total:,} ({human_count(total)}), shared ones counted once"
     weights, training = human_bytes(4 * total), human_bytes(16 * total)
     yield f"memory      {weights} in fp32; while training {training} with gradients and Adam's two moments"
     has_source = spec.encoder is not None and spec.decoder is not None
@@ -299,6 +299,17 @@ def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[st
     both = f"{source} FLOPs for a source token and {target} FLOPs for a target token" if has_source else ""
     lengths = f"{length} tokens on each side" if has_source else f"{length} tokens"
     yield f"cost        {both or f'{target} FLOPs for a token'}, at {lengths}; training costs three times as much"
+
+
+def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each kernel and reason; one that holds in both modes once."""
+    modes: dict[str, list[str]] = {}
+    for kernel in kernels:
+        modes.setdefault("the {kernel} kernel in {count} of {total}, because {reason}".format(**kernel), []).append(
+            kernel["mode"]
+        )
+    for text, found in modes.items():
+        yield f"attention   {' and '.join(found)}: {text}"
 
 
 def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:

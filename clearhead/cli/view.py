@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -105,9 +104,10 @@ def view(
     Without -o the page is named after the model, in the current folder. It has views of all heads, of one head as a
     matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as the model has
     them. Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and
-    --effects measures each token that they look at, too. The output followed by contributions and --effects is by
-    default the last token, the first blank or the predicted label. The model runs in fp32 unless --precision says
-    otherwise. --json ends with {"path", "tokens", "target_tokens"}.
+    --effects measures each token that they look at, too. --checkpoints shows the steps whose weights a run kept: the
+    untrained model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output
+    followed by contributions and --effects is by default the last token, the first blank or the predicted label. The
+    model runs in fp32 unless --precision says otherwise. --json ends with {"path", "tokens", "target_tokens"}.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
@@ -199,6 +199,8 @@ def _runs(
     compare_with: str | None,
 ) -> list[tuple[str, AttentionMaps]]:
     """Return the runs of a page, each with what tells it from the others."""
+    from clearhead.runs.loading import with_weights
+
     ref, text, target = given
     if compare is not None:
         return [(text, maps), (compare, attend(ref, compare, None))]
@@ -206,7 +208,7 @@ def _runs(
         return [(ref, maps), (compare_with, attend.with_other(compare_with, maps, text, target))]
     if not checkpoints:
         return [("", maps)]
-    return [(label, maps.with_module(attend.load(one).module)) for label, one in _checkpoints(ref)]
+    return [(label, maps.with_module(with_weights(maps.module, file))) for label, file in _checkpoints(ref).items()]
 
 
 def _write_page(
@@ -266,22 +268,23 @@ def _outcome(of: str | None) -> int | str | None:
     return int(of) if of is not None and of.isdecimal() else of
 
 
-def _checkpoints(ref: str) -> Iterator[tuple[str, str]]:
-    """Give the label and the reference of every checkpoint that a run kept, in order."""
-    from clearhead.runs.checkpoint import checkpoint_steps
+def _checkpoints(ref: str) -> dict[str, Path]:
+    """Return the weights of every step that a run kept, in order, by their labels."""
+    from clearhead.runs.checkpoint import read_best, undamaged_weights
     from clearhead.runs.directory import split_reference
+    from clearhead.runs.snapshots import snapshots_folder
 
     run, _ = split_reference(ref)
-    steps = checkpoint_steps(run)
-    if not steps:
+    kept = undamaged_weights(snapshots_folder(run), run / "checkpoints")
+    if not kept:
         raise InputError(f"--checkpoints plays the checkpoints of a run, but {run} is not a run directory")
-    if len(steps) < 2:
+    if len(kept) < 2:
         raise InputError(
-            f"--checkpoints plays the checkpoints of a run, but {run} kept 1: train it with a larger keep under "
+            f"--checkpoints plays the checkpoints of a run, but {run} kept 1: train it with snapshots = 10 under "
             "[train] of its run file"
         )
-    for step in steps:
-        yield f"step {step:,}", f"{run}@step-{step}"
+    best = read_best(run)
+    return {f"step {step:,}" + (" (best)" if step == best else ""): file for step, file in kept.items()}
 
 
 def _notify(done: int, total: int) -> None:

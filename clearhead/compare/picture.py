@@ -14,7 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from clearhead.compare.runs import Quality, Run
 from clearhead.compare.table import Row
-from clearhead.view.figures import COLOURS, INK, new_figure, save_figure, style_line_axes
+from clearhead.view.figures import COLOURS, INK, late_limits, new_figure, save_figure, style_line_axes
 from clearhead.view.line_labels import THICK, THIN, label_line, place_labels
 
 DASHES: Final = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
@@ -68,7 +68,7 @@ def draw_curves(
         if places == "tokens":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         names = [_draw_row(axes, row, number, places, scale, quality) for number, row in enumerate(drawn)]
-        _limit_height(axes, drawn, quality)
+        axes.set_ylim(late_limits([value for _, value in run.points(quality)] for row in drawn for run in row.runs))
         place_labels(axes, names)
     panels[0].set_ylabel(name, color=INK)
     save_figure(figure, path)
@@ -111,12 +111,3 @@ def _draw_line(axes: Axes, curve: Curve, places: str, scale: float, style: dict[
     x = [place / scale for place in getattr(curve, places)]
     axes.plot(x, curve.values, solid_capstyle="round", **style)
     return x
-
-
-def _limit_height(axes: Axes, rows: Sequence[Row], quality: Quality) -> None:
-    """Give the height to late training: the first fifth of every line may leave the picture."""
-    runs = [[value for _, value in run.points(quality)] for row in rows for run in row.runs]
-    seen = [value for values in runs for value in values[len(values) // 5 :]]
-    low, high = min(seen), max(seen)
-    margin = 0.06 * ((high - low) or abs(high) or 1.0)
-    axes.set_ylim(low - margin, high + margin)

@@ -126,6 +126,8 @@ class AttentionMaps(AttentionRun):
         if view not in ("matrix", "overview"):
             raise InputError(f"there is no view '{view}'; a picture has the view matrix or overview")
         refuse_unwritable(Path(path), force=force)
+        if stack is not None:
+            self.layers(stack)
         if view == "overview":
             if layer is not None or head is not None:
                 raise InputError(f"an overview shows every layer and head: leave {key('layer')} and {key('head')} out")

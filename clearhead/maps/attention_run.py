@@ -22,7 +22,7 @@ from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.maps.lens import Lens, logit_lens
 from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
 from clearhead.maps.reading import Reading
-from clearhead.maps.recording import ALL, AttentionRecord
+from clearhead.maps.recording import ALL, STACKS, AttentionRecord
 from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.streams import Streams
 from clearhead.maps.token_texts import written_tokens
@@ -98,9 +98,7 @@ class AttentionRun:
             InputError: there is no such stack.
         """
         if stack not in self.stacks:
-            raise InputError(
-                f"there is no stack '{stack}'{nearest(stack, self.stacks)}; this model has {', '.join(self.stacks)}"
-            )
+            raise InputError(f"{_why_absent(stack, self.stacks)}; it has {', '.join(self.stacks)}")
         return tuple(layer for name, layer in self.records if name == stack)
 
     def num_heads(self, stack: str, layer: int) -> int:
@@ -319,6 +317,15 @@ class AttentionRun:
         count = sum(len(own) * record.query_BHTE.shape[2] * record.key_BKSE.shape[2] for record, own in chosen)
         _check_size(count, "choose some with layers= and heads=")
         return [(record, own) for record, own in chosen if own]
+
+
+def _why_absent(stack: str, stacks: Sequence[str]) -> str:
+    """Say why a model has no stack of a name: it lacks what the name is of, or there is no such name."""
+    absent = [part for part in ("encoder", "decoder") if not any(name.startswith(part) for name in stacks)]
+    if stack in STACKS and absent:
+        reason = ", so its decoder reads no memory" if absent == ["encoder"] and stack.endswith("memory") else ""
+        return f"'{stack}': this model has no {absent[0]}{reason}"
+    return f"this model has no stack '{stack}'{nearest(stack, stacks)}"
 
 
 def _checked_head(record: AttentionRecord, head: int) -> int:

@@ -108,7 +108,7 @@ def explorer_page(
 
     Args:
         title: the heading.
-        runs: each with what tells it from the others.
+        runs: each with what tells it from the others, such as "step 100".
         options: what is shown; None: everything that needs no further run of the model.
         is_timeline: whether the runs are of one text at successive checkpoints.
         notify: told of the progress of the effects.
@@ -118,7 +118,10 @@ def explorer_page(
     """
     samples = tuple(run_sample(run, label, options or SampleOptions(), notify) for label, run in runs)
     count = sum(parameter.numel() for parameter in runs[0][1].module.parameters())
-    return Page(title, samples, is_timeline, (("parameters", f"{count:,}"),))
+    facts = [("parameters", f"{count:,}")]
+    if is_timeline:
+        facts.append(("steps kept", " · ".join(label.removeprefix("step ") for label, _ in runs)))
+    return Page(title, samples, is_timeline, tuple(facts))
 
 
 def token_row(tokenizer: Tokenizer, ids: Sequence[int], num_given: int | None) -> TokenRow:

@@ -316,5 +316,7 @@ def _train(plan: DataPlan, recipe: Recipe, words: TaskWords, choice: Choice) -> 
         Setting("seed", 1, "of weights, order and dropout"),
         Setting("validate_every", every, "steps; a validation also saves a checkpoint"),
         Setting("keep", 3, "checkpoints, besides the best one"),
+        Setting("snapshots", 10, "steps whose weights are kept for `view --checkpoints`, spaced like a logarithm"),
+        Setting("snapshot_megabytes", 1000, "what these take at most: a large model has fewer"),
         Setting("early_stop", best, stop),
     ]

@@ -183,6 +183,18 @@ def load_checkpoint(folder: Path, *, load: Callable[[Path], dict[str, Tensor]] =
     )
 
 
+@contextlib.contextmanager
+def refusing_others(folder: Path) -> Iterator[None]:
+    """Turn what a checkpoint of something else, or an altered one, makes libraries raise into an `InputError`."""
+    try:
+        yield
+    except (InputError, RunFailure):
+        raise
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{folder} was written by a different model or optimizer, or was altered: {reason}") from error
+
+
 class _Optimizer(BaseModel):
     state: dict[Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")], dict[str, Any]]
     param_groups: list[dict[str, Any]]
@@ -342,9 +354,36 @@ def write_text(path: Path, text: str) -> None:
         raise RunFailure(f"{path} could not be saved: {_reason(error)}.") from error
 
 
+def link_weights(run: Path, step: int, folder: Path) -> None:
+    """Keep the validated weights of a checkpoint in a folder of their own, after the checkpoint is deleted as well.
+
+    Raises:
+        RunFailure: the disk is full or refuses the write.
+    """
+    source = measured_weights(checkpoint_folder(run, step))
+    with writing_folder(folder, otherwise=UNTOUCHED) as temporary:
+        try:
+            # A hard link takes no space while the checkpoint exists.
+            os.link(source, temporary / WEIGHTS)
+        except OSError:
+            shutil.copyfile(source, temporary / WEIGHTS)
+
+
+def undamaged_weights(*parents: Path) -> dict[int, Path]:
+    """Return the undamaged validated weights of every step in ascending order, from the last folder that has them.
+
+    Args:
+        parents: folders of a run that hold checkpoints, or weights alone.
+    """
+    folders = {step: parent / f"step-{step}" for parent in parents for step in steps_in(parent)}
+    sound = {step: folder for step, folder in sorted(folders.items()) if weights_damage(folder) is None}
+    return {step: measured_weights(folder) for step, folder in sound.items()}
+
+
 def clear_leftovers(run: Path) -> None:
     """Remove the temporary files of a killed process; the run directory must be locked."""
-    for folder in (run, run / "plots", run / "checkpoints", run / "checkpoints" / "recent"):
+    checkpoints = run / "checkpoints"
+    for folder in (run, run / "plots", checkpoints, checkpoints / "recent", checkpoints / "snapshots"):
         for entry in list(folder.iterdir()) if folder.is_dir() else []:
             replaced = re.fullmatch(r"\.(.+)\.replaced", entry.name)
             if replaced and not (folder / replaced[1]).exists():

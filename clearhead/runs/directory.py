@@ -29,15 +29,16 @@ from clearhead.files import (
 )
 from clearhead.machine import refuse_memory
 from clearhead.runs.checkpoint import (
-    checkpoint_folder,
     checkpoint_steps,
     measured_weights,
     newest_sound,
     read_best,
+    steps_in,
     weights_damage,
     write_text,
 )
 from clearhead.runs.manifest import MANIFEST, manifest_damage, seal
+from clearhead.runs.snapshots import snapshots_folder
 from clearhead.task import TaskRecord
 
 RUN_FILE: Final = "run.toml"
@@ -300,11 +301,12 @@ def _last(run: Path) -> Path:
 
 
 def _at_step(run: Path, step: int) -> Path:
-    steps = checkpoint_steps(run)
-    if step not in steps:
-        kept = ", ".join(map(str, steps)) or "none"
+    parents = [snapshots_folder(run), run / "checkpoints"]
+    folders = {step: parent / f"step-{step}" for parent in parents for step in steps_in(parent)}
+    if step not in folders:
+        kept = ", ".join(map(str, sorted(folders))) or "none"
         raise InputError(f"{run} has no checkpoint of step {step}; the steps it kept are: {kept}.")
-    return _undamaged(checkpoint_folder(run, step))
+    return _undamaged(folders[step])
 
 
 def _averaged(run: Path) -> Path:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.fast.int8 import is_int8
+from clearhead.fast.int8 import is_int8, to_int8
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
 from clearhead.hf.mapping.config import num_outputs
@@ -17,7 +17,7 @@ from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_tas
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.weights.fill import filled
+from clearhead.weights.fill import filled, refuse_nan
 from clearhead.weights.lora import load_merged
 
 
@@ -50,6 +50,23 @@ def load_saved(
     tokenizers = TokenizerPair.load(folder)
     tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return module, tokenizers, task, load_origin(folder, module, task, tokenizers)
+
+
+def with_weights(module: Transformer, weights: Path) -> Transformer:
+    """Return a copy of a model with the weights of another step of its run, on the device and in the dtype it has.
+
+    Args:
+        module: of the run.
+        weights: of a checkpoint or a snapshot.
+
+    Raises:
+        InputError: the weights cannot be read, or are of another model.
+    """
+    own = next(module.parameters())
+    made = filled(module.spec, load_merged(weights), source=str(weights))
+    refuse_nan(made, str(weights))
+    made = made.to(own.device, own.dtype).eval()
+    return to_int8(made) if is_int8(module) else made
 
 
 def _found(reference: str) -> tuple[Path, Path, dict[str, Tensor]]:

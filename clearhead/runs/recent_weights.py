@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +14,9 @@ from torch import Tensor
 from clearhead.errors import InputError
 from clearhead.files import read_typed
 from clearhead.runs.checkpoint import (
-    UNTOUCHED,
     WEIGHTS,
     checkpoint_folder,
-    measured_weights,
+    link_weights,
     remove_folder,
     steps_in,
     weights_damage,
@@ -38,13 +35,7 @@ def keep_recent(run: Path, step: int) -> None:
     Raises:
         RunFailure: the disk is full or refuses the write.
     """
-    source = measured_weights(checkpoint_folder(run, step))
-    with writing_folder(_folder(run, step), otherwise=UNTOUCHED) as temporary:
-        try:
-            # A hard link takes no space while the checkpoint exists.
-            os.link(source, temporary / WEIGHTS)
-        except OSError:
-            shutil.copyfile(source, temporary / WEIGHTS)
+    link_weights(run, step, _folder(run, step))
 
 
 def prune_recent(run: Path, *, keep: int) -> None:

@@ -34,7 +34,7 @@ class Node(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
-        return block(tree_lines(self, is_compact=True), more="to_json() has the whole tree")
+        return block(tree_lines(self), more="to_json() has the whole tree")
 
     __str__ = __repr__
 
@@ -42,31 +42,30 @@ class Node(BaseModel):
 AnyNode = TypeVar("AnyNode", bound=Node)
 
 
-def tree_lines(node: Node, name: str = "", depth: int = 0, *, is_compact: bool = False) -> Iterator[str]:
-    """Yield the tree as indented lines, one for each node; equal parts of a tuple share their lines.
+def tree_lines(node: Node, name: str = "", depth: int = 0) -> Iterator[str]:
+    """Yield the tree as indented lines, without what is at its default; equal parts of a tuple share their lines.
+
+    A part without parts is in the line of its owner.
 
     Args:
         node: the root.
         name: what it is called, in its own line.
         depth: of its indentation.
-        is_compact: leave out what is at its default, and put a part without parts into the line of its owner.
     """
     fields = {key: field for key, field in type(node).model_fields.items() if key != "kind"}
     values = {
         key: getattr(node, key)
         for key, field in fields.items()
-        if getattr(node, key) is not None and not (is_compact and getattr(node, key) == field.get_default())
+        if getattr(node, key) is not None and getattr(node, key) != field.get_default()
     }
-    below = {key: value for key, value in values.items() if _has_nodes(value)}
-    if is_compact:
-        below = {key: value for key, value in below.items() if not _is_leaf(value)}
+    below = {key: value for key, value in values.items() if _has_nodes(value) and not _is_leaf(value)}
     plain = [f"{key}={_plain(value)}" for key, value in values.items() if key not in below]
     own = f"{type(node).__name__}{'(' + ', '.join(plain) + ')' if plain else ''}"
     yield f"{'  ' * depth}{name}: {own}" if name else f"{'  ' * depth}{own}"
     for key, value in below.items():
         parts = [(key, value)] if isinstance(value, Node) else [(f"{key}.{at}", part) for at, part in _folded(value)]
         for label, part in parts:
-            yield from tree_lines(part, label, depth + 1, is_compact=is_compact)
+            yield from tree_lines(part, label, depth + 1)
 
 
 def _is_leaf(value: object) -> bool:
@@ -79,7 +78,7 @@ def _has_nodes(value: object) -> bool:
 
 def _plain(value: object) -> str:
     if isinstance(value, Node):
-        return next(tree_lines(value, is_compact=True))
+        return next(tree_lines(value))
     # In full, since two specs may differ in the last digit.
     return repr(value) if isinstance(value, float) else value if isinstance(value, str) else short(value)
 

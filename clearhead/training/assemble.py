@@ -16,14 +16,7 @@ from clearhead.fast.training.parts import training_tree
 from clearhead.files import absent, runs_nearby
 from clearhead.hf.export import save_origin
 from clearhead.machine import choose_precision
-from clearhead.runs.checkpoint import (
-    checkpoint_steps,
-    clear_leftovers,
-    measured_weights,
-    saved_choices,
-    steps_in,
-    weights_damage,
-)
+from clearhead.runs.checkpoint import checkpoint_steps, clear_leftovers, saved_choices, undamaged_weights
 from clearhead.runs.directory import (
     RUN_FILE,
     SPEC_FILE,
@@ -80,6 +73,8 @@ MAY_DIFFER = (
     "train.threads",
     "train.save_every",
     "train.keep",
+    "train.snapshots",
+    "train.snapshot_megabytes",
     "train.early_stop.patience",
     "train.tensorboard",
 )
@@ -210,30 +205,21 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
         raise InputError(f"{run}: {absent(run, 'run directory', runs_nearby())}")
     if not is_run_directory(run):
         raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
-    found = {step: weights for step, weights in _kept_weights(run).items() if step > 0}
+    # Not snapshots: the checkpoints that are averaged are as far apart as validations.
+    found = undamaged_weights(recent_folder(run), run / "checkpoints")
+    found.pop(0, None)
     if last > len(found):
-        kept = ", ".join(map(str, sorted(found))) or "none"
+        kept = ", ".join(map(str, found)) or "none"
         raise InputError(
             f"{run} has {len(found)} undamaged checkpoints to average (steps: {kept}), fewer than --last {last}: "
             "average fewer, or train with a larger train.keep"
         )
-    steps = sorted(found)[-last:]
+    steps = list(found)[-last:]
     with open_run(run, resume=True):
         clear_leftovers(run)
         weights = average_checkpoints([load_merged(found[step]) for step in steps])
         file = save_averaged(run, weights, {"steps": steps, "valid_loss": None, "valid_score": None})
     return file, steps
-
-
-def _kept_weights(run: Path) -> dict[int, Path]:
-    """Return the undamaged weights of every step, from its checkpoint or its recent weights."""
-    found: dict[int, Path] = {}
-    for parent in (recent_folder(run), run / "checkpoints"):
-        for step in steps_in(parent):
-            folder = parent / f"step-{step}"
-            if weights_damage(folder) is None:
-                found[step] = measured_weights(folder)
-    return found
 
 
 def _tokenizers(

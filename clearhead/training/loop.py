@@ -11,7 +11,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, NoReturn
@@ -19,12 +19,13 @@ from typing import Any, Final, Generic, NoReturn
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import InputError, RunFailure
+from clearhead.errors import RunFailure
 from clearhead.evaluate.result import Validation
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import RunDirectory, held
 from clearhead.runs.metrics import Metrics
 from clearhead.runs.recent_weights import about_averaged, load_recent
+from clearhead.runs.snapshots import is_snapshot_step
 from clearhead.training.dry_run import is_out_of_memory
 from clearhead.training.kernel_cache import return_memory
 from clearhead.training.optim.gradients import scale_gradients
@@ -48,7 +49,7 @@ from clearhead.training.random_state import (
     seed_process,
 )
 from clearhead.training.record import RunRecord, Unwritten
-from clearhead.training.settings import TrainResult, TrainSettings, planned_steps
+from clearhead.training.settings import TrainResult, TrainSettings, num_snapshots, planned_steps
 from clearhead.training.signals import Interrupted, StopRequested, StopSignals
 
 
@@ -112,18 +113,6 @@ OTHERS: Final = "random_of_others"
 """The random states of all processes but the first, in the state of a checkpoint."""
 
 
-@contextlib.contextmanager
-def _refused(folder: Path) -> Iterator[None]:
-    """Turn what a checkpoint of something else, or an altered one, makes libraries raise into an `InputError`."""
-    try:
-        yield
-    except (InputError, RunFailure):
-        raise
-    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{folder} was written by a different model or optimizer, or was altered: {reason}") from error
-
-
 class _Training(Generic[BatchT]):
     """The state of one call of `Trainer.run`."""
 
@@ -142,6 +131,7 @@ class _Training(Generic[BatchT]):
         record = RunRecord if self.processes.is_first else Unwritten
         self.record = record(run, self.settings, self.engine, note=note, message=parts.progress.message)
         self.ema = ExponentialAverage(parts.module, self.settings.ema) if self.settings.ema is not None else None
+        self.num_snapshots = num_snapshots(self.settings, parts.module)
         self.choices: dict[str, Any] = {}
         self.saved_step: int | None = None
         self.clock = time.monotonic()
@@ -162,7 +152,7 @@ class _Training(Generic[BatchT]):
         """Restore the newest undamaged checkpoint."""
         folder = self.processes.first_of(self.record.newest() if self.processes.is_first else self.run)
         saved = files.load_checkpoint(folder, load=self.engine.load)
-        with _refused(folder):
+        with files.refusing_others(folder):
             self._restore(saved)
         self.clock = time.monotonic() - self.tally.seconds
         self.agreed = Agreed(seconds=self.tally.seconds)
@@ -216,6 +206,8 @@ class _Training(Generic[BatchT]):
                 self._write_line()
             if self._extra_save_is_due():
                 self._save()
+            if is_snapshot_step(self.tally.step, self.num_snapshots):
+                self._keep_snapshot()
             if self._signal is not None:
                 self._leave(self._signal)
             if reason is not None:
@@ -452,6 +444,13 @@ class _Training(Generic[BatchT]):
         self.record.save(files.Checkpoint(tally.step, weights, optimizer, ema, state), tally)
         # No process goes on, or leaves, before it is on the disk.
         self.saved_step = self.processes.first_of(tally.step)
+
+    def _keep_snapshot(self) -> None:
+        step, is_saved = self.tally.step, self.saved_step == self.tally.step
+        weights = self.ema.weights if self.ema is not None else self.parts.module.state_dict()
+        self.record.keep_snapshot(step, weights, is_saved=is_saved, keep=self.num_snapshots)
+        # As of a checkpoint: no process goes on before it is on the disk.
+        self.processes.first_of(step)
 
     def _leave(self, number: signal.Signals) -> NoReturn:
         if self.saved_step != self.tally.step:

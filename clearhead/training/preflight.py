@@ -6,7 +6,6 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +21,7 @@ from clearhead.training.dry_run import StepCost, Workload, device_of, memory_in_
 from clearhead.training.parallel.processes import Place
 from clearhead.training.progress.reports import duration
 from clearhead.training.protocols import BatchT
-from clearhead.training.settings import TrainSettings, planned_steps
+from clearhead.training.settings import TrainSettings, num_snapshots, planned_steps, weight_bytes
 
 ALONE: Final = Place()
 OPTIMIZER_SLOTS: Final = 2
@@ -63,6 +62,7 @@ class Preflight:
     Attributes:
         parameters: number of trained parameters.
         checkpoint_bytes: size of one checkpoint.
+        snapshots: how many are kept at most, and how many the run file asks for.
         disk_bytes: size of everything that is kept at one time.
         disk_free: free space on the disk of the run directory, and the space that the run already uses.
         memory_bytes: the peak of memory, with what the data of the run holds now.
@@ -76,6 +76,7 @@ class Preflight:
 
     parameters: int
     checkpoint_bytes: int
+    snapshots: tuple[int, int]
     disk_bytes: int
     disk_free: int
     memory_bytes: int
@@ -94,11 +95,14 @@ class Preflight:
             total = f"; {duration(self.seconds)} for {counts}"
             if self.limit is not None and self.limit < self.seconds:
                 total += f", which train.seconds ends after {duration(self.limit)}"
+        kept, asked = self.snapshots
+        fewer = f"snapshots   {kept} and not {asked}, because of train.snapshot_megabytes"
         return [
             f"parameters  {self.parameters:,}",
             f"memory      about {size(self.memory_bytes)} of {size(self.memory_free)} free",
             f"disk        {size(self.checkpoint_bytes)} a checkpoint, up to {size(self.disk_bytes)} in all, "
             f"of {size(self.disk_free)} free",
+            *([fewer] if kept < asked else []),
             f"time        about {duration(self.cost.step_seconds)} a step, "
             f"{duration(self.cost.validation_seconds)} a validation{total}",
         ]
@@ -173,7 +177,7 @@ def preflight(
     if disk_bytes > disk_free:
         faults.append(
             f"The checkpoints need up to {size(disk_bytes)}, but the disk of {settings.run} has {size(disk_free)} "
-            "free: free some space, or lower train.keep or train.average."
+            "free: free some space, or lower train.keep, train.average or train.snapshots."
         )
     if faults:
         # Ids outside the vocabulary would fail inside the dry step, with a worse message.
@@ -192,6 +196,7 @@ def preflight(
     return Preflight(
         parameters=sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad),
         checkpoint_bytes=checkpoint_bytes,
+        snapshots=(num_snapshots(settings, module), settings.snapshots),
         disk_bytes=disk_bytes,
         disk_free=disk_free,
         memory_bytes=memory,
@@ -240,13 +245,13 @@ def _more_positions(init: str, longest: int) -> str:
 
 def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]:
     """Return the bytes of one checkpoint, and of everything that a run keeps at one time."""
-    weights = sum(tensor.nbytes for tensor in chain(module.parameters(), module.buffers()))
+    weights = weight_bytes(module)
     trained = sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
     checkpoint = weights * (1 + (settings.ema is not None)) + trained * OPTIMIZER_SLOTS
     # The last checkpoints, the best one, and the one being written before an old one is deleted.
     kept = checkpoint * (settings.keep + 2)
     averaging = weights * (settings.average + 1) if settings.average else 0
-    return checkpoint, kept + averaging
+    return checkpoint, kept + averaging + weights * num_snapshots(settings, module)
 
 
 def _free_disk(run: Path) -> int:

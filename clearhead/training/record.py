@@ -15,6 +15,7 @@ from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import AVERAGED
 from clearhead.runs.metrics import Metrics, MetricsLog
 from clearhead.runs.recent_weights import keep_recent, prune_recent, restore_recent, save_averaged
+from clearhead.runs.snapshots import cut_back_snapshots, prune_snapshots, snapshot_folder
 from clearhead.training.parallel.engines import Engine
 from clearhead.training.progress.plots import Plotter
 from clearhead.training.settings import TrainSettings
@@ -53,6 +54,7 @@ class RunRecord:
         files.clear_leftovers(self.run)
         self._log.cut_back(0)
         restore_recent(self.run, [])
+        cut_back_snapshots(self.run, -1)
         files.remove_folder(self.run / "checkpoints" / AVERAGED)
 
     def newest(self) -> Path:
@@ -77,6 +79,7 @@ class RunRecord:
         self._rows = self._log.rows()
         for lost in restore_recent(self.run, tally.recent):
             self._message(lost)
+        cut_back_snapshots(self.run, tally.step)
         self._restore_best(tally)
         self._prune(tally)
 
@@ -124,6 +127,26 @@ class RunRecord:
         files.prune_checkpoints(self.run, newest=tally.step, keep=settings.keep, best=tally.best_step)
         prune_recent(self.run, keep=(settings.average or 0) + settings.keep)
 
+    def keep_snapshot(self, step: int, weights: Mapping[str, Tensor], *, is_saved: bool, keep: int) -> None:
+        """Write the weights of a step by themselves, and delete the snapshots that they replace.
+
+        Args:
+            step: of the weights.
+            weights: those that a validation measures.
+            is_saved: whether this step has a checkpoint, which shares its file.
+            keep: number of snapshots to keep.
+
+        Raises:
+            RunFailure: the disk is full or refuses the write.
+        """
+        folder = snapshot_folder(self.run, step)
+        if is_saved:
+            files.link_weights(self.run, step, folder)
+        else:
+            with files.writing_folder(folder, otherwise=files.UNTOUCHED) as temporary:
+                self._engine.save(temporary / files.WEIGHTS, weights)
+        prune_snapshots(self.run, keep=keep)
+
     def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], found: Validation) -> None:
         """Write averaged weights.
 
@@ -154,7 +177,12 @@ class Unwritten(RunRecord):
 
     def save(self, checkpoint: files.Checkpoint, tally: files.Tally) -> None:
         """Write this process's part of sharded weights."""
-        self._engine.help_to_save(checkpoint)
+        self._engine.help_to_save([tensors for _, tensors in files.tensor_files(checkpoint)])
+
+    def keep_snapshot(self, step: int, weights: Mapping[str, Tensor], *, is_saved: bool, keep: int) -> None:
+        """Write this process's part of sharded weights."""
+        if not is_saved:
+            self._engine.help_to_save([weights])
 
     def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], found: Validation) -> None:
         """Leave it to the first process."""

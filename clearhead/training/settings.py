@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal
+
+from torch import nn
 
 from clearhead.evaluate.result import Validation
 from clearhead.model.facade import Model
@@ -83,6 +86,16 @@ def planned_steps(settings: Train, batches_per_epoch: int) -> int | None:
     if settings.epochs is not None:
         ends.append(max(1, math.ceil(settings.epochs * batches_per_epoch / settings.accumulate)))
     return min(ends) if ends else None
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Return the bytes of the weights of a module, shared ones counted once."""
+    return sum(tensor.nbytes for tensor in chain(module.parameters(), module.buffers()))
+
+
+def num_snapshots(settings: Train, module: nn.Module) -> int:
+    """Return how many snapshots a run keeps."""
+    return min(settings.snapshots, settings.snapshot_megabytes * 10**6 // max(1, weight_bytes(module)))
 
 
 def in_steps(count: int | float, steps: int | None, *, least: int = 1) -> int:

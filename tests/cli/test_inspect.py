@@ -37,6 +37,16 @@ def test_purpose(kind: str, expected: list[str], runs: Runs, capfd: pytest.Captu
     assert ("mask  " in out) == ("cache  " in out) == (kind in ("generate", "denoise"))
 
 
+def test_what_a_model_costs_comes_first_and_its_weights_last(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = run(capfd, "inspect", str(runs("denoise"))).splitlines()
+    assert [line.split()[0] for line in lines[:6]] == ["parameters", "memory", "cache", "cost", "task", "head"]
+    modes = [line.split(":")[0] for line in lines if line.startswith("attention")]
+    assert modes == ["attention   training and evaluation"], "what holds in both modes is said once"
+    tree, weights = lines.index("model: Model"), lines.index("weights")
+    assert 0 < tree < weights and all(line.startswith("  ") for line in lines[weights + 1 :])
+    assert "bias=True" not in "".join(lines[tree:weights]), "what is at its default is left out"
+
+
 def test_json(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     found = runs("classify")
     record = json.loads(run(capfd, "inspect", str(found), "--json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,8 +41,21 @@ def test_checkpoints_are_played_on_the_same_tokens(
     data = data_of(page)
     samples = data["samples"]
     assert isinstance(samples, list) and data["timeline"] is True
-    assert [sample["label"] for sample in samples] == ["step 0", "step 3", "step 6"]
-    assert samples[0]["rows"] == samples[1]["rows"] == samples[2]["rows"]
+    best = int((trained / "run" / "best").read_text().removeprefix("step-"))
+    kept = [f"{step} (best)" if step == best else f"{step}" for step in (0, 1, 2, 3, 5, 6)]
+    assert [sample["label"] for sample in samples] == [f"step {step}" for step in kept]
+    assert ["steps kept", " · ".join(kept)] in data["facts"]
+    assert all(sample["rows"] == samples[0]["rows"] for sample in samples)
+
+
+def test_a_run_that_keeps_few_checkpoints_plays_how_it_began(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    """Also a classifier, whose head is untrained at step 0: no answer of it is wanted."""
+    page, run = tmp_path / "heads.html", tmp_path / "run"
+    shutil.copytree(runs("classify"), run)
+    assert main(["view", str(run), TEXT, "--checkpoints", "-o", str(page)]) == 0
+    data = data_of(page)
+    labels = [sample["label"].removesuffix(" (best)") for sample in data["samples"]]  # type: ignore[union-attr]
+    assert labels == [f"step {step}" for step in (0, 1, 2, 5, 10, 22, 30, 46, 60)]
 
 
 def test_two_texts_and_two_models_stand_side_by_side(trained: Path, tmp_path: Path) -> None:
@@ -140,10 +154,14 @@ def test_a_run_with_one_checkpoint_has_nothing_to_play(
     runs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for kept, expected in (([4], "kept 1: train it with a larger keep under [train]"), ([], "is not a run directory")):
-        monkeypatch.setattr("clearhead.runs.checkpoint.checkpoint_steps", lambda run, kept=kept: kept)
-        assert main(["view", str(runs("fill")), "a ___ m", "--checkpoints"]) == 2
-        assert expected in capfd.readouterr().err and not [*tmp_path.iterdir()]
+    run, saved = tmp_path / "run", tmp_path / "saved"
+    shutil.copytree(runs("fill"), run)
+    for folder in [*(run / "checkpoints").glob("step-[0-3]"), run / "checkpoints" / "snapshots"]:
+        shutil.rmtree(folder)
+    ch.load(str(run)).save(saved)
+    for ref, expected in ((run, "kept 1: train it with snapshots = 10 under [train]"), (saved, "is not a run")):
+        assert main(["view", str(ref), "a ___ m", "--checkpoints"]) == 2
+        assert expected in capfd.readouterr().err and not [*tmp_path.glob("*.html")]
 
 
 def test_a_target_for_an_encoder_is_refused(

@@ -258,7 +258,7 @@ def test_a_text_longer_than_the_model(tmp_path: Path) -> None:
     [
         (
             ("decoder.selff", 0),
-            r"no stack 'decoder.selff' \(did you mean 'decoder.self'\?\); this model has encoder.self",
+            r"this model has no stack 'decoder.selff' \(did you mean 'decoder.self'\?\); it has encoder.self",
         ),
         (("decoder.self", 3), "decoder.self has no layer 3; it has 0 to 2"),
         (("decoder.self", -1), "decoder.self has no layer -1"),
@@ -268,6 +268,25 @@ def test_a_text_longer_than_the_model(tmp_path: Path) -> None:
 def test_what_does_not_exist_is_named(pair_maps: AttentionMaps, arguments: tuple[str, int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         pair_maps.weights(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("family", "stack", "message"),
+    [
+        ("decoder", "encoder.self", "'encoder.self': this model has no encoder; it has decoder.self"),
+        ("decoder", "decoder.memory", "this model has no encoder, so its decoder reads no memory; it has decoder.self"),
+        ("encoder", "decoder.self", "'decoder.self': this model has no decoder; it has encoder.self"),
+        ("encoder", "decoder.memory", "'decoder.memory': this model has no decoder; it has encoder.self"),
+    ],
+)
+def test_a_stack_of_another_kind_of_model(
+    models: dict[str, Model], tmp_path: Path, family: str, stack: str, message: str
+) -> None:
+    """Also where the layer and the head of a picture are missing, of which nobody should hear first."""
+    maps = models[family].attention("a b c")
+    for ask in (lambda: maps.weights(stack, 0, 0), lambda: maps.save_picture(tmp_path / "head.svg", stack=stack)):
+        with pytest.raises(InputError, match=message):
+            ask()
 
 
 def test_files_that_cannot_be(pair_maps: AttentionMaps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

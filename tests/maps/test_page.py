@@ -143,7 +143,8 @@ def test_a_page_is_one_file_and_a_notebook_shows_it(maps: AttentionMaps, tmp_pat
     text = (tmp_path / "heads.html").read_text("utf-8")
     assert "A \\u003cmodel\\u003e" in text and "http://" not in text and "https://" not in text
     assert maps._repr_html_().startswith("<iframe")
-    assert explorer_page("t", [("a", maps), ("b", maps)], is_timeline=True).is_timeline
+    timeline = explorer_page("t", [("step 0", maps), ("step 1,000", maps)], is_timeline=True)
+    assert timeline.is_timeline and ("steps kept", "0 · 1,000") in timeline.facts
 
 
 def test_a_model_of_embeddings_has_a_page_without_predictions(tokenizer: Tokenizer) -> None:

@@ -6,6 +6,7 @@ import gc
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,8 +64,11 @@ def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
     parameters = 13 * 7 + 7 * 7 + 7
     assert report.parameters == parameters
     assert report.checkpoint_bytes == 4 * parameters * 3
-    assert report.disk_bytes == report.checkpoint_bytes * 5
+    assert report.disk_bytes == report.checkpoint_bytes * 5 + 4 * parameters * report.snapshots[0]
     assert report.disk_free > report.disk_bytes and report.memory_bytes >= 2 * 4 * parameters
+    assert "snapshots" not in "".join(report.lines())
+    few = replace(report, snapshots=(3, 10)).lines()
+    assert "snapshots   3 and not 10, because of train.snapshot_megabytes" in few
     assert report.validations == 3  # after steps 15, 30 and 40
     cost = report.cost
     assert cost.step_seconds > 0 and cost.validation_seconds > report.checkpoint_bytes / CHECKPOINT_SPEED
@@ -104,10 +108,10 @@ def test_all_faults_come_in_one_report(tmp_path: Path) -> None:
 def test_too_little_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 5000})
     monkeypatch.setattr(module_under_test.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(InputError, match=r"need up to 8\.8 kB, but the disk .* has 5\.0 kB free: free some space"):
+    with pytest.raises(InputError, match=r"need up to 14\.7 kB, but the disk .* has 5\.0 kB free: free some space"):
         check(tmp_path / "run")
     monkeypatch.setattr(usage, "free", 6000)
-    assert check(tmp_path / "run", keep=1).disk_free == 6000
+    assert check(tmp_path / "run", keep=1, snapshots=1).disk_free == 6000
 
 
 def test_the_room_that_a_run_holds_already_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

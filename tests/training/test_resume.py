@@ -20,6 +20,7 @@ from tests.runs.test_checkpoint import same
 from tests.training.resume_job import STEPS, chain_trainer, real_trainer, reversed_words
 from tests.training.small import equal_states
 from tests.training.test_loop import same_metrics
+from tests.training.test_snapshots import snapshots
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +51,7 @@ def assert_same_end(first: Path, second: Path, step: int) -> None:
         assert contents[0] == contents[1], name
     assert (first / "best").read_text() == (second / "best").read_text()
     assert files.checkpoint_steps(first) == files.checkpoint_steps(second)
+    assert same(snapshots(first), snapshots(second))
     assert same_metrics(first, second)
 
 

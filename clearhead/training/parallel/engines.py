@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clearhead.runs.checkpoint import Checkpoint
 from clearhead.training.parallel.shares import BatchLoss, Share
 from clearhead.training.protocols import BatchT, Loss
 from clearhead.weights.files import load_tensors, save_tensors
@@ -68,8 +67,8 @@ class Engine(Generic[BatchT]):
         """Write named tensors to a safetensors file."""
         save_tensors(path, tensors)
 
-    def help_to_save(self, checkpoint: Checkpoint) -> None:
-        """Take part in the writing of a checkpoint by the first process."""
+    def help_to_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take part in the writing of files by the first process: their tensors, in the order of writing."""
 
     def load(self, path: Path) -> dict[str, Tensor]:
         """Read the named tensors of a file of a checkpoint."""

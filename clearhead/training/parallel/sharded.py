@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,7 +24,6 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor, zeros
 
 from clearhead.core.stack import Layer, Stack
 from clearhead.errors import RunFailure
-from clearhead.runs.checkpoint import Checkpoint, tensor_files
 from clearhead.training.parallel.engines import Engine
 from clearhead.training.parallel.processes import Processes
 from clearhead.training.parallel.shares import BatchLoss, Share
@@ -123,10 +122,10 @@ class Sharded(Engine[Share[BatchT]]):
             shutil.rmtree(folder)
             _make_scalars(path, scalars)
 
-    def help_to_save(self, checkpoint: Checkpoint) -> None:
-        """Take part in the writing of a checkpoint by the first process, which names the files."""
-        for name, tensors in tensor_files(checkpoint):
-            self.save(Path(name), tensors)
+    def help_to_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take part in the writing of files by the first process, which names them."""
+        for tensors in files:
+            self.save(Path(), tensors)
 
     def load(self, path: Path) -> dict[str, Tensor]:
         """Read this process's parts of the named tensors of a file of a checkpoint, whoever wrote it."""

@@ -208,10 +208,15 @@ class TrainingPanel:
             return grid
         mean = sum(self._recent) / len(self._recent)
         speed = f"{self._pace.tokens_per_second:,.0f}"
-        grid.add_row("loss", f"{mean:.4f}", Text(sparkline(self._history.logarithms, 40), style="green"))
+        grid.add_row("loss", f"{mean:.4f}", self._curve())
         grid.add_row("learning rate", f"{self._last.learning_rate:.2e}", "")
         grid.add_row("tokens/s", speed, Text(f"{duration(self._last.seconds)} so far", style="dim"))
         return grid
+
+    def _curve(self) -> Text:
+        """Return the losses as a line of blocks, with the losses that its lowest and highest blocks stand for."""
+        line, low, high = sparkline(self._history.logarithms, 32)
+        return Text.assemble((line, "green"), (f" {math.exp(low):.2f} to {math.exp(high):.2f}", "dim"))
 
     def _validation_lines(self) -> list[RenderableType]:
         if not self._validations:
@@ -256,14 +261,18 @@ class LossHistory:
             self._stride *= 2
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return numbers as one line of block characters; neighbours are averaged to fit the width."""
+def sparkline(values: Sequence[float], width: int) -> tuple[str, float, float]:
+    """Return numbers as one line of block characters, with the lowest and the highest number that it tells apart.
+
+    Neighbours are averaged to fit the width. The first fifth may be higher than the highest block says: the first
+    losses of a run are so high that later ones would all look alike.
+    """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
-        return ""
+        return "", 0.0, 0.0
     width = min(width, len(finite))
     edges = [round(index * len(finite) / width) for index in range(width + 1)]
     means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    low, high = min(means), max(means)
+    low, high = min(means), max(means[len(means) // 5 :])
     span = (high - low) or 1.0
-    return "".join(_BLOCKS[min(7, int((mean - low) / span * 8))] for mean in means)
+    return "".join(_BLOCKS[min(7, int((mean - low) / span * 8))] for mean in means), low, high

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from clearhead.runs.metrics import Metrics
-from clearhead.view.figures import COLOURS, INK, new_figure, save_figure, style_line_axes
+from clearhead.view.figures import COLOURS, INK, late_limits, new_figure, save_figure, style_line_axes
 from clearhead.view.line_labels import THICK, THIN, label_line, place_labels
 
 _TRAIN, _VALID, _BEST = COLOURS[:3]
@@ -31,17 +32,18 @@ def write_plots(folder: Path, rows: Sequence[Metrics], *, score_name: str = "sco
         The files written: loss.png, learning_rate.png, and score.png where there is a score.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    best_loss = _best(((row.step, row.valid_loss) for row in rows), min)
-    best_score = _best(((row.step, row.valid_score) for row in rows), max)
+    losses = _Losses.of(rows)
+    best_loss = _best(losses.valid, min)
+    best_score = _best([(row.step, row.valid_score) for row in rows if row.valid_score is not None], max)
     peak = max(rows, key=lambda row: row.learning_rate)
     highest = [f"at most {peak.learning_rate:.4g}, at step {peak.step:,}"]
     pictures = {
-        "loss.png": _Plot("Loss", [*best_loss, note], "mean loss of a label, in nats", _draw_loss),
-        "learning_rate.png": _Plot("Learning rate", highest, "learning rate", _draw_learning_rate),
+        "loss.png": _Plot("Loss", [*best_loss, note, losses.cut_off()], "mean loss of a label, in nats", losses.draw),
+        "learning_rate.png": _Plot("Learning rate", highest, "learning rate", partial(_draw_learning_rate, rows)),
     }
     if best_score:
-        pictures["score.png"] = _Plot(f"Validation {score_name}", best_score, score_name, _draw_score)
-    return [_write(folder / name, plot, rows) for name, plot in pictures.items()]
+        pictures["score.png"] = _Plot(f"Validation {score_name}", best_score, score_name, partial(_draw_score, rows))
+    return [_write(folder / name, plot) for name, plot in pictures.items()]
 
 
 def smooth(values: Sequence[float], steps: Sequence[int], reach: float) -> list[float]:
@@ -63,24 +65,45 @@ def _running_sums(values: Sequence[float], steps: Sequence[int], reach: float) -
     return sums
 
 
-def _draw_loss(axes: Axes, rows: Sequence[Metrics]) -> list[Annotation]:
-    steps, losses = [row.step for row in rows], [row.loss for row in rows]
-    smoothed = smooth(losses, steps, max(1.0, steps[-1] / 150))
-    axes.plot(steps, losses, color=_TRAIN, alpha=0.25, linewidth=THIN)
-    axes.plot(steps, smoothed, color=_TRAIN, linewidth=THICK, label="training")
-    labels = [label_line(axes, (steps[-1], smoothed[-1]), _TRAIN, "training")]
-    valid = [(row.step, row.valid_loss) for row in rows if row.valid_loss is not None]
-    if valid:
-        labels.append(_draw_validations(axes, valid, min(valid, key=lambda point: point[1])))
-    # The high losses of the first steps are cut off.
-    seen = [loss for loss, step in zip(losses, steps, strict=True) if step >= steps[-1] * 0.02] + [y for _, y in valid]
-    low, high = min(seen), max(seen)
-    margin = 0.06 * ((high - low) or 1.0)
-    axes.set_ylim(low - margin, high + margin)
-    return labels
+@dataclass(frozen=True)
+class _Losses:
+    """The losses of a run, and the limits between which the later ones fill the height of a picture."""
+
+    steps: Sequence[int]
+    losses: Sequence[float]
+    smoothed: Sequence[float]
+    valid: Sequence[tuple[int, float]]
+    limits: tuple[float, float]
+
+    @classmethod
+    def of(cls, rows: Sequence[Metrics]) -> _Losses:
+        """Read the losses from lines of metrics."""
+        steps, losses = [row.step for row in rows], [row.loss for row in rows]
+        smoothed = smooth(losses, steps, max(1.0, steps[-1] / 150))
+        valid = [(row.step, row.valid_loss) for row in rows if row.valid_loss is not None]
+        heights = [loss for _, loss in valid]
+        limits = late_limits([smoothed, heights], always=[min(heights)] if heights else [])
+        return cls(steps, losses, smoothed, valid, limits)
+
+    def cut_off(self) -> str:
+        """Say which losses are above the picture; empty where none are."""
+        if self.smoothed[0] <= self.limits[1]:
+            return ""
+        first = next(step for step, loss in zip(self.steps, self.smoothed, strict=True) if loss <= self.limits[1])
+        return f"above the picture: the losses before step {first:,}, from {self.losses[0]:.3g} on"
+
+    def draw(self, axes: Axes) -> list[Annotation]:
+        """Draw the curves and name them."""
+        axes.plot(self.steps, self.losses, color=_TRAIN, alpha=0.25, linewidth=THIN)
+        axes.plot(self.steps, self.smoothed, color=_TRAIN, linewidth=THICK, label="training")
+        labels = [label_line(axes, (self.steps[-1], self.smoothed[-1]), _TRAIN, "training")]
+        if self.valid:
+            labels.append(_draw_validations(axes, self.valid, min(self.valid, key=lambda point: point[1])))
+        axes.set_ylim(self.limits)
+        return labels
 
 
-def _draw_learning_rate(axes: Axes, rows: Sequence[Metrics]) -> list[Annotation]:
+def _draw_learning_rate(rows: Sequence[Metrics], axes: Axes) -> list[Annotation]:
     axes.plot([row.step for row in rows], [row.learning_rate for row in rows], color=_TRAIN, linewidth=THICK)
     axes.set_ylim(bottom=0)
     # The power of ten stands at the axis once, so that its numbers are short.
@@ -90,7 +113,7 @@ def _draw_learning_rate(axes: Axes, rows: Sequence[Metrics]) -> list[Annotation]
     return []
 
 
-def _draw_score(axes: Axes, rows: Sequence[Metrics]) -> list[Annotation]:
+def _draw_score(rows: Sequence[Metrics], axes: Axes) -> list[Annotation]:
     points = [(row.step, row.valid_score) for row in rows if row.valid_score is not None]
     return [_draw_validations(axes, points, max(points, key=lambda point: point[1]))]
 
@@ -103,11 +126,10 @@ def _draw_validations(axes: Axes, points: Sequence[tuple[int, float]], best: tup
     return label_line(axes, (x[-1], y[-1]), _VALID, "validation")
 
 
-def _best(points: Iterable[tuple[int, float | None]], choose: Callable[..., tuple[int, float]]) -> list[str]:
-    found = [(step, value) for step, value in points if value is not None]
-    if not found:
+def _best(points: Sequence[tuple[int, float]], choose: Callable[..., tuple[int, float]]) -> list[str]:
+    if not points:
         return []
-    step, value = choose(found, key=lambda point: point[1])
+    step, value = choose(points, key=lambda point: point[1])
     return [f"star: the best validation, {value:.4g} at step {step:,}"]
 
 
@@ -118,10 +140,10 @@ class _Plot:
     title: str
     lines: Sequence[str]
     label: str
-    draw: Callable[[Axes, Sequence[Metrics]], list[Annotation]]
+    draw: Callable[[Axes], list[Annotation]]
 
 
-def _write(path: Path, plot: _Plot, rows: Sequence[Metrics]) -> Path:
+def _write(path: Path, plot: _Plot) -> Path:
     width, height, left = 7.6, 4.6, 0.095
     lines = [line for line in plot.lines if line]
     figure = new_figure(width, height, plot.title, lines, left=left * width)
@@ -131,7 +153,7 @@ def _write(path: Path, plot: _Plot, rows: Sequence[Metrics]) -> Path:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     axes.set_ylabel(plot.label, color=INK)
-    labels = plot.draw(axes, rows)
+    labels = plot.draw(axes)
     if labels:
         place_labels(axes, labels)
     else:

@@ -54,7 +54,7 @@ def check_rules(run: RunFile, faulty: Collection[Address] = ()) -> list[Fault]:
         run: the run file, with placeholders for keys that have a fault of their own.
         faulty: the addresses of these keys; a rule that depends on a placeholder would report what is not there.
     """
-    of_any_task = (_lora, _sizes, _positions, _length, _schedule, _device)
+    of_any_task = (_lora, _sizes, _positions, _length, _schedule, _snapshots, _device)
     of_the_task = (_task, _sources, _stream, _tokenizer, _model, _validation)
     rules = of_any_task if has_fault(faulty, "task", "kind") else of_the_task + of_any_task
     found = [fault for rule in rules for fault in rule(run)]
@@ -257,6 +257,12 @@ def _schedule(run: RunFile) -> Iterator[Fault]:
                 f"train.{key}",
                 f"= {share} is a share of all steps, which 'seconds' alone leaves open: give a number of steps",
             )
+
+
+def _snapshots(run: RunFile) -> Iterator[Fault]:
+    if not run.train.snapshots:
+        keys = [key for key in _given(run.train) if key == "snapshot_megabytes"]
+        yield from _without_effect("train", keys, "with 'snapshots' = 0, which keeps none")
 
 
 def _validation(run: RunFile) -> Iterator[Fault]:

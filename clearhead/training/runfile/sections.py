@@ -205,7 +205,8 @@ class Train(Section):
     """Length, optimizer, validation and checkpoints.
 
     `warmup` and `validate_every` are steps or a share of all; `seconds` ends a run of `steps` or `epochs` early. A run
-    of `steps` that takes much less than `planned_minutes` says so.
+    of `steps` that takes much less than `planned_minutes` says so. `snapshots` are the weights alone of so many steps,
+    spaced like a logarithm: fewer where they are too large.
     """
 
     run: Annotated[str, Field(min_length=1)]
@@ -234,6 +235,8 @@ class Train(Section):
     bleu_sentences: CountOrZero | None = None
     save_every: Count | None = None
     keep: Count = 3
+    snapshots: CountOrZero = 10
+    snapshot_megabytes: Count = 1000
     average: Annotated[int, Field(ge=2)] | None = None
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     early_stop: EarlyStop | None = None

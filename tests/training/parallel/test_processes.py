@@ -16,6 +16,7 @@ from clearhead.runs.metrics import read_metrics
 from tests.runs.test_checkpoint import same
 from tests.training.parallel.groups import PAIRS, TEXT, Groups, train_alone, write_data, write_run_file
 from tests.training.small import Recorder
+from tests.training.test_snapshots import snapshots
 
 pytestmark = pytest.mark.slow
 # Each is compared with one process.
@@ -215,3 +216,5 @@ def test_the_files_of_a_shared_model_are_those_of_a_whole_one(groups: Groups, fa
             key: (value.shape, value.dtype) for key, value in second.items()
         }
         assert all(torch.equal(value, second[key]) for key, value in first.items() if not value.ndim)
+    kept = [snapshots(folder.parent.parent) for folder in folders]
+    assert [list(found) for found in kept] == [[0, 1, 2], [0, 1, 2]], "step 1 has no checkpoint"

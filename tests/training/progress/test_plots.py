@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from pathlib import Path
@@ -66,7 +67,10 @@ def test_the_pictures_show_the_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert list(loss.get_lines()[0].get_xydata()[:, 1]) == [row.loss for row in made]
     assert list(lines["validation"].get_xdata()) == [50, 100, 150, 200, 250, 300]
     texts = {name: [text.get_text() for text in figure.texts] for name, figure in figures.items()}
-    assert texts["loss"] == ["Loss", "star: the best validation, 0.2667 at step 300", "with dropout"]
+    assert texts["loss"] == [
+        "Loss", "star: the best validation, 0.2667 at step 300", "with dropout",
+        "above the picture: the losses before step 70, from 9 on",
+    ]  # fmt: skip
     assert texts["score"] == ["Validation BLEU", "star: the best validation, 30 at step 300"]
     assert [text.get_text() for text in loss.texts] == ["training", "validation"]
     assert list(rate.get_lines()[0].get_ydata()) == [row.learning_rate for row in made]
@@ -88,6 +92,31 @@ def test_the_start_does_not_flatten_the_rest(monkeypatch: pytest.MonkeyPatch, tm
     made = [Metrics(step, step, 1.0, 1000.0 if step < 4 else 2.0, 1e-3, 1.0) for step in range(1, 500)]
     _, high = drawn(monkeypatch, tmp_path, made)["loss"].axes[0].get_ylim()
     assert high < 10
+
+
+def test_late_training_has_the_height(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A loss that falls fast and then slowly, as of a language model."""
+    made = [
+        Metrics(step, step, 1.0, 3.8 + 4 * math.exp(-step / 60) + 0.9 * (1 - step / 1200), 1e-3, 1.0)
+        for step in range(10, 1210, 10)
+    ]
+    figure = drawn(monkeypatch, tmp_path, made)["loss"]
+    low, high = figure.axes[0].get_ylim()
+    late = [row.loss for row in made if row.step >= 300]
+    assert (max(late) - min(late)) / (high - low) > 0.8 and high > max(late) and low < min(late)
+    said = next(text.get_text() for text in figure.texts if "above" in text.get_text())
+    first = int(said.split("step ")[1].split(",")[0])
+    assert 200 < first < 300 and said.endswith("from 8.08 on")
+
+
+def test_the_best_validation_is_never_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = [
+        Metrics(step, step, 1.0, 1.0, 1e-3, 1.0, valid_loss=0.3 if step == 20 else 1.0 + step / 1000)
+        for step in range(10, 1010, 10)
+    ]
+    figure = drawn(monkeypatch, tmp_path, made)["loss"]
+    assert figure.axes[0].get_ylim()[0] < 0.3
+    assert not any("above" in text.get_text() for text in figure.texts), "nothing is above the picture"
 
 
 def test_smoothing_keeps_constants_and_does_not_lag() -> None:

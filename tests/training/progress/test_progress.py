@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -256,12 +257,27 @@ def test_a_plan_is_described() -> None:
 
 
 def test_a_sparkline_rises_and_falls_with_its_numbers() -> None:
-    assert sparkline([0.0, 7.0], 10) == "▁█"
-    assert sparkline([float(value) for value in range(8)], 8) == "▁▂▃▄▅▆▇█"
-    assert sparkline([1.0] * 5, 3) == "▁▁▁"
-    assert sparkline([math.nan, 2.0, 1.0], 5) == "█▁"
-    assert sparkline([], 5) == ""
-    assert sparkline([1.0, 3.0, 9.0, 11.0], 2) == "▁█"
+    assert sparkline([0.0, 7.0], 10) == ("▁█", 0.0, 7.0)
+    assert sparkline([float(value) for value in range(8)], 8) == ("▁▂▃▄▅▆▇█", 0.0, 7.0)
+    assert sparkline([1.0] * 5, 3) == ("▁▁▁", 1.0, 1.0)
+    assert sparkline([math.nan, 2.0, 1.0], 5) == ("█▁", 1.0, 2.0)
+    assert sparkline([], 5) == ("", 0.0, 0.0)
+    assert sparkline([1.0, 3.0, 9.0, 11.0], 2) == ("▁█", 2.0, 10.0)
+
+
+def test_the_first_losses_do_not_flatten_a_sparkline() -> None:
+    losses = [100.0, 50.0] + [9.0 - step for step in range(8)]
+    assert sparkline(losses, 10) == ("███▇▆▅▄▃▂▁", 2.0, 9.0)
+
+
+def test_the_curve_of_a_panel_says_between_which_losses_it_lies() -> None:
+    panel = TrainingPanel(plan())
+    for step in range(1, 41):
+        panel.step(report(step, 90.0 if step < 5 else 8.0 - step / 10))
+    shown = io.StringIO()
+    Console(width=80, file=shown).print(panel.render())
+    low, high = re.search(r"▁ ([\d.]+) to ([\d.]+) ", shown.getvalue()).groups()  # type: ignore[union-attr]
+    assert 3.9 < float(low) < 4.2 and 7 < float(high) < 8
 
 
 def test_the_loss_history_is_bounded_and_keeps_the_whole_run() -> None:

@@ -82,7 +82,17 @@ def test_any_text_survives_the_round_trip(name: str) -> None:
 
 def test_resolved_file_hides_no_choice() -> None:
     resolved = to_toml(parse_run_file(MINIMAL, "x.toml"))
-    for key in ("vocab_size", "joint", "learning_rate", "warmup", "validate_every", "bleu_sentences", "seed", "keep"):
+    for key in (
+        "vocab_size",
+        "joint",
+        "learning_rate",
+        "warmup",
+        "validate_every",
+        "bleu_sentences",
+        "seed",
+        "keep",
+        "snapshots",
+    ):
         assert re.search(rf"^{key} = ", resolved, re.MULTILINE), key
 
 
@@ -214,6 +224,8 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         (MINIMAL.replace('"bpe"', '"byte"\nvocab_size = 300'), 8, "has no effect for kind 'byte'"),
         (with_keys("train", "epochs = 3"), 9, "epochs conflicts with 'steps'"),
         (MINIMAL.replace("steps = 700", "epochs = 3\nplanned_minutes = 5.0"), 11, "has no effect without 'steps'"),
+        (with_keys("train", "snapshots = 0", "snapshot_megabytes = 7"), 10, "no effect with 'snapshots' = 0"),
+        (with_keys("train", "snapshots = -1"), 9, "snapshots must be at least 0"),
         (with_keys("train", "warmup = 700", 'schedule = "wsd"'), 9, "warmup = 700 must be less than the 700 steps"),
         (with_keys("train", 'schedule = "paper"', "warmup = 0"), 10, "must be at least 1 for the schedule 'paper'"),
         (

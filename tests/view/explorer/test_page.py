@@ -219,6 +219,7 @@ def test_checkpoints_are_played(timeline: Tab) -> None:
     assert "sample=2" in tab.evaluate("location.hash") or tab.wait_for_function(
         "() => location.hash.includes('sample=2')"
     )
+    assert tab.locator("#bottom").inner_text().split("\n")[-1].strip() == "3 of 3"
 
 
 def test_a_link_leads_back_to_what_it_shows(decoder: Tab) -> None:

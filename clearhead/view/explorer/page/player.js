@@ -20,7 +20,8 @@ export class Player {
       oninput: () => app.store.set({ sample: Number(this.range.value) }),
     }));
     this.label = el("output", {});
-    fill(root, this.button, this.range, this.label);
+    this.place = el("span", { class: "fact-name" });
+    fill(root, this.button, this.range, this.label, this.place);
   }
 
   /** @param {import("./state.js").State} state */
@@ -29,6 +30,7 @@ export class Player {
     const label = this.app.page.samples[state.sample]?.label ?? "";
     this.range.setAttribute("aria-valuetext", label);
     this.label.textContent = label;
+    this.place.textContent = `${state.sample + 1} of ${this.app.page.samples.length}`;
   }
 
   turn() {

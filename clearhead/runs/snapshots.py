@@ -1,0 +1,48 @@
+"""Snapshots: the weights alone of a few steps of a run, spaced like a logarithm, which show how its model formed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Final
+
+from clearhead.runs.checkpoint import remove_folder, steps_in
+
+SPAN: Final = 1000
+"""The newest snapshot is of a step so many times as late as the oldest one after step 0."""
+
+
+def snapshots_folder(run: Path) -> Path:
+    """Return the folder of a run's snapshots."""
+    return run / "checkpoints" / "snapshots"
+
+
+def snapshot_folder(run: Path, step: int) -> Path:
+    """Return the folder of the snapshot of one step."""
+    return snapshots_folder(run) / f"step-{step}"
+
+
+def is_snapshot_step(step: int, count: int) -> bool:
+    """Return whether a run that keeps so many snapshots takes one at this step.
+
+    It does at step 0 and at the powers of a number, rounded, of which `count - 1` make a factor of `SPAN`. They depend
+    on nothing else, least of all on the length of the run, so a resumed run takes the same ones.
+    """
+    if step == 0 or count < 2:
+        return step == 0 < count
+    power = math.log(SPAN) / (count - 1)
+    return round(math.exp(power * round(math.log(step) / power))) == step
+
+
+def prune_snapshots(run: Path, *, keep: int) -> None:
+    """Delete all snapshots but that of step 0 and the newest, `keep` in all."""
+    later = [step for step in steps_in(snapshots_folder(run)) if step > 0]
+    for step in later[: max(0, len(later) - (keep - 1))]:
+        remove_folder(snapshot_folder(run, step))
+
+
+def cut_back_snapshots(run: Path, step: int) -> None:
+    """Delete the snapshots after a step."""
+    for later in steps_in(snapshots_folder(run)):
+        if later > step:
+            remove_folder(snapshot_folder(run, later))
