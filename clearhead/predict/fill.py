@@ -136,9 +136,8 @@ def _check_model(module: Transformer) -> None:
     if module.decoder is not None or module.encoder is None:
         raise InputError(f"this model reads from left to right only, so it cannot fill blanks; {_TRAIN}")
     head = module.spec.head
-    linears = [layer for layer in head.layers if isinstance(layer, spec.Linear)] if head is not None else []
     pools = head is not None and any(isinstance(layer, spec.Pool) for layer in head.layers)
-    if pools or not linears or linears[-1].size != module.num_source_ids:
+    if pools or module.spec.num_outputs != module.num_source_ids:
         raise InputError(f"the head of this model does not predict its vocabulary; {_TRAIN}")
 
 
@@ -225,8 +224,7 @@ def _best(
     row_N = torch.tensor([row for row, masked in enumerate(masked_texts) for _ in masked.places], device=device)
     place_N = torch.tensor([place for masked in masked_texts for place in masked.places], device=device)
     assert module.head is not None, "a model that fills blanks has a head"
-    states_ND = module.head.prepare(hidden_BTD[row_N, place_N])
-    logits_NV = module.head.projection().outputs(states_ND).float()
+    logits_NV = module.head(hidden_BTD[row_N, place_N][:, None])[:, 0].float()
     check_finite(logits_NV)
     probabilities_NV = logits_NV.softmax(dim=1)
     # Embedding tables can be padded beyond the vocabulary.
