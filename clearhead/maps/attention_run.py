@@ -249,7 +249,7 @@ class AttentionRun:
         if not reading.considered or reading.num_given is None:
             return ()
         start = int((reading.target or reading.source).ids[0, reading.num_given - 1])
-        return beam_tree(reading.considered, WordBoundaries(self.tokenizers.target).texts, start)
+        return beam_tree(reading.considered, WordBoundaries.of(self.tokenizers.target).texts, start)
 
     def lens(self, top_k: int = 5) -> Lens:
         """Return what the model would predict if it ended after each layer of its last stack.

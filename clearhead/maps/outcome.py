@@ -166,7 +166,7 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
         logits_V = streams.logits(streams.hidden, place)[0, : len(names.names)].cpu()
         if names.tokenizer is not None and not predicts_next(streams, names):
             # A mask stands for a part of a text, never for a special token.
-            logits_V = logits_V.where(torch.from_numpy(WordBoundaries(names.tokenizer).ordinary), -torch.inf)
+            logits_V = logits_V.where(torch.from_numpy(WordBoundaries.of(names.tokenizer).ordinary), -torch.inf)
         index = int(logits_V.argmax())
     return Outcome(place, names.name(index), index, names.are_independent)
 

@@ -98,7 +98,7 @@ def fill(
     """
     _check_model(module)
     _mask_id(tokenizer)
-    words = WordBoundaries(tokenizer)
+    words = WordBoundaries.of(tokenizer)
     if not 1 <= top_k <= int(words.ordinary.sum()):
         raise InputError(f"top_k is {top_k}; expected 1 to {int(words.ordinary.sum())}, the entries a blank can hold")
     limit = max_input_length(module, max_length)
@@ -129,7 +129,7 @@ def masked_ids(text: str, tokenizer: Tokenizer) -> list[int]:
     """
     if not _blank_spans(text, tokenizer):
         return tokenizer.special_tokens.add_to(tokenizer.encode(text))[0]
-    return _mask_blanks(text, 1, tokenizer, WordBoundaries(tokenizer)).ids
+    return _mask_blanks(text, 1, tokenizer, WordBoundaries.of(tokenizer)).ids
 
 
 def _check_model(module: Transformer) -> None:
