@@ -11,8 +11,8 @@ products of 2048 x 2048 matrices. Texts go in and come out, tokenizing and detok
 library; "by ids" is clearhead from ids to ids. Under each case every library says its version, its threads, and what it
 uses of the processor. A library that is not installed is left out, and the benchmark says so; llama.cpp may live in
 another environment (--llama PYTHON). --json prints everything as one object. Allow an hour for all cases and sides on
-two idle cores, most of it for the compiled sides of transformers; --quick takes two rounds of the cases of a single text,
-and a quarter of it.
+two idle cores, most of it for the compiled sides of transformers; --quick takes two rounds of the cases of a single
+text, and a quarter of it.
 """
 
 from __future__ import annotations

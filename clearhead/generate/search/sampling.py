@@ -134,8 +134,9 @@ class TokenChooser:
         options, changed_RV = self.options or GenerateOptions(), logits_RV
         if banned_X is None:
             changed_RV, banned_X = apply(self.chain, logits_RV.float(), ids_RT), ids_RT.new_empty(0)
-        shape = {"top_k": options.top_k, "top_p": float(options.top_p), "min_p": float(options.min_p)}
-        tokens_R = draw_tokens(changed_RV, uniform_R, banned_X, divisor=options.divisor, **shape)
+        top_p, min_p = float(options.top_p), float(options.min_p)
+        given = changed_RV, uniform_R, banned_X
+        tokens_R = draw_tokens(*given, divisor=options.divisor, top_k=options.top_k, top_p=top_p, min_p=min_p)
         if tokens_R is None:
             changed_RV = apply([*self.chain, *build_logits_warpers(options)], logits_RV.float(), ids_RT)
             tokens_R = draw(changed_RV.softmax(1), uniform_R)

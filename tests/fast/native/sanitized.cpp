@@ -14,6 +14,8 @@ void linear_mixed(const float*, const uint16_t*, const float*, float*, long, lon
 void linear_int8(const float*, const int8_t*, const float*, const float*, float*, long, long, long);
 void top_float32(const float*, float*, int64_t*, float*, long, long, long, long);
 void top_bfloat16(const uint16_t*, float*, int64_t*, float*, long, long, long, long);
+void sample_float32(const float*, const int64_t*, const double*, const void*, int64_t*, long, long, long, long, long);
+void sample_bfloat16(const uint16_t*, const int64_t*, const double*, const void*, int64_t*, long, long, long, long, long);
 }
 
 template <typename T>
@@ -119,6 +121,13 @@ int main() {
           auto places = numbers<int64_t>(rows * count);
           top_float32(x.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count);
           top_bfloat16(x16.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count);
+        }
+        const std::vector<double> uniform(rows, 0.7), settings = {0.8, 0.9, 0.01};
+        const int64_t banned = inputs - 1;
+        auto tokens = numbers<int64_t>(rows);
+        for (long top_k : {0L, 1L, inputs}) {
+          sample_float32(x.data(), &banned, uniform.data(), settings.data(), tokens.data(), rows, inputs, inputs, 1, top_k);
+          sample_bfloat16(x16.data(), &banned, uniform.data(), settings.data(), tokens.data(), rows, inputs, inputs, 1, top_k);
         }
       }
   for (bool is_text : {false, true})
