@@ -22,7 +22,8 @@ class Job:
         compiled: whether its module is compiled.
         case: one of `CASES`.
         folder: of the checkpoint, in the format of the library.
-        texts: a file with texts to embed.
+        tokenizer: the folder with its tokenizer.
+        texts: prompts, sentences to translate, or texts to embed.
         threads: of the CPU.
     """
 
@@ -31,7 +32,8 @@ class Job:
     compiled: bool
     case: str
     folder: str
-    texts: str
+    tokenizer: str
+    texts: list[str]
     threads: int
 
     @property
@@ -50,29 +52,16 @@ class Job:
         rows, _, beams = self.case.partition("-")[2].partition("x")
         return int(rows), int(beams or 1)
 
-    def prompts(self) -> tuple[list[list[int]], int]:
-        """Return the ids that a decoder reads, and how many tokens follow each."""
-        size = int(self.case.partition("-")[2])
-        return (ids_of(1, size), 1) if self.kind == "prompt" else (ids_of(size, 32), NEW_TOKENS)
-
-    def sources(self) -> list[list[int]]:
-        """Return the ids of sentences to translate."""
-        return ids_of(self.rows_and_beams[0], TARGET)
-
-    def sentences(self) -> list[str]:
-        """Return the texts to embed."""
-        if self.texts:
-            return Path(self.texts).read_text("utf-8").splitlines()[:1000]
-        return [f"A man in a shirt number {number} walks his dog along the street." for number in range(1000)]
+    @property
+    def new_tokens(self) -> int:
+        """How many tokens follow each text."""
+        return {"prompt": 1, "translate": TARGET}.get(self.kind, NEW_TOKENS)
 
     def work(self) -> int:
         """Return the tokens, or the sentences, of one run."""
         if self.kind == "embed":
-            return len(self.sentences())
-        if self.kind == "translate":
-            return self.rows_and_beams[0] * TARGET
-        prompts, count = self.prompts()
-        return len(prompts[0]) if self.kind == "prompt" else len(prompts) * count
+            return len(self.texts)
+        return read_tokens(self.case) if self.kind == "prompt" else len(self.texts) * self.new_tokens
 
     def as_json(self) -> str:
         """Return what `from_json` reads."""
@@ -84,7 +73,26 @@ class Job:
         return cls(**json.loads(text))
 
 
-def ids_of(rows: int, tokens: int) -> list[list[int]]:
-    """Return random ids, the same every time."""
-    chance = random.Random(1)
-    return [[chance.randrange(10, VOCABULARY - 10) for _ in range(tokens)] for _ in range(rows)]
+def read_tokens(case: str) -> int:
+    """Return the tokens of each text of a case, the end token of a translation included."""
+    kind, _, size = case.partition("-")
+    return {"prompt": int(size or 0) if kind == "prompt" else 0, "translate": TARGET}.get(kind, 32)
+
+
+def texts_of(case: str, words: list[str], file: str) -> list[str]:
+    """Return the texts of a case, the same every time.
+
+    Args:
+        case: one of `CASES`.
+        words: that are one token each.
+        file: with one text a line, to be embedded; empty: made ones.
+    """
+    kind, _, size = case.partition("-")
+    if kind == "embed":
+        if file:
+            return Path(file).read_text("utf-8").splitlines()[:1000]
+        return [f"A man in a shirt number {number} walks his dog along the street." for number in range(1000)]
+    chance, rows = random.Random(1), 1 if kind == "prompt" else int(size.partition("x")[0])
+    if kind == "translate":
+        return [" ".join(chance.choices(words, k=TARGET - 1)) for _ in range(rows)]
+    return ["".join(f" {word}" for word in chance.choices(words, k=read_tokens(case))) for _ in range(rows)]

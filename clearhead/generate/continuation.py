@@ -20,7 +20,7 @@ from clearhead.generate.batching import batches_by_cost, check_lengths, device_o
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import Prefill, check_model, prefill_prompts, token_limits
-from clearhead.generate.processors import build_logits_processors, build_logits_warpers
+from clearhead.generate.processors import build_logits_processors
 from clearhead.generate.results import Candidate, Continuation, StopReason, length_normalised
 from clearhead.generate.search.beam import continue_beams
 from clearhead.generate.search.contrastive import ContrastiveSearch
@@ -262,7 +262,7 @@ def _start_method(
         sequence_seed(options.seed, row.number, [*request.prompts[row.prompt], *sources[row.prompt]]) for row in rows
     ]
     streams = RandomStreams(seeds, prefill.ids.device)
-    return Sampling(module, prefill, TokenChooser([*chain, *build_logits_warpers(options)], streams))
+    return Sampling(module, prefill, TokenChooser(chain, streams, options))
 
 
 def _search_beams(

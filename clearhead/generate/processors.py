@@ -22,9 +22,6 @@ from clearhead.generate.options import GenerateOptions, SearchOptions
 NO_ID = -1
 """Pads the ids of rows that are shorter than others; it is not a token."""
 
-# Below this vocabulary size a full sort is as fast as a partial one.
-_FEW_OUTPUTS = 1024
-
 Logits = Float[Tensor, "rows vocab"]
 Ids = Int[Tensor, "rows tokens"]
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -191,27 +188,10 @@ class TopP:
 
     def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
         """Return the changed logits."""
-        size = logits_RV.shape[1]
-        if size >= _FEW_OUTPUTS:
-            probs_RV = logits_RV.softmax(1)
-            # Together such rare ids have less probability than is removed, so they need no sorting.
-            rare_RV = probs_RV < 0.999 * (1.0 - self.share) / size
-            count = max(size - int(rare_RV.sum(1).min()), 1)
-            if count < size // 4:
-                return self._of_shortlist(logits_RV, probs_RV, count)
         sorted_RV, order_RV = logits_RV.sort(dim=1)
         removed_RV = sorted_RV.softmax(1).cumsum(1) <= 1.0 - self.share
         removed_RV[:, -1] = False
         return logits_RV.masked_fill(removed_RV.scatter(1, order_RV, removed_RV), -torch.inf)
-
-    def _of_shortlist(self, logits_RV: Logits, probs_RV: Logits, count: int) -> Logits:
-        """Sort the most probable ids only: sorting a large vocabulary costs more than everything else."""
-        listed_probs_RC, listed_RC = (part.flip(1) for part in probs_RV.topk(count, dim=1))
-        rest_R1 = probs_RV.scatter(1, listed_RC, 0.0).sum(1, keepdim=True)
-        removed_RC = rest_R1 + listed_probs_RC.cumsum(1) <= 1.0 - self.share
-        removed_RC[:, -1] = False
-        removed_RV = torch.ones_like(logits_RV, dtype=torch.bool).scatter_(1, listed_RC, removed_RC)
-        return logits_RV.masked_fill(removed_RV, -torch.inf)
 
 
 @dataclass(frozen=True)

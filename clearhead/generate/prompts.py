@@ -238,8 +238,8 @@ def encode_prompt(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = N
 
 def unused_outputs(module: Transformer, tokenizer: Tokenizer) -> range:
     """Return the outputs of a padded embedding table that have no vocabulary entry."""
-    assert module.head is not None
-    return range(tokenizer.vocab_size, len(module.head.projection().weight_VD))
+    assert module.spec.num_outputs is not None, "a model that predicts tokens has a head"
+    return range(tokenizer.vocab_size, module.spec.num_outputs)
 
 
 def _generation(tokenizer: Tokenizer, found: Continuation, context: Sequence[int], seed: int | None) -> Generation:

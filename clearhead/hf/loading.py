@@ -98,7 +98,7 @@ def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedM
     if faults:
         raise InputError.from_faults(faults, subject=str(directory))
     module.load_state_dict(filled, strict=True, assign=True)
-    task = _task(variant, config, configs.num_outputs(module.spec) or 0)
+    task = _task(variant, config, module.spec.num_outputs or 0)
     loaded = LoadedModule(module.eval(), task, config, family, variant, found.prefix, tuple(found.notes), unused)
     return _pooled(loaded, directory, dtype or torch.float32) if is_pooled else loaded
 

@@ -65,7 +65,7 @@ def logit_lens(streams: Streams, names: OutputNames, top_k: int, labels: Sequenc
     head, ids_T = streams.module.head, streams.last.ids[0]
     assert head is not None
     length = len(ids_T)
-    size = length if head.is_pooled else max(1, _MOST_LOGITS // len(head.projection().weight_VD))
+    size = length if head.is_pooled else max(1, _MOST_LOGITS // count)
     labels_T = ids_T.new_tensor(labels)
     with torch.no_grad():
         parts = [

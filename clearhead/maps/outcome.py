@@ -183,7 +183,7 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
         logits_V = streams.logits(streams.hidden, place)[0, : len(names.names)].cpu()
         if names.tokenizer is not None and not is_next:
             # A mask stands for a part of a text, never for a special token.
-            logits_V = logits_V.where(torch.from_numpy(WordBoundaries(names.tokenizer).ordinary), -torch.inf)
+            logits_V = logits_V.where(torch.from_numpy(WordBoundaries.of(names.tokenizer).ordinary), -torch.inf)
         index = int(logits_V.argmax())
     return Outcome(position, names.name(index), index, names.are_independent, is_next)
 

@@ -101,7 +101,7 @@ def repeat_statistics(
 
 def _ordinary_ids(tokenizer: Tokenizer) -> Int[Tensor, " entries"]:
     """Return the ids that a text can have."""
-    return torch.from_numpy(WordBoundaries(tokenizer).ordinary).nonzero()[:, 0]
+    return torch.from_numpy(WordBoundaries.of(tokenizer).ordinary).nonzero()[:, 0]
 
 
 def _repeated(ordinary: Int[Tensor, " entries"], length: int, draw: torch.Generator) -> Int[Tensor, "texts tokens"]:

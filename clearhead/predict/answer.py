@@ -126,7 +126,7 @@ def answer_collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecor
         InputError: the model does not answer questions, or its tokenizer has no template for pairs.
     """
     head = module.head
-    if record.kind != "answer" or head is None or head.is_pooled or head.projection().weight_VD.shape[0] != 2:
+    if record.kind != "answer" or head is None or head.is_pooled or module.spec.num_outputs != 2:
         raise InputError(
             f"this model was trained to '{record.kind}', so it cannot find answers in a text: train it with [task] "
             'kind = "answer" and init = "…", the path of this model, or load a checkpoint whose class ends in '

@@ -98,7 +98,7 @@ def check_classifier(module: Transformer, record: TaskRecord) -> LabelSet:
             'labelled texts with [task] kind = "classify" and init = "…", the path of this model'
         )
     labels = LabelSet(record.label_kind, record.labels, record.number_mean, record.number_scale)
-    outputs = head.projection().weight_VD.shape[0]
+    outputs = module.spec.num_outputs
     if outputs != labels.num_outputs:
         raise InputError(
             f"the model has {outputs} outputs, but its record names {labels.num_outputs} labels; restore the files "

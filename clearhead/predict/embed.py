@@ -130,4 +130,4 @@ def vector_width(module: Transformer) -> int:
         )
     top = module.spec.decoder or module.spec.encoder
     assert top is not None, "a validated model has a stack"
-    return next((layer.size for layer in reversed(head.layers) if isinstance(layer, spec.Linear)), top.output_width)
+    return module.spec.num_outputs or top.output_width

@@ -99,7 +99,7 @@ def fill(
     """
     _check_model(module)
     _mask_id(tokenizer)
-    words = WordBoundaries(tokenizer)
+    words = WordBoundaries.of(tokenizer)
     if not 1 <= top_k <= int(words.ordinary.sum()):
         raise InputError(f"top_k is {top_k}; expected 1 to {int(words.ordinary.sum())}, the entries a blank can hold")
     limit = max_input_length(module, max_length)
@@ -131,16 +131,15 @@ def masked_ids(text: str, tokenizer: Tokenizer) -> list[int]:
     """
     if not _blank_spans(text, tokenizer):
         return tokenizer.special_tokens.add_to(tokenizer.encode(text))[0]
-    return _mask_blanks(text, 1, tokenizer, WordBoundaries(tokenizer)).ids
+    return _mask_blanks(text, 1, tokenizer, WordBoundaries.of(tokenizer)).ids
 
 
 def _check_model(module: Transformer) -> None:
     if module.decoder is not None or module.encoder is None:
         raise InputError(f"this model reads from left to right only, so it cannot fill blanks; {_TRAIN}")
     head = module.spec.head
-    linears = [layer for layer in head.layers if isinstance(layer, spec.Linear)] if head is not None else []
     pools = head is not None and any(isinstance(layer, spec.Pool) for layer in head.layers)
-    if pools or not linears or linears[-1].size != module.num_source_ids:
+    if pools or module.spec.num_outputs != module.num_source_ids:
         raise InputError(f"the head of this model does not predict its vocabulary; {_TRAIN}")
 
 
@@ -227,8 +226,7 @@ def _best(
     row_N = torch.tensor([row for row, masked in enumerate(masked_texts) for _ in masked.places], device=device)
     place_N = torch.tensor([place for masked in masked_texts for place in masked.places], device=device)
     assert module.head is not None, "a model that fills blanks has a head"
-    states_ND = module.head.prepare(hidden_BTD[row_N, place_N])
-    logits_NV = module.head.projection().outputs(states_ND).float()
+    logits_NV = module.head(hidden_BTD[row_N, place_N][:, None])[:, 0].float()
     check_finite(logits_NV)
     probabilities_NV = logits_NV.softmax(dim=1)
     # Embedding tables can be padded beyond the vocabulary.

@@ -189,7 +189,7 @@ def check_tagger(module: Transformer, record: TaskRecord) -> TagSet:
             f"this model was trained to '{record.kind}', so it knows no tags and would only guess: train it on tagged "
             'words with [task] kind = "tag" and init = "…", the path of this model'
         )
-    outputs = head.projection().weight_VD.shape[0]
+    outputs = module.spec.num_outputs
     if outputs != len(record.labels):
         raise InputError(
             f"the model has {outputs} outputs, but its record names {len(record.labels)} tags; restore the files "

@@ -12,7 +12,6 @@ from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8, to_int8
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
-from clearhead.hf.mapping.config import num_outputs
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
@@ -76,7 +75,7 @@ def _found(reference: str) -> tuple[Path, Path, dict[str, Tensor]]:
 
 def _refuse_other_task(model: ModelSpec, task: TaskRecord, folder: Path) -> None:
     """Refuse a record whose task the outputs of the model are not for."""
-    outputs = num_outputs(model)
+    outputs = model.num_outputs
     if task.kind != "embed" and outputs is None:
         raise InputError(f"{folder / SPEC_FILE} has no outputs, but the task is to {task.kind}; restore both files")
     if task.kind in ("classify", "tag") and outputs != max(1, len(task.labels)):

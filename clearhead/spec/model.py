@@ -39,6 +39,12 @@ class Model(Node):
     head: Head | None = None
     initialization: Annotated[Xavier | Normal, Field(discriminator="kind")] = Xavier()
 
+    @property
+    def num_outputs(self) -> int | None:
+        """Outputs of the head's last linear layer; None without one."""
+        layers = self.head.layers if self.head is not None else ()
+        return next((layer.size for layer in reversed(layers) if isinstance(layer, Linear)), None)
+
     def to_json(self) -> str:
         """Write the tree as JSON; each distinct layer of a stack is written once."""
         tree = self.model_dump(mode="json")

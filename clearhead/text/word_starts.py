@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tokenizers
@@ -75,6 +76,14 @@ class WordBoundaries:
         self._ends_sentence_V = np.array([text.rstrip().rstrip(_CLOSERS).endswith(_STOPS) for text in self.texts])
         self._newlines_V = np.array([_trailing_newlines(text) for text in self.texts])
 
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> WordBoundaries:
+        """Return the table of a tokenizer, made once: it decodes the whole vocabulary."""
+        found = _KNOWN.get(tokenizer)
+        if found is None:
+            found = _KNOWN[tokenizer] = cls(tokenizer)
+        return found
+
     def begins(self, ids_T: Integer[ndarray, " tokens"]) -> Bool[ndarray, " tokens"]:
         """Return True where an id is the first of a word; the first id always is.
 
@@ -107,6 +116,9 @@ class WordBoundaries:
         ends_T[:-1] |= self._ends_sentence_V[ids_T[:-1]] & self.begins(ids_T)[1:]
         ends_T[-1:] = True
         return ends_T
+
+
+_KNOWN: WeakKeyDictionary[Tokenizer, WordBoundaries] = WeakKeyDictionary()
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:

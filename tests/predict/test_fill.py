@@ -199,3 +199,10 @@ def test_outputs_that_are_not_finite_are_a_failure() -> None:
         next(broken.parameters()).fill_(float("nan"))
     with pytest.raises(RunFailure, match="not finite"):
         fill(broken, tokenizer("bpe"), ["ba ___"])
+
+
+def test_the_vocabulary_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, text = tokenizer("bpe"), f"{parts('bpe')[0][0]} {BLANK}"
+    first = fill(model("bpe"), found, [text])
+    monkeypatch.setattr(Tokenizer, "entries", None)
+    assert fill(model("bpe"), found, [text]) == first

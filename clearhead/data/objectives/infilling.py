@@ -50,7 +50,7 @@ class TextInfilling:
         self._mask_id = need_mask_id(tokenizer)
         self._share = check_share(share)
         self._poisson = _poisson_table(mean_span)
-        self._words = WordBoundaries(tokenizer) if permute else None
+        self._words = WordBoundaries.of(tokenizer) if permute else None
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
         """Return corrupted windows as sources and whole windows as targets, for a model of two stacks.

@@ -44,7 +44,7 @@ class MaskedLM:
         self._mask_id = need_mask_id(tokenizer)
         self._share = check_share(share)
         self._whole_words = whole_words
-        self._words = WordBoundaries(tokenizer)
+        self._words = WordBoundaries.of(tokenizer)
         self._ordinary_ids = np.flatnonzero(self._words.ordinary)
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.random import PCG64, Generator, SeedSequence
 from torch import Tensor
 
 from clearhead.core import Transformer
+from clearhead.fast.draw import draw_tokens
 from clearhead.fast.top import top_and_log_total
+from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prefill import Prefill
-from clearhead.generate.processors import Processor, apply, only_banned, select
+from clearhead.generate.processors import Processor, apply, build_logits_warpers, only_banned, select
 
 # Numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64
@@ -95,10 +97,12 @@ class TokenChooser:
     Args:
         chain: logits processors.
         streams: random numbers; None: greedy.
+        options: of sampling: what shapes the distribution behind the chain; None: nothing.
     """
 
     chain: Sequence[Processor]
     streams: RandomStreams | None
+    options: GenerateOptions | None = None
 
     def choose(
         self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
@@ -109,28 +113,52 @@ class TokenChooser:
             logits_RV: fp32 or bf16.
             ids_RT: prompt and generated ids.
         """
-        banned_X = only_banned(self.chain, ids_RT.shape[1], logits_RV.device) if self.streams is None else None
+        banned_X = only_banned(self.chain, ids_RT.shape[1], logits_RV.device)
+        if self.streams is not None:
+            return self._sample(logits_RV, ids_RT, banned_X, self.streams.next())
         if banned_X is not None and len(banned_X) <= _FEW_BANNED:
             # One of them is not banned, unless all tokens are; nothing as large as the logits is written.
             best_RC, tokens_RC, log_total_R = top_and_log_total(logits_RV, min(len(banned_X) + 1, logits_RV.shape[1]))
             best_R, place_R = best_RC.masked_fill(torch.isin(tokens_RC, banned_X), -torch.inf).max(1)
             return tokens_RC.gather(1, place_R[:, None])[:, 0], best_R - log_total_R
-        _, _, log_total_R = top_and_log_total(logits_RV, 1)
-        logits_RV = logits_RV.float()
-        changed_RV = apply(self.chain, logits_RV, ids_RT)
-        if self.streams is None:
-            best_R, tokens_R = changed_RV.max(1)
-        else:
-            tokens_R = draw(changed_RV.softmax(1), self.streams.next())
-            best_R = changed_RV.gather(1, tokens_R[:, None])[:, 0]
-        chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - log_total_R
-        return tokens_R, torch.where(best_R == -torch.inf, best_R, chosen_R)
+        best_R, tokens_R = apply(self.chain, logits_RV.float(), ids_RT).max(1)
+        return tokens_R, _log_probabilities(logits_RV, tokens_R, best_R != -torch.inf)
+
+    def _sample(
+        self,
+        logits_RV: Float[Tensor, "rows vocab"],
+        ids_RT: Int[Tensor, "rows tokens"],
+        banned_X: Int[Tensor, " banned"] | None,
+        uniform_R: Float[Tensor, " rows"],
+    ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
+        options, changed_RV = self.options or GenerateOptions(), logits_RV
+        if banned_X is None:
+            changed_RV, banned_X = apply(self.chain, logits_RV.float(), ids_RT), ids_RT.new_empty(0)
+        top_p, min_p = float(options.top_p), float(options.min_p)
+        given = changed_RV, uniform_R, banned_X
+        tokens_R = draw_tokens(*given, divisor=options.divisor, top_k=options.top_k, top_p=top_p, min_p=min_p)
+        if tokens_R is None:
+            changed_RV = apply([*self.chain, *build_logits_warpers(options)], logits_RV.float(), ids_RT)
+            tokens_R = draw(changed_RV.softmax(1), uniform_R)
+            tokens_R = tokens_R.masked_fill(changed_RV.gather(1, tokens_R[:, None])[:, 0] == -torch.inf, -1)
+        can_R = tokens_R >= 0
+        tokens_R = tokens_R.clamp(min=0)
+        return tokens_R, _log_probabilities(logits_RV, tokens_R, can_R)
 
     def keep(self, rows_K: Int[Tensor, " kept"]) -> TokenChooser:
         """Return the chooser of these rows only."""
         if self.streams is not None:
             self.streams.keep(rows_K.tolist())
-        return TokenChooser(select(self.chain, rows_K), self.streams)
+        return TokenChooser(select(self.chain, rows_K), self.streams, self.options)
+
+
+def _log_probabilities(
+    logits_RV: Float[Tensor, "rows vocab"], tokens_R: Int[Tensor, " rows"], can_R: Bool[Tensor, " rows"]
+) -> Float[Tensor, " rows"]:
+    """Return the log-probability of a token of each row; -inf where none may follow."""
+    log_total_R = top_and_log_total(logits_RV, 1)[2]
+    chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0].float() - log_total_R
+    return chosen_R.where(can_R | log_total_R.isnan(), -torch.inf)
 
 
 class Sampling:

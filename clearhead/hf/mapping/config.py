@@ -191,9 +191,8 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
         InputError: the family cannot express the spec; the report names the differences.
     """
     config: dict[str, Any] = {"architectures": [variant.classes[0]], "model_type": family.model_type, **family.written}
-    labels = num_outputs(model)
-    if variant.task in ("classify", "tag") and labels is not None:
-        config |= label_names([f"LABEL_{index}" for index in range(labels)])
+    if variant.task in ("classify", "tag") and model.num_outputs is not None:
+        config |= label_names([f"LABEL_{index}" for index in range(model.num_outputs)])
     # Only outputs that score the vocabulary can be tied.
     left_out = () if variant.output else ("tie_word_embeddings",)
     config |= config_values([key for key in family.keys if key.name not in left_out], model)
@@ -211,12 +210,6 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
     if faults:
         raise NotExpressible.of(faults, subject, expressed)
     return config
-
-
-def num_outputs(model: spec.Model) -> int | None:
-    """Return the number of outputs of a head's last linear layer; None without one."""
-    linears = [layer for layer in (model.head.layers if model.head else ()) if isinstance(layer, spec.Linear)]
-    return linears[-1].size if linears else None
 
 
 def differences(expressed: spec.Model, meant: spec.Model) -> list[str]:

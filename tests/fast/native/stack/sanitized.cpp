@@ -15,6 +15,12 @@ void linear_int8(
     const float*, const int8_t*, const float*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
 void top_float32(const float*, float*, int64_t*, float*, int64_t, int64_t, int64_t, int64_t, int64_t);
 void top_bfloat16(const uint16_t*, float*, int64_t*, float*, int64_t, int64_t, int64_t, int64_t, int64_t);
+void sample_float32(
+    const float*, const int64_t*, const double*, const void*, int64_t*, int64_t, int64_t, int64_t, int64_t, int64_t,
+    int64_t);
+void sample_bfloat16(
+    const uint16_t*, const int64_t*, const double*, const void*, int64_t*, int64_t, int64_t, int64_t, int64_t, int64_t,
+    int64_t);
 void stack(const StackCall*, int64_t);
 }
 
@@ -125,6 +131,15 @@ int main() {
           auto places = numbers<int64_t>(rows * count);
           top_float32(x.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count, THREADS);
           top_bfloat16(x16.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count, THREADS);
+        }
+        const std::vector<double> uniform(rows, 0.7), settings = {0.8, 0.9, 0.01};
+        const int64_t banned = inputs - 1;
+        auto tokens = numbers<int64_t>(rows);
+        for (int64_t top_k : {int64_t(0), int64_t(1), inputs}) {
+          sample_float32(
+              x.data(), &banned, uniform.data(), settings.data(), tokens.data(), rows, inputs, inputs, 1, top_k, THREADS);
+          sample_bfloat16(
+              x16.data(), &banned, uniform.data(), settings.data(), tokens.data(), rows, inputs, inputs, 1, top_k, THREADS);
         }
       }
   for (bool is_text : {false, true})
