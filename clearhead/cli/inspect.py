@@ -8,8 +8,9 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,8 @@ from clearhead.errors import InputError, nearest
 if TYPE_CHECKING:
     from torch import nn
 
+    from clearhead.core import Transformer
+    from clearhead.fast.runner import Served
     from clearhead.maps.shapes import ActivationShape
     from clearhead.spec import Model
     from clearhead.spec.cost import Cost
@@ -151,7 +154,9 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     lines = [*_cost_lines(total, spec, cost, length), *_task_lines(found.task)]
     lines += [] if head is None else [f"head        {head}"]
     lines += [f"mask        {' and '.join(masks)}, in the decoder"] if spec.decoder is not None else []
-    lines += [*found.notes, *_kernel_lines(kernels), "", *tree_lines(spec, "model")]
+    served, unknown = _served(found)
+    record["served"] = [asdict(one) for one in served]
+    lines += [*found.notes, *_kernel_lines(kernels), *_served_lines(served), *unknown, "", *tree_lines(spec, "model")]
     return record, [*lines, "", "weights", *_weight_lines(parameters)]
 
 
@@ -190,12 +195,16 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """The spec and the task of a model, notes on a Hugging Face checkpoint, one for each line, and the run file."""
+    """The spec and the task of a model, notes on a Hugging Face checkpoint, one for each line, and the run file.
+
+    Where there are weights, `load` reads them.
+    """
 
     spec: Model
     task: TaskRecord | None
     notes: list[str]
     run_file: Path | None = None
+    load: Callable[[], Transformer] | None = None
 
 
 def read_reference(ref: str) -> _Found:
@@ -235,7 +244,16 @@ def read_reference(ref: str) -> _Found:
         refuse_altered(folder)
     spec = Model.from_file(file, what="a run directory or a spec file")
     task = read_task(folder) if (folder / TASK_FILE).is_file() else None
-    return _Found(spec, task, [], folder / RUN_FILE if (folder / RUN_FILE).is_file() else None)
+    run_file = folder / RUN_FILE if (folder / RUN_FILE).is_file() else None
+    return _Found(spec, task, [], run_file, partial(_saved_module, ref) if path.is_dir() else None)
+
+
+def _saved_module(ref: str) -> Transformer:
+    import torch
+
+    from clearhead.runs.loading import load_saved
+
+    return load_saved(ref, dtype=torch.float32, keep_int8=True)[0]
 
 
 def _read_checkpoint(folder: Path) -> _Found:
@@ -257,7 +275,7 @@ def _read_checkpoint(folder: Path) -> _Found:
         notes.append(f"tokenizer   {source.vocab_size} entries, {around}, {source.fingerprint[:12]}")
         notes += [f"languages   {', '.join(text.languages)}"] if text.languages else []
         notes += ["chat        has a template"] if text.chat is not None else []
-    return _Found(loaded.module.spec, loaded.task, notes)
+    return _Found(loaded.module.spec, loaded.task, notes, load=lambda: loaded.module)
 
 
 def _task_lines(task: TaskRecord | None) -> Iterator[str]:
@@ -324,3 +342,26 @@ def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
             used = {"mode": mode, "kernel": kernel, "count": count, "total": len(attentions), "reason": reason}
             found.append(used)
     return found
+
+
+def _served(found: _Found) -> tuple[list[Served], list[str]]:
+    """Return which parts of a model kernels run on this processor; or a line that says why that is not known."""
+    from clearhead.fast.runner import Runner
+
+    if found.load is None:
+        return [], []
+    try:
+        return Runner(found.load()).report(), []
+    except InputError as error:
+        return [], [f"kernels     not known, for the weights cannot be loaded: {error}"]
+
+
+def _served_lines(served: Sequence[Served]) -> Iterator[str]:
+    """Yield a line for each way in which parts run."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in served:
+        groups.setdefault((one.by, one.why), []).append(one.address)
+    for (by, why), addresses in groups.items():
+        shown = ", ".join(addresses[:3]) + (f" and {len(addresses) - 3} more" if len(addresses) > 3 else "")
+        how = f"by our kernels, weights in {why}" if by == "kernels" else f"plain: {why}"
+        yield f"kernels     {shown or 'model'}: {how}"

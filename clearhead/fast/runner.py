@@ -33,6 +33,8 @@ LEAST_WEIGHTS: Final = 2**23
 KERNELS: Final = "CLEARHEAD_KERNELS"
 """The environment variable: "plain" runs the plain tree alone, "auto" (as where it is not set) what is fastest."""
 
+_MANY_ROWS: Final = "many rows in fp32, which PyTorch multiplies as fast"
+
 
 @dataclass(frozen=True)
 class Served:
@@ -41,7 +43,7 @@ class Served:
     Args:
         address: of a stack, of a linear layer outside of the stacks that are served, or "" for the whole model.
         by: "kernels" or "plain".
-        why: the precision of its products; or the reason why no kernels serve it.
+        why: the kind of its weights ("float32", "mixed" for products in bf16, "int8"); or why no kernels serve it.
     """
 
     address: str
@@ -149,7 +151,9 @@ def _tree(module: Transformer, state: tuple[int, ...], *, in_bf16: bool) -> _Tre
             part.identity = object()  # a block of `capture` that opens meanwhile is not for this tree
     # In fp32 a model without a decoder reads whole texts, where PyTorch is as fast.
     has_few_rows = made.decoder is not None
-    plans = {part: _plan(part, in_bf16) for part in made.modules() if isinstance(part, Stack)}
+    plans = {
+        stack: _plan(stack, in_bf16, stack is made.encoder) for stack in made.modules() if isinstance(stack, Stack)
+    }
     inside = {one for stack, plan in plans.items() if isinstance(plan, StackPlan) for one in stack.layers.modules()}
     for address, part in list(made.named_modules()):
         if isinstance(part, Stack):
@@ -161,16 +165,17 @@ def _tree(module: Transformer, state: tuple[int, ...], *, in_bf16: bool) -> _Tre
         if product is not None:
             override(part, ServedLinear).product = product
         if isinstance(part, nn.Linear | Int8Linear | HeadLinear) and part not in inside:
-            why = "many rows of fp32, which PyTorch multiplies as fast" if not has_few_rows else "no kernels for it"
+            why = "the kernels do not have it" if has_few_rows else _MANY_ROWS
             report.append(_said(address, _kind(part, in_bf16) if product is not None else None, why))
     return _Tree(state, made, tuple(report))
 
 
-def _plan(stack: Stack, in_bf16: bool) -> StackPlan | NotServed:
+def _plan(stack: Stack, in_bf16: bool, reads_texts: bool) -> StackPlan | NotServed:
     try:
-        return StackPlan(stack, in_bf16=in_bf16)
+        plan = StackPlan(stack, in_bf16=in_bf16)
     except NotServed as reason:
         return reason
+    return NotServed(_MANY_ROWS) if reads_texts and not plan.reads_texts else plan
 
 
 def _said(address: str, kind: str | None, reason: str) -> Served:
@@ -212,9 +217,11 @@ def _of_weight(weight: Tensor, bias: Tensor | None, in_bf16: bool, has_few_rows:
 
 
 def _kind(part: nn.Module, in_bf16: bool) -> str:
-    if isinstance(part, Int8Linear | Int8Matrix):
+    holder = part.borrowed[0] if isinstance(part, HeadLinear) and part.borrowed else part
+    if isinstance(holder, Int8Matrix):
         return "int8"
-    return "bf16" if in_bf16 else "weights"
+    weight: Tensor = holder.weight  # type: ignore[assignment]
+    return "mixed" if in_bf16 or weight.dtype == torch.bfloat16 else "float32"
 
 
 def _scaled(run: Run, scale: float) -> Run:

@@ -89,7 +89,7 @@ class StackPlan:
         self._run: RunStack = run
         used = [entry[0] for entry in self._attentions if entry is not None]
         # In fp32 PyTorch reads several tokens as fast.
-        self._reads_texts = self.kind != "float32" and all(type(one) is Attention for one in used)
+        self.reads_texts = self.kind != "float32" and all(type(one) is Attention for one in used)
         self._has_window = any(isinstance(one.spec.mask, spec.Window) for one in used)
         self._has_gemm = has_gemm()
 
@@ -108,7 +108,7 @@ class StackPlan:
         # Padding between two tokens is no distance; texts are read without it.
         is_by_place = cache is None or masking.key_mask is None or not self._has_window
         most = MOST_TOKENS if not self._has_gemm else LONGEST_TEXT if cache is None else EVERYWHERE
-        return self._reads_texts and is_by_place and length <= most
+        return self.reads_texts and is_by_place and length <= most
 
     def extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
         """Run the layers for the new tokens of each row, beside the cached ones."""

@@ -38,7 +38,8 @@ def load(folders: dict[str, Path], name: str, precision: str) -> ch.Model:
     if precision == "int8":
         to_int8(model.module)
     model.runner = Runner(model.module, in_bf16=precision == "bf16 products")
-    assert {one.by for one in model.runner.report()} == {"kernels"}, "a law about kernels runs by them"
+    decoding = {one.by for one in model.runner.report() if one.address.startswith(("decoder", "head"))}
+    assert decoding == {"kernels"}, "a law about kernels runs by them"
     return model
 
 
