@@ -269,6 +269,17 @@ def test_a_state_that_the_page_does_not_have_shows_the_nearest(decoder: Tab) -> 
     tab = decoder.go("view=nothing&layer=99&head=77&stack=encoder.self&query=9999&other=5&sort=none&box=x")
     assert tab.locator("nav [aria-current]").inner_text() == "Overview"
     assert decoder.go("view=matrix&layer=99&head=-1&query=9999&key=2").locator(".heat").count() == 1
+    first = decoder.go("view=lens&layer=0&query=0").locator(".panel").inner_text()
+    assert decoder.go("view=lens&layer=-3&query=-3").locator(".panel").inner_text() == first
+
+
+@pytest.mark.parametrize("view", ["overview", "matrix", "lines", "token", "neuron", "alignment", "lens", "beams"])
+def test_no_number_of_a_link_breaks_a_view(view: str, decoder: Tab, translator: Tab) -> None:
+    names = ("measure", "layer", "head", "query", "key", "sample", "other", "difference", "join", "up", "least", "node")
+    for tab in (decoder, translator):
+        for number in ("-3", "-1", "99", "1e300"):
+            tab.go(f"view={view}&" + "&".join(f"{name}={number}" for name in names))
+            tab.go(f"view={view}&layer={number}&query={number}")
 
 
 def test_effects_of_looks_are_shown_above_the_keys(running: Any, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -32,11 +32,13 @@ const DEFAULTS = {
  */
 export function readState(hash) {
   /** @type {Record<string, string | number>} */
-  const state = { ...DEFAULTS };
+  const defaults = DEFAULTS;
+  const state = { ...defaults };
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (!Object.hasOwn(DEFAULTS, name)) continue;
     if (typeof state[name] === "string") state[name] = value;
-    else if (Number.isInteger(Number(value))) state[name] = Number(value);
+    // Counted from 0; -1 is none, where there may be none.
+    else if (Number.isInteger(Number(value))) state[name] = Math.max(Number(value), Math.min(0, Number(defaults[name])));
   }
   return /** @type {State} */ (state);
 }
