@@ -31,15 +31,6 @@ def test_mps_may_be_named_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> No
         choose_device("mps")
 
 
-def test_the_vendor_is_the_one_that_linux_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "cpuinfo"
-    file.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: a name\n")
-    monkeypatch.setattr(machine, "_PROCESSOR", file)
-    assert machine.processor_vendor() == "AuthenticAMD"
-    monkeypatch.setattr(machine, "_PROCESSOR", tmp_path / "none")
-    assert machine.processor_vendor() == ""
-
-
 def test_a_device_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("cuda:1") == torch.device("cuda:1")

@@ -102,23 +102,22 @@ def view(
         --stack decoder.memory --layers 2 --heads 1 -o head.svg
 
     Without -o the page is named after the model, in the current folder. It has views of all heads, of one head as a
-    matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as the model has
-    them. Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and
-    --effects measures each token that they look at, too. --checkpoints shows the steps whose weights a run kept: the
-    untrained model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output
-    followed by contributions and --effects is by default the last token, the first blank or the predicted label. The
-    model runs in fp32 unless --precision says otherwise. --json ends with {"path", "tokens", "target_tokens"}.
+    matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as there are any.
+    Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and --effects
+    measures each token that they look at, too. --checkpoints shows the steps whose weights a run kept: the untrained
+    model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output followed
+    by contributions and --effects is by default the last token, the first blank or the predicted label. --json
+    ends with {"path", "tokens", "target_tokens"}.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
     _check_options(path, force, [name for name, given in together.items() if given], effects or of is not None)
     chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
     _check_picture(path, picture, stack, *chosen)
-    place = located(ref)
     set_threads_and_seed(threads, None)
     attend = _Attend(device, precision, generate, beam_size, from_language, to_language, chosen, path.suffix == PAGE)
     with keys_as_options(OPTIONS):
-        maps = attend(place, text, target)
+        maps = attend(located(ref), text, target)
         if path.suffix == PAGE:
             runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
             _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of)), is_timeline=checkpoints)

@@ -31,6 +31,8 @@ CHECKPOINT_SPEED: Final = 2e8
 PLOT_BYTES: Final = 60_000_000
 """What the plots take: matplotlib is imported for the first of them."""
 
+_SMALLER_BATCHES: Final = "lower train.batch_tokens and raise train.accumulate instead"
+
 
 @dataclass(frozen=True)
 class TokenSide:
@@ -187,14 +189,12 @@ def preflight(
     cost = step_cost(module, optimizer, work, settings, is_alone=place.size == 1)
     # A checkpoint is copied once while it is written.
     memory = held + cost.memory_bytes + checkpoint_bytes + (PLOT_BYTES if settings.plots else 0)
-    refuse_memory(
-        memory, "Training", free=memory_free, advice="lower train.batch_tokens and raise train.accumulate instead"
-    )
+    refuse_memory(memory, "Training", free=memory_free, advice=_SMALLER_BATCHES)
     steps = planned_steps(settings, work.batches.batches_per_epoch)
     validations = -(-steps // settings.validate_every) if steps is not None else 0
     saved = replace(cost, validation_seconds=cost.validation_seconds + checkpoint_bytes / CHECKPOINT_SPEED)
     return Preflight(
-        parameters=sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad),
+        parameters=sum(weight.numel() for weight in module.parameters() if weight.requires_grad),
         checkpoint_bytes=checkpoint_bytes,
         snapshots=(num_snapshots(settings, module), settings.snapshots),
         disk_bytes=disk_bytes,

@@ -36,5 +36,5 @@ def test_a_start_without_some_of_its_weights_is_refused(runs: Callable[[str], Pa
     (saved / "manifest.json").unlink()
     start = find_initial_model(str(saved), None, None)
     assert start is not None
-    with pytest.raises(ch.InputError, match=f"lack {gone}"):
+    with pytest.raises(ch.InputError, match=f"'{gone}' is missing"):
         take_weights(ch.build(model.spec), start, start.record, Progress())

@@ -35,7 +35,8 @@ def probabilities(logits_V: Tensor, banned_X: Tensor, shape: Shape) -> Tensor:
         removed_V[-1] = False
         x_V = x_V.masked_fill(removed_V[order_V.argsort()], -torch.inf)
     found_V = x_V.double().softmax(0)
-    return found_V.masked_fill(found_V.float() < shape.min_p * found_V.float().max(), 0.0)
+    found_V = found_V.masked_fill(found_V.float() < shape.min_p * found_V.float().max(), 0.0)
+    return found_V / found_V.sum()
 
 
 def drawn(logits_V: Tensor, uniform_R: Tensor, banned_X: Tensor, shape: Shape) -> Tensor:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.training import dry_run, fast, kernel_cache
+from clearhead.fast.training import parts
+from clearhead.training import dry_run, kernel_cache
 from clearhead.training.dry_run import Workload, step_cost
 from clearhead.training.kernel_cache import (
     CAPACITY,
@@ -73,7 +74,7 @@ def test_sizes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.
         return summed_loss(module, batch)
 
     monkeypatch.setattr(dry_run, "needs_kernels", lambda device, precision: is_needed)
-    monkeypatch.setattr(fast, "has_faster_products", lambda: False)  # whose own kernels take memory
+    monkeypatch.setattr(parts, "has_faster_products", lambda: False)  # whose own kernels take memory
     module = NextToken()
     optimizer = torch.optim.AdamW(module.parameters())
     work = Workload(keeping, ShuffledTokens(), num_sizes=41)

@@ -112,7 +112,7 @@ def _call(
         x_stride=x.stride(0), activation=activation,
     )  # fmt: skip
     if result is not None:
-        size = x.shape[1] if activation < 0 else len(layers[0].weight)
+        size = x.shape[1] if activation == NO_ACTIVATION else len(layers[0].weight)
         call.result = address(result, torch.bfloat16, len(x), size, by_row=True)
         call.result_stride = result.stride(0)
     for place, layer in enumerate(layers):

@@ -21,8 +21,10 @@ from clearhead.fast.native import build
 @pytest.fixture(autouse=True)
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two small sources and an empty cache."""
+    (tmp_path / build.INFERENCE).mkdir()
     for name in ("one", "two"):
-        (tmp_path / f"{name}.cpp").write_text(f'extern "C" int {name}() {{ return 1; }}\n')
+        text = f'extern "C" __attribute__((visibility("default"))) int {name}() {{ return 1; }}\n'
+        (tmp_path / build.INFERENCE / f"{name}.cpp").write_text(text)
     monkeypatch.setattr(build, "FOLDER", tmp_path)
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
 

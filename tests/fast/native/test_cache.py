@@ -15,12 +15,13 @@ import pytest
 from clearhead.fast.native import build, cache
 
 NOBODY = 65534
-SOURCE = 'extern "C" int one() { return 1; }\n'
+SOURCE = 'extern "C" __attribute__((visibility("default"))) int one() { return 1; }\n'
 
 
 @pytest.fixture(autouse=True)
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "one.cpp").write_text(SOURCE)
+    (tmp_path / build.INFERENCE).mkdir()
+    (tmp_path / build.INFERENCE / "one.cpp").write_text(SOURCE)
     monkeypatch.setattr(build, "FOLDER", tmp_path)
 
 

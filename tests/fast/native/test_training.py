@@ -10,6 +10,7 @@ from torch import nn
 from clearhead.core import build
 from clearhead.core.attention import Attention
 from clearhead.core.feedforward import FeedForward
+from clearhead.fast.probe import processor
 from clearhead.fast.training import parts
 from clearhead.fast.training.linear import has_products
 from clearhead.fast.training.parts import FusedAttention, FusedFeedForward, FusedLinear, training_tree

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from clearhead.fast.probe import processor
 from clearhead.fast.training import float_linear as fast_float
 from clearhead.fast.training import parts as fast
 from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
@@ -60,9 +63,9 @@ def test_other_work_is_left_to_the_layer_itself() -> None:
 def test_the_choice_is_by_processor(
     vendor: str, capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    found = replace(processor(), vendor=vendor, torch_kernels=capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(fast_float, "processor_vendor", lambda: vendor)
+    monkeypatch.setattr(fast_float, "processor", lambda: found)
     has_faster_products.cache_clear()
     try:
         assert has_faster_products() == expected

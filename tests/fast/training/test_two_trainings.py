@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.core import build
+from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch
 from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
@@ -21,13 +21,17 @@ from clearhead.training.optim.optimizers import build_optimizer
 STEPS = 5
 
 
-def trained(seed: int, precision: str, turns: threading.Barrier | None = None) -> list[Tensor]:
-    """Losses and weights of a few steps; at each step the other training waits for this one."""
+def made(seed: int) -> Transformer:
+    """A model of its own size; the generator of its weights is one for the whole process."""
     torch.manual_seed(seed)
     hparams = Hyperparameters(
         family="decoder", layers=2, width=32 * seed, heads=2, norm="rms", norm_place="pre", dropout=0.0, tie="none"
     )
-    module = build(build_spec(hparams, source_vocab=41, target_vocab=41))
+    return build(build_spec(hparams, source_vocab=41, target_vocab=41))
+
+
+def trained(module: Transformer, seed: int, precision: str, turns: threading.Barrier | None = None) -> list[Tensor]:
+    """Losses and weights of a few steps; at each step the other training waits for this one."""
     generator = torch.Generator().manual_seed(seed)
     tree = training_tree(module, precision)
     assert any(isinstance(part, FusedAttention if precision == "bf16" else FusedRMSNorm) for part in tree.modules())
@@ -51,10 +55,13 @@ def trained(seed: int, precision: str, turns: threading.Barrier | None = None) -
 @pytest.mark.usefixtures("bf16_kernels")
 @pytest.mark.parametrize("precisions", [("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "fp32")])
 def test_interleaved_steps_of_two_threads_change_no_bit(precisions: tuple[str, str]) -> None:
-    alone = [trained(seed, precision) for seed, precision in enumerate(precisions, start=1)]
-    turns = threading.Barrier(2)
+    alone = [trained(made(seed), seed, precision) for seed, precision in enumerate(precisions, start=1)]
+    turns, modules = threading.Barrier(2), [made(1), made(2)]
     with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(trained, seed, precision, turns) for seed, precision in enumerate(precisions, start=1)]
+        running = [
+            pool.submit(trained, module, seed, precision, turns)
+            for seed, (module, precision) in enumerate(zip(modules, precisions, strict=True), start=1)
+        ]
         together = [one.result() for one in running]
     for expected, found in zip(alone, together, strict=True):
         assert all(map(torch.equal, found, expected))

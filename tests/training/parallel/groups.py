@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.fast.native import build
+from clearhead.fast.native import load
 from clearhead.training.assemble import train_run
 from clearhead.training.runfile.read import load_run_file
 from tests.training.quick import leave_out
@@ -96,11 +96,11 @@ def train_alone(file: Path, *changes: str) -> Recorder:
     """
     shown = Recorder()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "library", lambda _: None)
+        patch.setattr(load, "library", lambda _: None)
         leave_out(patch)
-        build.function.cache_clear()
+        load.function.cache_clear()
         train_run(load_run_file(file, list(changes)), resume=False, progress=shown)
-    build.function.cache_clear()
+    load.function.cache_clear()
     return shown
 
 
