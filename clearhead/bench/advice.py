@@ -1,8 +1,9 @@
-"""One sentence on what would make a model faster on this machine, from what was measured."""
+"""What would make a model faster on this machine, from what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import geometric_mean
 
 from clearhead.bench.limits import Limits
 from clearhead.bench.speed import Speed
@@ -13,25 +14,60 @@ _CLOSE = 0.6
 
 
 def advice(speeds: Sequence[Speed], limits: Limits, *, default: str, processors: int) -> str:
-    """Return what gains most, of what was measured or is known.
+    """Return which precision is the fastest, where several were measured, and what gains most beside it.
 
     Args:
         speeds: at least one.
         limits: of the device.
-        default: the precision that a model is loaded in where none is asked for.
+        default: the precision that others are compared with, if it was measured.
         processors: that this process may use.
     """
-    first = [speed for speed in speeds if (speed.work, speed.context) == (speeds[0].work, speeds[0].context)]
+    precisions = list(dict.fromkeys(speed.precision for speed in speeds))
+    usual = default if default in precisions else precisions[0]
+    found = [fastest_precision(speeds, usual)] if len(precisions) > 1 else []
+    return "; ".join([*found, _other_gain([one for one in speeds if one.precision == usual], limits, processors)])
+
+
+def fastest_precision(speeds: Sequence[Speed], usual: str) -> str:
+    """Return which precision is the fastest at each work, and how much faster than the usual one.
+
+    Args:
+        speeds: of several precisions.
+        usual: the one that others are compared with; as fast as it is not faster.
+    """
+    rates = {(one.work, one.batch, one.context, one.precision): one.per_second for one in speeds}
+    gains: dict[str, dict[str, list[float]]] = {}
+    for (work, batch, context, precision), rate in rates.items():
+        gain = rate / rates[work, batch, context, usual]
+        gains.setdefault(work, {}).setdefault(precision, []).append(gain)
+    winners: dict[str, list[str]] = {}
+    for work, found in gains.items():
+        means = {precision: geometric_mean(values) for precision, values in found.items()}
+        best = max(means, key=lambda precision: means[precision])
+        best = best if means[best] >= _GAIN else usual
+        winners.setdefault(best, []).append(work if best == usual else f"{work} ({means[best]:.1f} times {usual})")
+    if list(winners) == [usual]:
+        return f"{usual} is the fastest precision here"
+    if len(winners) == 1:
+        (best,) = winners
+        return f"--precision {best} is the fastest here at {_listed(winners[best])}"
+    return (
+        f"the fastest precision here is {', and '.join(f'{one} at {_listed(works)}' for one, works in winners.items())}"
+    )
+
+
+def _listed(works: Sequence[str]) -> str:
+    return ", ".join(works[:-1]) + (" and " if len(works) > 1 else "") + works[-1]
+
+
+def _other_gain(speeds: Sequence[Speed], limits: Limits, processors: int) -> str:
+    """Return what gains most at one precision."""
     single = [speed for speed in speeds if speed.batch == 1 and speed.work != "prompt"]
-    usual = next((speed for speed in single if speed.precision == default), (single or first)[0])
-    same = [speed for speed in speeds if (speed.work, speed.context) == (usual.work, usual.context)]
-    other = max((speed for speed in same if speed.batch == 1), key=lambda speed: speed.per_second)
-    if other.precision != default and other.per_second > _GAIN * usual.per_second:
-        gain = other.per_second / usual.per_second
-        return f"--precision {other.precision} is {gain:.1f} times as fast here as {default}, which is the default"
+    usual = (single or speeds)[0]
     if limits.threads < processors:
         return f"{limits.threads} of {processors} processors work: try --threads {processors}"
-    batch = max((speed for speed in same if speed.precision == usual.precision), key=lambda speed: speed.per_second)
+    same = [speed for speed in speeds if (speed.work, speed.context) == (usual.work, usual.context)]
+    batch = max(same, key=lambda speed: speed.per_second)
     if batch.batch > 1 and batch.per_second > _GAIN * usual.per_second:
         gain = batch.per_second / usual.per_second
         return f"{batch.batch} texts at a time give {gain:.1f} times the {usual.unit} per second of one at a time"

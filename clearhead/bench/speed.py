@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -25,10 +25,14 @@ from clearhead.model.facade import Model
 from clearhead.spec.cost import cost_per_token, forward_flops
 from clearhead.spec.token_counts import TokenCounts
 
+SECONDS: Final = 15.0
+"""For the measurements of a model in all precisions."""
 CONTEXTS: Final = (32, 500, 2000, 8000)
 """Tokens in front of those that are generated; the first is what batches have."""
 SENTENCE: Final = 25
 """Tokens of a sentence that is translated or encoded."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class Effort:
 
     Args:
         new_tokens: generated after a prompt.
-        repeats: of everything; medians count.
+        repeats: of everything, after one that does not count; medians count.
+        seconds: after which nothing is repeated, so that all of it takes little more than these.
         batch: texts of the larger batch.
         contexts: as of `CONTEXTS`.
         seed: of the texts.
@@ -45,6 +50,7 @@ class Effort:
 
     new_tokens: int = 32
     repeats: int = 5
+    seconds: float = 5.0
     batch: int = 16
     contexts: tuple[int, ...] = CONTEXTS
     seed: int = 0
@@ -60,7 +66,7 @@ class Speed:
         batch: texts at a time.
         context: tokens of each text before the work began, or that were read.
         unit: "tokens" or "sentences".
-        per_second: how many of them, the median of the repeats.
+        per_second: how many of them, the median of the repetitions.
         limit: how many the machine's limits allow.
         p50, p95: seconds of a token, its median and its 95th percentile; None: not measured one by one.
     """
@@ -108,12 +114,14 @@ class _Bench:
     def __init__(self, model: Model, precision: Precision, limits: Limits, effort: Effort) -> None:
         self.model, self.precision, self.limits, self.effort = model, precision, limits, effort
         self.device, self.chance = device_of(model.module), np.random.default_rng(effort.seed)
+        self.seconds_each = effort.seconds
 
     def decoding(self) -> Iterator[Speed]:
         """Yield prompt processing and decoding of one text at each context that fits, and of a batch."""
-        effort = self.effort
-        for number, (context, new) in enumerate(_fitting(self.model, effort)):
-            runs = [self._stream(context, new) for _ in range(effort.repeats)]
+        effort, fitting = self.effort, [*_fitting(self.model, self.effort)]
+        self.seconds_each = effort.seconds / (len(fitting) + 1)
+        for number, (context, new) in enumerate(fitting):
+            runs = self._repeated(lambda: self._stream(context, new))  # noqa: B023
             tokens = [later - earlier for run in runs for earlier, later in pairwise(run[1:])]
             first = statistics.median(run[1] - run[0] for run in runs)
             yield self._speed("prompt", 1, context, context / first, self._product_limit(context))
@@ -129,6 +137,7 @@ class _Bench:
 
     def translation(self) -> Iterator[Speed]:
         """Yield the tokens per second of translations, greedy and by beam search, of one sentence and of a batch."""
+        self.seconds_each = self.effort.seconds / 4
         for beam_size in (1, 5):
             for batch in (1, self.effort.batch):
                 texts = self._texts(batch)
@@ -143,6 +152,7 @@ class _Bench:
 
     def encoding(self) -> Iterator[Speed]:
         """Yield the sentences per second of an encoder at its task."""
+        self.seconds_each = self.effort.seconds / 2
         for batch in (1, self.effort.batch):
             texts = self._texts(batch)
             rate = self._median(lambda: batch / seconds(lambda: self._use(texts), self.device))  # noqa: B023
@@ -153,8 +163,14 @@ class _Bench:
         return Speed(work, self.precision, batch, context, "tokens", per_second, limit)
 
     def _median(self, run: Callable[[], float]) -> float:
-        run()
-        return statistics.median(run() for _ in range(self.effort.repeats))
+        return statistics.median(self._repeated(run))
+
+    def _repeated(self, run: Callable[[], T]) -> list[T]:
+        """Return what each repetition found; the first one counts only where there was time for no other."""
+        began, found = time.perf_counter(), [run()]
+        while len(found) <= self.effort.repeats and time.perf_counter() - began < self.seconds_each:
+            found.append(run())
+        return found[1:] or found
 
     def _stream(self, context: int, new: int) -> list[float]:
         """Return when a generation began and when each token came; every id is one letter, so none is held back."""

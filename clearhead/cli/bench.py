@@ -29,16 +29,17 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     translate greedily and by beam search; an encoder does its task. The limit is what the machine allows: for tokens
     one by one, reading the weights and the cache from memory once for each step; for prompts and sentences, the matrix
     products. Both are measured first, with the same threads: a buffer of 512 MB is read, and matrices of 2,048 x 2,048
-    are multiplied, the best of ten. Without --precision all are measured in which this machine multiplies fast;
-    --batch-size is that of the larger batch, by default 16; p50 and p95 are of one token. --json ends with {"device",
-    "limits", "peak_memory", "speeds", "advice"}.
+    are multiplied, the best of up to ten. A figure is the median of five, or of as many as fit into half a minute for
+    all together, so a small model takes no longer; a large one takes what one run of each takes. Without --precision
+    all are measured in which this machine multiplies fast; --batch-size is that of the larger batch, by default 16; p50
+    and p95 are of one token. --json ends with {"device", "limits", "peak_memory", "speeds", "advice"}.
     """
     ref = located(ref)
     import torch
 
     from clearhead.bench.advice import advice
     from clearhead.bench.limits import fast_precisions, measure_limits
-    from clearhead.bench.speed import Effort, measure
+    from clearhead.bench.speed import SECONDS, Effort, measure
     from clearhead.machine import choose_device, choose_precision
     from clearhead.training.dry_run import peak_memory
 
@@ -50,7 +51,8 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     precision, model = next(models)
     print_message("measuring the machine")
     limits = measure_limits(device, precisions)
-    effort = Effort(batch=compute.batch_size or Effort.batch, seed=compute.seed or 0)
+    batch, share = compute.batch_size or Effort.batch, SECONDS / len(precisions)
+    effort = Effort(batch=batch, seconds=share, seed=compute.seed or 0)
     speeds: list[Speed] = []
     while True:
         print_message(f"measuring the model in {precision}")

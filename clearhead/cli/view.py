@@ -270,17 +270,17 @@ def _outcome(of: str | None) -> int | str | None:
 def _checkpoints(ref: str) -> dict[str, Path]:
     """Return the weights of every step that a run kept, in order, by their labels."""
     from clearhead.runs.checkpoint import read_best, undamaged_weights
-    from clearhead.runs.directory import split_reference
+    from clearhead.runs.directory import is_run_directory, split_reference
     from clearhead.runs.snapshots import snapshots_folder
 
     run, _ = split_reference(ref)
     kept = undamaged_weights(snapshots_folder(run), run / "checkpoints")
-    if not kept:
+    if not is_run_directory(run):
         raise InputError(f"--checkpoints plays the checkpoints of a run, but {run} is not a run directory")
     if len(kept) < 2:
         raise InputError(
-            f"--checkpoints plays the checkpoints of a run, but {run} kept 1: train it with snapshots = 10 under "
-            "[train] of its run file"
+            f"--checkpoints plays the checkpoints of a run, but {run} kept {len(kept)}: train it with snapshots = 10 "
+            "under [train] of its run file"
         )
     best = read_best(run)
     return {f"step {step:,}" + (" (best)" if step == best else ""): file for step, file in kept.items()}

@@ -370,14 +370,14 @@ def link_weights(run: Path, step: int, folder: Path) -> None:
 
 
 def undamaged_weights(*parents: Path) -> dict[int, Path]:
-    """Return the undamaged validated weights of every step in ascending order, from the last folder that has them.
+    """Return the undamaged validated weights of every step in ascending order.
 
     Args:
-        parents: folders of a run that hold checkpoints, or weights alone.
+        parents: folders of a run that hold checkpoints, or weights alone; a later one is preferred.
     """
-    folders = {step: parent / f"step-{step}" for parent in parents for step in steps_in(parent)}
-    sound = {step: folder for step, folder in sorted(folders.items()) if weights_damage(folder) is None}
-    return {step: measured_weights(folder) for step, folder in sound.items()}
+    folders = [(step, parent / f"step-{step}") for parent in parents for step in steps_in(parent)]
+    sound = {step: measured_weights(folder) for step, folder in folders if weights_damage(folder) is None}
+    return dict(sorted(sound.items()))
 
 
 def clear_leftovers(run: Path) -> None:

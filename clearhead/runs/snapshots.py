@@ -9,7 +9,7 @@ from typing import Final
 from clearhead.runs.checkpoint import remove_folder, steps_in
 
 SPAN: Final = 1000
-"""The newest snapshot is of a step so many times as late as the oldest one after step 0."""
+"""How many times as late a snapshot is as the one that it replaces."""
 
 
 def snapshots_folder(run: Path) -> Path:

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from clearhead.bench import limits as limits_module
+from clearhead.bench import speed as measured
 from clearhead.bench.advice import advice
-from clearhead.bench.limits import Limits, measure_limits
+from clearhead.bench.limits import Limits, best_seconds, measure_limits
 from clearhead.bench.speed import Effort, Speed, measure, weights_of_a_step
 from clearhead.core import build
 from clearhead.model.facade import Model
@@ -84,15 +86,36 @@ def test_limits_are_measured() -> None:
     assert min(limits.flops.values()) > 1e6 and limits.threads == torch.get_num_threads()
 
 
-def speed(precision: str, batch: int, rate: float, work: str = "decode") -> Speed:
-    return Speed(work, precision, batch, 32, "tokens", rate, 100.0 * batch)
+def test_what_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that all measurements together take little more than their time, unless one run of each does."""
+    calls: list[int] = []
+    real = measured.stream_ids
+    monkeypatch.setattr(measured, "stream_ids", lambda *given: calls.append(1) or real(*given))
+    model = model_of("decoder", "generate")
+    assert len(found(model, replace(EFFORT, seconds=0.0))) == 5 and len(calls) == 2, "once at each context"
+    calls.clear()
+    found(model, replace(EFFORT, seconds=100.0))
+    assert len(calls) == 2 * (1 + EFFORT.repeats), "the first of several does not count"
+
+
+def test_limits_that_take_long_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(limits_module, "SECONDS", 0.0)
+    best_seconds(lambda: calls.append(1), torch.device("cpu"), 9)
+    assert len(calls) == 1
+    monkeypatch.setattr(limits_module, "SECONDS", 100.0)
+    best_seconds(lambda: calls.append(1), torch.device("cpu"), 9)
+    assert len(calls) == 1 + 10
+
+
+def speed(precision: str, batch: int, rate: float, work: str = "decode", context: int = 32) -> Speed:
+    return Speed(work, precision, batch, context, "tokens", rate, 100.0 * batch)
 
 
 @pytest.mark.parametrize(
     ("speeds", "processors", "expected"),
     [
-        ([speed("fp32", 1, 50.0), speed("bf16", 1, 90.0)], 1, "--precision bf16 is 1.8 times as fast here as fp32"),
-        ([speed("fp32", 1, 90.0), speed("bf16", 1, 91.0)], 2, "1 of 2 processors work: try --threads 2"),
+        ([speed("fp32", 1, 90.0)], 2, "1 of 2 processors work: try --threads 2"),
         ([speed("fp32", 1, 50.0), speed("fp32", 16, 400.0)], 1, "16 texts at a time give 8.0 times the tokens"),
         ([speed("fp32", 1, 30.0, "prompt"), speed("fp32", 1, 20.0)], 1, "decode reaches 20% of the machine's limit"),
         ([speed("fp32", 1, 90.0), speed("fp32", 16, 99.0)], 1, "it is close to the machine's limit"),
@@ -100,3 +123,31 @@ def speed(precision: str, batch: int, rate: float, work: str = "decode") -> Spee
 )
 def test_advice_names_what_gains_most(speeds: list[Speed], processors: int, expected: str) -> None:
     assert advice(speeds, LIMITS, default="fp32", processors=processors).startswith(expected)
+
+
+def rates(work: str, context: int = 32, **per_second: float) -> list[Speed]:
+    return [speed(precision, 1, rate, work, context) for precision, rate in per_second.items()]
+
+
+@pytest.mark.parametrize(
+    ("works", "expected"),
+    [
+        ([rates("decode", fp32=50.0, bf16=90.0)], "--precision bf16 is the fastest here at decode (1.8 times fp32); "),
+        ([rates("decode", fp32=90.0, bf16=91.0)], "fp32 is the fastest precision here; it is close"),
+        (
+            [rates("decode", fp32=50.0, int8=99.0, bf16=60.0), rates("prompt", fp32=80.0, int8=20.0, bf16=60.0)],
+            "the fastest precision here is int8 at decode (2.0 times fp32), and fp32 at prompt; decode reaches 50%",
+        ),
+        (
+            [rates("decode", fp32=10.0, int8=80.0), rates("decode", 500, fp32=10.0, int8=20.0)],
+            "--precision int8 is the fastest here at decode (4.0 times fp32)",
+        ),
+        (
+            [rates("decode", bf16=10.0, int8=40.0), rates("prompt", bf16=10.0, int8=20.0)],
+            "--precision int8 is the fastest here at decode (4.0 times bf16) and prompt (2.0 times bf16)",
+        ),
+    ],
+)
+def test_advice_says_which_precision_is_the_fastest(works: list[list[Speed]], expected: str) -> None:
+    speeds = [one for work in works for one in work]
+    assert advice(speeds, LIMITS, default="fp32", processors=1).startswith(expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.cli.tiny_run import write_run_file
-from tests.house.source import ROOT
 
 TEXTS = ["a m u", "e q y b n", "c", "zzz a"]
 
@@ -137,14 +135,6 @@ def test_references_name_checkpoints(run: Path) -> None:
     assert not torch.equal(weights(f"{run}@step-3"), weights(f"{run}@step-6"))
     with pytest.raises(InputError, match="no checkpoint of step 4; the steps it kept are: 0, 1, 2, 3, 5, 6"):
         ch.load(f"{run}@step-4")
-
-
-def test_the_page_of_the_run_directory_names_every_file(run: Path) -> None:
-    page = (ROOT / "docs/guides/run-directory.md").read_text("utf-8")
-    files = {file.relative_to(run).as_posix() for file in run.rglob("*") if file.is_file()}
-    named = {re.sub(r"step-\d+", "step-N", file) for file in files}
-    assert "checkpoints/snapshots/step-N/weights.safetensors" in named
-    assert not {file for file in named if f"`{file}`" not in page}
 
 
 def test_a_saved_model_has_no_checkpoints(saved: Path) -> None:
