@@ -106,18 +106,18 @@ def view(
     Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and --effects
     measures each token that they look at, too. --checkpoints shows the steps whose weights a run kept: the untrained
     model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output followed
-    by contributions and --effects is by default the last token, the first blank or the predicted label. --json
-    ends with {"path", "tokens", "target_tokens"}.
+    is by default the last token, the first blank or the predicted label. --json ends with {"path", "tokens", ...}.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
     _check_options(path, force, [name for name, given in together.items() if given], effects or of is not None)
     chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
     _check_picture(path, picture, stack, *chosen)
+    place = located(ref)
     set_threads_and_seed(threads, None)
     attend = _Attend(device, precision, generate, beam_size, from_language, to_language, chosen, path.suffix == PAGE)
     with keys_as_options(OPTIONS):
-        maps = attend(located(ref), text, target)
+        maps = attend(place, text, target)
         if path.suffix == PAGE:
             runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
             _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of)), is_timeline=checkpoints)
