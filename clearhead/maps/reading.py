@@ -25,7 +25,7 @@ from clearhead.predict.classify import check_paired
 from clearhead.predict.fill import masked_ids
 from clearhead.predict.outputs import LONGEST_INPUT
 from clearhead.task import TaskRecord
-from clearhead.text.long_texts import refuse_enormous
+from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
@@ -275,8 +275,8 @@ def _check_length(ids: Sequence[int], module: Transformer, what: str) -> None:
     if not ids:
         raise InputError(f"the {what} has no tokens; there is nothing to attend to")
     most = module.max_positions
-    if len(ids) > (most or LONGEST_INPUT):
-        limit = f"the model has {most} positions" if most else f"at most {LONGEST_INPUT:,} can be looked at"
+    if len(ids) > (most or LONGEST_PROMPT):
+        limit = f"the model has {most} positions" if most else f"at most {LONGEST_PROMPT:,} are read at once"
         raise InputError(f"the {what} has {len(ids)} tokens, but {limit}: shorten it")
 
 
