@@ -38,8 +38,9 @@ def fastest_precision(speeds: Sequence[Speed], usual: str) -> str:
     rates = {(one.work, one.batch, one.context, one.precision): one.per_second for one in speeds}
     gains: dict[str, dict[str, list[float]]] = {}
     for (work, batch, context, precision), rate in rates.items():
-        gain = rate / rates[work, batch, context, usual]
-        gains.setdefault(work, {}).setdefault(precision, []).append(gain)
+        # A context that takes long is left out in one precision and not in another.
+        if (base := rates.get((work, batch, context, usual))) is not None:
+            gains.setdefault(work, {}).setdefault(precision, []).append(rate / base)
     winners: dict[str, list[str]] = {}
     for work, found in gains.items():
         means = {precision: geometric_mean(values) for precision, values in found.items()}

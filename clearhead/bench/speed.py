@@ -42,7 +42,8 @@ class Effort:
     Args:
         new_tokens: generated after a prompt.
         repeats: of everything, after one that does not count; medians count.
-        seconds: after which nothing is repeated, so that all of it takes little more than these.
+        seconds: after which nothing is repeated, so that all of it takes little more than these. A context that would
+            take more than these by itself is left out.
         batch: texts of the larger batch.
         contexts: as of `CONTEXTS`.
         seed: of the texts.
@@ -87,7 +88,9 @@ class Speed:
         return self.per_second / self.limit
 
 
-def measure(model: Model, precision: Precision, limits: Limits, effort: Effort) -> Iterator[Speed]:
+def measure(
+    model: Model, precision: Precision, limits: Limits, effort: Effort, say: Callable[[str], None]
+) -> Iterator[Speed]:
     """Yield the speeds of a model at the work of its kind.
 
     Args:
@@ -95,11 +98,12 @@ def measure(model: Model, precision: Precision, limits: Limits, effort: Effort) 
         precision: of its weights.
         limits: of its device.
         effort: how much is measured.
+        say: told what is left out.
 
     Raises:
         InputError: the model cannot do its work, such as a multilingual one that needs languages.
     """
-    bench = _Bench(model, precision, limits, effort)
+    bench = _Bench(model, precision, limits, effort, say)
     if model.module.decoder is None:
         yield from bench.encoding()
     elif model.module.encoder is None:
@@ -111,8 +115,10 @@ def measure(model: Model, precision: Precision, limits: Limits, effort: Effort) 
 class _Bench:
     """The measurements of one model in one precision."""
 
-    def __init__(self, model: Model, precision: Precision, limits: Limits, effort: Effort) -> None:
-        self.model, self.precision, self.limits, self.effort = model, precision, limits, effort
+    def __init__(
+        self, model: Model, precision: Precision, limits: Limits, effort: Effort, say: Callable[[str], None]
+    ) -> None:
+        self.model, self.precision, self.limits, self.effort, self.say = model, precision, limits, effort, say
         self.device, self.chance = device_of(model.module), np.random.default_rng(effort.seed)
         self.seconds_each = effort.seconds
 
@@ -120,10 +126,18 @@ class _Bench:
         """Yield prompt processing and decoding of one text at each context that fits, and of a batch."""
         effort, fitting = self.effort, [*_fitting(self.model, self.effort)]
         self.seconds_each = effort.seconds / (len(fitting) + 1)
+        times_limit = 0.0
         for number, (context, new) in enumerate(fitting):
+            least = context / self._product_limit(context)
+            # As many times as long as the limit allows as the context before it.
+            if times_limit * least > effort.seconds:
+                left_out = ", ".join(f"{length:,}" for length, _ in fitting[number:])
+                self.say(f"left out: {left_out} tokens; {context:,} take about {times_limit * least:.0f} s to read")
+                return
             runs = self._repeated(lambda: self._stream(context, new))  # noqa: B023
             tokens = [later - earlier for run in runs for earlier, later in pairwise(run[1:])]
             first = statistics.median(run[1] - run[0] for run in runs)
+            times_limit = first / least
             yield self._speed("prompt", 1, context, context / first, self._product_limit(context))
             middle = statistics.median(tokens)
             yield replace(

@@ -30,9 +30,10 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     one by one, reading the weights and the cache from memory once for each step; for prompts and sentences, the matrix
     products. Both are measured first, with the same threads: a buffer of 512 MB is read, and matrices of 2,048 x 2,048
     are multiplied, the best of up to ten. A figure is the median of five, or of as many as fit into half a minute for
-    all together, so a small model takes no longer; a large one takes what one run of each takes. Without --precision
-    all are measured in which this machine multiplies fast; --batch-size is that of the larger batch, by default 16; p50
-    and p95 are of one token. --json ends with {"device", "limits", "peak_memory", "speeds", "advice"}.
+    all together, so a small model takes no longer; a large one takes what one run of each takes, and a context that
+    would take seconds by itself is left out, and named. Without --precision all are measured in which this machine
+    multiplies fast; --batch-size is that of the larger batch, by default 16; p50 and p95 are of one token. --json ends
+    with {"device", "limits", "peak_memory", "speeds", "advice"}.
     """
     ref = located(ref)
     import torch
@@ -56,7 +57,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     speeds: list[Speed] = []
     while True:
         print_message(f"measuring the model in {precision}")
-        speeds += measure(model, precision, limits, effort)
+        speeds += measure(model, precision, limits, effort, print_message)
         following = next(models, None)
         if following is None:
             break

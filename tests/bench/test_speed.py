@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,7 +24,7 @@ from clearhead.text.tokenizer_training import train_tokenizer
 from tests.text.corpus import make_corpus
 
 LIMITS = Limits(threads=1, bytes_per_second=1e9, flops={"fp32": 1e9})
-EFFORT = Effort(new_tokens=4, repeats=2, batch=3, contexts=(5, 17, 1000))
+EFFORT = Effort(new_tokens=4, repeats=2, seconds=1000.0, batch=3, contexts=(5, 17, 1000))
 SMALL = Hyperparameters(layers=2, width=28, heads=4, feedforward=37)
 
 
@@ -36,8 +38,10 @@ def model_of(family: str, kind: str) -> Model:
     )
 
 
-def found(model: Model, effort: Effort = EFFORT) -> dict[tuple[str, int, int], Speed]:
-    return {(speed.work, speed.batch, speed.context): speed for speed in measure(model, "fp32", LIMITS, effort)}
+def found(
+    model: Model, effort: Effort = EFFORT, say: Callable[[str], None] = pytest.fail
+) -> dict[tuple[str, int, int], Speed]:
+    return {(one.work, one.batch, one.context): one for one in measure(model, "fp32", LIMITS, effort, say)}
 
 
 def test_a_decoder_reads_prompts_and_generates_at_every_context_it_has() -> None:
@@ -92,7 +96,9 @@ def test_what_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> Non
     real = measured.stream_ids
     monkeypatch.setattr(measured, "stream_ids", lambda *given: calls.append(1) or real(*given))
     model = model_of("decoder", "generate")
-    assert len(found(model, replace(EFFORT, seconds=0.0))) == 5 and len(calls) == 2, "once at each context"
+    said: list[str] = []
+    assert len(found(model, replace(EFFORT, seconds=0.0), said.append)) == 3 and len(calls) == 1, "once"
+    assert len(said) == 1 and re.fullmatch(r"left out: 17 tokens; 17 take about \d+ s to read", said[0])
     calls.clear()
     found(model, replace(EFFORT, seconds=100.0))
     assert len(calls) == 2 * (1 + EFFORT.repeats), "the first of several does not count"
@@ -140,6 +146,10 @@ def rates(work: str, context: int = 32, **per_second: float) -> list[Speed]:
         ),
         (
             [rates("decode", fp32=10.0, int8=80.0), rates("decode", 500, fp32=10.0, int8=20.0)],
+            "--precision int8 is the fastest here at decode (4.0 times fp32)",
+        ),
+        (
+            [rates("decode", fp32=10.0, int8=40.0), rates("decode", 8000, int8=9.0)],
             "--precision int8 is the fastest here at decode (4.0 times fp32)",
         ),
         (
