@@ -92,7 +92,8 @@ def _close(folder: Path, modes: int) -> int:
     status = folder.stat()
     open_modes = status.st_mode & modes
     if os.name == "posix" and open_modes and status.st_uid == os.geteuid():
-        folder.chmod(stat.S_IMODE(status.st_mode) & ~modes)
+        with contextlib.suppress(OSError):  # a disk that cannot be written
+            folder.chmod(stat.S_IMODE(status.st_mode) & ~modes)
     return open_modes
 
 

@@ -286,3 +286,13 @@ def test_multi30k_is_opened_in_a_moment(data_dir: Path) -> None:
     assert len(store) <= len(read_pairs(source)) == 29_000
     # Not a measurement: opening is some fifty times as fast, and a preparation done twice is what this would catch.
     assert seconds[1] < seconds[0] / 2
+
+
+def test_prepared_data_makes_a_cache_that_nobody_else_can_write(tmp_path: Path, cache: Path) -> None:
+    pairs = random_pairs(5)
+    before = os.umask(0o002)
+    try:
+        prepare_pairs(write(tmp_path, pairs), tokenizers_of(pairs), max_length=20, max_ratio=None, training=True)
+    finally:
+        os.umask(before)
+    assert cache.stat().st_mode & 0o777 == 0o700

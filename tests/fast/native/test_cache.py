@@ -175,3 +175,15 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path, monkeypatch: pyte
     build.compiled([])
     assert {path.suffix for path in left.parent.iterdir()} == {"", ".so", ".sha256"}
     assert not left.exists()
+
+
+def test_a_folder_that_cannot_be_closed_is_used_as_long_as_nobody_else_can_write_there(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.parent.chmod(0o755)
+
+    def refuse(path: Path, mode: int) -> None:
+        raise OSError(f"{path} is on a disk that cannot be written")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    assert build.compiled([]).one() == 1

@@ -97,7 +97,9 @@ def test_no_text_becomes_markup_or_script(running: Any, tmp_path: Path, texts: l
         assert tab.evaluate("() => typeof hacked") == "undefined"
         assert tab.locator("img, svg, iframe, object, embed, a, body script[src]").count() == 0
         assert tab.locator("script:not([type])").count() == 0
-    assert tab.evaluate("() => document.querySelector('h1').textContent") == texts[0].replace("\ud800", "\ufffd")
+    # Versions of playwright differ in what they make of a lone surrogate.
+    heading = tab.evaluate("() => document.querySelector('h1').textContent")
+    assert heading.replace("\ud800", "\ufffd") == texts[0].replace("\ud800", "\ufffd")
     shown.tab.close()
 
 
