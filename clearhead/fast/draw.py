@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.fast.native.addresses import address, fits
 from clearhead.fast.native.load import function
 
 
@@ -29,7 +30,7 @@ def draw_tokens(
     Args:
         logits_RV: fp32 or bf16.
         uniform_R: uniform random numbers, fp64, from 0 to below 1.
-        banned_X: ids that are never drawn, int64; some may be there twice.
+        banned_X: ids that are never drawn, int64; some may be there twice, or be none of the row.
         divisor: of the logits.
         top_k: as of `TopK`; 0: all.
         top_p: as of `TopP`; 1: all.
@@ -39,11 +40,17 @@ def draw_tokens(
         int64, -1 where no id may be drawn; None where the compiled kernels do not serve the logits.
     """
     kernel = function(f"sample_{str(logits_RV.dtype).removeprefix('torch.')}", pointers=5, numbers=5)
-    if kernel is None or logits_RV.device.type != "cpu" or logits_RV.stride(1) != 1:
+    if kernel is None or not fits(logits_RV, logits_RV.dtype, *logits_RV.shape, by_row=True):
         return None
     rows, size = logits_RV.shape
-    settings = torch.tensor([divisor, top_p, min_p], dtype=torch.float64)
-    tokens_R = banned_X.new_empty(rows)
-    tensors = logits_RV, banned_X, uniform_R.contiguous(), settings, tokens_R
-    kernel(*(one.data_ptr() for one in tensors), rows, size, logits_RV.stride(0), len(banned_X), top_k)
+    settings, uniform_R = torch.tensor([divisor, top_p, min_p], dtype=torch.float64), uniform_R.contiguous()
+    tokens_R = torch.empty(rows, dtype=torch.int64)
+    kernel(
+        logits_RV.data_ptr(),
+        address(banned_X, torch.int64, len(banned_X)),
+        address(uniform_R, torch.float64, rows),
+        settings.data_ptr(),
+        tokens_R.data_ptr(),
+        *(rows, size, logits_RV.stride(0), len(banned_X), top_k),
+    )
     return tokens_R

@@ -93,6 +93,13 @@ def test_the_ids_that_stay_are_those_of_the_sorted_definition(
     assert all(float(expected_V[token]) > 0 for token in drawn(logits_V, edges, banned_X, shape).tolist())
 
 
+def test_ids_that_a_row_does_not_have_are_no_places_in_memory() -> None:
+    logits_V, uniform_R = torch.zeros(5), torch.tensor([0.1, 0.9], dtype=torch.float64)
+    beyond_X = torch.tensor([5, 2**40, -1])
+    expected = drawn(logits_V, uniform_R, beyond_X[:0], Shape())
+    assert torch.equal(drawn(logits_V, uniform_R, beyond_X, Shape()), expected)
+
+
 @pytest.mark.parametrize(
     "shape", [Shape(0.8, 0, 0.95), Shape(1.0, 0, 0.5), Shape(1.2, 5000, 0.9, 0.01), Shape(1.0, 50)]
 )

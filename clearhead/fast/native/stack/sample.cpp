@@ -118,7 +118,8 @@ std::pair<float, float> divided(
   const int64_t whole = size / WIDTH * WIDTH;
   for (int64_t i = 0; i < whole; i += WIDTH) store(x + i, load(row + i) / divisor);
   for (int64_t i = whole; i < size; ++i) x[i] = to_float(row[i]) / divisor;
-  for (int64_t i = 0; i < num_banned; ++i) x[banned[i]] = -INFINITY;
+  for (int64_t i = 0; i < num_banned; ++i)
+    if (banned[i] >= 0 && banned[i] < size) x[banned[i]] = -INFINITY;
   const float most = max(x, size, -INFINITY);
   const auto finite_or_highest = [=](Vec<float> vec) { return -select(vec == -INFINITY, broadcast(most), vec); };
   float least = -reduce_max(reduce(x, whole, broadcast(-most), finite_or_highest, max<Vec<float>>));
