@@ -19,7 +19,7 @@ from clearhead.maps.streams import Streams
 from clearhead.maps.token_texts import read_token, written_tokens
 from clearhead.task import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.word_starts import WordBoundaries
+from clearhead.text.word_starts import word_boundaries
 
 Chosen = int | str | tuple[int, str] | None
 """How a user chooses an outcome: a position, a token or a label, both, or nothing."""
@@ -183,7 +183,7 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
         logits_V = streams.logits(streams.hidden, place)[0, : len(names.names)].cpu()
         if names.tokenizer is not None and not is_next:
             # A mask stands for a part of a text, never for a special token.
-            logits_V = logits_V.where(torch.from_numpy(WordBoundaries.of(names.tokenizer).ordinary), -torch.inf)
+            logits_V = logits_V.where(torch.from_numpy(word_boundaries(names.tokenizer).ordinary), -torch.inf)
         index = int(logits_V.argmax())
     return Outcome(position, names.name(index), index, names.are_independent, is_next)
 

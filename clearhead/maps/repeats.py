@@ -20,7 +20,7 @@ from clearhead.maps.recording import AttentionRecord, record_run
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.word_starts import WordBoundaries
+from clearhead.text.word_starts import word_boundaries
 
 LENGTH = 25  # tokens before they repeat
 SEQUENCES = 4
@@ -101,7 +101,7 @@ def repeat_statistics(
 
 def _ordinary_ids(tokenizer: Tokenizer) -> Int[Tensor, " entries"]:
     """Return the ids that a text can have."""
-    return torch.from_numpy(WordBoundaries.of(tokenizer).ordinary).nonzero()[:, 0]
+    return torch.from_numpy(word_boundaries(tokenizer).ordinary).nonzero()[:, 0]
 
 
 def _repeated(ordinary: Int[Tensor, " entries"], length: int, draw: torch.Generator) -> Int[Tensor, "texts tokens"]:

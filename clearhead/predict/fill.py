@@ -24,7 +24,7 @@ from clearhead.predict.outputs import check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.word_starts import WordBoundaries
+from clearhead.text.word_starts import WordBoundaries, word_boundaries
 
 BLANK = "___"
 """Marks a blank for every model; more underscores in a row are a single blank."""
@@ -99,7 +99,7 @@ def fill(
     """
     _check_model(module)
     _mask_id(tokenizer)
-    words = WordBoundaries.of(tokenizer)
+    words = word_boundaries(tokenizer)
     if not 1 <= top_k <= int(words.ordinary.sum()):
         raise InputError(f"top_k is {top_k}; expected 1 to {int(words.ordinary.sum())}, the entries a blank can hold")
     limit = max_input_length(module, max_length)
@@ -131,7 +131,7 @@ def masked_ids(text: str, tokenizer: Tokenizer) -> list[int]:
     """
     if not _blank_spans(text, tokenizer):
         return tokenizer.special_tokens.add_to(tokenizer.encode(text))[0]
-    return _mask_blanks(text, 1, tokenizer, WordBoundaries.of(tokenizer)).ids
+    return _mask_blanks(text, 1, tokenizer, word_boundaries(tokenizer)).ids
 
 
 def _check_model(module: Transformer) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from weakref import WeakKeyDictionary
+from functools import lru_cache
 
 import numpy as np
 import tokenizers
@@ -76,14 +76,6 @@ class WordBoundaries:
         self._ends_sentence_V = np.array([text.rstrip().rstrip(_CLOSERS).endswith(_STOPS) for text in self.texts])
         self._newlines_V = np.array([_trailing_newlines(text) for text in self.texts])
 
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> WordBoundaries:
-        """Return the table of a tokenizer, made once: it decodes the whole vocabulary."""
-        found = _KNOWN.get(tokenizer)
-        if found is None:
-            found = _KNOWN[tokenizer] = cls(tokenizer)
-        return found
-
     def begins(self, ids_T: Integer[ndarray, " tokens"]) -> Bool[ndarray, " tokens"]:
         """Return True where an id is the first of a word; the first id always is.
 
@@ -118,7 +110,10 @@ class WordBoundaries:
         return ends_T
 
 
-_KNOWN: WeakKeyDictionary[Tokenizer, WordBoundaries] = WeakKeyDictionary()
+@lru_cache(maxsize=4)
+def word_boundaries(tokenizer: Tokenizer) -> WordBoundaries:
+    """Return the table of a tokenizer, made once for those used last: it decodes the whole vocabulary."""
+    return WordBoundaries(tokenizer)
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:

@@ -16,7 +16,7 @@ from clearhead.data.objectives.rows import Window, check_share, denoising_batch,
 from clearhead.data.stores.arrays import Ragged
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.word_starts import WordBoundaries
+from clearhead.text.word_starts import WordBoundaries, word_boundaries
 
 _LARGEST_MEAN = 100.0
 
@@ -50,7 +50,7 @@ class TextInfilling:
         self._mask_id = need_mask_id(tokenizer)
         self._share = check_share(share)
         self._poisson = _poisson_table(mean_span)
-        self._words = WordBoundaries.of(tokenizer) if permute else None
+        self._words = word_boundaries(tokenizer) if permute else None
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
         """Return corrupted windows as sources and whole windows as targets, for a model of two stacks.

@@ -16,7 +16,7 @@ from clearhead.data.objectives.rows import Window, check_share, need_mask_id, ra
 from clearhead.data.stores.arrays import Ragged, positions
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.word_starts import WordBoundaries
+from clearhead.text.word_starts import word_boundaries
 
 _MASKED, _REPLACED = 0.8, 0.1
 
@@ -44,7 +44,7 @@ class MaskedLM:
         self._mask_id = need_mask_id(tokenizer)
         self._share = check_share(share)
         self._whole_words = whole_words
-        self._words = WordBoundaries.of(tokenizer)
+        self._words = word_boundaries(tokenizer)
         self._ordinary_ids = np.flatnonzero(self._words.ordinary)
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
