@@ -43,6 +43,4 @@ def kernels_of(level: str) -> Iterator[ctypes.CDLL]:
     compiled = cache(partial(build.compiled, options_of(level)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "library", compiled)
-        load.function.cache_clear()
         yield compiled(build.INFERENCE)
-    load.function.cache_clear()

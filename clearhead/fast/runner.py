@@ -7,7 +7,6 @@ buffers of kernels) belongs to the call.
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
-from clearhead.errors import InputError
 from clearhead.fast.int8 import Int8Linear, Int8Matrix
 from clearhead.fast.linear import Run, float_linear, int8_linear, mixed_linear
+from clearhead.fast.native.load import KERNELS, uses_kernels
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.replica import override, replica
 from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
@@ -30,9 +29,6 @@ from clearhead.hooks import HookPoints, is_seen
 
 LEAST_WEIGHTS: Final = 2**23
 """A model with fewer numbers in its linear layers stays in the caches, where products in bf16 gain nothing."""
-KERNELS: Final = "CLEARHEAD_KERNELS"
-"""The environment variable: "plain" runs the plain tree alone, "auto" (as where it is not set) what is fastest."""
-
 _MANY_ROWS: Final = "many rows in fp32, which PyTorch multiplies as fast"
 
 
@@ -53,7 +49,7 @@ class Served:
 
 @dataclass(frozen=True)
 class _Tree:
-    state: tuple[int, ...]  # of the weights that it was made for
+    state: tuple[int | float, ...]  # of the model that it was made for
     module: Transformer
     report: tuple[Served, ...]
 
@@ -88,7 +84,7 @@ class Runner:
         Its results are those of the plain tree up to the order of sums; with weights in 8 bits, up to rounding the
         inputs of products to 8 bits as well, and with products in bf16, up to rounding inputs and weights to bf16.
         Where the calling context watches or edits activations, it is a plain replica with the hooks of the model.
-        Weights must not be moved while a request runs; weights that have changed have another tree.
+        Weights must not be moved while a request runs; a model that has changed has another tree.
         """
         parts = list(self.module.modules())
         if not uses_kernels() or any(map(is_seen, parts)):
@@ -114,18 +110,6 @@ def _runner(module: Transformer, in_bf16: bool) -> Runner:
     return Runner(module, in_bf16=in_bf16)
 
 
-def uses_kernels() -> bool:
-    """Return whether trees may be other than plain.
-
-    Raises:
-        InputError: the environment variable says neither.
-    """
-    choice = os.environ.get(KERNELS, "auto")
-    if choice not in ("auto", "plain"):
-        raise InputError(f"the environment variable {KERNELS} is '{choice}'; expected auto or plain")
-    return choice == "auto"
-
-
 def multiplies_in_bf16(module: nn.Module) -> bool:
     """Return whether products in bf16 are faster for an fp32 model on this processor."""
     weights = [part.weight for part in module.modules() if isinstance(part, nn.Linear)]
@@ -144,7 +128,7 @@ class ServedLinear(nn.Module):
         return self.product(x)
 
 
-def _tree(module: Transformer, state: tuple[int, ...], *, in_bf16: bool) -> _Tree:
+def _tree(module: Transformer, state: tuple[int | float, ...], *, in_bf16: bool) -> _Tree:
     made, report = replica(module), []
     for part in made.modules():
         if isinstance(part, HookPoints):
@@ -182,9 +166,12 @@ def _said(address: str, kind: str | None, reason: str) -> Served:
     return Served(address, "plain", reason) if kind is None else Served(address, "kernels", kind)
 
 
-def _state(part: nn.Module) -> Iterator[int]:
-    """Yield numbers that change where a part, its children or a weight does."""
+def _state(part: nn.Module) -> Iterator[int | float]:
+    """Yield numbers that change where a part, its settings, what it computes by, its children or a weight does."""
     yield id(part)
+    for name, value in vars(part).items():
+        if type(value) in (int, float) or name == "forward":
+            yield value if isinstance(value, int | float) else id(value)
     for weight in (*part._parameters.values(), *part._buffers.values()):
         if weight is not None:
             yield id(weight)

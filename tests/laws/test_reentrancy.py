@@ -19,6 +19,8 @@ from torch import nn
 import clearhead as ch
 from clearhead.fast import runner
 from clearhead.fast.int8 import to_int8
+from clearhead.fast.native import build
+from clearhead.fast.native import load as native
 from clearhead.fast.runner import Runner
 from clearhead.fast.stack import PlannedStack, StackPlan
 from tests import hf_models as made
@@ -185,6 +187,20 @@ def test_threads_get_bit_by_bit_what_each_gets_alone(
     assert len(set(calls)) > 1, "kernels served several threads"
 
 
+def test_a_changed_model_has_another_tree(decoder: ch.Model) -> None:
+    """Settings and patched methods count as weights do; the mode does not."""
+    text, tree = written(decoder), decoder.tree
+    decoder.module.train()
+    assert decoder.tree is tree
+    branch = decoder.module.get_submodule("decoder.layers.0.steps.0.branches.0")
+    branch.scale = 9.0
+    assert written(decoder) != text
+    branch.scale = 1.0
+    assert written(decoder) == text
+    branch.function.out.forward = torch.zeros_like
+    assert decoder.tree is not tree and written(decoder) != text
+
+
 def snapshot(module: nn.Module) -> list[dict[str, Any]]:
     """The attributes of every part: what they are, and what the hooks among them hold."""
     return [
@@ -223,11 +239,12 @@ def test_no_call_writes_into_the_plain_tree(
 def test_the_plain_tree_alone_is_used_where_that_is_asked_for(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, calls: list[str]
 ) -> None:
-    monkeypatch.setenv(runner.KERNELS, "plain")
+    monkeypatch.setenv(native.KERNELS, "plain")
     model = ch.load(folders["decoder"], device="cpu", precision="int8")
     assert [one.by for one in model.runner.report()] == ["plain"]
     model.generate("the", max_new_tokens=2, temperature=0)
-    assert not calls
-    monkeypatch.setenv(runner.KERNELS, "fast")
+    assert not calls and native.library() is native.library(build.TRAINING) is None
+    assert native.function("top_float32", pointers=4, numbers=4) is None
+    monkeypatch.setenv(native.KERNELS, "fast")
     with pytest.raises(ch.InputError, match="expected auto or plain"):
         model.generate("the")

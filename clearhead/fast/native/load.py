@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from clearhead.errors import InputError
 from clearhead.fast import probe
 from clearhead.fast.native import abi
 from clearhead.fast.native.build import INFERENCE, compiled
@@ -27,13 +28,34 @@ _OFF: Final = {
     "amx": ("amx-tile", "amx-int8", "amx-bf16"),
 }
 """What a compiler calls them."""
+KERNELS: Final = "CLEARHEAD_KERNELS"
+"""The environment variable: "plain" uses no kernels of ours, "auto" (as where it is not set) what is fastest."""
 # Two teams of threads with a barrier after each phase would wait for each other's processors.
 _TURN: Final = threading.RLock()
 
 
-@cache
+def uses_kernels() -> bool:
+    """Return whether kernels, and other trees than the plain one, are wanted.
+
+    Raises:
+        InputError: the environment variable says neither.
+    """
+    choice = os.environ.get(KERNELS, "auto")
+    if choice not in ("auto", "plain"):
+        raise InputError(f"the environment variable {KERNELS} is '{choice}'; expected auto or plain")
+    return choice == "auto"
+
+
 def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
-    """Return the compiled kernels of a folder, or None where they cannot be had; the reason is logged as a warning."""
+    """Return the compiled kernels of a folder, or None where they are not wanted or cannot be had.
+
+    The reason for the latter is logged as a warning, once.
+    """
+    return _library(kernels) if uses_kernels() else None
+
+
+@cache
+def _library(kernels: str) -> ctypes.CDLL | None:
     try:
         found = compiled(["-march=native", *_without(probe.processor().hidden)], kernels)
         refuse_unfit(found)
@@ -67,7 +89,6 @@ def has_gemm(kernels: str = INFERENCE) -> bool:
     return found is not None and bool(found.has_gemm())
 
 
-@cache
 def function(name: str, *, pointers: int, numbers: int = 0, kernels: str = INFERENCE) -> Callable[..., None] | None:
     """Return a kernel, which takes addresses and then whole numbers.
 
@@ -83,7 +104,12 @@ def function(name: str, *, pointers: int, numbers: int = 0, kernels: str = INFER
         None where there are no kernels, or none of this name for this processor.
     """
     found = library(kernels)
-    kernel = None if found is None else getattr(found, name, None)
+    return None if found is None else _kernel(found, name, pointers, numbers)
+
+
+@cache
+def _kernel(found: ctypes.CDLL, name: str, pointers: int, numbers: int) -> Callable[..., None] | None:
+    kernel = getattr(found, name, None)
     if kernel is None:
         return None
     kernel.restype = None

@@ -15,9 +15,9 @@ from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import Norm, RMSNorm, Vectors
 from clearhead.core.shapes import Keys, Queries, Scores, States
 from clearhead.core.stack import Branch, Layer, Stack, Step
+from clearhead.fast.native.load import uses_kernels
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.replica import override, plain_type, replica
-from clearhead.fast.runner import uses_kernels
 from clearhead.fast.stack import is_altered
 from clearhead.fast.training.attention import attention, needs_weights, rotation
 from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies

@@ -98,9 +98,7 @@ def train_alone(file: Path, *changes: str) -> Recorder:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "library", lambda _: None)
         leave_out(patch)
-        load.function.cache_clear()
         train_run(load_run_file(file, list(changes)), resume=False, progress=shown)
-    load.function.cache_clear()
     return shown
 
 
