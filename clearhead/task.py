@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticKnownError
 
 from clearhead.errors import InputError
 from clearhead.printing import Printed
+from clearhead.tasks.registry import kinds
 
-TaskKind = Literal["translate", "generate", "fill", "classify", "tag", "embed", "denoise", "answer"]
+
+def _known(kind: str) -> str:
+    if kind not in kinds():
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, kinds()))})
+    return kind
+
+
+TaskKind = Annotated[str, AfterValidator(_known)]
+"""The name of a task that is built in or installed."""
 
 LabelKind = Literal["single_label", "multi_label", "regression"]
 

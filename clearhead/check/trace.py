@@ -24,6 +24,7 @@ from clearhead.data.batches.inputs import shift_right
 from clearhead.errors import InputError
 from clearhead.hf.loading import LoadedModule, bind_rules
 from clearhead.hf.mapping.tensor_rules import BoundRule, Transpose
+from clearhead.tasks.registry import find
 
 _KINDS = (nn.Linear, Linear, Table, LearnedPosition, LayerNorm, RMSNorm)
 
@@ -123,7 +124,7 @@ class ModelPair:
             target, mask = self._targets(inputs)
             out = module(inputs.ids, target, mask=inputs.mask, target_mask=mask, segments=inputs.segments)
         # The outputs of an embedding model are its states, as in transformers.
-        has_logits = self.pretrained.task.kind != "embed" and out.logits is not None
+        has_logits = find(self.pretrained.task.kind).outputs != "vector" and out.logits is not None
         trace.outputs = out.logits if has_logits else out.hidden
         return trace
 

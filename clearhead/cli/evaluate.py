@@ -27,6 +27,7 @@ from clearhead.cli.options import (
 )
 from clearhead.cli.progress import Progress
 from clearhead.errors import InputError, keys_as_options
+from clearhead.tasks.registry import find
 from clearhead.watching import watching_batches
 
 Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
@@ -62,18 +63,6 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the t
 
 # Parameters that name the data.
 DATA = ("source", "target", "text", "labels", "text_column", "pair", "document", "pattern")
-_SEARCH = ("--tokenize", "--lowercase", "--beam-size", "--length-penalty", "--from", "--to", "--output", "--batch-size")
-# For each task the options that name its data, and the others that it takes.
-OPTIONS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "translate": (("--source", "--target"), _SEARCH),
-    "generate": (("--text",), ("--text-column", "--document", "--pattern", "--window", "--stride", "--batch-size")),
-    "fill": (("--text",), ("--text-column", "--document", "--pattern", "--batch-size")),
-    "denoise": (("--text",), ("--text-column", "--document", "--pattern", "--batch-size")),
-    "classify": (("--text", "--labels"), ("--text-column", "--pair", "--plot", "--batch-size")),
-    "tag": (("--text",), ("--batch-size",)),
-    "embed": (("--source", "--target"), ("--labels", "--batch-size")),
-    "answer": (("--text",), ("--batch-size",)),
-}
 
 
 @takes_compute_options
@@ -194,7 +183,8 @@ def _check_options(ref: str, options: Sequence[str]) -> str:
         kind, reading = record.kind, record.reading
     # A denoising model with sources and targets, such as one for summaries, is measured as a translation model.
     kind = "translate" if kind == "denoise" and {"--source", "--target"} & {*options} else kind
-    required, optional = OPTIONS[kind]
+    words = find(kind).evaluate
+    required, optional = (tuple(map(_flag, names)) for names in (words.data, words.optional))
     if kind == "classify" and reading is not None and "labels" in reading.keys:
         # The column of the labels is that of the training data.
         required, optional = ("--text",), ("--labels", *optional)

@@ -6,7 +6,6 @@ import inspect
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,8 @@ from clearhead.cli.options import DATA_OPTIONS, Force, Json, Pattern
 from clearhead.errors import InputError, keys_as_options
 from clearhead.files import names_in, refuse_unwritable, write_output
 from clearhead.leftovers import TEMPORARY, is_running
+from clearhead.tasks.base import Task
+from clearhead.tasks.registry import every
 
 if TYPE_CHECKING:
     from clearhead.recipes.draft import Draft
@@ -70,111 +71,11 @@ RunFile = Annotated[Path, typer.Option("--output", "-o", metavar="F", help="The 
 RunDirectory = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="The run directory it will name.")]
 
 
-@dataclass(frozen=True)
-class NewTask:
-    """One subcommand of `clearhead new`.
-
-    Attributes:
-        does: its help in one sentence.
-        examples: what follows `clearhead new TASK`.
-        data: the forms of data, line by line, and what is done with it.
-        needed, optional: the names of its data options.
-    """
-
-    does: str
-    examples: tuple[str, ...]
-    data: str
-    needed: tuple[str, ...]
-    optional: tuple[str, ...]
-
-    def help(self, kind: str) -> str:
-        """Return the text of --help; a paragraph behind a backspace keeps its lines."""
-        examples = "\n".join(f"  clearhead new {kind} {options}" for options in self.examples)
-        return f"{self.does}\n\n\b\nExample:\n{examples}\n\n\b\nData, plain or .gz:\n{self.data}\n\n{_ALWAYS}"
-
-
 _ALWAYS = """Training steps are measured on this machine, so that model and steps fit --minutes. Every choice in the run
 file has a comment. What exists is replaced with --force only, and your data stays as it is. Without validation data, a
 part of the training data is held out: a tenth of lines, pairs and labelled texts, drawn at random and copied into a
 folder beside the run file; of other text the end. --json ends with {"file", "run", "steps", "held_out"} and how much
 data there is."""
-
-_TWO_FILES = """  Two text files: line 7 of one belongs to line 7 of the other."""
-_TEXTS = """  corpus.txt          a text file
-  corpus/             a folder: the files in it and in its folders
-  corpus.jsonl        {"text": "..."} in each line, which is a document"""
-_LABELLED = """  reviews.tsv, .csv   a table; its columns are given by the names in its first
-                      line, or by number, the first one being 1
-  reviews.jsonl       {"text": "A fine film.", "label": "good"} in each line
-  reviews.txt         a text in each line, with --labels F line by line
-  Labels are names; numbers with decimals are predicted as numbers, and lists,
-  in JSON lines, are several labels of one text."""
-_TAGGED = """  train.conll         a word and its tag in each line, the tag in the last
-                      column; an empty line ends a sentence
-  train.jsonl         {"tokens": ["Ada", "sleeps"], "tags": ["B-PER", "O"]}
-                      in each line"""
-
-_QUESTIONS = """  train.json    the SQuAD layout, version 1.1 or 2.0
-  train.jsonl   {"context": "Ada built it.", "question": "Who built it?",
-                "answer": "Ada", "start": 0} in each line; the start counts
-                characters; both are lists where several answers are right,
-                and null where the context holds none"""
-
-_OF_PAIRS = ("source", "target"), ("valid_source", "valid_target")
-_OF_TEXTS = ("text",), ("text_column", "document", "pattern", "valid_text")
-TASKS: Mapping[str, NewTask] = {
-    "translate": NewTask(
-        "Write a run file that trains a translator.",
-        ("--source train.de --target train.en",),
-        _TWO_FILES,
-        *_OF_PAIRS,
-    ),
-    "generate": NewTask(
-        "Write a run file that trains a decoder, which continues text.",
-        ("--text corpus/", "--text stories.txt --document paragraph"),
-        _TEXTS,
-        *_OF_TEXTS,
-    ),
-    "fill": NewTask(
-        "Write a run file that trains an encoder to fill blanks.",
-        ("--text captions.txt",),
-        _TEXTS,
-        *_OF_TEXTS,
-    ),
-    "denoise": NewTask(
-        "Write a run file that trains an encoder-decoder to restore text, before it is trained for another task.",
-        ("--text corpus/",),
-        _TEXTS,
-        *_OF_TEXTS,
-    ),
-    "classify": NewTask(
-        "Write a run file that trains a classifier of texts or of pairs of texts.",
-        ("--text reviews.tsv --labels label", "--text reviews.txt --labels labels.txt"),
-        _LABELLED,
-        ("text", "labels"),
-        ("label_kind", "text_column", "pair", "valid_text", "valid_labels"),
-    ),
-    "tag": NewTask(
-        "Write a run file that trains a tagger of words, such as of names.",
-        ("--text train.conll --valid-text valid.conll",),
-        _TAGGED,
-        ("text",),
-        ("valid_text",),
-    ),
-    "answer": NewTask(
-        "Write a run file that trains a model to find the answers to questions in a text.",
-        ("--text train.json --valid-text dev.json",),
-        _QUESTIONS,
-        ("text",),
-        ("valid_text",),
-    ),
-    "embed": NewTask(
-        "Write a run file that trains an encoder to give two texts of one meaning nearby vectors.",
-        ("--source train.de --target train.en",),
-        _TWO_FILES,
-        *_OF_PAIRS,
-    ),
-}
 
 
 def new() -> None:
@@ -194,19 +95,27 @@ def new_group() -> typer.Typer:
     """Return the command `new` with a subcommand for each task."""
     group = typer.Typer(rich_markup_mode=None)
     group.callback()(new)
-    for kind, task in TASKS.items():
-        group.command(kind, help=task.help(kind), short_help=task.does)(_command(kind, task))
+    for task in every():
+        group.command(task.kind, help=_help(task), short_help=task.new.does)(_command(task))
     return group
 
 
-def _command(kind: str, task: NewTask) -> Callable[..., None]:
+def _help(task: Task) -> str:
+    """Return the text of --help; a paragraph behind a backspace keeps its lines."""
+    words = task.new
+    examples = "\n".join(f"  clearhead new {task.kind} {options}" for options in words.examples)
+    return f"{words.does}\n\n\b\nExample:\n{examples}\n\n\b\nData, plain or .gz:\n{words.data}\n\n{_ALWAYS}"
+
+
+def _command(task: Task) -> Callable[..., None]:
     """Give a task its data options in front of the options of every task, which are those of `_write_run_file`."""
     _, _, *shared = inspect.signature(_write_run_file, eval_str=True).parameters.values()
-    data = [_parameter(name, is_needed=name in task.needed) for name in (*task.needed, *task.optional)]
+    needed = task.new.needed
+    data = [_parameter(name, is_needed=name in needed) for name in (*needed, *task.new.optional)]
 
     def run(**values: Any) -> None:
         given = {option.name: values[option.name] for option in data}
-        _write_run_file(kind, given, **{option.name: values[option.name] for option in shared})
+        _write_run_file(task.kind, given, **{option.name: values[option.name] for option in shared})
 
     run.__signature__ = inspect.Signature([*data, *shared])  # type: ignore[attr-defined]
     return run

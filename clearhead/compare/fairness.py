@@ -11,12 +11,11 @@ from clearhead.compare.table import Row
 from clearhead.printing import Printed
 from clearhead.runs.directory import differing_keys
 from clearhead.runs.metrics import FILE_NAME, damaged_lines
+from clearhead.tasks.registry import find
 
 TOKENS_TOLERANCE: Final = 1.01
 """Ratio up to which token counts are equal: batches of one budget hold a few tokens more or less."""
 
-# Tasks whose loss is a mean over tokens, so that it depends on the tokenizer.
-_TOKEN_TASKS: Final = ("translate", "generate", "fill", "denoise")
 # Keys of [task] that are not part of the objective: they have checks of their own, or belong to the model.
 _NO_OBJECTIVE: Final = ("task.init", "task.pool", "task.temperature")
 _VALIDATION_KEYS: Final = ("data.valid", "data.max_length", "data.max_ratio")
@@ -118,7 +117,7 @@ def _joined(names: Sequence[str]) -> str:
 def _checks(reference: Run) -> Iterator[_Check]:
     def tokenizer_clause(run: Run, first: Run, name: str) -> str:
         unit = ", so losses per token cannot be compared; scores and bits per byte could"
-        return f"used another tokenizer than {name}{unit if run.task in _TOKEN_TASKS else ''}"
+        return f"used another tokenizer than {name}{unit if _loss_is_of_tokens(reference) else ''}"
 
     yield _Check(
         "training data",
@@ -137,7 +136,12 @@ def _checks(reference: Run) -> Iterator[_Check]:
         ),
         spoils=("loss", "score"),
     )
-    yield _Check("tokenizer", _same_tokenizer, tokenizer_clause, ("loss",) if reference.task in _TOKEN_TASKS else ())
+    yield _Check(
+        "tokenizer",
+        _same_tokenizer,
+        tokenizer_clause,
+        ("loss",) if _loss_is_of_tokens(reference) else (),
+    )
     yield _Check(
         "objective",
         lambda run, first: not _objective_keys(run, first),
@@ -160,7 +164,7 @@ def _checks(reference: Run) -> Iterator[_Check]:
     )
     yield _Check("starting point", lambda run, first: run.key("task.init") == first.key("task.init"), _start_clause)
     yield _Check("machine", _same_machine, _machine_clause)
-    if reference.task == "embed":
+    if find(reference.task).outputs == "vector":
         yield _Check(
             "temperature",
             lambda run, first: not _differing(run, first, "task.temperature"),
@@ -177,6 +181,11 @@ def _checks(reference: Run) -> Iterator[_Check]:
 
 def _batches(run: Run) -> Mapping[str, Any]:
     return run.state["batches"] if run.state is not None else {}
+
+
+def _loss_is_of_tokens(run: Run) -> bool:
+    """Whether the loss is a mean over tokens, so that it depends on the tokenizer."""
+    return find(run.task).outputs == "vocabulary"
 
 
 def _same_tokenizer(run: Run, first: Run) -> bool | None:

@@ -29,11 +29,10 @@ from clearhead.runs.directory import (
 from clearhead.runs.metrics import FILE_NAME, Metrics, read_metrics
 from clearhead.spec import Model
 from clearhead.spec.token_counts import TokenCounts
+from clearhead.tasks.registry import find
 
 SCORE_NAME: Final = "score_name"
 PLANNED_STEPS: Final = "planned_steps"
-SCORE_NAMES: Final[Mapping[str, str]] = {"translate": "BLEU"}
-"""Names of scores for runs without a sound checkpoint, which records the name."""
 
 Quality = Literal["score", "loss"]
 
@@ -96,7 +95,7 @@ class Run(Printed):
     @property
     def score_name(self) -> str:
         """The name of the validation score."""
-        return str(self.choices.get(SCORE_NAME) or SCORE_NAMES.get(self.task, "score"))
+        return str(self.choices.get(SCORE_NAME) or find(self.task).score)
 
     @cached_property
     def parameters(self) -> Parameters:

@@ -45,6 +45,7 @@ from clearhead.generate.translation import longest_sentence
 from clearhead.predict.embed import similarity
 from clearhead.spec.describe import number_of
 from clearhead.task import Noise, Reading, TaskRecord
+from clearhead.tasks.registry import find
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
@@ -52,18 +53,6 @@ from clearhead.text.special_tokens import SpecialTokens
 Record = dict[str, Any]
 Notify = Callable[[str], None]
 SourceT = TypeVar("SourceT")
-_SEARCH = ("tokenize", "lowercase", "beam_size", "length_penalty", "batch_size")
-_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "translate": _SEARCH,
-    "generate": ("window", "stride", "batch_size"),
-    "classify": ("batch_size",),
-    "tag": ("batch_size",),
-    "embed": ("similarities", "batch_size"),
-    "fill": ("batch_size",),
-    "denoise": ("batch_size",),
-    "answer": ("batch_size",),
-}
-"""The options of each kind of task."""
 
 
 @runtime_checkable
@@ -159,7 +148,7 @@ class EvaluateOptions:
         Raises:
             InputError: one sentence that names all of them.
         """
-        used = _OPTIONS[kind]
+        used = [name for name in find(kind).evaluate.optional if name in vars(self)]
         unused = [
             name for name, value in vars(self).items() if name not in used and value is not None and value is not False
         ]

@@ -18,16 +18,9 @@ from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.blocks import no_head
 from clearhead.hf.mapping.family import Family, Variant
 from clearhead.spec import Model
-from clearhead.task import TaskKind, TaskRecord
+from clearhead.task import TaskRecord
+from clearhead.tasks.registry import find
 
-# Tasks whose outputs are of one form; a class of another form never fits.
-_FORMS: tuple[frozenset[TaskKind], ...] = (
-    frozenset({"translate", "generate", "denoise", "fill"}),
-    frozenset({"tag"}),
-    frozenset({"classify"}),
-    frozenset({"answer"}),
-    frozenset({"embed"}),
-)
 _MOST_LINES = 6
 # The fields that an equivalent spec can have otherwise; where another differs, no change helps.
 _CHANGEABLE = re.compile(r"\.(?:dropout|scale|layout)$|^head\.layers\.\d+\.(?:bias|weight\b.*)$")
@@ -137,8 +130,8 @@ def _fitting(family: Family, task: TaskRecord | None, model: Model) -> list[Vari
         return [one for one in family.variants if one.head is no_head]
     if task is None:
         return list(family.variants)
-    form = next((form for form in _FORMS if task.kind in form), frozenset({task.kind}))
-    fitting = [one for one in family.variants if one.task in form]
+    # A class whose outputs are of another form never fits.
+    fitting = [one for one in family.variants if find(one.task).outputs == find(task.kind).outputs]
     return sorted(fitting, key=lambda variant: variant.task != task.kind)
 
 

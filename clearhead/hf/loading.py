@@ -24,6 +24,7 @@ from clearhead.hf.mapping.tensor_rules import BoundRule, bind
 from clearhead.hf.pooling import Pooling, has_pooling, read_pooling, with_head
 from clearhead.machine import refuse_memory
 from clearhead.task import LabelKind, TaskRecord
+from clearhead.tasks.registry import find
 
 # Of a table that is computed again to compare it.
 MOST_ROWS = 2**16
@@ -289,7 +290,7 @@ def _tying(found: _FoundTensors, values: Values) -> Values:
 
 
 def _task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord:
-    if variant.task not in ("classify", "tag"):
+    if not find(variant.task).has_labels:
         return TaskRecord(kind=variant.task, repeats=variant.repeats)
     names = config.get("id2label") or {}
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))

@@ -23,6 +23,7 @@ from clearhead.hf.mapping.config import label_names
 from clearhead.hf.mapping.family import Family, Variant
 from clearhead.hf.pooling import makes_vectors, with_head, write_pooling
 from clearhead.task import TaskRecord
+from clearhead.tasks.registry import find
 from clearhead.weights.files import save_shards
 
 LARGEST_SHARD = 5_000_000_000
@@ -56,7 +57,7 @@ def save_module(
         InputError: no family can express the spec; the report lists the differences to the nearest.
     """
     own_task = loaded.task if task is None and loaded is not None else task
-    if own_task is not None and own_task.kind == "embed" and makes_vectors(module.spec):
+    if own_task is not None and find(own_task.kind).outputs == "vector" and makes_vectors(module.spec):
         return _save_pooled(module, directory, loaded, own_task, model_type, token_ids, max_shard_size)
     if loaded is not None:
         family, variant, prefix = loaded.family, loaded.variant, loaded.prefix

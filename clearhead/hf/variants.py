@@ -18,7 +18,8 @@ from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Family, Variant
 from clearhead.hf.pooling import makes_vectors, with_head
 from clearhead.spec import Model
-from clearhead.task import TaskKind, TaskRecord
+from clearhead.task import TaskRecord
+from clearhead.tasks.registry import find
 
 _PROBLEM_TYPES = {
     "single_label": "single_label_classification",
@@ -42,11 +43,11 @@ def find_variant(
     family = registry.find(config)
     own = {key: value for key, value in config.items() if key not in ("architectures", "problem_type")}
     own |= label_config(task)
-    if task.kind == "classify" and own.get("pad_token_id") is None:
+    if find(task.kind).outputs == "labels" and own.get("pad_token_id") is None:
         own["pad_token_id"] = pad
     variants = sorted(family.variants, key=lambda variant: variant.task != task.kind)
     stacks = module
-    if task.kind == "embed" and makes_vectors(module.spec):
+    if find(task.kind).outputs == "vector" and makes_vectors(module.spec):
         # The pooling is not part of a class, but in files beside the checkpoint.
         stacks, variants = with_head(module, None, {}), [registry.headless(family)]
     variant = next((variant for variant in variants if _is_expressible(family, variant, own, stacks)), None)
@@ -61,10 +62,10 @@ def find_variant(
 
 def label_config(task: TaskRecord) -> dict[str, Any]:
     """Return the keys of a config for the labels of a task."""
-    if task.kind == "answer":
+    if find(task.kind).outputs == "span":
         # The classes that find answers count their two scores by the labels of the config.
         return configs.label_names(("LABEL_0", "LABEL_1"))
-    if task.kind not in ("classify", "tag"):
+    if not find(task.kind).has_labels:
         return {}
     names = configs.label_names(task.labels or ("LABEL_0",))
     return names if task.label_kind is None else names | {"problem_type": _PROBLEM_TYPES[task.label_kind]}
@@ -94,7 +95,7 @@ def spec_up_to_dropout(
     return expressed if all(".dropout: " in line for line in differing) else None
 
 
-def task_kind(folder: Path) -> TaskKind:
+def task_kind(folder: Path) -> str:
     """Return the task of a checkpoint, without loading its weights.
 
     Raises:

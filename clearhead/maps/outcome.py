@@ -18,6 +18,7 @@ from clearhead.errors import InputError, key, nearest
 from clearhead.maps.streams import Streams
 from clearhead.maps.token_texts import read_token, written_tokens
 from clearhead.task import TaskRecord
+from clearhead.tasks.registry import find
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import word_boundaries
 
@@ -82,7 +83,7 @@ class OutputNames:
         Raises:
             InputError: its outputs are vectors or numbers.
         """
-        if module.head is None or record.kind in ("embed", "answer") or record.label_kind == "regression":
+        if module.head is None or find(record.kind).outputs in ("vector", "span") or record.label_kind == "regression":
             raise InputError(
                 "this model gives no probabilities of tokens or labels, so nothing can raise or lower them: effects, "
                 "contributions and the lens need a language model, a masked model, a classifier or a tagger"

@@ -25,6 +25,7 @@ from clearhead.predict.classify import check_paired
 from clearhead.predict.fill import masked_ids
 from clearhead.predict.outputs import LONGEST_INPUT
 from clearhead.task import TaskRecord
+from clearhead.tasks.registry import find
 from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
@@ -139,7 +140,7 @@ def check_read_options(module: Transformer, task: TaskRecord, text: str | tuple[
 
 def predicts_text(module: Transformer, task: TaskRecord) -> bool:
     """Return whether a model writes text token by token, rather than labels, vectors or the words of blanks."""
-    return module.decoder is not None and task.kind in ("translate", "generate", "denoise")
+    return module.decoder is not None and find(task.kind).writes
 
 
 def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text: str | tuple[str, str]) -> Reading:

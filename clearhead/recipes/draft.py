@@ -15,7 +15,7 @@ from clearhead.errors import InputError, nearest
 from clearhead.recipes.held_out import HeldOut, draw, num_overlapping, passages
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import MOST_COUNTED, Survey, TextSurvey, held_out_share, survey, survey_text
-from clearhead.recipes.table import Value
+from clearhead.tasks.base import Value
 
 if TYPE_CHECKING:
     from clearhead.data.sources.tables import Table

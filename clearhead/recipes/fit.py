@@ -11,10 +11,11 @@ from clearhead.core import build
 from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
 from clearhead.machine import choose_device
-from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
+from clearhead.recipes.run_file import VALIDATIONS, Choice, DataPlan, run_file_text
 from clearhead.recipes.survey import TextSurvey
-from clearhead.recipes.table import VALIDATIONS, Recipe, Size, recipe_for
 from clearhead.spec.describe import number_of
+from clearhead.tasks.base import Recipe, Size
+from clearhead.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.dry_run import faster_precision, is_out_of_memory, step_cost
 from clearhead.training.init_from import InitialModel, take_weights
@@ -141,7 +142,7 @@ def fitted(plan: DataPlan, minutes: float, say: Callable[[str], None]) -> Fitted
     Raises:
         InputError: the data cannot be used, or no model of the recipe fits into memory.
     """
-    recipe = recipe_for(plan.task, plan.amount)
+    recipe = find(plan.task).recipe(plan.amount)
     fitting = Fitting(plan, recipe)
     kind = "characters" if recipe.tokenizer == "character" else "a vocabulary"
     say(f"preparing the text with {kind} of its own")

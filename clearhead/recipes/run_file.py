@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from clearhead.recipes.survey import Survey, TextSurvey, tokenizer_kind, vocab_size
-from clearhead.recipes.table import CHECKPOINT, PATIENCE, VALIDATIONS, Recipe, Size, Value
+from clearhead.tasks.base import Recipe, Size, Task, Value
+from clearhead.tasks.registry import find
 
-_LONGER_TEXT = "longer documents are cut into windows"
+# The best validation counts; training ends when this many in a row have not improved.
+PATIENCE = 5
+VALIDATIONS = 10
+# What helps where a model from scratch stays below its baseline; small enough for a laptop.
+CHECKPOINT = "sentence-transformers/all-MiniLM-L6-v2"
 _PLANNED = "which these steps should take; a run that takes much less says how to make it longer"
-_PADDED = "padded tokens in one batch: less if memory is short"
 
 
 @dataclass(frozen=True)
@@ -104,39 +108,6 @@ def _toml(value: Value | Mapping[str, Value]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-@dataclass(frozen=True)
-class TaskWords:
-    """What the comments of one task say.
-
-    Attributes:
-        family: of the model.
-        families: the values that it may have.
-        longer: what happens to sequences that are too long.
-        batch: what a batch counts.
-    """
-
-    family: str
-    families: str
-    longer: str
-    batch: str = _PADDED
-
-
-_TASKS: Mapping[str, TaskWords] = {
-    "translate": TaskWords("encoder-decoder", "", "longer pairs are left out of training"),
-    "generate": TaskWords("decoder", "decoder | encoder-decoder", "a block; longer documents are cut into blocks"),
-    "fill": TaskWords("encoder", "", _LONGER_TEXT),
-    "denoise": TaskWords("encoder-decoder", "", _LONGER_TEXT),
-    "classify": TaskWords("encoder", "encoder | decoder | encoder-decoder", "longer texts are truncated"),
-    "tag": TaskWords("encoder", "encoder | decoder", "longer sentences are read in several chunks"),
-    "answer": TaskWords("encoder", "encoder | decoder", "longer contexts are read in windows that overlap"),
-    "embed": TaskWords(
-        "encoder",
-        "encoder | decoder",
-        "longer pairs are left out of training",
-        "rows times the longest text: a pair is compared with all others of its batch, so more is harder",
-    ),
-}
-
 _COMMENTS: Mapping[str, str] = {
     "task.mask_share": "of the tokens",
     "task.whole_words": "true: all tokens of a word are masked",
@@ -175,14 +146,14 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
         recipe: the values for this task and amount of data.
         choice: what fits data and machine.
     """
-    words, recipe = _TASKS[plan.task], _for_labels(recipe, plan.labels)
+    task, recipe = find(plan.task), _for_labels(recipe, plan.labels)
     tables = {
         "task": [Setting("kind", plan.task), *_init(choice), *_commented("task", _task_keys(plan, recipe))],
-        "data": _data(plan, words, choice),
-        "tokenizer": _tokenizer(plan, recipe, choice) if choice.start is None else [],
-        "model": [] if choice.size is None else _model(recipe, words, choice.size),
+        "data": _data(plan, task, choice),
+        "tokenizer": _tokenizer(plan, task, recipe, choice) if choice.start is None else [],
+        "model": [] if choice.size is None else _model(recipe, task, choice.size),
         "lora": _lora(choice),
-        "train": _train(plan, recipe, words, choice),
+        "train": _train(plan, recipe, task, choice),
     }
     lines = [
         f"# Written by `clearhead new` for {plan.summary}. Train with: clearhead train THIS_FILE",
@@ -244,8 +215,8 @@ def _task_keys(plan: DataPlan, recipe: Recipe) -> Mapping[str, Value]:
     return recipe.task if plan.labels is None else {"labels": plan.labels, **recipe.task}
 
 
-def _data(plan: DataPlan, words: TaskWords, choice: Choice) -> list[Setting]:
-    length = f"in tokens; {words.longer}" + (f". {choice.length_note}" if choice.length_note else "")
+def _data(plan: DataPlan, task: Task, choice: Choice) -> list[Setting]:
+    length = f"in tokens; {task.new.longer}" + (f". {choice.length_note}" if choice.length_note else "")
     settings = [
         Setting("train", plan.train, "document: file | line | paragraph" if "document" in plan.train else ""),
         Setting("valid", plan.valid, plan.note),
@@ -263,7 +234,7 @@ def _num_sentinels(length: int) -> int:
     return num_sentinels(length)
 
 
-def _tokenizer(plan: DataPlan, recipe: Recipe, choice: Choice) -> list[Setting]:
+def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: Choice) -> list[Setting]:
     kind = tokenizer_kind(recipe, plan.survey)
     # The mask, or a sentinel for each span.
     special = _num_sentinels(choice.max_length) if plan.task == "denoise" else int(plan.task == "fill")
@@ -277,20 +248,21 @@ def _tokenizer(plan: DataPlan, recipe: Recipe, choice: Choice) -> list[Setting]:
     settings = [Setting("kind", kind, comment)]
     if size is not None:
         settings.append(Setting("vocab_size", size, f"there are {plan.survey.num_words} distinct words"))
-    if plan.task == "translate":
+    if task.has_two_vocabularies:
         settings.append(Setting("joint", True, "one vocabulary for both languages, so that they can share one table"))
     return settings
 
 
-def _model(recipe: Recipe, words: TaskWords, size: Size) -> list[Setting]:
+def _model(recipe: Recipe, task: Task, size: Size) -> list[Setting]:
+    family, *others = task.families
     hidden = (
         "each of the three matrices of a gated network"
         if recipe.model.keys.get("gated")
         else "width of the inner layer"
     )
     return [
-        Setting("family", words.family, words.families),
-        Setting("layers", size.layers, "in each stack" if words.family == "encoder-decoder" else ""),
+        Setting("family", family, " | ".join(others and (family, *others))),
+        Setting("layers", size.layers, "in each stack" if family == "encoder-decoder" else ""),
         Setting("width", size.width),
         Setting("heads", size.heads, "must divide the width"),
         Setting("feedforward", size.feedforward, hidden),
@@ -299,7 +271,7 @@ def _model(recipe: Recipe, words: TaskWords, size: Size) -> list[Setting]:
     ]
 
 
-def _train(plan: DataPlan, recipe: Recipe, words: TaskWords, choice: Choice) -> list[Setting]:
+def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: Choice) -> list[Setting]:
     values = dict(recipe.train)
     metric, batch_tokens = values.pop("metric"), values.pop("batch_tokens")
     every = max(1, -(-choice.steps // choice.validations))
@@ -309,7 +281,7 @@ def _train(plan: DataPlan, recipe: Recipe, words: TaskWords, choice: Choice) -> 
         Setting("run", plan.run, "the run directory"),
         Setting("steps", choice.steps, choice.steps_note),
         *([] if choice.minutes is None else [Setting("planned_minutes", choice.minutes, _PLANNED)]),
-        Setting("batch_tokens", batch_tokens, words.batch),
+        Setting("batch_tokens", batch_tokens, task.new.batch),
         *_commented("train", values),
         Setting("precision", "auto", "auto | fp32 | bf16"),
         Setting("device", "auto", "auto | cpu | cuda | mps"),

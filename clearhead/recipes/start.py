@@ -11,11 +11,11 @@ from clearhead.machine import free_memory, size
 from clearhead.recipes.fit import Fitted, Fitting, lacks_memory, write
 from clearhead.recipes.run_file import Choice, DataPlan, Start
 from clearhead.recipes.survey import TextSurvey
-from clearhead.recipes.table import LORA_RANK, start_recipe
+from clearhead.tasks.base import Architecture, Recipe
+from clearhead.tasks.registry import find
 from clearhead.training.init_from import InitialModel, find_initial_model
 from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import preserved_random_state
-from clearhead.training.runfile.rules import FAMILIES
 from clearhead.training.settings import STARTUP_SECONDS
 
 # Weights, gradients and the two moments of an optimizer, 4 bytes each; and room for activations.
@@ -24,6 +24,17 @@ _ACTIVATIONS = 1.5
 _LONGEST, _BLOCK = 512, 256
 # Low-rank matrices are worth it where they are faster by so much.
 _FASTER = 1.1
+LORA_RANK = 8
+LORA_RATE = 2e-4
+# Up to how many parameters; the learning rate of all of them.
+_RATES: tuple[tuple[int | None, float], ...] = (
+    (5_000_000, 5e-4),
+    (60_000_000, 5e-5),
+    (200_000_000, 3e-5),
+    (None, 2e-5),
+)
+# For up to how many texts, pairs or sentences, or characters; the most passes over them.
+_PASSES: tuple[tuple[int | None, int], ...] = ((1_500, 10), (100_000, 4), (None, 3))
 
 
 @dataclass(frozen=True)
@@ -85,8 +96,9 @@ def started(plan: DataPlan, reference: str, minutes: float, say: Callable[[str],
 def _check_family(initial: InitialModel, task: str, reference: str) -> None:
     stacks = [name for name in ("encoder", "decoder") if getattr(initial.spec, name) is not None]
     family = "-".join(stacks)
-    if family not in FAMILIES[task]:
-        wanted = " or ".join(FAMILIES[task])
+    families = find(task).families
+    if family not in families:
+        wanted = " or ".join(families)
         raise InputError(
             f"--init: {reference} is a model with {' and '.join(stacks)}, and the task '{task}' needs the family "
             f"{wanted}: name another checkpoint, or leave --init out to train from scratch"
@@ -116,3 +128,28 @@ def choose_way(tried: Callable[[int | None, str], Way], num_parameters: int, min
         return whole
     part = tried(LORA_RANK, f"all weights get through {passes:.2g} of the data in {minutes:g} min")
     return part if part.step_seconds * _FASTER < whole.step_seconds else whole
+
+
+def start_recipe(task: str, amount: int, *, num_parameters: int, max_length: int, is_low_rank: bool) -> Recipe:
+    """Return the values for starting from a checkpoint, with the model and the tokenizer that it has.
+
+    Args:
+        task: kind of task.
+        amount: texts, pairs or sentences, or characters of running text.
+        num_parameters: of the checkpoint.
+        max_length: as in a recipe, within the positions of the checkpoint.
+        is_low_rank: whether only low-rank matrices are trained (LoRA).
+    """
+    scratch = find(task).recipe(amount)
+    rate = next(rate for most, rate in _RATES if most is None or num_parameters <= most)
+    kept = {key: scratch.train[key] for key in ("metric", "bleu_sentences", "batch_tokens") if key in scratch.train}
+    train = {
+        **kept, "optimizer": "adamw", "learning_rate": LORA_RATE if is_low_rank else rate, "weight_decay": 0.01,
+        "schedule": "linear", "warmup": 0.06, "clip": 1.0,
+    }  # fmt: skip
+    return Recipe(
+        None, "", 0, max_length, (), Architecture({}), train,
+        most_epochs=next(passes for most, passes in _PASSES if most is None or amount <= most),
+        # The pooling is the checkpoint's.
+        task={key: value for key, value in scratch.task.items() if key != "pool"},
+    )  # fmt: skip

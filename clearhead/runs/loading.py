@@ -15,6 +15,7 @@ from clearhead.hf.export import load_origin
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
 from clearhead.task import TaskRecord
+from clearhead.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.weights.fill import filled, refuse_nan
 from clearhead.weights.lora import load_merged
@@ -39,7 +40,7 @@ def load_saved(
     # A run in training deletes old checkpoints, perhaps this one.
     folder, weights, tensors = settled(reference, lambda: _found(reference))
     task = read_task(folder)
-    if task.kind in ("classify", "tag", "answer") and weights.parent.name == "step-0":
+    if find(task.kind).learns_head and weights.parent.name == "step-0":
         raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
     spec = ModelSpec.from_file(folder / SPEC_FILE)
     _refuse_other_task(spec, task, folder)
@@ -76,7 +77,7 @@ def _found(reference: str) -> tuple[Path, Path, dict[str, Tensor]]:
 def _refuse_other_task(model: ModelSpec, task: TaskRecord, folder: Path) -> None:
     """Refuse a record whose task the outputs of the model are not for."""
     outputs = model.num_outputs
-    if task.kind != "embed" and outputs is None:
+    if find(task.kind).outputs != "vector" and outputs is None:
         raise InputError(f"{folder / SPEC_FILE} has no outputs, but the task is to {task.kind}; restore both files")
-    if task.kind in ("classify", "tag") and outputs != max(1, len(task.labels)):
+    if find(task.kind).has_labels and outputs != max(1, len(task.labels)):
         raise InputError(f"{folder / TASK_FILE} has {len(task.labels)} labels, but the model has {outputs} outputs")

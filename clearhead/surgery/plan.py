@@ -19,7 +19,9 @@ from clearhead.fast.int8 import refuse_int8
 from clearhead.model.facade import Model
 from clearhead.surgery.addresses import token_output, word_table
 from clearhead.surgery.report import AnyModel, EditedModel, SurgeryReport
-from clearhead.task import LabelKind, TaskKind, TaskRecord
+from clearhead.task import LabelKind, TaskRecord
+from clearhead.tasks.base import Family, Outputs
+from clearhead.tasks.registry import find, with_outputs
 
 # Makes a tensor from an old one and a randomly initialized one of the new shape.
 Change = Callable[[Tensor, Tensor], Tensor]
@@ -97,25 +99,34 @@ def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
         model: the spec.
         old: the task of the original model, which is kept where it still fits.
     """
+    outputs, count = _outputs(model)
+    family: Family = "decoder" if model.encoder is None else "encoder" if model.decoder is None else "encoder-decoder"
+    task = find(old.kind)
+    # Two outputs of a token are the borders of a span where they were that before.
+    fits = task.outputs == outputs or (task.outputs, outputs) == ("span", "token_labels")
+    if task.has_labels:
+        fits &= len(old.labels or (0,)) == count
+    elif outputs == "vocabulary":
+        fits &= family in task.families
+    if fits:
+        return old
+    task = (with_outputs(outputs, family) or with_outputs(outputs))[0]
+    if not task.has_labels:
+        return TaskRecord(kind=task.kind, max_length=old.max_length)
+    labels = tuple(f"LABEL_{index}" for index in range(count)) if count > 1 else ()
+    kind: LabelKind = "single_label" if labels else "regression"
+    return TaskRecord(kind=task.kind, labels=labels, label_kind=kind, max_length=old.max_length, repeats=old.repeats)
+
+
+def _outputs(model: spec.Model) -> tuple[Outputs, int]:
+    """Return what the head of a spec returns, and how many outputs its last linear layer has."""
     output = token_output(model.head)
     layers = model.head.layers if model.head is not None else ()
     count = next((layer.size for layer in reversed(layers) if isinstance(layer, spec.Linear)), 0)
-    is_two_stacks = model.encoder is not None and model.decoder is not None
-    kinds: tuple[TaskKind, ...] = ("translate", "denoise") if is_two_stacks else ("generate",)
     if output is None:
-        kinds = ("classify",) if layers and isinstance(layers[-1], spec.Linear) else ("embed",)
-    elif output[1].weight is None and count != word_table(model, "decoder" if model.decoder else "encoder")[1].rows:
-        kinds = ("tag", "answer")
-    elif model.decoder is None:
-        kinds = ("fill",)
-    is_labelled = kinds[0] in ("classify", "tag")
-    if old.kind in kinds and not (is_labelled and old.kind != "answer" and len(old.labels or (0,)) != count):
-        return old
-    if not is_labelled:
-        return TaskRecord(kind=kinds[0], max_length=old.max_length)
-    labels = tuple(f"LABEL_{index}" for index in range(count)) if count > 1 else ()
-    kind: LabelKind = "single_label" if labels else "regression"
-    return TaskRecord(kind=kinds[0], labels=labels, label_kind=kind, max_length=old.max_length, repeats=old.repeats)
+        return ("labels" if layers and isinstance(layers[-1], spec.Linear) else "vector"), count
+    rows = word_table(model, "decoder" if model.decoder else "encoder")[1].rows
+    return ("vocabulary" if output[1].weight is not None or count == rows else "token_labels"), count
 
 
 def _build_module(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, SurgeryReport]:

@@ -21,7 +21,8 @@ from clearhead.hf.mapping.family import Variant
 from clearhead.hf.variants import label_config
 from clearhead.runs.directory import SPEC_FILE, model_files, read_task
 from clearhead.spec import Head, Model, validate
-from clearhead.task import Repeats, TaskKind, TaskRecord
+from clearhead.task import Repeats, TaskRecord
+from clearhead.tasks.registry import find, with_outputs
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.progress.reports import Progress
 from clearhead.weights.fill import filled
@@ -57,7 +58,7 @@ class InitialModel:
         same = (own.kind, own.labels, own.label_kind) == (record.kind, record.labels, record.label_kind)
         return same and numbers
 
-    def labels_like(self, kind: TaskKind, labels: Sequence[str]) -> tuple[str, ...] | None:
+    def labels_like(self, kind: str, labels: Sequence[str]) -> tuple[str, ...] | None:
         """Return the labels of the model, in its order, if they are those of the data; else None."""
         own = self.record.labels
         return own if self.record.kind == kind and own and sorted(own) == sorted(labels) else None
@@ -65,11 +66,11 @@ class InitialModel:
     @property
     def has_vocabulary_head(self) -> bool:
         """Whether the head returns scores over the vocabulary."""
-        return self.spec.head is not None and self.record.kind in ("translate", "generate", "fill", "denoise")
+        return self.spec.head is not None and find(self.record.kind).outputs == "vocabulary"
 
-    def vocabulary_head(self, kind: TaskKind) -> Head | None:
+    def vocabulary_head(self, kind: str) -> Head | None:
         """Return the vocabulary head of the checkpoint's family, for a checkpoint saved without one."""
-        for one in (kind, "translate", "generate", "denoise"):
+        for one in dict.fromkeys((kind, *(task.kind for task in with_outputs("vocabulary")))):
             found = self.family_head(TaskRecord(kind=one))
             if found is not None:
                 return found[0]
@@ -100,13 +101,13 @@ class InitialModel:
             return head, variant.repeats
         return None
 
-    def _variants(self, kind: TaskKind) -> list[Variant]:
+    def _variants(self, kind: str) -> list[Variant]:
         assert self.hf_checkpoint is not None
         found = registry.find(self.hf_checkpoint.config).variants
         has_two = self.spec.encoder is not None and self.spec.decoder is not None
         return [one for one in found if one.task == kind and (one.has_decoder or not has_two)]
 
-    def head_tensors(self, module: Transformer, kind: TaskKind) -> dict[str, Tensor]:
+    def head_tensors(self, module: Transformer, kind: str) -> dict[str, Tensor]:
         """Return tensors of a new head that are in the checkpoint though its own class does not use them.
 
         Args:
@@ -224,7 +225,7 @@ def take_weights(module: Transformer, initial: InitialModel, record: TaskRecord,
     """
     found, wanted = dict(initial.tensors()), module.state_dict()
     same_head = module.spec.head == initial.spec.head
-    if record.kind in ("classify", "tag", "answer"):
+    if find(record.kind).learns_head:
         same_head &= initial.has_labels_of(record)
     kept = {name: tensor for name, tensor in found.items() if name in wanted and (same_head or not _of_head(name))}
     kept |= {} if same_head else initial.head_tensors(module, record.kind)

@@ -5,29 +5,16 @@ from __future__ import annotations
 import math
 import shlex
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from clearhead.runs.checkpoint import checkpoint_folder
 from clearhead.runs.directory import RUN_FILE
 from clearhead.spec.describe import number_of
+from clearhead.tasks.registry import find
 from clearhead.training.progress.reports import duration
 from clearhead.training.runfile.sections import FilePair, RunFile, TextTable
 from clearhead.training.settings import STARTUP_SECONDS, TrainResult
 
-# What follows the name of the run in the command that uses a model of the task.
-_USES: Final = MappingProxyType(
-    {
-        "translate": "FILE",
-        "generate": "--prompt TEXT",
-        "fill": "TEXT",
-        "classify": "FILE",
-        "tag": "FILE",
-        "embed": "FILE",
-        "answer": "--question TEXT --context-file FILE",
-    }
-)
-_PAIRS: Final = ("translate", "embed")
 MUCH_LESS: Final = 0.6
 """Of the planned time."""
 
@@ -74,17 +61,15 @@ def next_commands(run: Path, run_file: RunFile) -> list[str]:
         run: the run directory.
         run_file: that described it.
     """
-    kind, name = run_file.task.kind, shlex.quote(str(run))
-    commands = [f"clearhead evaluate {name} {_evaluation_data(run_file)}"]
-    # A denoising model is for other tasks to start from.
-    start = f"clearhead new translate --source FILE --target FILE --init {name}"
-    return [*commands, start if kind == "denoise" else f"clearhead {kind} {name} {_USES[kind]}"]
+    name = shlex.quote(str(run))
+    evaluate = f"clearhead evaluate {name} {_evaluation_data(run_file)}"
+    return [evaluate, f"clearhead {find(run_file.task.kind).used_with.format(run=name)}"]
 
 
 def _evaluation_data(run_file: RunFile) -> str:
     """Return the options of `clearhead evaluate` for the validation data, or for files that the user has."""
-    table, kind = run_file.data.valid, run_file.task.kind
-    if kind in _PAIRS:
+    table, task = run_file.data.valid, find(run_file.task.kind)
+    if task.is_paired:
         known = {"source": table.source, "target": table.target} if isinstance(table, FilePair) else {}
         given = known or {"source": "FILE", "target": "FILE"}
     elif isinstance(table, TextTable):
@@ -93,6 +78,6 @@ def _evaluation_data(run_file: RunFile) -> str:
             {} if table.field is None else {"text_column": table.field}
         )
     else:
-        given = {"text": "FILE"} | ({"labels": "COLUMN"} if kind == "classify" else {})
+        given = {name: "COLUMN" if name == "labels" else "FILE" for name in task.evaluate.data}
     options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given.items()]
     return " ".join(options)

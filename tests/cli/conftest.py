@@ -11,7 +11,7 @@ import pytest
 from clearhead.fast.native.load import library
 from clearhead.recipes.fit import Fitted
 from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
-from clearhead.recipes.table import recipe_for
+from clearhead.tasks.registry import find
 from tests.cli.tiny_run import train, write_run_file
 from tests.cli.tiny_tasks import train_task
 
@@ -48,7 +48,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """`clearhead new` takes the smallest model of a recipe, and trains and measures nothing."""
 
     def fitted(plan: DataPlan, minutes: float, say: Callable[[str], None]) -> Fitted:
-        recipe = recipe_for(plan.task, plan.amount)
+        recipe = find(plan.task).recipe(plan.amount)
         return Fitted(run_file_text(plan, recipe, Choice(recipe.sizes[0], 32, steps=30)), 30, 1.0)
 
     monkeypatch.setattr("clearhead.recipes.fit.fitted", fitted)

@@ -25,6 +25,7 @@ ORDER = (
         "machine",
         "printing",
         "task",
+        "tasks",
         "version",
         "watching",
     ),

@@ -18,8 +18,9 @@ from clearhead.presets.task_heads import label_head, token_head, vector_head
 from clearhead.recipes import fit
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import survey
-from clearhead.recipes.table import RECIPES, Architecture, Recipe, Size, recipe_for
 from clearhead.task import Noise, TaskRecord
+from clearhead.tasks.base import Architecture, Recipe, Size
+from clearhead.tasks.registry import every, find
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.model_table import resolve_spec
 from clearhead.training.runfile.read import parse_run_file
@@ -43,7 +44,7 @@ def chosen(tokens_in_a_minute: list[int]) -> int:
         return SimpleNamespace(size=size, step_seconds=step_seconds, step_tokens=10.0)
 
     minutes = 1 + STARTUP_SECONDS / 60
-    recipe = Recipe(None, "bpe", 100, 32, SIZES, RECIPES["tag"][0].model, {}, 3)
+    recipe = Recipe(None, "bpe", 100, 32, SIZES, find("tag").recipes[0].model, {}, 3)
     found = fit.choose_size(recipe, candidate, minutes, lambda message: None)
     return found.size.width
 
@@ -96,7 +97,7 @@ def test_a_recipe_is_measured_on_the_data(tmp_path: Path, monkeypatch: pytest.Mo
         write_pairs(tmp_path, name, pairs)
     tables = [{"source": f"{name}.source", "target": f"{name}.target"} for name in ("train", "valid")]
     plan = DataPlan("embed", tables[0], tables[1], "", "pairs", "runs/x", len(PAIRS), survey(PAIRS))
-    recipe, state, said = recipe_for("embed", len(PAIRS)), torch.get_rng_state(), []
+    recipe, state, said = find("embed").recipe(len(PAIRS)), torch.get_rng_state(), []
     found = fit.fitted(plan, 60.0, said.append)
     assert torch.equal(torch.get_rng_state(), state)
     written = parse_run_file(found.text, "run.toml")
@@ -110,8 +111,9 @@ def test_a_recipe_is_measured_on_the_data(tmp_path: Path, monkeypatch: pytest.Mo
 
 def saved_models() -> list[tuple[str, Architecture]]:
     found: list[tuple[str, Architecture]] = []
-    for task, rows in RECIPES.items():
-        found += [(task, row.model) for row in rows if row.model.saved_as and (task, row.model) not in found]
+    for task in every():
+        models = [row.model for row in task.recipes if row.model.saved_as]
+        found += [(task.kind, model) for model in models if (task.kind, model) not in found]
     return found
 
 

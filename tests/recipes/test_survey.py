@@ -15,7 +15,8 @@ from clearhead.recipes.survey import (
     tokenizer_kind,
     vocab_size,
 )
-from clearhead.recipes.table import RECIPES, Architecture, Recipe, Size
+from clearhead.tasks.base import Architecture, Recipe, Size, Task
+from clearhead.tasks.registry import every
 
 
 def recipe(tokenizer: str = "bpe", size: int = 8_000, least_count: int = 2) -> Recipe:
@@ -125,9 +126,9 @@ def test_signs_of_masked_text_have_room_where_there_is_little() -> None:
 # --- the table ---
 
 
-@pytest.mark.parametrize("task", RECIPES)
-def test_rows_and_sizes_of_a_task_rise(task: str) -> None:
-    rows = RECIPES[task]
+@pytest.mark.parametrize("task", every(), ids=lambda task: task.kind)
+def test_rows_and_sizes_of_a_task_rise(task: Task) -> None:
+    rows = task.recipes
     assert rows[-1].up_to is None
     for small, large in pairwise(rows):
         assert small.up_to is not None and (large.up_to is None or small.up_to < large.up_to)

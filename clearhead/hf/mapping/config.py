@@ -11,6 +11,7 @@ from clearhead import spec
 from clearhead.errors import InputError, nearest
 from clearhead.files import typed
 from clearhead.hf.mapping.family import Address, Family, Fixed, Key, Values, Variant
+from clearhead.tasks.registry import find
 
 # Keys of every class that change nothing here: they name files, configure generation (which is read elsewhere) or
 # memory use, or describe how the model was trained.
@@ -191,7 +192,7 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
         InputError: the family cannot express the spec; the report names the differences.
     """
     config: dict[str, Any] = {"architectures": [variant.classes[0]], "model_type": family.model_type, **family.written}
-    if variant.task in ("classify", "tag") and model.num_outputs is not None:
+    if find(variant.task).has_labels and model.num_outputs is not None:
         config |= label_names([f"LABEL_{index}" for index in range(model.num_outputs)])
     # Only outputs that score the vocabulary can be tied.
     left_out = () if variant.output else ("tie_word_embeddings",)

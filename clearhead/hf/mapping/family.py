@@ -17,7 +17,7 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.hf.mapping.tensor_rules import Rule
 from clearhead.spec.base import LARGEST_SIZE, MOST_LAYERS
-from clearhead.task import Repeats, TaskKind
+from clearhead.task import Repeats
 
 Address = str | Callable[[spec.Model], Any]
 
@@ -125,7 +125,7 @@ class Variant:
     """
 
     classes: tuple[str, ...]
-    task: TaskKind
+    task: str
     head: Callable[[Values], spec.Head | None]
     rules: tuple[Rule, ...] = ()
     is_bare: bool = False

@@ -6,9 +6,11 @@ The rules check the valid values, so a fault in one key does not hide a fault be
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from clearhead.errors import InputError
+from clearhead.tasks.base import Family
+from clearhead.tasks.registry import every, find
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP
 from clearhead.training.runfile.faults import Address, Fault, name_of
 from clearhead.training.runfile.sections import SUBWORD_KINDS, HubDataset, RunFile, Section, Train
@@ -16,31 +18,6 @@ from clearhead.training.runfile.sections import SUBWORD_KINDS, HubDataset, RunFi
 LENGTHS = ("steps", "epochs")
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 Kind = TypeVar("Kind", bound=Section)
-Family = Literal["encoder", "decoder", "encoder-decoder"]
-
-# The families for each task; the first is the default.
-FAMILIES: dict[str, tuple[Family, ...]] = {
-    "translate": ("encoder-decoder",),
-    "generate": ("decoder", "encoder-decoder"),
-    "fill": ("encoder",),
-    "classify": ("encoder", "decoder", "encoder-decoder"),
-    "tag": ("encoder", "decoder"),
-    "embed": ("encoder", "decoder"),
-    "denoise": ("encoder-decoder",),
-    "answer": ("encoder", "decoder"),
-}
-
-# The keys of [task] for each kind of task.
-TASK_KEYS: dict[str, tuple[str, ...]] = {
-    "translate": ("from_language", "to_language"),
-    "generate": ("objective",),
-    "fill": ("mask_share", "whole_words"),
-    "classify": ("labels", "pool"),
-    "tag": (),
-    "embed": ("pool", "temperature"),
-    "denoise": ("noise", "noise_share", "mean_span"),
-    "answer": (),
-}
 
 
 # The keys of [model] that are allowed with [task] init: they change the training, not the architecture.
@@ -81,10 +58,10 @@ def _without_effect(table: str, keys: Sequence[str], why: str) -> Iterator[Fault
 
 
 def _task(run: RunFile) -> Iterator[Fault]:
-    kind, own = run.task.kind, TASK_KEYS[run.task.kind]
+    kind, own = run.task.kind, find(run.task.kind).settings
     for key in _given(run.task):
         if key not in (*own, "kind", "init"):
-            homes = " and ".join(f"'{name}'" for name, keys in TASK_KEYS.items() if key in keys)
+            homes = " and ".join(f"'{task.kind}'" for task in every() if key in task.settings)
             yield _fault(f"task.{key}", f"has no effect for the task '{kind}', only for {homes}; remove it")
     for key in ("from_language", "to_language"):
         if getattr(run.task, key) is not None and not run.task.init:
@@ -98,7 +75,7 @@ def _sources(run: RunFile) -> Iterator[Fault]:
     for name in ("train", "valid"):
         table = getattr(run.data, name)
         if isinstance(table, float):
-            if run.task.kind in ("translate", "embed"):
+            if find(run.task.kind).is_paired:
                 yield _fault("data.valid", "must be a table for pairs; `clearhead new` can hold out some of them")
             continue
         try:
@@ -156,7 +133,7 @@ def _parser_of(kind: str) -> Callable[[Mapping[str, Any]], object]:
 
 def family_of(run: RunFile) -> Family:
     """Return the family of the model."""
-    return run.model.family or FAMILIES[run.task.kind][0]
+    return run.model.family or find(run.task.kind).families[0]
 
 
 def _tokenizer(run: RunFile) -> Iterator[Fault]:
@@ -168,7 +145,7 @@ def _tokenizer(run: RunFile) -> Iterator[Fault]:
         yield _fault("tokenizer", "needs 'kind' (train one on the training text) or 'path' (use an existing one)")
     if tokenizer.path is not None:
         yield from _without_effect("tokenizer", [key for key in _given(tokenizer) if key != "path"], "with 'path'")
-    elif tokenizer.joint is not None and run.task.kind != "translate":
+    elif tokenizer.joint is not None and not find(run.task.kind).has_two_vocabularies:
         yield _fault("tokenizer.joint", f"has no effect for the task '{run.task.kind}', which has one tokenizer")
     elif tokenizer.kind == "byte" and tokenizer.vocab_size is not None:
         yield _fault("tokenizer.vocab_size", "has no effect for kind 'byte', which always has the 256 bytes; remove it")
@@ -176,7 +153,7 @@ def _tokenizer(run: RunFile) -> Iterator[Fault]:
 
 def _model(run: RunFile) -> Iterator[Fault]:
     model = run.model
-    kind, allowed = run.task.kind, FAMILIES[run.task.kind]
+    kind, allowed = run.task.kind, find(run.task.kind).families
     if run.task.init:
         keys = [key for key in _given(model) if key not in DROPOUTS]
         yield from _without_effect("model", keys, "with [task] init, which has its own model")
@@ -267,7 +244,7 @@ def _snapshots(run: RunFile) -> Iterator[Fault]:
 
 def _validation(run: RunFile) -> Iterator[Fault]:
     train = run.train
-    if run.task.kind != "translate":
+    if find(run.task.kind).score != "BLEU":
         if train.bleu_sentences is not None:
             yield _fault("train.bleu_sentences", f"has no effect for the task '{run.task.kind}'; remove it")
         if train.early_stop is not None and train.early_stop.metric == "bleu":
@@ -337,7 +314,7 @@ def _task_defaults(run: RunFile) -> dict[str, Any]:
 def _tokenizer_defaults(run: RunFile) -> dict[str, Any]:
     if run.tokenizer.kind is None:
         return {}
-    defaults: dict[str, Any] = {"joint": True} if run.task.kind == "translate" else {}
+    defaults: dict[str, Any] = {"joint": True} if find(run.task.kind).has_two_vocabularies else {}
     if run.tokenizer.kind in SUBWORD_KINDS:
         defaults["vocab_size"] = 8000
     return defaults
@@ -357,7 +334,7 @@ def _train_defaults(run: RunFile) -> dict[str, Any]:
     return {
         "learning_rate": _learning_rate(train),
         "warmup": _warmup(train),
-        **({"bleu_sentences": 500 if asks_for_bleu else 100} if run.task.kind == "translate" else {}),
+        **({"bleu_sentences": 500 if asks_for_bleu else 100} if find(run.task.kind).score == "BLEU" else {}),
     }
 
 

@@ -6,7 +6,7 @@ so that a given key without effect can be reported.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -14,7 +14,6 @@ from clearhead.printing import Printed
 from clearhead.spec.base import MOST_LAYERS
 from clearhead.task import LabelKind, TaskKind
 
-TASK_KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]

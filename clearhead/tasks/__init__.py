@@ -1,0 +1,1 @@
+"""The kinds of task, one folder each, over a few shared bases."""

@@ -1,0 +1,1 @@
+"""Extractive question answering: the span of a text that answers a question."""

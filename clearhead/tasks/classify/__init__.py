@@ -1,0 +1,1 @@
+"""Text classification: a label, several labels or a number for a text or a pair of texts."""

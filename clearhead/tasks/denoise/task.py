@@ -1,0 +1,48 @@
+"""Denoising: a corrupted text is restored, before a model is trained for another task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from clearhead.tasks.base import Architecture, EvaluateWords, NewWords, Recipe, Size, Task, Value
+from clearhead.tasks.recipe_parts import BUCKETS, TEXT_TRAIN
+from clearhead.tasks.words import EVALUATED_TEXT, LONGER_TEXT, TEXT_OPTIONS, TEXTS
+
+_MODEL: Final = Architecture({**BUCKETS, "activation": "silu", "gated": True, "tie": "all"}, saved_as="t5")
+_TRAIN: Final[Mapping[str, Value]] = {**TEXT_TRAIN, "learning_rate": 2e-3}
+_SETTINGS: Final[Mapping[str, Value]] = {"noise": "spans", "noise_share": 0.15, "mean_span": 3.0}
+_RECIPES: Final = (
+    Recipe(
+        100_000, "bpe", 1_000, 256, (Size(2, 64, 4, 128, 0.3),), _MODEL, _TRAIN, most_epochs=20,
+        task=_SETTINGS,
+    ),
+    Recipe(
+        800_000, "bpe", 4_000, 256, (Size(2, 128, 4, 256, 0.3),),
+        _MODEL, _TRAIN, most_epochs=12, task=_SETTINGS,
+    ),
+    Recipe(
+        None, "bpe", 8_000, 256, (Size(2, 128, 4, 256, 0.1), Size(3, 192, 4, 512, 0.1, 4_000_000)),
+        _MODEL, _TRAIN, most_epochs=30, task=_SETTINGS,
+    ),
+)  # fmt: skip
+
+TASK: Final = Task(
+    kind="denoise",
+    outputs="vocabulary",
+    families=("encoder-decoder",),
+    new=NewWords(
+        "Write a run file that trains an encoder-decoder to restore text, before it is trained for another task.",
+        ("--text corpus/",),
+        TEXTS,
+        *TEXT_OPTIONS,
+        longer=LONGER_TEXT,
+    ),
+    evaluate=EvaluateWords(("text",), EVALUATED_TEXT),
+    # For other tasks to start from.
+    used_with="new translate --source FILE --target FILE --init {run}",
+    recipes=_RECIPES,
+    settings=("noise", "noise_share", "mean_span"),
+    score="accuracy",
+    writes=True,
+)

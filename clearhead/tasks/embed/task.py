@@ -1,0 +1,50 @@
+"""Text embedding: texts of one meaning get vectors that are near each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from clearhead.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task, Value
+from clearhead.tasks.recipe_parts import ENCODER, MUON
+from clearhead.tasks.words import LONGER_PAIRS, PAIR_OPTIONS, TWO_FILES
+
+_TRAIN: Final[Mapping[str, Value]] = {
+    **MUON, "batch_tokens": 4096, "learning_rate": 4e-3, "weight_decay": 0.1, "metric": "score",
+}  # fmt: skip
+_SETTINGS: Final[Mapping[str, Value]] = {"pool": "mean", "temperature": 0.05}
+_BASELINE: Final = "retrieval by the words that texts share, translated one by one"
+_RECIPES: Final = (
+    Recipe(
+        1_500, "bpe", 1_000, 256, (Size(2, 64, 4, 128, 0.2),), ENCODER, _TRAIN, most_epochs=60,
+        task=_SETTINGS, below=_BASELINE,
+    ),
+    Recipe(
+        12_000, "bpe", 4_000, 256, (Size(1, 128, 4, 256, 0.2), Size(1, 256, 4, 512, 0.3, 1_500_000)),
+        ENCODER, _TRAIN, most_epochs=60, task=_SETTINGS,
+    ),
+    Recipe(
+        None, "bpe", 8_000, 256, (Size(1, 128, 4, 256, 0.1), Size(2, 256, 4, 512, 0.1, 4_000_000)),
+        ENCODER, _TRAIN, most_epochs=30, task=_SETTINGS,
+    ),
+)  # fmt: skip
+
+TASK: Final = Task(
+    kind="embed",
+    outputs="vector",
+    families=("encoder", "decoder"),
+    new=NewWords(
+        "Write a run file that trains an encoder to give two texts of one meaning nearby vectors.",
+        ("--source train.de --target train.en",),
+        TWO_FILES,
+        *PAIR_OPTIONS,
+        longer=LONGER_PAIRS,
+        batch="rows times the longest text: a pair is compared with all others of its batch, so more is harder",
+    ),
+    evaluate=EvaluateWords(("source", "target"), ("labels", "similarities", "batch_size")),
+    used_with="embed {run} FILE",
+    recipes=_RECIPES,
+    settings=("pool", "temperature"),
+    score="recall@1",
+    is_paired=True,
+)

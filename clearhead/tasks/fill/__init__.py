@@ -1,0 +1,1 @@
+"""Masked language modelling: the hidden words of a text are found."""

@@ -1,0 +1,1 @@
+"""Language modelling: a text is continued, token by token."""

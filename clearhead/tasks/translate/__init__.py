@@ -1,0 +1,1 @@
+"""Translation: a text in, a text out, token by token."""

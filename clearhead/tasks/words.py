@@ -1,0 +1,15 @@
+"""The words on data that several tasks share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TWO_FILES: Final = """  Two text files: line 7 of one belongs to line 7 of the other."""
+PAIR_OPTIONS: Final = (("source", "target"), ("valid_source", "valid_target"))
+LONGER_PAIRS: Final = "longer pairs are left out of training"
+TEXTS: Final = """  corpus.txt          a text file
+  corpus/             a folder: the files in it and in its folders
+  corpus.jsonl        {"text": "..."} in each line, which is a document"""
+TEXT_OPTIONS: Final = (("text",), ("text_column", "document", "pattern", "valid_text"))
+LONGER_TEXT: Final = "longer documents are cut into windows"
+EVALUATED_TEXT: Final = ("text_column", "document", "pattern", "batch_size")
