@@ -5,9 +5,10 @@ Only the standard library is needed, as `clearhead --help` loads nothing else.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Family = Literal["encoder", "decoder", "encoder-decoder"]
 Outputs = Literal["vocabulary", "labels", "token_labels", "span", "vector"]
@@ -130,6 +131,7 @@ class Task:
         writes: whether its models write text token by token.
         is_paired: whether its data are pairs of texts, line by line.
         has_two_vocabularies: whether its two texts may have a tokenizer each.
+        home: the package of its parts; empty: its folder here.
     """
 
     kind: str
@@ -144,6 +146,11 @@ class Task:
     writes: bool = False
     is_paired: bool = False
     has_two_vocabularies: bool = False
+    home: str = ""
+
+    def part(self, name: Literal["data", "use", "train"]) -> Any:
+        """Return the module of its data, of its use and measures, or of its training; only then it is imported."""
+        return importlib.import_module(f"{self.home or f'clearhead.tasks.{self.kind}'}.{name}")
 
     @property
     def has_labels(self) -> bool:
