@@ -36,7 +36,7 @@ from baselines import (
 )
 from sacrebleu import corpus_bleu
 
-from clearhead.evaluate.metrics import answer_scores
+from clearhead.tasks.answer.use import answer_scores
 from clearhead.text.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "defaults"

@@ -17,10 +17,10 @@ from .maps.hook_points import capture as capture
 from .maps.hook_points import edit as edit
 from .model.facade import Model as Model
 from .model.loading import load as load
-from .predict.answer import Answer as Answer
-from .predict.classify import Classification as Classification
-from .predict.fill import Filled as Filled
-from .predict.tag import Entity as Entity
+from .tasks.answer.use import Answer as Answer
+from .tasks.classify.use import Classification as Classification
+from .tasks.fill.use import Filled as Filled
+from .tasks.tag.use import Entity as Entity
 from .training.api import train as train
 from .training.settings import TrainResult as TrainResult
 from .version import __version__ as __version__

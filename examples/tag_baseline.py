@@ -9,7 +9,7 @@ import sys
 from collections import Counter, defaultdict
 
 from clearhead.data.sources.tagged import TaggedTexts, parse_tagged_source, read_tagged
-from clearhead.evaluate.metrics import EntityScores, entity_f1
+from clearhead.tasks.tag.use import EntityScores, entity_f1
 
 
 def most_frequent_tags(train: TaggedTexts, test: TaggedTexts) -> EntityScores:

@@ -24,6 +24,7 @@ from clearhead.generate.options import GenerateOptions
 from clearhead.model.facade import Model
 from clearhead.spec.cost import cost_per_token, forward_flops
 from clearhead.spec.token_counts import TokenCounts
+from clearhead.tasks.registry import find
 
 SECONDS: Final = 15.0
 """For the measurements of a model in all precisions."""
@@ -226,13 +227,8 @@ class _Bench:
 
     def _use(self, texts: list[str]) -> object:
         """Do the task of an encoder; where it is none of these, run the model."""
-        match self.model.task.kind:
-            case "classify":
-                return self.model.classify(texts)
-            case "tag":
-                return self.model.tag(texts)
-            case "embed":
-                return self.model.embed(texts)
+        if find(self.model.task.kind).outputs in ("labels", "token_labels", "vector"):
+            return self.model.predict(texts)
         tokenizer = self.model.tokenizer
         rows = [ids[:SENTENCE] for ids in tokenizer.encode_batch(texts)]
         width = max(1, *map(len, rows))

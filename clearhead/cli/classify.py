@@ -10,7 +10,7 @@ from clearhead.cli.options import ComputeOptions, JsonLines, LineFile, Paired, R
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
-    from clearhead.predict.classify import Classification
+    from clearhead.tasks.classify.use import Classification
 
 
 @takes_compute_options

@@ -116,7 +116,7 @@ def _save(output: Path, rows: Sequence[ndarray], name: str | None, as_json: bool
 
 
 def _show_similarities(model: Model, lines: Input, batch_size: int | None, as_json: bool) -> None:
-    from clearhead.predict.embed import similarity
+    from clearhead.tasks.embed.use import similarity
 
     def cosines(pairs: list[tuple[str, str]]) -> list[float]:
         firsts, seconds = (list(texts) for texts in zip(*pairs, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +26,7 @@ from clearhead.cli.options import (
 )
 from clearhead.cli.progress import Progress
 from clearhead.errors import InputError, keys_as_options
+from clearhead.tasks.base import Task
 from clearhead.tasks.registry import find
 from clearhead.watching import watching_batches
 
@@ -121,11 +121,11 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     """Evaluate with the options that were given, and print the result."""
     flags = [_flag(name) for name in given if name not in ("ref", "as_json", "force", "compute")]
     ref = located(given["ref"])
-    kind = _check_options(ref, [*flags, *(["--batch-size"] if compute.batch_size is not None else [])])
+    task = _check_options(ref, [*flags, *(["--batch-size"] if compute.batch_size is not None else [])])
     plot, force = given.get("plot"), "force" in given
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
-    from clearhead.evaluate.tasks import EvaluateKwargs
+    from clearhead.evaluate.options import EvaluateKwargs
     from clearhead.files import refuse_unwritable, write_output
 
     written = [path for path in (plot, given.get("output")) if path is not None]
@@ -137,17 +137,18 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if plot is not None and model.task.label_kind != "single_label":
         raise InputError("--plot draws which class is taken for which, and this model gives no single class")
     options = {name: value for name, value in given.items() if name in EvaluateKwargs.__annotations__}
-    if kind == "embed" and "labels" in given:
+    if "similarities" in task.evaluate.optional and "labels" in given:
         options["similarities"] = read_numbers(Path(given["labels"]))
     if compute.batch_size is not None:
         options["batch_size"] = compute.batch_size
-    data = _data(kind, {name: value for name, value in given.items() if name in DATA})
+    data = _data(task, {name: value for name, value in given.items() if name in DATA})
     with (
-        Progress("windows" if kind == "generate" else "texts") as progress,
+        Progress("windows" if "window" in task.evaluate.optional else "texts") as progress,
         watching_batches(progress.update),
         keys_as_options(DATA_OPTIONS),
     ):
-        record = model.evaluate(data, notify=print_message, **options)
+        found = model.evaluate(data, notify=print_message, **options)
+    record = found.record()
     translations = record.pop("translations", None)
     if "output" in given:
         write_output(given["output"], "".join(f"{shown(line)}\n" for line in translations), force=force)
@@ -156,7 +157,7 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if "as_json" in given:
         print_json(record)
         return
-    for line in _lines(record):
+    for line in found.lines():
         print_result(line)
 
 
@@ -164,7 +165,7 @@ def _flag(name: str) -> str:
     return "--" + name.removesuffix("_language").replace("_", "-")
 
 
-def _check_options(ref: str, options: Sequence[str]) -> str:
+def _check_options(ref: str, options: Sequence[str]) -> Task:
     """Refuse options that have no effect on the model's task, and return the task.
 
     Raises:
@@ -177,37 +178,36 @@ def _check_options(ref: str, options: Sequence[str]) -> str:
     hf_folder = find_checkpoint(ref)
     reading = None
     if hf_folder is not None:
-        kind: str = task_kind(hf_folder)
+        task = find(task_kind(hf_folder))
     else:
         record = read_task(model_files(ref)[0])
-        kind, reading = record.kind, record.reading
-    # A denoising model with sources and targets, such as one for summaries, is measured as a translation model.
-    kind = "translate" if kind == "denoise" and {"--source", "--target"} & {*options} else kind
-    words = find(kind).evaluate
-    required, optional = (tuple(map(_flag, names)) for names in (words.data, words.optional))
-    if kind == "classify" and reading is not None and "labels" in reading.keys:
+        task, reading = find(record.kind), record.reading
+    if task.measured_on_pairs_as and {"--source", "--target"} & {*options}:
+        task = find(task.measured_on_pairs_as)
+    required, optional = (tuple(map(_flag, names)) for names in (task.evaluate.data, task.evaluate.optional))
+    if "--labels" in required and reading is not None and "labels" in reading.keys:
         # The column of the labels is that of the training data.
         required, optional = ("--text",), ("--labels", *optional)
     usage = " ".join(f"{option} {'COLUMN|F' if option == '--labels' else 'F'}" for option in required)
-    usage = f"a model trained to '{kind}' is evaluated with {usage}"
+    usage = f"a model trained to '{task.kind}' is evaluated with {usage}"
     missing = [option for option in required if option not in options]
     unused = [option for option in options if option not in (*required, *optional)]
     if unused:
         raise InputError(f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect here: {usage}")
     if missing:
         raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {usage}")
-    return kind
+    return task
 
 
-def _data(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _data(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the [data] table of a run file that names the same data."""
     from clearhead.data.sources.labelled import labelled_table
 
-    if kind == "classify":
+    if "labels" in task.evaluate.data:
         labelled = {"labels": None, "text_column": None, "pair": None, **given}
         return labelled_table(**labelled)
     keys = {"text_column": "field"}
-    return {keys.get(name, name): str(value) for name, value in given.items() if kind != "embed" or name != "labels"}
+    return {keys.get(name, name): str(value) for name, value in given.items() if name != "labels"}
 
 
 def _draw(record: dict[str, Any], path: Path) -> None:
@@ -219,96 +219,3 @@ def _draw(record: dict[str, Any], path: Path) -> None:
     draw_confusion(np.array(record["confusion"]), list(record["labels"]), path, title="Expected and predicted labels")
     print_message(f"confusion matrix: {path}")
     record["picture"] = str(path)
-
-
-def _lines(record: Mapping[str, Any]) -> list[str]:
-    """Return the numbers for a person."""
-    perplexity = math.inf if record.get("perplexity") is None else record["perplexity"]
-    match record:
-        case {"bleu": bleu, "chrf": chrf, "loss": loss, "sentences_per_second": speed}:
-            done = f"({record['sentences']} in {record['seconds']:.1f} s)"
-            return _aligned(
-                {
-                    "BLEU": f"{bleu:.2f}   {record['signature']}",
-                    "chrF": f"{chrf:.2f}   {record['chrf_signature']}",
-                    "loss": f"{loss:.4f} nats per token",
-                    "perplexity": f"{perplexity:.3f}",
-                    "speed": f"{speed:.1f} sentences per second {done}",
-                }
-            )
-        case {"bits_per_byte": bits, "loss": loss, "tokens": tokens, "seconds": seconds}:
-            done = f"({tokens:,} in {seconds:.1f} s)"
-            return _aligned(
-                {
-                    "loss": f"{loss:.4f} nats per token",
-                    "perplexity": f"{perplexity:.3f}",
-                    "bits per byte": f"{bits:.4f}",
-                    "speed": f"{tokens / max(seconds, 1e-9):,.0f} tokens per second {done}",
-                }
-            )
-        case {"confusion": _, "accuracy": accuracy, "macro_f1": macro_f1, "labels": labels}:
-            scores = _aligned({"accuracy": _percent(accuracy), "macro F1": _percent(macro_f1)})
-            return [*scores, "", *_f1_table("label", labels, "texts")]
-        case {"types": types, "tag_accuracy": accuracy, "words": words}:
-            whole = {**record, "count": sum(row["count"] for row in types.values())}
-            share = f"accuracy of tags  {_percent(accuracy)} of {words} words"
-            return [*_f1_table("entities", {"all": whole, **types}, "count"), "", share]
-        case {"exact_match": _, "f1": _, "questions": _}:
-            return _answer_table(record)
-        case {"accuracy": accuracy, "loss": loss}:
-            return _aligned(
-                {
-                    "loss": f"{loss:.4f} nats per hidden token",
-                    "perplexity": f"{perplexity:.3f}",
-                    "accuracy": f"{_percent(accuracy)} of the hidden tokens come first",
-                }
-            )
-        case {"micro_f1": micro_f1, "macro_f1": macro_f1, "exact": exact}:
-            exact = f"{_percent(exact)} of the texts have exactly their labels"
-            return _aligned({"micro F1": _percent(micro_f1), "macro F1": _percent(macro_f1), "exact match": exact})
-        case {"recall_at_1": recall, "forward": forward, "backward": backward, "pairs": pairs}:
-            return _aligned(
-                {
-                    "recall@1": f"{_percent(forward)} of the sources find their target among {pairs}",
-                    "": f"{_percent(backward)} of the targets find their source",
-                    "mean": _percent(recall),
-                }
-            )
-    rows = {"Spearman": f"{record['spearman']:.4f}", "Pearson": f"{record['pearson']:.4f}"}
-    if "mean_squared_error" in record:
-        rows["mean squared error"] = f"{record['mean_squared_error']:.6g}"
-    return _aligned(rows)
-
-
-def _aligned(rows: Mapping[str, str]) -> list[str]:
-    width = max(map(len, rows))
-    return [f"{name:<{width}}  {value}" for name, value in rows.items()]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
-
-
-def _f1_table(title: str, rows: Mapping[str, Mapping[str, float | None]], counted: str) -> list[str]:
-    """Return precision, recall, F1 and count of each row as a table."""
-    width = max(len(title), *map(len, rows))
-    lines = [f"{title:<{width}}  precision  recall      F1   {counted}"]
-    for name, row in rows.items():
-        shares = (row["precision"], row["recall"], row["f1"])
-        columns = ("-" if share is None else f"{100 * share:.2f}" for share in shares)
-        lines.append("{:<{}}  {:>9}  {:>6}  {:>6}  {:>6}".format(name, width, *columns, row["count"]))
-    return lines
-
-
-def _answer_table(record: Mapping[str, Any]) -> list[str]:
-    """Return exact match and F1 of all questions, and of those with and without an answer where there are both."""
-    rows = {
-        "all": record,
-        **{key.replace("_", " "): record[key] for key in ("has_answer", "no_answer") if key in record},
-    }
-    width = max(len("questions"), *map(len, rows))
-    lines = [f"{'questions':<{width}}  exact match      F1   count"]
-    for name, row in rows.items():
-        numbers = (f"{100 * row[key]:.2f}" for key in ("exact_match", "f1"))
-        lines.append("{:<{}}  {:>11}  {:>6}  {:>6}".format(name, width, *numbers, row["questions"]))
-    return lines

@@ -14,7 +14,7 @@ from clearhead.cli.options import ComputeOptions, JsonLines, Ref, takes_compute_
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
-    from clearhead.predict.fill import Filled
+    from clearhead.tasks.fill.use import Filled
 
 
 @takes_compute_options

@@ -32,6 +32,7 @@ from clearhead.cli.generate import generate
 from clearhead.cli.heads import heads
 from clearhead.cli.inspect import inspect as inspect_
 from clearhead.cli.new import new, new_group
+from clearhead.cli.predict import predict
 from clearhead.cli.stopping import StopOnSignal, Stopped
 from clearhead.cli.tag import tag
 from clearhead.cli.train import train
@@ -99,7 +100,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(_start)
     app.add_typer(new_group(), name="new", short_help=_summary(new))
-    uses = (translate, generate, fill, classify, tag, embed, answer)
+    uses = (translate, generate, fill, classify, tag, embed, answer, predict)
     for command in (demo, train, *uses, view, evaluate, compare, average, convert, check, bench, inspect_, heads):
         # Given in full: what typer takes from the docstring is cut off at the width of the terminal.
         app.command(short_help=_summary(command))(command)

@@ -10,7 +10,7 @@ from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines, one_l
 from clearhead.cli.options import ComputeOptions, JsonLines, LineFile, Ref, takes_compute_options
 
 if TYPE_CHECKING:
-    from clearhead.predict.tag import Entity
+    from clearhead.tasks.tag.use import Entity
 
 
 @takes_compute_options

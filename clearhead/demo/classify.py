@@ -18,7 +18,7 @@ from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, train_reci
 from clearhead.demo.data.names import LANGUAGES, Name, NameSets, make_name_sets
 
 if TYPE_CHECKING:
-    from clearhead.predict.classify import Classification
+    from clearhead.tasks.classify.use import Classification
 
 NUM_SHOWN = 8
 NUM_CONFUSIONS = 6

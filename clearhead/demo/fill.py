@@ -27,7 +27,7 @@ from clearhead.demo.data.library_sources import library_sources
 
 if TYPE_CHECKING:
     from clearhead.model.facade import Model
-    from clearhead.predict.fill import Filled
+    from clearhead.tasks.fill.use import Filled
 
 BLANK = "___"
 PLACES = ("first", "second", "third")

@@ -1,21 +1,15 @@
-"""Metrics of predicted labels, entities, answers and numbers.
+"""Metrics of predicted labels and numbers.
 
 Shape suffixes: N examples, L labels, U different values.
 """
 
 from __future__ import annotations
 
-import re
-import string
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64, Integer, Real
 from numpy import ndarray
-
-from clearhead.predict.tag import entity_spans
 
 
 def accuracy(predicted_N: Integer[ndarray, " examples"], expected_N: Integer[ndarray, " examples"]) -> float:
@@ -175,100 +169,3 @@ class F1Counts:
             "f1": self.f1 if self.expected + self.predicted else undefined,
             "count": self.expected,
         }
-
-
-@dataclass(frozen=True)
-class EntityScores:
-    """Entity scores as conlleval reports them.
-
-    Args:
-        all: counts over all types.
-        by_type: counts of each type, sorted by name.
-        tag_accuracy: share of words whose tag is right, 0 to 1.
-        num_words: number of words.
-    """
-
-    all: F1Counts
-    by_type: Mapping[str, F1Counts]
-    tag_accuracy: float
-    num_words: int
-
-
-def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> EntityScores:
-    """Count entities as conlleval does: an entity is right if first word, last word and type are.
-
-    Args:
-        predicted: the tags of each sentence.
-        expected: the right tags, as many for each sentence.
-    """
-    counts = {name: Counter[str]() for name in ("expected", "predicted", "correct")}
-    right = num_words = 0
-    for guessed, true in zip(predicted, expected, strict=True):
-        assert len(guessed) == len(true), "one tag for each word"
-        found, wanted = set(entity_spans(guessed)), set(entity_spans(true))
-        for name, spans in (("expected", wanted), ("predicted", found), ("correct", found & wanted)):
-            counts[name].update(kind for _, _, kind in spans)
-        right += sum(tag == right_tag for tag, right_tag in zip(guessed, true, strict=True))
-        num_words += len(true)
-    kinds = sorted(counts["expected"] | counts["predicted"])
-    return EntityScores(
-        all=F1Counts(**{name: counter.total() for name, counter in counts.items()}),
-        by_type={kind: F1Counts(**{name: counter[kind] for name, counter in counts.items()}) for kind in kinds},
-        tag_accuracy=right / num_words if num_words else 0.0,
-        num_words=num_words,
-    )
-
-
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-@dataclass(frozen=True)
-class AnswerScores:
-    """Scores of answers as the SQuAD evaluation defines them.
-
-    Args:
-        exact_match: share of questions whose answer is one of the right ones, 0 to 1.
-        f1: mean F1 over the words of the answer and of the right answer that it shares most with, 0 to 1.
-        num_questions: questions.
-    """
-
-    exact_match: float
-    f1: float
-    num_questions: int
-
-    def record(self) -> dict[str, float | int]:
-        """Return the numbers by name."""
-        return {"exact_match": self.exact_match, "f1": self.f1, "questions": self.num_questions}
-
-
-def answer_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> AnswerScores:
-    """Compare answers with the right ones; each question counts the best over its right answers.
-
-    Texts are compared in lower case, without punctuation and articles, and F1 counts the words that both have. An
-    empty text is "no answer": it is exactly right, with an F1 of 1, where no answer is expected, else wrong.
-
-    Args:
-        predicted: the answer to each question; at least one.
-        expected: the right answers to each question; none where the context holds none.
-
-    Source: arXiv 1606.05250, section 6.1 and its evaluation program; arXiv 1806.03822, section 5 for "no answer".
-    """
-    exact = f1 = 0.0
-    for text, golds in zip(predicted, expected, strict=True):
-        guess = _answer_words(text)
-        # A right answer of nothing but articles and punctuation is none.
-        words = [found for gold in golds if (found := _answer_words(gold))] or [[]]
-        exact += any(guess == one for one in words)
-        f1 += max(_word_f1(guess, one) for one in words)
-    return AnswerScores(exact / len(predicted), f1 / len(predicted), len(predicted))
-
-
-def _answer_words(text: str) -> list[str]:
-    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
-
-
-def _word_f1(guess: Sequence[str], gold: Sequence[str]) -> float:
-    if not guess or not gold:
-        return float(guess == gold)
-    return 2 * (Counter(guess) & Counter(gold)).total() / (len(guess) + len(gold))

@@ -5,6 +5,7 @@ Shape suffixes: N pairs, D width of a vector, C rows of one chunk.
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,6 @@ from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from clearhead.errors import InputError
-from clearhead.predict.embed import check_pairs
 
 # Similarities of one chunk: 64 MiB in float32, however many pairs there are.
 _CHUNK_ENTRIES = 2**24
@@ -80,3 +80,13 @@ def _found(
         best_C1 = np.where(right_CN, similarity_CN, -np.inf).max(1, keepdims=True)
         hits += int((((similarity_CN >= best_C1) & ~right_CN).sum(1) < k).sum())
     return hits / len(queries_ND)
+
+
+def check_pairs(firsts: Sized, seconds: Sized) -> None:
+    """Refuse two sides of different lengths.
+
+    Raises:
+        InputError: the counts differ.
+    """
+    if len(firsts) != len(seconds):
+        raise InputError(f"there are {len(firsts)} first texts but {len(seconds)} second ones; give pairs")

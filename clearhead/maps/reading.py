@@ -10,8 +10,7 @@ import torch
 
 from clearhead import core
 from clearhead.core import Transformer
-from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.stores.word_splitter import WordSplitter
+from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.errors import InputError
 from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import generate_ids
@@ -21,11 +20,10 @@ from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.prompts import PromptFormat, generate_request, prompt_ids
 from clearhead.generate.search.recorder import BeamRecorder, Considered
 from clearhead.generate.translation import search_translations
-from clearhead.predict.classify import check_paired
-from clearhead.predict.fill import masked_ids
 from clearhead.predict.outputs import LONGEST_INPUT
 from clearhead.task import TaskRecord
 from clearhead.tasks.registry import find
+from clearhead.tasks.use import collate_texts
 from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
@@ -155,23 +153,12 @@ def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text
     Raises:
         InputError: a text is empty, longer than the model's positions, or not paired as in training.
     """
-    is_paired = not isinstance(text, str)
     columns = [text] if isinstance(text, str) else list(text)
     _check_texts(module, *columns)
-    if is_paired and task.kind in ("fill", "tag"):
-        raise InputError(f"this model was trained to '{task.kind}' single texts, but received a pair: give one text")
-    if task.kind == "answer" and not is_paired:
-        raise InputError("this model answers questions: give a pair of a question and a text that holds the answer")
-    if task.kind == "classify":
-        check_paired(task, is_paired=is_paired)
     collator = InputCollator.of(module.spec, tokenizer, task.repeats)
-    if task.kind == "tag":
-        spans = WordSplitter(task.inner_signs, task.sign_runs).spans(columns[0])
-        columns = [" ".join(columns[0][start:end] for start, end in spans)]
-    inputs = collator.collate(*([tokenizer.encode(column)] for column in columns)).to(device_of(module))
+    read_texts = getattr(find(task.kind).part("use"), "read_texts", collate_texts)
+    inputs: ModelInputs = read_texts(columns, collator, tokenizer, task).to(device_of(module))
     ids = inputs.ids
-    if task.kind == "fill" and tokenizer.mask_id is not None:
-        ids = ids.new_tensor([masked_ids(columns[0], tokenizer)])
     _check_length(ids[0].tolist(), module, "text")
     target = None if inputs.target_ids is None else core.Sequence(inputs.target_ids, inputs.target_mask)
     affixes = [tokenizer.special_tokens.for_text]

@@ -10,7 +10,9 @@ from typing import Any, Unpack, overload
 from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.evaluate.tasks import EvaluateKwargs, EvaluateOptions, evaluate_model
+from clearhead.evaluate.evaluation import evaluate_model
+from clearhead.evaluate.options import EvaluateKwargs, EvaluateOptions
+from clearhead.evaluate.result import Measures
 from clearhead.fast.runner import Runner
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import (
@@ -50,6 +52,7 @@ from clearhead.printing import block, module_summary
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
 from clearhead.task import TaskRecord
+from clearhead.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 
@@ -296,8 +299,8 @@ class Model(Predictions):
         *,
         notify: Callable[[str], None] | None = None,
         **options: Unpack[EvaluateKwargs],
-    ) -> dict[str, Any]:
-        """Measure the model on data with known answers, by the task it was trained for, as `clearhead evaluate` does.
+    ) -> Measures:
+        """Return the numbers that `clearhead evaluate` gives for data with known answers, by name.
 
         Args:
             data: the entry of a run file's [data], such as {"source": "test.de", "target": "test.en"}; or a list of
@@ -307,9 +310,6 @@ class Model(Predictions):
             notify: called with messages about the data, such as how many texts are truncated.
             options: those of `EvaluateOptions`, by name; `from_language`, `to_language`: codes, for a multilingual
                 checkpoint.
-
-        Returns:
-            The numbers that the command prints with --json; for translations also the `translations` themselves.
 
         Raises:
             InputError: the data cannot be used, or an option is out of range or has no effect on this task.
@@ -433,7 +433,7 @@ class Model(Predictions):
     @property
     def _continues(self) -> bool:
         """Whether generated text continues its prompt, as that of a language model does."""
-        return self.task.kind == "generate"
+        return find(self.task.kind).continues
 
     def _generate_options(self, given: dict[str, Any]) -> GenerateOptions:
         """Return the options of a call; the checkpoint's settings are the defaults."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import overload
+from typing import Any, overload
 
 from jaxtyping import Float32
 from numpy import ndarray
@@ -13,13 +13,14 @@ from clearhead.core import Transformer
 from clearhead.fast.runner import Runner
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.model.texts import PAIR, answer_each
-from clearhead.predict.answer import Answer, answer
-from clearhead.predict.classify import Classification, classify
-from clearhead.predict.embed import check_vectors, embed
-from clearhead.predict.fill import Filled
-from clearhead.predict.fill import fill as fill_blanks
-from clearhead.predict.tag import Entity, tag
 from clearhead.task import TaskRecord
+from clearhead.tasks.answer.use import Answer, answer
+from clearhead.tasks.classify.use import Classification, classify
+from clearhead.tasks.embed.use import check_vectors, embed
+from clearhead.tasks.fill.use import Filled
+from clearhead.tasks.fill.use import fill as fill_blanks
+from clearhead.tasks.registry import find
+from clearhead.tasks.tag.use import Entity, tag
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 
@@ -47,6 +48,27 @@ class Predictions:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model's input."""
         return self.tokenizers.source
+
+    def predict(self, texts: Any, *, batch_size: int | None = None) -> Any:
+        """Return what the model was trained to predict for a text, or for each text of a list or an iterator.
+
+        Every task has this method; a task of this package has one of its own name too, with its options.
+
+        Args:
+            texts: one text or several; (question, context) for answer, and pairs for a model trained on pairs.
+            batch_size: most texts of a batch; None: a token budget decides.
+
+        Raises:
+            InputError: a text is not of the form that the task reads.
+        """
+        use = find(self.task.kind).part("use")
+        return answer_each(
+            texts,
+            lambda texts: use.predict(self, texts, batch_size=batch_size),
+            parts=PAIR,
+            is_paired=bool(self.task.is_paired),
+            batch_size=batch_size,
+        )
 
     @overload
     def fill(self, texts: str, *, top_k: int = 5, batch_size: int | None = None) -> list[list[Filled]]: ...

@@ -129,8 +129,10 @@ class Task:
         settings: its keys of [task].
         score: the name of the score of a validation.
         writes: whether its models write text token by token.
+        continues: whether that text continues the input.
         is_paired: whether its data are pairs of texts, line by line.
         has_two_vocabularies: whether its two texts may have a tokenizer each.
+        measured_on_pairs_as: the task whose measures it has for pairs of texts; empty: it has none for them.
         home: the package of its parts; empty: its folder here.
     """
 
@@ -144,8 +146,10 @@ class Task:
     settings: tuple[str, ...] = ()
     score: str = "score"
     writes: bool = False
+    continues: bool = False
     is_paired: bool = False
     has_two_vocabularies: bool = False
+    measured_on_pairs_as: str = ""
     home: str = ""
 
     def part(self, name: Literal["data", "use", "train"]) -> Any:

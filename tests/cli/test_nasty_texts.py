@@ -14,10 +14,10 @@ import pytest
 import clearhead
 from clearhead.cli.main import main
 from clearhead.generate.results import Generation, Hypothesis
-from clearhead.predict.answer import Answer
-from clearhead.predict.classify import Classification
-from clearhead.predict.fill import Filled
-from clearhead.predict.tag import Entity
+from clearhead.tasks.answer.use import Answer
+from clearhead.tasks.classify.use import Classification
+from clearhead.tasks.fill.use import Filled
+from clearhead.tasks.tag.use import Entity
 
 NASTY = "a\x1b]0;b\x07\n\r\v\f\x1c\x85\u2028\u2029\tc\x9b2Jd"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")

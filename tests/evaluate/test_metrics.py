@@ -12,9 +12,7 @@ import pytest
 
 from clearhead.evaluate.metrics import (
     accuracy,
-    answer_scores,
     confusion_matrix,
-    entity_f1,
     f1_by_label,
     macro_f1,
     mean_squared_error,
@@ -22,7 +20,8 @@ from clearhead.evaluate.metrics import (
     pearson,
     spearman,
 )
-from clearhead.predict.tag import entity_spans
+from clearhead.tasks.answer.use import answer_scores
+from clearhead.tasks.tag.use import entity_f1, entity_spans
 
 
 def classes(count: int, num_labels: int, seed: int) -> np.ndarray:

@@ -47,6 +47,7 @@ METHODS = {
     "Cache": "extend select",
     "Model": """
         answer attention capture classify edit embed evaluate exact fill for_languages for_task generate
+        predict
         generate_options heads replaced save score spec special_tokens stream tag tokenizer translate
         translate_n_best tree
     """,

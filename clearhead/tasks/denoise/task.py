@@ -45,4 +45,6 @@ TASK: Final = Task(
     settings=("noise", "noise_share", "mean_span"),
     score="accuracy",
     writes=True,
+    # Such as a model for summaries.
+    measured_on_pairs_as="translate",
 )

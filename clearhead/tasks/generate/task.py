@@ -42,4 +42,5 @@ TASK: Final = Task(
     recipes=_RECIPES,
     settings=("objective",),
     writes=True,
+    continues=True,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 from clearhead.core import Transformer
@@ -12,12 +14,11 @@ from clearhead.data.batches.plans import LengthSortedPlan, training_batches
 from clearhead.data.sources.answers import answer_texts, parse_answer_source
 from clearhead.data.stores.answers import AnswerStore, prepare_answers
 from clearhead.errors import InputError
-from clearhead.evaluate.answers import evaluate_answer_store
 from clearhead.evaluate.result import Validation
-from clearhead.predict.answer import check_no_answer
 from clearhead.presets.task_heads import token_head
 from clearhead.spec import Model
 from clearhead.task import TaskRecord
+from clearhead.tasks.answer.use import check_no_answer, measure_store
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.answers import answer_loss
 from clearhead.training.tasks.base import (
@@ -62,10 +63,10 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
     def validate(module: nn.Module) -> Validation:
         assert isinstance(module, Transformer), "answers need the module that was built for them"
-        found = evaluate_answer_store(
+        found = measure_store(
             module, collator, stores.valid, max_tokens=store.report.answer_tokens, batch_tokens=budget
         )
-        return Validation(loss=found.loss, score=100 * found.scores.f1)
+        return Validation(loss=math.nan if found.loss is None else found.loss, score=found.score)
 
     texts = [part for store in stores for part in (store.questions, store.contexts)]
     return TaskParts(

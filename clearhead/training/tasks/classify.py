@@ -17,11 +17,11 @@ from clearhead.data.sources.labelled import labelled_texts, parse_labelled_sourc
 from clearhead.data.stores.label_set import LabelSet
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled
 from clearhead.errors import InputError
-from clearhead.evaluate.labels import evaluate_label_store, main_score
 from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import token_head, usual_label_head, with_head
 from clearhead.spec import Model
 from clearhead.task import LabelKind, TaskRecord
+from clearhead.tasks.classify.use import measure_store
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.labels import label_loss
 from clearhead.training.tasks.base import (
@@ -74,8 +74,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
     def validate(module: nn.Module) -> Validation:
         assert isinstance(module, Transformer), "labels need the module that was built for them"
-        found = evaluate_label_store(module, tokenizer, stores.valid, batch_tokens=budget, repeats=record.repeats)
-        return Validation(loss=found.loss, score=main_score(found.scores))
+        found = measure_store(module, tokenizer, stores.valid, batch_tokens=budget, repeats=record.repeats)
+        return Validation(loss=found.loss, score=found.score)
 
     return TaskParts(
         tokenizers=one_sided(tokenizer),

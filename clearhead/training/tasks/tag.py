@@ -16,9 +16,9 @@ from clearhead.data.stores.tag_set import TagSet
 from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
-from clearhead.evaluate.tags import evaluate_tag_store
 from clearhead.presets.task_heads import token_head
 from clearhead.task import TaskRecord
+from clearhead.tasks.tag.use import measure_store
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.tasks.base import (
     DataSide,
@@ -61,8 +61,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
     def validate(module: nn.Module) -> Validation:
         assert isinstance(module, Transformer), "tags need the module that was built for them"
-        found = evaluate_tag_store(module, tokenizer, stores.valid, batch_tokens=budget)
-        return Validation(loss=found.loss, score=100 * found.scores.all.f1)
+        found = measure_store(module, tokenizer, stores.valid, batch_tokens=budget)
+        return Validation(loss=found.loss, score=found.score)
 
     return TaskParts(
         tokenizers=one_sided(tokenizer),

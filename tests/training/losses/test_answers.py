@@ -12,7 +12,7 @@ import torch
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.training.losses.answers import answer_loss
-from tests.predict.labelled_models import character_tokenizer, model
+from tests.tasks.labelled_models import character_tokenizer, model
 
 QUESTIONS, CONTEXTS = [[5, 6], [7]], [[8, 9, 6], [5, 6, 7, 8, 9, 10]]
 # First and last token of the answer; the second window has none.

@@ -13,7 +13,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.training.losses.labels import label_loss
-from tests.predict.labelled_models import FAMILIES, character_tokenizer, model
+from tests.tasks.labelled_models import FAMILIES, character_tokenizer, model
 
 TEXTS = [[5, 6, 7], [8, 5], [9, 9, 6, 5, 7], [10]]
 

@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead.core import build
 from clearhead.data.batches.base import NO_LABEL
 from clearhead.errors import InputError
-from clearhead.predict.fill import BLANK, fill
+from clearhead.tasks.fill.use import BLANK, fill
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress

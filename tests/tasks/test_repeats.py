@@ -11,7 +11,7 @@ import transformers
 
 import clearhead
 from tests.hf import tokenizer_folders as made
-from tests.predict.test_answer import byte_merges
+from tests.tasks.answer.test_use import byte_merges
 
 TEXTS = ["the cat sat on the mat, and the dog looked at it.", "dog", "a small dog runs over the green grass in 1998!"]
 LABELS = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}

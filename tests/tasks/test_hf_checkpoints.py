@@ -12,8 +12,8 @@ import transformers
 
 import clearhead as ch
 from clearhead.cli.main import main
-from clearhead.predict.tag import tag_words
 from clearhead.task import TaskRecord
+from clearhead.tasks.tag.use import tag_words
 from tests import hf_models as checkpoints
 from tests.training.tasks import fine_tuning as made
 

@@ -1,4 +1,4 @@
-"""Token classification: the entities of a text, or the class of each of its words, with character offsets.
+"""Entities of texts, or the class of each word, with character offsets; and how good they are.
 
 Shape suffixes: B chunks of a batch, T tokens, W words, N words of a batch, L tags.
 """
@@ -6,24 +6,34 @@ Shape suffixes: B chunks of a batch, T tokens, W words, N words of a batch, L ta
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from numpy import ndarray
 from torch import Tensor
+from torch.nn import functional as F
 
 from clearhead.core import Transformer
-from clearhead.data.batches.inputs import Ids, InputCollator
+from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
+from clearhead.data.sources.tables import Examples
+from clearhead.data.sources.tagged import TaggedRows, parse_tagged_source
 from clearhead.data.stores.tag_set import OUTSIDE, TagSet
+from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError
+from clearhead.evaluate.metrics import F1Counts
+from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.result import Measures, f1_table, percent
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.task import TaskRecord
+from clearhead.tasks.use import collate_texts, refuse_pair, source_of
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
@@ -250,3 +260,154 @@ def _entities(text: str, spans: Sequence[tuple[int, int]], found: WordTags, tags
         probability = float(found.probabilities[first:behind].mean())
         entities.append(Entity(label, text[start:end], start, end, probability))
     return entities
+
+
+def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[list[Entity]]:
+    """Return the entities of each text; see `Model.tag`."""
+    found: list[list[Entity]] = model.tag(list(texts), batch_size=batch_size)
+    return found
+
+
+def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
+    """Return what a model reads of a text: its words with a space between them; see `collate_texts`."""
+    refuse_pair(texts, task)
+    spans = WordSplitter(task.inner_signs, task.sign_runs).spans(texts[0])
+    return collate_texts([" ".join(texts[0][start:end] for start, end in spans)], collator, tokenizer, task)
+
+
+@dataclass(frozen=True)
+class EntityScores:
+    """Entity scores as conlleval reports them.
+
+    Args:
+        all: counts over all types.
+        by_type: counts of each type, sorted by name.
+        tag_accuracy: share of words whose tag is right, 0 to 1.
+        num_words: number of words.
+    """
+
+    all: F1Counts
+    by_type: Mapping[str, F1Counts]
+    tag_accuracy: float
+    num_words: int
+
+
+def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> EntityScores:
+    """Count entities as conlleval does: an entity is right if first word, last word and type are.
+
+    Args:
+        predicted: the tags of each sentence.
+        expected: the right tags, as many for each sentence.
+    """
+    counts = {name: Counter[str]() for name in ("expected", "predicted", "correct")}
+    right = num_words = 0
+    for guessed, true in zip(predicted, expected, strict=True):
+        assert len(guessed) == len(true), "one tag for each word"
+        found, wanted = set(entity_spans(guessed)), set(entity_spans(true))
+        for name, spans in (("expected", wanted), ("predicted", found), ("correct", found & wanted)):
+            counts[name].update(kind for _, _, kind in spans)
+        right += sum(tag == right_tag for tag, right_tag in zip(guessed, true, strict=True))
+        num_words += len(true)
+    kinds = sorted(counts["expected"] | counts["predicted"])
+    return EntityScores(
+        all=F1Counts(**{name: counter.total() for name, counter in counts.items()}),
+        by_type={kind: F1Counts(**{name: counter[kind] for name, counter in counts.items()}) for kind in kinds},
+        tag_accuracy=right / num_words if num_words else 0.0,
+        num_words=num_words,
+    )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TagMeasures(Measures):
+    """How good the tags of words are; entities are counted as conlleval does.
+
+    Args:
+        f1, precision, recall: of entities, 0 to 1.
+        tag_accuracy: share of words whose tag is right, 0 to 1.
+        words: their number.
+        types: precision, recall, F1 and expected count of each type of entity.
+        loss: of a word, in nats.
+    """
+
+    f1: float
+    precision: float
+    recall: float
+    tag_accuracy: float
+    words: int
+    types: Mapping[str, Mapping[str, float | int | None]]
+    loss: float
+
+    @property
+    def score(self) -> float:
+        """The score of a validation: the F1 of entities times 100."""
+        return 100 * self.f1
+
+    def lines(self) -> list[str]:
+        """Return the numbers for a person."""
+        count = sum(row["count"] or 0 for row in self.types.values())
+        whole = {"precision": self.precision, "recall": self.recall, "f1": self.f1, "count": count}
+        share = f"accuracy of tags  {percent(self.tag_accuracy)} of {self.words} words"
+        return [*f1_table("entities", {"all": whole, **self.types}, "count"), "", share]
+
+
+def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> TagMeasures:
+    """Measure how well a tagger tags the words of sentences.
+
+    Raises:
+        InputError: the model is not a tagger, or the data cannot be used or has other tags.
+        RunFailure: the model's outputs are not finite.
+    """
+    tags, tokenizer, task = check_tagger(model.tree, model.task), model.tokenizers.source, model.task
+    source = source_of(data, "tag", parse_tagged_source)
+    rows = TaggedRows(source) if isinstance(source, Examples) else source
+    store = prepare_tagged(rows, tokenizer, max_length=max_input_length(model.tree, task.max_length), tags=tags)
+    found = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size)
+    notify(str(store.report))
+    return found
+
+
+def measure_store(
+    module: Transformer,
+    tokenizer: Tokenizer,
+    store: TagStore,
+    *,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+) -> TagMeasures:
+    """Run a model over prepared sentences and measure its tags.
+
+    Args:
+        module: its head gives one output of a token for each tag; one in training runs as a replica in evaluation mode.
+        tokenizer: the tokenizer of the store.
+        store: the sentences.
+        batch_size, batch_tokens: as for `tag`.
+
+    Raises:
+        RunFailure: the model's outputs are not finite.
+    """
+    offsets = store.chunks.offsets
+    chunks = [slice(start, end) for start, end in itertools.pairwise(offsets)]
+    expected_W = np.array(store.word_tags, dtype=np.int64)
+    predicted_W = np.full_like(expected_W, store.tags.fallback)
+    total, count = 0.0, 0
+    for words_N, logits_NL in word_logits(
+        module,
+        InputCollator.of(module.spec, tokenizer),
+        [store.chunks.ids[chunk] for chunk in chunks],
+        [store.words[chunk] for chunk in chunks],
+        batch_size=batch_size,
+        batch_tokens=batch_tokens,
+    ):
+        total += float(F.cross_entropy(logits_NL, torch.from_numpy(expected_W[words_N]), reduction="sum"))
+        count += len(words_N)
+        predicted_W[words_N] = logits_NL.argmax(1).numpy()
+    scores = entity_f1(store.names_of(predicted_W), store.names_of(expected_W))
+    return TagMeasures(
+        f1=scores.all.f1,
+        precision=scores.all.precision,
+        recall=scores.all.recall,
+        tag_accuracy=scores.tag_accuracy,
+        words=scores.num_words,
+        types={kind: counts.record() for kind, counts in scores.by_type.items()},
+        loss=total / count,
+    )

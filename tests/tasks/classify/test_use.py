@@ -14,13 +14,21 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.data.sources.labelled import parse_labelled_source
+from clearhead.data.stores.labelled import prepare_labelled
 from clearhead.errors import InputError, LongTexts, RunFailure
-from clearhead.evaluate.labels import RegressionScores, SingleLabelScores, evaluate_labels, main_score
-from clearhead.evaluate.metrics import MultiLabelScores
-from clearhead.predict.classify import Classification, classify
 from clearhead.task import TaskRecord
+from clearhead.tasks.classify.use import (
+    Classification,
+    ClassifyMeasures,
+    LabelMeasures,
+    MultiLabelMeasures,
+    NumberMeasures,
+    check_classifier,
+    classify,
+    measure_store,
+)
 from clearhead.text.tokenizer import Tokenizer
-from tests.predict.labelled_models import FAMILIES, character_tokenizer, model, random_texts
+from tests.tasks.labelled_models import FAMILIES, character_tokenizer, model, random_texts
 
 LABELS = ("bad", "good", "so so")
 
@@ -179,21 +187,29 @@ def write_jsonl(folder: Path, texts: list[str], labels: list[Any]) -> Any:
     return parse_labelled_source({"text": str(path), "labels": "label"})
 
 
+def measured(
+    module: Transformer, tokenizer: Tokenizer, task: TaskRecord, source: Any, **sizes: int
+) -> tuple[ClassifyMeasures, str]:
+    labels = check_classifier(module, task)
+    store = prepare_labelled(source, tokenizer, max_length=32, kind=labels.kind, labels=labels)
+    return measure_store(module, tokenizer, store, repeats=task.repeats, **sizes), str(store.report)
+
+
 def test_an_evaluation_counts_what_classify_says(tmp_path: Path, tokenizer: Tokenizer) -> None:
     module = model("encoder-decoder", tokenizer, count=3, pool="last")
     texts = random_texts(41)
     labels = [LABELS[number % 3] for number in range(41)]
-    found = evaluate_labels(module, tokenizer, record(), write_jsonl(tmp_path, texts, labels), batch_tokens=9)
+    found, report = measured(module, tokenizer, record(), write_jsonl(tmp_path, texts, labels), batch_tokens=9)
     answers = classify(module, tokenizer, record(), texts)
-    assert isinstance(found.scores, SingleLabelScores)
+    assert isinstance(found, LabelMeasures)
     right = [answer.label == label for answer, label in zip(answers, labels, strict=True)]
-    assert found.scores.accuracy == pytest.approx(sum(right) / 41)
-    assert main_score(found.scores) == pytest.approx(100 * sum(right) / 41)
+    assert found.accuracy == pytest.approx(sum(right) / 41)
+    assert found.score == pytest.approx(100 * sum(right) / 41)
     pairs = list(zip(labels, [answer.label for answer in answers], strict=True))
-    assert found.scores.confusion_LL.tolist() == [[pairs.count((one, other)) for other in LABELS] for one in LABELS]
+    assert found.confusion == [[pairs.count((one, other)) for other in LABELS] for one in LABELS]
     losses = [-math.log(answer.probabilities[label]) for answer, label in zip(answers, labels, strict=True)]
     assert found.loss == pytest.approx(sum(losses) / 41, rel=1e-4)
-    assert found.report.startswith("41 labelled texts read, 41 kept")
+    assert report.startswith("41 labelled texts read, 41 kept")
 
 
 def test_an_evaluation_of_several_labels(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -201,11 +217,11 @@ def test_an_evaluation_of_several_labels(tmp_path: Path, tokenizer: Tokenizer) -
     texts = random_texts(13)
     labels = [[label for number, label in enumerate(LABELS) if row >> number & 1] for row in range(13)]
     several = record(label_kind="multi_label")
-    found = evaluate_labels(module, tokenizer, several, write_jsonl(tmp_path, texts, labels))
+    found, _ = measured(module, tokenizer, several, write_jsonl(tmp_path, texts, labels))
     answers = classify(module, tokenizer, several, texts)
-    assert isinstance(found.scores, MultiLabelScores)
+    assert isinstance(found, MultiLabelMeasures)
     same = [answer.labels == tuple(given) for answer, given in zip(answers, labels, strict=True)]
-    assert found.scores.exact == pytest.approx(sum(same) / 13)
+    assert found.exact == pytest.approx(sum(same) / 13)
     losses = [
         -math.log(probability if label in given else 1 - probability)
         for answer, given in zip(answers, labels, strict=True)
@@ -220,16 +236,16 @@ def test_an_evaluation_of_numbers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     numbers = record(labels=(), label_kind="regression", number_mean=3.0, number_scale=2.0)
     values = [float(answer.value or 0) for answer in classify(module, tokenizer, numbers, texts)]
     source = write_jsonl(tmp_path, texts, [value**3 + 1 for value in values])
-    found = evaluate_labels(module, tokenizer, numbers, source)
-    assert isinstance(found.scores, RegressionScores)
-    assert found.scores.spearman == pytest.approx(1.0)
-    assert found.scores.pearson < 1.0
+    found, _ = measured(module, tokenizer, numbers, source)
+    assert isinstance(found, NumberMeasures)
+    assert found.spearman == pytest.approx(1.0)
+    assert found.pearson < 1.0
     errors = [(value**3 + 1 - value) ** 2 for value in values]
-    assert found.scores.mean_squared_error == pytest.approx(np.mean(errors), rel=1e-4)
+    assert found.mean_squared_error == pytest.approx(np.mean(errors), rel=1e-4)
     assert found.loss == pytest.approx(np.mean(errors) / 4, rel=1e-4)
 
 
 def test_an_evaluation_with_other_labels_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     module = model("encoder", tokenizer, count=3, pool="mean")
     with pytest.raises(InputError, match=r'.jsonl:2: the label "god" is not among the 3 .* \(did you mean'):
-        evaluate_labels(module, tokenizer, record(), write_jsonl(tmp_path, ["a", "b"], ["good", "god"]))
+        measured(module, tokenizer, record(), write_jsonl(tmp_path, ["a", "b"], ["good", "god"]))

@@ -12,8 +12,8 @@ import torch
 
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError, LongTexts, RunFailure
-from clearhead.predict.fill import BLANK, fill
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.tasks.fill.use import BLANK, fill
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.text.word_starts import WordBoundaries, special_ids

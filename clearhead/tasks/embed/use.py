@@ -1,11 +1,13 @@
-"""Text embeddings, and the similarity of two texts.
+"""Vectors of texts, the similarity of two texts, and how good vectors are.
 
 Shape suffixes: N texts, D width of a vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -13,10 +15,16 @@ from numpy import ndarray
 
 from clearhead import spec
 from clearhead.core import Transformer
+from clearhead.data.batches.contrastive import positive_groups
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.errors import InputError, RunFailure
+from clearhead.evaluate.metrics import pearson, spearman
+from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.result import Measures, aligned, percent
+from clearhead.evaluate.retrieval import check_pairs, recall_at
 from clearhead.predict.outputs import encode_sides, max_input_length, pooled_outputs
 from clearhead.task import TaskRecord
+from clearhead.tasks.use import pairs_of
 from clearhead.text.tokenizer import Tokenizer
 
 
@@ -93,16 +101,6 @@ def similarity(
     return bounded_N
 
 
-def check_pairs(firsts: Sized, seconds: Sized) -> None:
-    """Refuse two sides of different lengths.
-
-    Raises:
-        InputError: the counts differ.
-    """
-    if len(firsts) != len(seconds):
-        raise InputError(f"there are {len(firsts)} first texts but {len(seconds)} second ones; give pairs")
-
-
 def check_vectors(record: TaskRecord) -> None:
     """Refuse models whose outputs are label scores instead of vectors.
 
@@ -131,3 +129,77 @@ def vector_width(module: Transformer) -> int:
     top = module.spec.decoder or module.spec.encoder
     assert top is not None, "a validated model has a stack"
     return module.spec.num_outputs or top.output_width
+
+
+def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> Float32[ndarray, "texts width"]:
+    """Return the vector of each text; see `Model.embed`."""
+    found: Float32[ndarray, "texts width"] = model.embed(list(texts), batch_size=batch_size)
+    return found
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RecallMeasures(Measures):
+    """How often the nearest vector on the other side is that of the partner of a text.
+
+    Args:
+        recall_at_1: mean of both directions, 0 to 1.
+        forward, backward: of the sources, and of the targets.
+        pairs: their number.
+    """
+
+    recall_at_1: float
+    forward: float
+    backward: float
+    pairs: int
+
+    def lines(self) -> list[str]:
+        """Return the numbers for a person."""
+        return aligned(
+            {
+                "recall@1": f"{percent(self.forward)} of the sources find their target among {self.pairs}",
+                "": f"{percent(self.backward)} of the targets find their source",
+                "mean": percent(self.recall_at_1),
+            }
+        )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class SimilarityMeasures(Measures):
+    """How well the cosines of pairs follow the similarities that were expected.
+
+    Args:
+        spearman: rank correlation, -1 to 1.
+        pearson: linear correlation, -1 to 1.
+        pairs: their number.
+    """
+
+    spearman: float
+    pearson: float
+    pairs: int
+
+    def lines(self) -> list[str]:
+        """Return the numbers for a person."""
+        return aligned({"Spearman": f"{self.spearman:.4f}", "Pearson": f"{self.pearson:.4f}"})
+
+
+def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+    """Measure whether each text finds its partner, or whether similarities follow the expected ones."""
+    table = pairs_of(data, "embed")
+    firsts, seconds = list(table["source"]), list(table["target"])
+    for index, pair in enumerate(zip(firsts, seconds, strict=True)):
+        if not all(map(str.strip, pair)):
+            raise InputError(f"{table.place(index)}: one side of the pair is empty; every pair needs both texts")
+    if options.similarities is not None:
+        if len(options.similarities) != len(firsts):
+            given = len(options.similarities)
+            raise InputError(f"there are {given} similarities, but {len(firsts)} pairs; expected one for each")
+        expected = np.array(options.similarities, dtype=np.float64)
+        parts = model.tree, model.tokenizers.source, firsts, seconds
+        cosines = similarity(*parts, max_length=model.task.max_length, batch_size=options.batch_size)
+        return SimilarityMeasures(spearman(cosines, expected), pearson(cosines, expected), len(firsts))
+    if len(firsts) < 2:
+        raise InputError("there is 1 pair, whose texts find each other in any case: give at least 2 pairs")
+    first_ND, second_ND = (model.embed(side, batch_size=options.batch_size) for side in (firsts, seconds))
+    # Pairs that share a text are right answers to each other, as in training.
+    found = recall_at(first_ND, second_ND, groups=positive_groups(zip(firsts, seconds, strict=True)))
+    return RecallMeasures(found.mean, found.forward, found.backward, len(firsts))

@@ -13,13 +13,13 @@ import torch
 
 from clearhead.core import Transformer
 from clearhead.data.sources.tagged import parse_tagged_source
+from clearhead.data.stores.tagged import prepare_tagged
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError, RunFailure
-from clearhead.evaluate.tags import evaluate_tags
-from clearhead.predict.tag import Entity, entity_spans, tag, tag_words
 from clearhead.task import TaskRecord
+from clearhead.tasks.tag.use import Entity, TagMeasures, check_tagger, entity_spans, measure_store, tag, tag_words
 from clearhead.text.tokenizer import Tokenizer
-from tests.predict.labelled_models import character_tokenizer, model, random_texts
+from tests.tasks.labelled_models import character_tokenizer, model, random_texts
 
 TAGS = ("O", "B-A", "I-A", "B-B", "I-B")
 
@@ -163,14 +163,17 @@ def write_jsonl(folder: Path, sentences: list[list[str]], tags: list[list[str]])
     return parse_tagged_source({"text": str(path)})
 
 
+def measured(module: Transformer, tokenizer: Tokenizer, source: Any, **sizes: int) -> tuple[TagMeasures, str]:
+    store = prepare_tagged(source, tokenizer, max_length=32, tags=check_tagger(module, record()))
+    return measure_store(module, tokenizer, store, **sizes), str(store.report)
+
+
 def test_an_evaluation_counts_what_tag_says(tmp_path: Path, module: Transformer, tokenizer: Tokenizer) -> None:
     sentences = [text.replace(".", "").replace(",", "").split() or ["a"] for text in random_texts(31)]
     tags = [["B-A", *["O"] * (len(sentence) - 1)] for sentence in sentences]
     tags[0] = ["B-B", *["I-B"] * (len(sentences[0]) - 1)]
-    found = evaluate_tags(module, tokenizer, record(), write_jsonl(tmp_path, sentences, tags), batch_tokens=9)
+    found, report = measured(module, tokenizer, write_jsonl(tmp_path, sentences, tags), batch_tokens=9)
     answers = tag(module, tokenizer, record(), sentences)
-    assert found.scores.all.predicted == sum(map(len, answers))
-    assert found.scores.all.expected == 31
     first = [Entity("A", sentence[0], 0, len(sentence[0]), 0.0) for sentence in sentences[1:]]
     hits = sum(
         any((one.label, one.start, one.end) == (want.label, want.start, want.end) for one in answer)
@@ -178,16 +181,16 @@ def test_an_evaluation_counts_what_tag_says(tmp_path: Path, module: Transformer,
     )
     whole = " ".join(sentences[0])
     hits += any((one.label, one.start, one.end) == ("B", 0, len(whole)) for one in answers[0])
-    assert found.scores.all.correct == hits
+    assert hits and found.precision == hits / sum(map(len, answers)) and found.recall == hits / 31
     losses = [
         -math.log(row[TAGS.index(name)])
         for sentence, names in zip(sentences, tags, strict=True)
         for row, name in zip(said_alone(module, tokenizer, sentence), names, strict=True)
     ]
     assert found.loss == pytest.approx(np.mean(losses), rel=1e-4)
-    assert found.report.startswith("31 sentences of")
+    assert report.startswith("31 sentences of")
 
 
 def test_an_evaluation_with_other_tags_is_refused(tmp_path: Path, module: Transformer, tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match=r'.jsonl:1, word 2: the tag "B-C" is not among the 5'):
-        evaluate_tags(module, tokenizer, record(), write_jsonl(tmp_path, [["a", "b"]], [["O", "B-C"]]))
+        measured(module, tokenizer, write_jsonl(tmp_path, [["a", "b"]], [["O", "B-C"]]))

@@ -17,7 +17,7 @@ import transformers
 import clearhead
 from clearhead.cli.main import main
 from clearhead.errors import InputError
-from clearhead.predict.answer import Answer, answer
+from clearhead.tasks.answer.use import Answer, answer
 from tests.cli.test_commands import run
 from tests.hf import tokenizer_folders as made
 

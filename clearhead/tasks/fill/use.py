@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,11 +18,17 @@ from torch.nn import functional as F
 
 from clearhead import core, spec
 from clearhead.core import Transformer
+from clearhead.data.batches.inputs import InputCollator, ModelInputs
+from clearhead.data.objectives.build import build_objective
 from clearhead.errors import InputError
+from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.result import Measures
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
 from clearhead.predict.outputs import check_finite, max_input_length
 from clearhead.printing import Printed
+from clearhead.task import TaskRecord
+from clearhead.tasks.use import collate_texts, corpus_of, measure_hidden_tokens, noise_of, refuse_pair
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import WordBoundaries, word_boundaries
@@ -277,3 +284,24 @@ def _written(text: str, spans: Sequence[tuple[int, int]], fillings: Sequence[str
         else:
             result = result.removesuffix(" ") + filling
     return result + text[last:]
+
+
+def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[list[list[Filled]]]:
+    """Return the candidates for each blank of each text; see `Model.fill`."""
+    found: list[list[list[Filled]]] = model.fill(list(texts), batch_size=batch_size)
+    return found
+
+
+def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
+    """Return what a model reads of a text: mask tokens in the place of its blanks; see `collate_texts`."""
+    refuse_pair(texts, task)
+    inputs = collate_texts(texts, collator, tokenizer, task)
+    if tokenizer.mask_id is None:
+        return inputs
+    return replace(inputs, ids=inputs.ids.new_tensor([masked_ids(texts[0], tokenizer)]))
+
+
+def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+    """Measure the loss of the tokens that the masks of training hide."""
+    objective = build_objective(noise_of(model), model.tokenizers.source)
+    return measure_hidden_tokens(model, corpus_of(model, data, notify), objective, options.batch_size)

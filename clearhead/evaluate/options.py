@@ -1,0 +1,128 @@
+"""How a model is measured, and what of it the measures use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypedDict, Unpack, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError
+from clearhead.evaluate.translations import tokenize_faults
+from clearhead.generate.options import SearchOptions, TranslateKwargs
+from clearhead.task import TaskRecord
+from clearhead.tasks.registry import find
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.special_tokens import SpecialTokens
+
+Notify = Callable[[str], None]
+
+
+@runtime_checkable
+class Evaluated(Protocol):
+    """What is measured: a module with its tokenizers and its task, and what it answers.
+
+    Attributes:
+        module, tokenizers, task: as in `Model`.
+    """
+
+    module: Transformer
+    tokenizers: TokenizerPair
+    task: TaskRecord
+
+    @property
+    def tree(self) -> Transformer:
+        """The tree of modules that computes."""
+
+    @property
+    def hf_checkpoint(self) -> object | None:
+        """The Hugging Face checkpoint that it came from; None: it was trained here."""
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """The special tokens of input and output."""
+
+    def translate(self, texts: list[str], **options: Unpack[TranslateKwargs]) -> list[str]:
+        """Return the translation of each text."""
+
+    def embed(self, texts: list[str], *, batch_size: int | None) -> Float32[ndarray, "texts width"]:
+        """Return the vector of each text."""
+
+
+class EvaluateKwargs(TypedDict, total=False):
+    """Options of an evaluation, as keyword arguments; see `EvaluateOptions`. None: not given."""
+
+    window: int | None
+    stride: int | None
+    tokenize: str | None
+    lowercase: bool | None
+    beam_size: int | None
+    length_penalty: float | int | None
+    batch_size: int | None
+    similarities: Sequence[float | int] | None
+    from_language: str | None
+    to_language: str | None
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """How a model is measured.
+
+    Args:
+        window, stride: tokens that a language model reads at once, and from one window to the next.
+        tokenize, lowercase: sacreBLEU's settings; None: no tokenization for segmented text, else 13a.
+        beam_size, length_penalty: of the search for translations.
+        batch_size: most texts, windows or chunks of a batch; None: a token budget decides.
+        similarities: the expected similarity of each pair of texts; None: recall is measured.
+
+    Raises:
+        InputError: a number out of range; one report names all of them.
+    """
+
+    window: int | None = None
+    stride: int | None = None
+    tokenize: str | None = None
+    lowercase: bool = False
+    beam_size: int | None = None
+    length_penalty: float | int | None = None
+    batch_size: int | None = None
+    similarities: Sequence[float | int] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        values = {name: getattr(self, name) for name in ("window", "stride", "batch_size")}
+        faults = [
+            f"{name} must be a whole number of at least 1, not {value!r}."
+            for name, value in values.items()
+            if value is not None and not (type(value) is int and value >= 1)
+        ]
+        numbers: Sequence[object] = () if self.similarities is None else self.similarities
+        if not all(isinstance(number, int | float | np.floating) and math.isfinite(number) for number in numbers):
+            faults.append("every similarity must be a finite number.")
+        faults += [] if self.tokenize is None else tokenize_faults(self.tokenize)
+        if faults:
+            raise InputError.from_faults(faults, subject="the options")
+        penalty = 1.0 if self.length_penalty is None else float(self.length_penalty)
+        SearchOptions(beam_size=1 if self.beam_size is None else self.beam_size, length_penalty=penalty)
+
+    def refuse_unused(self, kind: str) -> None:
+        """Refuse options without effect on a kind of task.
+
+        Raises:
+            InputError: one sentence that names all of them.
+        """
+        used = [name for name in find(kind).evaluate.optional if name in vars(self)]
+        unused = [
+            name for name, value in vars(self).items() if name not in used and value is not None and value is not False
+        ]
+        if unused:
+            verb = "has" if len(unused) == 1 else "have"
+            raise InputError(
+                f"{', '.join(unused)} {verb} no effect on a model trained to '{kind}'; its options are "
+                + ", ".join(used)
+            )

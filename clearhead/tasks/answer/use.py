@@ -1,0 +1,417 @@
+"""Answers to questions - spans of a context, or that there is none - and how good they are.
+
+Shape suffixes: W windows of the context, T tokens of a window, K lengths of an answer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from clearhead.core import Transformer
+from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
+from clearhead.data.sources.answers import AnswerRows, parse_answer_source
+from clearhead.data.sources.tables import Examples
+from clearhead.data.stores.answers import NO_ANSWER, AnswerStore, prepare_answers
+from clearhead.data.stores.context_windows import WINDOW, context_windows
+from clearhead.errors import InputError
+from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.result import Measures
+from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
+from clearhead.printing import Printed
+from clearhead.task import TaskRecord
+from clearhead.tasks.use import collate_texts, finite, source_of
+from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
+from clearhead.text.spans import Span
+from clearhead.text.tokenizer import Tokenizer
+
+# In tokens: the longest answer of a model whose task record does not say how long those of its training were.
+MAX_ANSWER_TOKENS = 15
+
+
+@dataclass(frozen=True, repr=False)
+class Answer(Printed):
+    """A span of the context, or "no answer" where the text is empty.
+
+    Args:
+        text: the characters of the span.
+        score: probability of its start times probability of its end, among the tokens of the window that scores it
+            best; for "no answer" the lowest score over all windows.
+        start, end: character offsets in the context; `end` is exclusive.
+    """
+
+    text: str
+    score: float
+    start: int
+    end: int
+
+
+def answer(
+    module: Transformer,
+    tokenizer: Tokenizer,
+    record: TaskRecord,
+    question: str,
+    context: str,
+    *,
+    top_k: int = 1,
+    allow_no_answer: bool = False,
+    max_tokens: int | None = None,
+    batch_size: int | None = None,
+) -> list[Answer]:
+    """Return the spans of a context that answer a question, best first.
+
+    A context that is longer than the model's window is read in overlapping windows.
+
+    Args:
+        module: its head scores each token as start and as end of an answer; used in evaluation mode, its own mode is
+            restored.
+        tokenizer: the tokenizer it was trained with.
+        record: the task it was trained for.
+        question, context: neither empty.
+        top_k: number of answers; a short context has fewer.
+        allow_no_answer: "no answer" is one of the possible answers.
+        max_tokens: most tokens of an answer; None: as many as in training, where that is known.
+        batch_size: most windows of one batch; None: no limit but the tokens.
+
+    Raises:
+        InputError: the model does not answer questions, or a text or a number is out of range.
+        RunFailure: the model's outputs are not finite.
+
+    Source: arXiv 1810.04805, section 4.2 and 4.3.
+    """
+    collator = answer_collator(module, tokenizer, record)
+    max_tokens = longest_answer(record) if max_tokens is None else max_tokens
+    for name, count in (("top_k", top_k), ("max_tokens", max_tokens)):
+        if count < 1:
+            raise InputError(f"{name} must be at least 1, got {count}")
+    question_ids, ids, spans = _encode(tokenizer, question, context)
+    longest, num_special = window_length(module, record), collator.special_tokens.num_added(paired=True)
+    windows = context_windows(len(question_ids), len(ids), longest=longest, num_special=num_special)
+    if allow_no_answer:
+        check_no_answer(collator)
+    found: dict[Span, float] = {}
+    no_answer = 1.0
+    texts = [ids[window.start : window.stop] for window in windows]
+    for row, starts, ends in window_scores(
+        module, collator, [question_ids] * len(windows), texts, batch_size=batch_size
+    ):
+        starts, ends = starts.exp(), ends.exp()
+        no_answer = min(no_answer, float(starts[0] * ends[0]))
+        for first, last, score in best_spans(starts[1:], ends[1:], top_k, max_tokens):
+            span = spans[windows[row][first]][0], spans[windows[row][last]][1]
+            found[span] = max(score, found.get(span, 0.0))
+    answers = [Answer(context[start:end], score, start, end) for (start, end), score in found.items()]
+    if allow_no_answer:
+        answers.append(Answer("", no_answer, 0, 0))
+    return sorted(answers, key=lambda answer: (-answer.score, answer.start, answer.end))[:top_k]
+
+
+def _encode(tokenizer: Tokenizer, question: str, context: str) -> tuple[list[int], list[int], list[Span]]:
+    """Return the ids of a question, and those of a context with their characters.
+
+    Raises:
+        InputError: one of them has no token.
+    """
+    warn_of_long_texts(len(context) > MOST_CHARACTERS, MOST_CHARACTERS, "characters")
+    question_ids = tokenizer.encode(question[:MOST_CHARACTERS])
+    ids, spans = tokenizer.encode_with_spans(context[:MOST_CHARACTERS])
+    for name, tokens in (("question", question_ids), ("context", ids)):
+        if not tokens:
+            raise InputError(f"the {name} is empty; there is nothing to {'ask' if name == 'question' else 'read'}")
+    return question_ids, ids, spans
+
+
+def answer_collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> InputCollator:
+    """Return the collator of questions with their contexts.
+
+    Raises:
+        InputError: the model does not answer questions, or its tokenizer has no template for pairs.
+    """
+    head = module.head
+    if record.kind != "answer" or head is None or head.is_pooled or module.spec.num_outputs != 2:
+        raise InputError(
+            f"this model was trained to '{record.kind}', so it cannot find answers in a text: train it with [task] "
+            'kind = "answer" and init = "…", the path of this model, or load a checkpoint whose class ends in '
+            "ForQuestionAnswering"
+        )
+    collator = InputCollator.of(module.spec, tokenizer, record.repeats)
+    collator.special_tokens.template(paired=True)
+    return collator
+
+
+def check_no_answer(collator: InputCollator) -> None:
+    """Refuse a tokenizer without a token that can stand for "no answer".
+
+    Raises:
+        InputError: it puts no special token in front of a pair.
+    """
+    if not collator.has_pair_front:
+        raise InputError("this tokenizer puts no token in front of a text, where a model could say 'no answer'")
+
+
+def window_length(module: Transformer, record: TaskRecord) -> int:
+    """Return how many tokens a model reads at once, special ones included: those of its training, if they are known."""
+    return max_input_length(module, record.max_length or WINDOW)
+
+
+def longest_answer(record: TaskRecord) -> int:
+    """Return the most tokens of an answer."""
+    return record.answer_tokens or MAX_ANSWER_TOKENS
+
+
+def window_scores(
+    module: Transformer,
+    collator: InputCollator,
+    questions: Sequence[Ids],
+    contexts: Sequence[Ids],
+    *,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+) -> Iterator[tuple[int, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]:
+    """Yield for each window the log-probabilities that an answer starts, and that it ends, at each of its tokens.
+
+    Args:
+        module: its head scores each token as start and as end of an answer; used in evaluation mode, its own mode is
+            restored.
+        collator: how the model reads pairs.
+        questions: the ids of the question of each window, without special tokens.
+        contexts: the ids of each window, without special tokens.
+        batch_size, batch_tokens: as for `batch_outputs`.
+
+    Yields:
+        The number of the window; and for start and end a row over "nowhere", which is the first special token, and
+        then the tokens of the window, in float64.
+
+    Raises:
+        RunFailure: the model's outputs are not finite.
+    """
+    outputs = batch_outputs(module, collator, questions, contexts, batch_size=batch_size, batch_tokens=batch_tokens)
+    for rows, logits_WT2 in outputs:
+        check_finite(logits_WT2)
+        for row, logits_T2 in zip(rows, logits_WT2.double(), strict=True):
+            nowhere = logits_T2[:1] if collator.has_pair_front else logits_T2.new_full((1, 2), -torch.inf)
+            offset = collator.second_place(len(questions[row]))
+            inside = logits_T2[offset : offset + len(contexts[row])]
+            starts, ends = torch.cat([nowhere, inside]).log_softmax(0).unbind(1)
+            yield row, starts, ends
+
+
+def best_spans(
+    starts_T: Float[Tensor, " tokens"], ends_T: Float[Tensor, " tokens"], top_k: int, max_tokens: int
+) -> list[tuple[int, int, float]]:
+    """Return the most probable spans of a window.
+
+    Args:
+        starts_T, ends_T: the probability that an answer starts, and that it ends, at each token.
+        top_k: how many spans; a short window has fewer.
+        max_tokens: most tokens of a span.
+
+    Returns:
+        First and last token, and the score of each, best first.
+    """
+    count = len(starts_T)
+    longest = min(max_tokens, count)
+    padded = torch.cat([ends_T, ends_T.new_full((longest - 1,), -1.0)])
+    # Row k holds the ends of answers of k + 1 tokens.
+    scores_KT = starts_T * torch.stack([padded[extra : extra + count] for extra in range(longest)])
+    is_inside_KT: Bool[Tensor, "lengths tokens"] = torch.arange(count) + torch.arange(longest)[:, None] < count
+    scores = scores_KT.where(is_inside_KT, -1.0).flatten()
+    best = scores.topk(min(top_k, int(is_inside_KT.sum())))
+    places = [divmod(int(index), count) for index in best.indices]
+    return [(first, first + extra, float(score)) for (extra, first), score in zip(places, best.values, strict=True)]
+
+
+def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[Answer]:
+    """Return the best answer for each pair of a question and a context; see `Model.answer`."""
+    return [model.answer(question, context, batch_size=batch_size)[0] for question, context in texts]
+
+
+def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
+    """Return what a model reads of a question and a context; see `collate_texts`."""
+    if len(texts) == 1:
+        raise InputError("this model answers questions: give a pair of a question and a text that holds the answer")
+    return collate_texts(texts, collator, tokenizer, task)
+
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class AnswerScores:
+    """Scores of answers as the SQuAD evaluation defines them.
+
+    Args:
+        exact_match: share of questions whose answer is one of the right ones, 0 to 1.
+        f1: mean F1 over the words of the answer and of the right answer that it shares most with, 0 to 1.
+        num_questions: questions.
+    """
+
+    exact_match: float
+    f1: float
+    num_questions: int
+
+    def record(self) -> dict[str, float | int]:
+        """Return the numbers by name."""
+        return {"exact_match": self.exact_match, "f1": self.f1, "questions": self.num_questions}
+
+
+def answer_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> AnswerScores:
+    """Compare answers with the right ones; each question counts the best over its right answers.
+
+    Texts are compared in lower case, without punctuation and articles, and F1 counts the words that both have. An
+    empty text is "no answer": it is exactly right, with an F1 of 1, where no answer is expected, else wrong.
+
+    Args:
+        predicted: the answer to each question; at least one.
+        expected: the right answers to each question; none where the context holds none.
+
+    Source: arXiv 1606.05250, section 6.1 and its evaluation program; arXiv 1806.03822, section 5 for "no answer".
+    """
+    exact = f1 = 0.0
+    for text, golds in zip(predicted, expected, strict=True):
+        guess = _answer_words(text)
+        # A right answer of nothing but articles and punctuation is none.
+        words = [found for gold in golds if (found := _answer_words(gold))] or [[]]
+        exact += any(guess == one for one in words)
+        f1 += max(_word_f1(guess, one) for one in words)
+    return AnswerScores(exact / len(predicted), f1 / len(predicted), len(predicted))
+
+
+def _answer_words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+
+
+def _word_f1(guess: Sequence[str], gold: Sequence[str]) -> float:
+    if not guess or not gold:
+        return float(guess == gold)
+    return 2 * (Counter(guess) & Counter(gold)).total() / (len(guess) + len(gold))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class AnswerMeasures(Measures):
+    """How good answers are.
+
+    Args:
+        exact_match, f1: as of `AnswerScores`, of all questions.
+        questions: their number.
+        loss: mean over windows of the mean of two cross-entropies, of the start and of the end, in nats.
+        has_answer, no_answer: of the questions with and without an answer; None if every question has one.
+    """
+
+    exact_match: float
+    f1: float
+    questions: int
+    loss: float | None
+    has_answer: AnswerScores | None
+    no_answer: AnswerScores | None
+
+    @property
+    def score(self) -> float:
+        """The score of a validation: F1 times 100."""
+        return 100 * self.f1
+
+    def record(self) -> dict[str, Any]:
+        """Return JSON values by the names of the numbers."""
+        kinds = {name: scores.record() for name, scores in self._kinds().items()}
+        return {name: getattr(self, name) for name in ("exact_match", "f1", "questions", "loss")} | kinds
+
+    def lines(self) -> list[str]:
+        """Return the numbers for a person: of all questions, and of those with and without an answer."""
+        rows = {"all": AnswerScores(self.exact_match, self.f1, self.questions)}
+        rows |= {name.replace("_", " "): scores for name, scores in self._kinds().items()}
+        width = max(len("questions"), *map(len, rows))
+        return [f"{'questions':<{width}}  exact match      F1   count"] + [
+            f"{name:<{width}}  {100 * row.exact_match:>11.2f}  {100 * row.f1:>6.2f}  {row.num_questions:>6}"
+            for name, row in rows.items()
+        ]
+
+    def _kinds(self) -> dict[str, AnswerScores]:
+        kinds = {"has_answer": self.has_answer, "no_answer": self.no_answer}
+        return {name: scores for name, scores in kinds.items() if scores is not None}
+
+
+def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> AnswerMeasures:
+    """Compare a model's answers with the right ones, as the SQuAD evaluation does.
+
+    Raises:
+        InputError: the model does not answer questions, or the data cannot be used.
+        RunFailure: the model's outputs are not finite.
+    """
+    module, tokenizer, task = model.tree, model.tokenizers.source, model.task
+    source = source_of(data, "answer", parse_answer_source)
+    rows = AnswerRows(source) if isinstance(source, Examples) else source
+    collator = answer_collator(module, tokenizer, task)
+    store = prepare_answers(rows, tokenizer, max_length=window_length(module, task))
+    most = longest_answer(task)
+    found = measure_store(module, collator, store, max_tokens=most, batch_size=options.batch_size)
+    notify(str(store.report))
+    return found
+
+
+def measure_store(
+    module: Transformer,
+    collator: InputCollator,
+    store: AnswerStore,
+    *,
+    max_tokens: int,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+) -> AnswerMeasures:
+    """Answer prepared questions and measure the answers; "no answer" is possible where a question has none.
+
+    Args:
+        module: its head scores each token as start and as end of an answer; one in training runs as a replica in
+            evaluation mode.
+        collator: how the model reads pairs.
+        store: the questions and the windows of their contexts.
+        max_tokens: most tokens of an answer.
+        batch_size, batch_tokens: as for `window_scores`.
+
+    Raises:
+        InputError: a question has no answer, and the tokenizer no token that could say so.
+        RunFailure: the model's outputs are not finite.
+    """
+    golds = [store.golds(question) for question in range(len(store.questions))]
+    has_unanswerable = not all(golds)
+    if has_unanswerable:
+        check_no_answer(collator)
+    ids = [store.ids(row) for row in range(len(store))]
+    best: dict[int, tuple[float, int, int]] = {}
+    nowhere: dict[int, float] = {}
+    total = 0.0
+    texts = [one for one, _ in ids], [other for _, other in ids]
+    for row, starts, ends in window_scores(module, collator, *texts, batch_size=batch_size, batch_tokens=batch_tokens):
+        first, last = (0 if token == NO_ANSWER else token + 1 for token in store.labels[row].tolist())
+        total -= float(starts[first] + ends[last]) / 2
+        question, front = int(store.rows[row]), int(store.borders[row, 0])
+        starts, ends = starts.exp(), ends.exp()
+        ((first, last, score),) = best_spans(starts[1:], ends[1:], 1, max_tokens)
+        # The windows come in no order: of equal scores the first in the context counts, as in `answer`.
+        best[question] = max(best.get(question, (-math.inf, 0, 0)), (score, -front - first, front + last))
+        nowhere[question] = min(nowhere.get(question, 1.0), float(starts[0] * ends[0]))
+    predicted = [""] * len(golds)
+    for question, (score, negative, last) in best.items():
+        if not (has_unanswerable and nowhere[question] >= score):
+            predicted[question] = store.context(question)[store.spans[-negative, 0] : store.spans[last, 1]]
+    return _measures(total / len(store), predicted, golds)
+
+
+def _measures(loss: float, predicted: list[str], golds: list[list[str]]) -> AnswerMeasures:
+    """Return the scores of all questions, and of both kinds where there are questions without an answer."""
+    kinds: dict[bool, AnswerScores] = {}
+    for has_answer in {bool(gold) for gold in golds}:
+        rows = [row for row, gold in enumerate(golds) if bool(gold) == has_answer]
+        kinds[has_answer] = answer_scores([predicted[row] for row in rows], [golds[row] for row in rows])
+    with_answer, without = (None, None) if False not in kinds else (kinds.get(True), kinds[False])
+    every = answer_scores(predicted, golds)
+    return AnswerMeasures(every.exact_match, every.f1, every.num_questions, finite(loss), with_answer, without)

@@ -1,0 +1,23 @@
+"""Restored texts, and how well a model restores them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from clearhead.data.objectives.build import build_objective
+from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.result import Measures
+from clearhead.tasks.use import corpus_of, measure_hidden_tokens, noise_of
+
+
+def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[str]:
+    """Return what the decoder writes for each text; see `Model.translate`."""
+    found: list[str] = model.translate(list(texts), batch_size=batch_size)
+    return found
+
+
+def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+    """Measure the loss of the tokens that the noise of training hides."""
+    objective = build_objective(noise_of(model), model.tokenizers.source)
+    return measure_hidden_tokens(model, corpus_of(model, data, notify), objective, options.batch_size)

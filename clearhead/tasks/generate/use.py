@@ -1,0 +1,94 @@
+"""Continued texts, and the measures of a language model: loss, perplexity and bits per byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
+from clearhead.data.stores.corpus import Corpus
+from clearhead.errors import InputError
+from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.result import Measures, aligned
+from clearhead.evaluate.text_loss import sequence_loss
+from clearhead.generate.prefill import has_prefix_mask
+from clearhead.tasks.use import corpus_of, finite, measure_hidden_tokens
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TextMeasures(Measures):
+    """How well a model predicts each next token of a text.
+
+    Args:
+        loss: of a token, in nats.
+        perplexity: exp(loss).
+        bits_per_byte: loss of the whole text in bits, by its bytes in UTF-8.
+        tokens, bytes: of the text.
+        seconds: that it took.
+    """
+
+    loss: float
+    perplexity: float | None
+    bits_per_byte: float | None
+    tokens: int
+    bytes: int
+    seconds: float
+
+    def lines(self) -> list[str]:
+        """Return the numbers for a person."""
+        done = f"({self.tokens:,} in {self.seconds:.1f} s)"
+        return aligned(
+            {
+                "loss": f"{self.loss:.4f} nats per token",
+                "perplexity": f"{math.inf if self.perplexity is None else self.perplexity:.3f}",
+                "bits per byte": "none" if self.bits_per_byte is None else f"{self.bits_per_byte:.4f}",
+                "speed": f"{self.tokens / max(self.seconds, 1e-9):,.0f} tokens per second {done}",
+            }
+        )
+
+
+def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[Any]:
+    """Return the continuation of each text; see `Model.generate`."""
+    return [found[0] for found in model.generate(list(texts), batch_size=batch_size)]
+
+
+def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+    """Measure how well a model predicts each next token of a text, or the rest of a text from its beginning.
+
+    Raises:
+        InputError: the data cannot be used, or an option has no effect on the model.
+    """
+    corpus, tokenizer = corpus_of(model, data, notify), model.tokenizers.source
+    has_encoder = model.module.spec.encoder is not None
+    if not has_encoder and not has_prefix_mask(model.module):
+        return _next_tokens(model, corpus, options)
+    for option in ("window", "stride"):
+        if getattr(options, option) is not None:
+            raise InputError(
+                f"{option} has no effect here: this model predicts the rest of a text from its beginning, not each "
+                "next token"
+            )
+    objective = PrefixSplit(tokenizer) if has_encoder else PrefixLM(tokenizer)
+    return measure_hidden_tokens(model, corpus, objective, options.batch_size)
+
+
+def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> TextMeasures:
+    found = sequence_loss(
+        model.tree,
+        [corpus.sequence(row, 0, int(length) + 2) for row, length in enumerate(corpus.documents.lengths)],
+        pad_id=model.tokenizers.source.pad_id,
+        num_bytes=corpus.text_bytes,
+        window=options.window or model.task.max_length,
+        stride=options.stride,
+        batch_size=options.batch_size,
+    )
+    return TextMeasures(
+        loss=found.loss,
+        perplexity=finite(found.perplexity),
+        bits_per_byte=found.bits_per_byte,
+        tokens=found.num_tokens,
+        bytes=corpus.text_bytes,
+        seconds=found.seconds,
+    )

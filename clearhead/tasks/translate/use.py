@@ -1,0 +1,112 @@
+"""Translations and their measures: BLEU, chrF, and the loss of the references."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clearhead.data.sources.pairs import same_sides
+from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.result import Measures, aligned
+from clearhead.evaluate.text_loss import target_loss
+from clearhead.evaluate.translations import bleu_chrf, join_segments
+from clearhead.generate.translation import longest_sentence
+from clearhead.tasks.use import finite, pairs_of
+from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TranslationMeasures(Measures):
+    """How good translations are.
+
+    Args:
+        bleu, chrf: corpus scores, 0 to 100.
+        signature, chrf_signature: of sacreBLEU, for both.
+        loss: of a token of the references, in nats.
+        perplexity: exp(loss).
+        seconds: that the translations took.
+        sentences: their number.
+        sentences_per_second: sentences / seconds.
+        translations: in order.
+    """
+
+    bleu: float
+    chrf: float
+    signature: str
+    chrf_signature: str
+    loss: float
+    perplexity: float | None
+    seconds: float
+    sentences: int
+    sentences_per_second: float
+    translations: Sequence[str]
+
+    def lines(self) -> list[str]:
+        """Return the numbers for a person."""
+        done = f"({self.sentences} in {self.seconds:.1f} s)"
+        return aligned(
+            {
+                "BLEU": f"{self.bleu:.2f}   {self.signature}",
+                "chrF": f"{self.chrf:.2f}   {self.chrf_signature}",
+                "loss": f"{self.loss:.4f} nats per token",
+                "perplexity": f"{math.inf if self.perplexity is None else self.perplexity:.3f}",
+                "speed": f"{self.sentences_per_second:.1f} sentences per second {done}",
+            }
+        )
+
+
+def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[str]:
+    """Return the best translation of each text; see `Model.translate`."""
+    found: list[str] = model.translate(list(texts), batch_size=batch_size)
+    return found
+
+
+def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> TranslationMeasures:
+    """Compare a model's translations with references, and measure the loss of the references."""
+    table = pairs_of(data, "translate")
+    sources, references = list(table["source"]), list(table["target"])
+    # BLEU and chrF read a reference whole, whatever the model reads.
+    refuse_enormous(references, None, "reference")
+    notify("; ".join(filter(None, [f"translating {len(sources)} lines", same_sides(table)])))
+    started = time.perf_counter()
+    found = model.translate(
+        sources, beam_size=options.beam_size, length_penalty=options.length_penalty, batch_size=options.batch_size
+    )
+    seconds = time.perf_counter() - started
+    is_segmented = model.tokenizers.target.kind == "split"
+    scores = bleu_chrf(
+        found,
+        [join_segments(line) for line in references] if is_segmented else references,
+        tokenize=options.tokenize or ("none" if is_segmented else "13a"),
+        lowercase=options.lowercase,
+    )
+    # An empty source is not translated, so that its reference has no loss.
+    pairs = [pair for pair in zip(sources, references, strict=True) if pair[0].strip()]
+    source, target, special = model.tokenizers.source, model.tokenizers.target, model.special_tokens
+    most = longest_sentence(model.module, model.task.max_length)
+    # Of sources that are too long, `translate` warned.
+    source_ids, _ = encode_start(source, [pair[0] for pair in pairs], most - len(special.for_source([])))
+    target_ids, is_cut = encode_start(target, [pair[1] for pair in pairs], most - len(special.for_target([])))
+    warn_of_long_texts(sum(is_cut), most)
+    loss = target_loss(
+        model.tree,
+        [special.for_source(ids) for ids in source_ids],
+        [special.for_target(ids) for ids in target_ids],
+        pad_id=target.pad_id,
+        batch_size=options.batch_size,
+    )
+    return TranslationMeasures(
+        bleu=scores.bleu,
+        chrf=scores.chrf,
+        signature=scores.bleu_signature,
+        chrf_signature=scores.chrf_signature,
+        loss=loss.loss,
+        perplexity=finite(loss.perplexity),
+        seconds=seconds,
+        sentences=len(sources),
+        sentences_per_second=len(sources) / seconds,
+        translations=found,
+    )
