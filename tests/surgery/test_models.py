@@ -11,7 +11,7 @@ import transformers
 
 import clearhead
 from clearhead import surgery
-from clearhead.core import Transformer
+from clearhead.core import Transformer, build
 from clearhead.errors import InputError, LongTexts
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
@@ -196,6 +196,17 @@ def test_outputs_are_for_what_the_head_says(masked: clearhead.Model, gpt: clearh
     assert tagger.task.kind == "tag" and tagger.task.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert surgery.keep_layers(masked, [0]).model.task == masked.task
     assert surgery.to_encoder(gpt, head=vector_head(pool="last")).model.embed(TEXTS).shape == (2, 26)
+
+
+def test_a_task_stays_where_the_new_head_returns_the_same() -> None:
+    """A language model of two stacks continues text, as one of a single stack; it does not become a translator."""
+    tokenizer = train_tokenizer("word", made.SENTENCES, vocab_size=SIZES["word"])
+    hparams = Hyperparameters(family="encoder-decoder", layers=1, width=12, heads=2, feedforward=19, dropout=0.0)
+    module = build(build_spec(hparams, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size))
+    record = TaskRecord(kind="generate", max_length=20)
+    model = clearhead.Model(module.eval(), TokenizerPair(tokenizer, tokenizer, joint=True), record)
+    assert surgery.replace_head(model, module.spec.head).model.task == record
+    assert surgery.replace_head(model, token_head(3)).model.task.kind == "tag"
 
 
 def test_longer_texts_are_read_whole(masked: clearhead.Model) -> None:
