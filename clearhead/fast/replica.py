@@ -81,7 +81,7 @@ def in_evaluation(module: ModuleT) -> ModuleT:
 
 
 def refuse_to_run(module: nn.Module, why: str) -> None:
-    """Refuse calls of a module whose replica has taken its place.
+    """Refuse calls of a module, and of each of its parts, whose replica has taken its place.
 
     Args:
         module: of which only the weights are read from now on.
@@ -91,7 +91,8 @@ def refuse_to_run(module: nn.Module, why: str) -> None:
     def refuse(*_: object) -> None:
         raise RunFailure(f"this module cannot run: {why}")
 
-    module.register_forward_pre_hook(refuse)
+    for part in module.modules():
+        part.register_forward_pre_hook(refuse)
 
 
 def _twin(part: nn.Module, is_training: bool) -> nn.Module:

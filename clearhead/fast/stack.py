@@ -168,11 +168,8 @@ class StackPlan:
                 if cache.memory_row_index is not None:
                     one.groups = len(cache.memory_row_index)
                     one.row_index = address(cache.memory_row_index, torch.int32, one.groups)
-                one.rows_per_group, one.window_before, one.window_after = (
-                    rows.stop // one.groups,
-                    EVERYWHERE,
-                    EVERYWHERE,
-                )
+                one.rows_per_group = rows.stop // one.groups
+                one.window_before = one.window_after = EVERYWHERE
                 _set_mask(one, attention.mask(context), 0, used)
                 _set_places(one, attention.spec, *kept)
                 continue

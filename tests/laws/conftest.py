@@ -1,11 +1,14 @@
-"""Both attention kernels, at any length: short sequences would never use the fused one."""
+"""Both attention kernels, at any length: short sequences would never use the fused one. And who calls compiled ones."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from clearhead.fast.stack import StackPlan
 from clearhead.kernels import attention
 
 
@@ -20,3 +23,18 @@ def kernel(request: pytest.FixtureRequest, prefer: Callable[[str], None]) -> str
     """Run the test with each kernel."""
     prefer(request.param)
     return request.param
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of kernels for whole stacks, by the name of the thread."""
+    found: list[str] = []
+    for name in ("extend", "read"):
+        own = getattr(StackPlan, name)
+
+        def called(*given: Any, own: Callable[..., Any] = own) -> Any:
+            found.append(threading.current_thread().name)
+            return own(*given)
+
+        monkeypatch.setattr(StackPlan, name, called)
+    return found

@@ -6,7 +6,6 @@ A caller is a suspended stream, a block of `capture` or `edit`, or a thread.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,7 @@ from clearhead.fast.int8 import to_int8
 from clearhead.fast.native import build
 from clearhead.fast.native import load as native
 from clearhead.fast.runner import Runner
-from clearhead.fast.stack import PlannedStack, StackPlan
+from clearhead.fast.stack import PlannedStack
 from tests import hf_models as made
 
 PRECISIONS = ("fp32", "bf16 products", "int8")
@@ -48,21 +47,6 @@ def load(folders: dict[str, Path], name: str, precision: str) -> ch.Model:
 @pytest.fixture(params=PRECISIONS)
 def decoder(folders: dict[str, Path], request: pytest.FixtureRequest) -> ch.Model:
     return load(folders, "decoder", request.param)
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls of kernels for whole stacks, by the name of the thread."""
-    found: list[str] = []
-    for name in ("extend", "read"):
-        own = getattr(StackPlan, name)
-
-        def called(*given: Any, own: Callable[..., Any] = own) -> Any:
-            found.append(threading.current_thread().name)
-            return own(*given)
-
-        monkeypatch.setattr(StackPlan, name, called)
-    return found
 
 
 def suspended(model: ch.Model) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""A public call on a loaded model makes nothing as large as its weights: what is made of them is made once."""
+"""A public call on a loaded model makes nothing as large as its weights: what is made of them is made once.
+
+Kernels serve every call but those that read whole texts in fp32, which PyTorch multiplies as fast.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 import clearhead as ch
 from clearhead import spec
 from clearhead.fast import runner
+from clearhead.fast.probe import has_fast_bf16
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, token_head, vector_head
 from clearhead.task import TaskRecord
@@ -112,18 +116,37 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: folder_of(kind, root / kind) for kind in dict(CALLS.values())}
 
 
+def served(model: ch.Model, name: str, precision: str) -> str:
+    """The kind of the weights by which kernels serve a call, all of it but whole texts in fp32."""
+    is_exact = name.startswith("score")  # scores depend on no processor
+    in_bf16 = not is_exact and has_fast_bf16(torch.device("cpu"))
+    kinds = {"fp32": "float32", "bf16": "mixed", "int8": "int8", "auto": "mixed" if in_bf16 else "float32"}
+    report = (model.runner.exact if is_exact else model.runner).report()
+    assert {one.why for one in report if one.by == "kernels"} <= {kinds[precision]}
+    plain = {one.why for one in report if one.by != "kernels"}
+    assert not plain or (plain == {runner._MANY_ROWS} and kinds[precision] == "float32")
+    return kinds[precision]
+
+
+def decodes(name: str) -> bool:
+    return CALLS[name][0] in ("translate", "generate", "untied") and not name.startswith("score")
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_makes_no_tensor_as_large_as_a_table(
-    name: str, precision: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    name: str, precision: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, calls: list[str]
 ) -> None:
     monkeypatch.setattr(runner, "LEAST_WEIGHTS", 0)
-    kind, call = CALLS[name]
-    model = ch.load(folders[kind], device="cpu", precision=precision)
+    saved_as, call = CALLS[name]
+    model = ch.load(folders[saved_as], device="cpu", precision=precision)
+    kind = served(model, name, precision)
     call(model)
+    calls.clear()
     with Outputs() as made:
         call(model)
     assert not made.large
+    assert calls or (kind == "float32" and not decodes(name))
 
 
 def test_what_is_as_large_as_a_table_is_seen() -> None:

@@ -44,3 +44,16 @@ def address(tensor: Tensor, dtype: torch.dtype, *shape: int, by_row: bool = Fals
             f"{list(tensor.stride())} on {tensor.device}"
         )
     return tensor.data_ptr()
+
+
+def index_address(indices: Tensor, count: int, below: int) -> int:
+    """Return the address of indices by which a kernel finds numbers in memory: int64, each from 0 to below a bound.
+
+    Raises:
+        Unfit: they are something else.
+    """
+    found = address(indices, torch.int64, count)
+    least, most = (int(one) for one in indices.aminmax()) if count else (0, 0)
+    if least < 0 or most >= below:
+        raise Unfit(f"a kernel reads indices from 0 to {below - 1}, and got some from {least} to {most}")
+    return found

@@ -92,13 +92,7 @@ def _call(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None,
-        mask: Tensor | None,
-        *how: Any,
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor | None, *how: Any
     ) -> Tensor:
         heads = [_side_by_side(tensor) for tensor in (query, key, value)]
         bias = None if bias is None else _side_by_side(bias)

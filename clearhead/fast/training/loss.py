@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.core.head import Projection
 from clearhead.fast.native.abi import NO_ACTIVATION, LinearArgs, LinearCall, LossCall
-from clearhead.fast.native.addresses import address
+from clearhead.fast.native.addresses import address, index_address
 from clearhead.fast.training.linear import BLOCK, has_products, run
 
 # The gradient of the weights is passed over once for each group, so logits of a group may be as large as the weights.
@@ -43,6 +43,9 @@ def fast_cross_entropy(
         labels_N: vocabulary ids.
         label_smoothing: share of the target that is spread evenly over the vocabulary.
         plain: the function, of the same arguments.
+
+    Raises:
+        Unfit: kernels serve, and a label is no id of the vocabulary.
     """
     weight, is_capped = projection.weight_VD, projection.soft_cap is not None or projection.bias_V is not None
     is_plain = weight.dtype == torch.float32 and weight.is_contiguous() and weight.device.type == "cpu"
@@ -76,10 +79,8 @@ class _CrossEntropy(torch.autograd.Function):
             x_GD = x_ND[start : start + group]
             rates_G1 = rates_N[start : start + group, None]
             call.N = len(x_GD)
-            call.x, call.labels = (
-                address(x_GD, torch.bfloat16, call.N, width),
-                address(labels_N[start : start + group], torch.int64, call.N),
-            )
+            call.x = address(x_GD, torch.bfloat16, call.N, width)
+            call.labels = index_address(labels_N[start : start + group], call.N, entries)
             call.losses, call.rates = (
                 address(one[start : start + group], torch.float32, call.N) for one in (losses_N, rates_N)
             )

@@ -303,6 +303,7 @@ def prompted(model: Model, *, has_padding: bool, is_fast: bool = True) -> Tensor
 
 PROMPTED = {
     "heads of 48 numbers": lambda: decoder({"head_size": 48}),
+    "heads of 22 numbers": lambda: decoder({"head_size": 22}),
     "window": MODELS["window"],
     "soft cap and sink": MODELS["soft cap and sink"],
     "norms after the rotation": MODELS["norms after the rotation"],

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from clearhead.core.head import Projection
 from clearhead.evaluate.token_accuracy import projected_cross_entropy
+from clearhead.fast.native.addresses import Unfit
 from clearhead.fast.training import loss as fast_loss
 
 fast_cross_entropy = partial(fast_loss.fast_cross_entropy, plain=projected_cross_entropy)
@@ -73,3 +74,12 @@ def test_states_that_are_no_numbers_have_no_loss() -> None:
         x[2, 3] = torch.nan
     with torch.autocast("cpu", torch.bfloat16):
         assert fast_cross_entropy(x, Projection(weight, None, 1.0), labels, label_smoothing=0.0).isnan()
+
+
+@needs_kernels
+@pytest.mark.parametrize("label", [-100, -1, 33, 2**40])
+def test_labels_that_are_no_ids_are_no_places_in_memory(label: int) -> None:
+    x, weight, labels = tensors(5, 33, 32, 1.0)
+    labels[3] = label
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(Unfit, match=rf"from 0 to 32, and got .*{label}"):
+        fast_cross_entropy(x, Projection(weight, None, 1.0), labels, label_smoothing=0.0)

@@ -2,9 +2,9 @@
 
     python -m tests.training.parallel.group_job FOLDER
 
-FOLDER/trainings.json holds a list of trainings, each an object with name, size, file, changes and resume. All processes
-are forked from one that has imported the library, so that its import is paid once. Each writes what happened to it into
-FOLDER/NAME.RANK.json.
+FOLDER/trainings.json holds a list of trainings, each an object with name, size, file, changes, resume and is_watched:
+whether activations are captured while it validates. All processes are forked from one that has imported the library, so
+that its import is paid once. Each writes what happened to it into FOLDER/NAME.RANK.json.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clearhead.training import assemble
 from clearhead.training.parallel import joining
 from clearhead.training.runfile.read import load_run_file
+from tests.training.parallel.groups import watch_validations
 from tests.training.quick import leave_out
 from tests.training.small import Recorder
 
@@ -60,11 +61,13 @@ def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
     os.chdir(training.get("folders", [training["folder"]] * 8)[rank])
     changes = [*training.get("changes", []), *training.get("changes_by_rank", {}).get(str(rank), [])]
     shown = Recorder()
-    with Communication() as communication:
+    with Communication() as communication, pytest.MonkeyPatch.context() as watching:
+        seen = watch_validations(watching) if training.get("is_watched") else {}
         result = assemble.train_run(
             load_run_file(Path(training["file"]), changes), resume=training.get("resume", False), progress=shown
         )
     return {
+        "seen": seen,
         "result": [result.step, result.best, result.best_value, result.reason.split(" and ")[0]],
         "losses": [step.loss for step in shown.steps],
         "tokens": [step.tokens for step in shown.steps],

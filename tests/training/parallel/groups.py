@@ -8,13 +8,21 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from clearhead.core import Transformer
+from clearhead.errors import RunFailure
+from clearhead.evaluate.result import Validation
 from clearhead.fast.native import load
+from clearhead.maps.hook_points import Captured, capture
+from clearhead.training import assemble, loop
 from clearhead.training.assemble import train_run
 from clearhead.training.runfile.read import load_run_file
 from tests.training.quick import leave_out
@@ -86,6 +94,65 @@ def write_run_file(
         )
     )
     return path
+
+
+def watch_validations(patch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """Capture what the training tree computes in each validation, from around it and from inside.
+
+    Returns:
+        What will have been seen, and what the plain tree answered that was asked to run afterwards.
+    """
+    seen: dict[str, list[Any]] = {"activations": [], "plain": []}
+    plain_trees: list[Transformer] = []
+    make_tree, measure = assemble.training_tree, loop._Training._measure
+
+    def tree_of(module: Transformer, *given: Any, **named: Any) -> Transformer:
+        plain_trees.append(module)
+        return make_tree(module, *given, **named)
+
+    def keep(captured: Captured) -> None:
+        for address, records in captured.items():
+            assert records and all(type(record.tensor) is torch.Tensor for record in records), address
+            tensors = [record.tensor for record in records]
+            norms = [float(x[x.isfinite()].double().norm()) for x in tensors]  # a search bans ids in place
+            seen["activations"].append([address, [[*x.shape, norm] for x, norm in zip(tensors, norms, strict=True)]])
+
+    def measured(training: loop._Training[Any], *given: Any) -> Validation:
+        parts, validate = training.parts, training.parts.validate
+
+        def inside(tree: nn.Module) -> Validation:
+            with capture(tree, ["encoder.layers.*.steps.0.branches.0.function.weights", "head"]) as captured:
+                found = validate(tree)
+            keep(captured)
+            return found
+
+        parts.validate = inside
+        try:
+            with capture(parts.module, ["decoder.layers.*.after", "logits"]) as captured:
+                found = measure(training, *given)
+        finally:
+            parts.validate = validate
+        keep(captured)
+        plain, ids = plain_trees[-1], torch.ones(1, 3, dtype=torch.int64)
+        for call in (lambda: plain(ids, ids), lambda: plain.encode(ids)):
+            seen["plain"].append(answer_of(plain, call))
+        return found
+
+    patch.setattr(assemble, "training_tree", tree_of)
+    patch.setattr(loop._Training, "_measure", measured)
+    return seen
+
+
+def answer_of(plain: Transformer, call: Callable[[], object]) -> str:
+    """Return "" where a watched call runs, and else why it does not."""
+    with capture(plain, "encoder.final_norm") as captured:
+        try:
+            call()
+        except RunFailure as refusal:
+            assert not any(captured.values())
+            return str(refusal)
+    assert all(captured.values())
+    return ""
 
 
 def train_alone(file: Path, *changes: str) -> Recorder:

@@ -14,7 +14,15 @@ import torch
 from clearhead.runs import checkpoint as files
 from clearhead.runs.metrics import read_metrics
 from tests.runs.test_checkpoint import same
-from tests.training.parallel.groups import PAIRS, TEXT, Groups, train_alone, write_data, write_run_file
+from tests.training.parallel.groups import (
+    PAIRS,
+    TEXT,
+    Groups,
+    train_alone,
+    watch_validations,
+    write_data,
+    write_run_file,
+)
 from tests.training.small import Recorder
 from tests.training.test_snapshots import snapshots
 
@@ -34,6 +42,7 @@ GROUPS = [
 ]  # fmt: skip
 RESUMED = [("ddp", 4), ("fsdp", 2)]
 DROPOUT = ["model.dropout=0.2", "train.ema=0.9"]
+WATCHED = ["train.steps=12", "train.validate_every=12"]  # after which sentences are translated to several words
 
 
 @contextlib.contextmanager
@@ -106,6 +115,7 @@ def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
         training("other-data", "generate", 2, folders=[str(folder), str(folder / "elsewhere")]),
         training("small", "generate", 4, "train.batch_tokens=39"),
         training("lonely", "generate", 2, absent=[1], arrival=1.0),
+        training("watched", "translate", 2, *WATCHED, "train.parallel=fsdp", is_watched=True),
     ]
     groups = Groups(folder)
     groups.run(found)
@@ -134,6 +144,28 @@ def test_every_process_ends_with_the_same_result_and_one_of_them_writes(
     expected = [row.step for row in read_metrics(groups.folder / family / "run" / "metrics.jsonl")]
     assert [row.step for row in read_metrics(run / "metrics.jsonl")] == expected
     assert not (run / "lock").exists() and not list(run.rglob(".*"))
+
+
+def test_captures_of_a_shared_model_see_what_they_see_of_a_whole_one(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the training tree, around a validation by BLEU and inside; the plain tree refuses, its weights are spread."""
+    seen = watch_validations(monkeypatch)
+    with inside(groups.folder):
+        (expected,) = train_alone(Path("translate.toml"), "train.run=watched-alone", *WATCHED).validations
+    assert expected.score and not any(seen["plain"])
+    for rank in range(2):
+        found = groups.result("watched", rank)["seen"]
+        for (address, values), (other, others) in zip(found["activations"], seen["activations"], strict=True):
+            assert address == other and len(values) == len(others) > 1
+            for value, like in zip(values, others, strict=True):
+                assert value == pytest.approx(like, rel=1e-3), address
+        assert len(found["plain"]) == 2 and set(found["plain"]) == {
+            "this module cannot run: its weights are spread over processes, and the tree that they train runs in its "
+            "place"
+        }
+    ((_, loss, score),) = groups.result("watched")["validations"]
+    assert (loss, score) == (pytest.approx(expected.loss, rel=1e-4), expected.score)
 
 
 @pytest.mark.parametrize("family", ["generate", "translate", "lora"])

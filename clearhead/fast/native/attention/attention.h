@@ -144,12 +144,12 @@ void attend_row(
 
 #ifdef HAS_GEMM
 
-bool attends_by_blocks(int64_t E, int64_t rows) { return rows >= FEW_ROWS && E % WIDTH == 0; }
+bool attends_by_blocks(int64_t rows) { return rows >= FEW_ROWS; }
 
 // Round a row of a head times its scale; `padded` numbers are written, zeros behind the last.
 template <typename Real>
 void round_head(const Real* row, float scale, int64_t E, int64_t padded, uint16_t* rounded) {
-  for (int64_t e = 0; e < padded; e += WIDTH) store(rounded + e, e < E ? scale * load(row + e) : Vec<float>{});
+  for (int64_t e = 0; e < padded; e += WIDTH) store(rounded + e, e < E ? scale * load(row + e, E - e) : Vec<float>{});
 }
 
 // Keys [from, to) as the b of query key^T, zeros beyond the last key.
@@ -169,7 +169,7 @@ template <typename Real>
 void pack_values(
     const Head<Real>& rows, int64_t from, int64_t to, int64_t S, int64_t E, int64_t padded, uint32_t* packed) {
   const auto word = [&](int64_t s, int64_t e) {
-    const Vec<float> value = s < S && e < E ? rows.value_scale(s) * load(rows.value(s) + e) : Vec<float>{};
+    const Vec<float> value = s < S && e < E ? rows.value_scale(s) * load(rows.value(s) + e, E - e) : Vec<float>{};
     return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)value));
   };
   for (int64_t s = from; s < to; s += 2)
@@ -230,7 +230,7 @@ void attend_by_blocks(
 
 #else
 
-bool attends_by_blocks(int64_t, int64_t) { return false; }
+bool attends_by_blocks(int64_t) { return false; }
 
 template <typename Real>
 void attend_by_blocks(

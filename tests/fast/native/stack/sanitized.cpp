@@ -151,6 +151,7 @@ int main() {
   for (int64_t new_tokens : {2, 8, 33, 300}) {
     run_stack(2 * new_tokens, new_tokens, 4, 2, 16, 64, 128, new_tokens + 3, false);
     run_stack(2 * new_tokens, new_tokens, 2, 1, 80, 96, 40, new_tokens, false);
+    run_stack(2 * new_tokens, new_tokens, 3, 1, 6, 20, 33, new_tokens, false);
   }
   std::puts("ok");
 }
