@@ -21,6 +21,7 @@ from clearhead.maps.effects import Notify
 from clearhead.maps.outcome import Chosen
 from clearhead.maps.recording import STACKS, AttentionRecord
 from clearhead.maps.token_texts import token_texts
+from clearhead.printing import num_parameters
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.view.explorer.data import (
     Column,
@@ -117,8 +118,7 @@ def explorer_page(
         InputError: as for `run_sample`.
     """
     samples = tuple(run_sample(run, label, options or SampleOptions(), notify) for label, run in runs)
-    count = sum(parameter.numel() for parameter in runs[0][1].module.parameters())
-    facts = [("parameters", f"{count:,}")]
+    facts = [("parameters", f"{num_parameters(runs[0][1].module):,}")]
     if is_timeline:
         facts.append(("steps kept", " · ".join(label.removeprefix("step ") for label, _ in runs)))
     return Page(title, samples, is_timeline, tuple(facts))

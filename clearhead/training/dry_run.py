@@ -19,6 +19,7 @@ from clearhead.errors import InputError
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.training.parts import training_tree
 from clearhead.machine import choose_precision
+from clearhead.printing import num_parameters
 from clearhead.training.kernel_cache import needs_kernels, return_memory
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.protocols import Batches, BatchT
@@ -140,7 +141,7 @@ def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) ->
     if train.precision != "auto" or device.type != "cpu" or not has_fast_bf16(device):
         return chosen
     batch = next(work.batches)
-    if batch.num_tokens * sum(weight.numel() for weight in module.parameters()) >= LEAST_PRODUCTS:
+    if batch.num_tokens * num_parameters(module) >= LEAST_PRODUCTS:
         with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
             if train.threads is not None:
                 torch.set_num_threads(train.threads)

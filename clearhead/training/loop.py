@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import RunFailure
 from clearhead.evaluate.result import Validation
+from clearhead.printing import num_parameters
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import RunDirectory, held
 from clearhead.runs.metrics import Metrics
@@ -234,7 +235,7 @@ class _Training(Generic[BatchT]):
             steps=self.end_step,
             seconds=self.settings.seconds,
             seconds_before=self.tally.seconds,
-            parameters=sum(parameter.numel() for parameter in self.parameters),
+            parameters=num_parameters(self.parts.module, only_trained=True),
             score_name=self.settings.score_name,
             validate_every=self.settings.validate_every,
             validation_seconds=self.tally.validation_seconds,

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from clearhead.core import build
+from clearhead.printing import num_parameters
 from clearhead.spec import Model
 from clearhead.training.dry_run import Workload
 from clearhead.training.parallel.engines import Engine, Replicated
 from clearhead.training.parallel.processes import Place, Processes
 from clearhead.training.parallel.shares import Share, share_of
-from clearhead.training.preflight import free_for_each, least_memory, num_parameters
+from clearhead.training.preflight import free_for_each, least_memory
 from clearhead.training.protocols import Batches, Loss
 from clearhead.training.runfile.sections import RunFile
 
@@ -31,7 +33,8 @@ def shares_model(run_file: RunFile, model: Model, device: torch.device, processe
     parallel = run_file.train.parallel
     if processes.size == 1 or parallel != "auto":
         return processes.size > 1 and parallel == "fsdp"
-    needed = least_memory(num_parameters(model), is_trained_whole=run_file.lora is None)
+    count = num_parameters(build(model, device="meta"))
+    needed = least_memory(count, is_trained_whole=run_file.lora is None)
     return any(processes.all_of(needed > free_for_each(device, processes.place.local_size)))
 
 
