@@ -25,9 +25,8 @@ from clearhead.cli.options import (
     located,
     takes_compute_options,
 )
-from clearhead.cli.progress import Progress
+from clearhead.cli.progress import counting
 from clearhead.errors import InputError, keys_as_options
-from clearhead.watching import watching_batches
 
 Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
 Target = Annotated[Path | None, typer.Option("--target", help="Its translation or partner, line by line.")]
@@ -153,12 +152,8 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if compute.batch_size is not None:
         options["batch_size"] = compute.batch_size
     data = _data(kind, {name: value for name, value in given.items() if name in DATA})
-    with (
-        Progress("windows" if kind == "generate" else "texts") as progress,
-        watching_batches(progress.update),
-        keys_as_options(DATA_OPTIONS),
-    ):
-        record = model.evaluate(data, notify=print_message, **options)
+    with counting("windows" if kind == "generate" else "texts"), keys_as_options(DATA_OPTIONS):
+        record = model.evaluate(data, **options)
     translations = record.pop("translations", None)
     if "output" in given:
         write_output(given["output"], "".join(f"{shown(line)}\n" for line in translations), force=force)

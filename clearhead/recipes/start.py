@@ -9,6 +9,7 @@ from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.machine import free_memory, size
 from clearhead.printing import num_parameters
+from clearhead.progress import message
 from clearhead.recipes.fit import Fitted, Fitting, lacks_memory, write
 from clearhead.recipes.run_file import Choice, DataPlan, Start
 from clearhead.recipes.survey import TextSurvey
@@ -42,14 +43,13 @@ class Way:
     write: Callable[[], Fitted]
 
 
-def started(plan: DataPlan, reference: str, minutes: float, say: Callable[[str], None]) -> Fitted:
+def started(plan: DataPlan, reference: str, minutes: float) -> Fitted:
     """Return the run file that starts from a checkpoint.
 
     Args:
         plan: the data.
         reference: to the checkpoint.
         minutes: that training may take.
-        say: receives what is being done.
 
     Raises:
         InputError: there is no such checkpoint, or it does not suit the task.
@@ -59,7 +59,7 @@ def started(plan: DataPlan, reference: str, minutes: float, say: Callable[[str],
     _check_family(initial, plan.task, reference)
     module = build(initial.spec, device="meta")
     count = num_parameters(module)
-    say(f"{reference}: {count:,} parameters")
+    message(f"{reference}: {count:,} parameters")
     saved_as = "" if initial.hf_checkpoint is None else str(initial.hf_checkpoint.config.get("model_type", ""))
     most = _BLOCK if isinstance(plan.survey, TextSurvey) else _LONGEST
     most = min(most, module.max_positions or most)
@@ -72,11 +72,11 @@ def started(plan: DataPlan, reference: str, minutes: float, say: Callable[[str],
         choice = fitting.with_length(Choice(None, most, start=Start(reference, rank, why, saved_as)))
         found = fitting.candidate(choice)
         what = "all weights" if rank is None else f"matrices of rank {rank}"
-        say(f"training {what}: {duration(found.step_seconds)} a step")
+        message(f"training {what}: {duration(found.step_seconds)} a step")
         return Way(
             found.step_seconds,
             found.parts.batches.batches_per_epoch,
-            lambda: write(plan, recipe, choice, found, minutes, say),
+            lambda: write(plan, recipe, choice, found, minutes),
         )
 
     with preserved_random_state():

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult
 from clearhead.training.stages.data import prepare_data
-from clearhead.training.stages.forecast import forecast, warn_of_new_schedule
 from clearhead.training.stages.model import build_model, describe_model
 from clearhead.training.stages.opening import OpenedRun, opened
-from clearhead.training.stages.trainer import build_trainer
+from clearhead.training.stages.trainer import build_trainer, forecast, warn_of_new_schedule
 
 
-def train_run(run_file: RunFile, *, resume: bool, progress: Progress) -> TrainResult:
+def train_run(run_file: RunFile, *, resume: bool = False, progress: Progress | None = None) -> TrainResult:
     """Train what a run file describes.
 
     Args:
         run_file: the checked run file.
         resume: whether to continue from the newest undamaged checkpoint of its run directory.
-        progress: receives the reports.
+        progress: receives the reports; None: a live panel or lines on stderr.
 
     Raises:
         InputError: the data, the sizes or the run directory cannot be used; no files remain.
         RunFailure: training failed; the last checkpoint is complete.
         Interrupted: stopped by a signal; everything is saved.
     """
-    with opened(run_file, resume=resume, progress=progress) as run:
+    with opened(run_file, resume=resume, progress=progress or progress_for()) as run:
         return _train(run)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clearhead.errors import InputError
-from clearhead.files import absent, runs_nearby
+from clearhead.files import refuse_absent
 from clearhead.runs.checkpoint import clear_leftovers, undamaged_weights
 from clearhead.runs.directory import is_run_directory, open_run, split_reference
 from clearhead.runs.recent_weights import recent_folder, save_averaged
@@ -29,8 +29,7 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
     whole, label = split_reference(str(run))
     if label is not None and is_run_directory(whole):
         raise InputError(f"{run} names one checkpoint, but the last ones of a run are averaged: name {whole}")
-    if not run.exists():
-        raise InputError(f"{run}: {absent(run, 'run directory', runs_nearby())}")
+    refuse_absent(run, "run directory")
     if not is_run_directory(run):
         raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
     # Not snapshots: the checkpoints that are averaged are as far apart as validations.

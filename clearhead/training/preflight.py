@@ -14,12 +14,13 @@ from torch import nn
 
 from clearhead.core import build
 from clearhead.errors import InputError
+from clearhead.generate.batching import device_of
 from clearhead.machine import free_memory, refuse_memory, size
 from clearhead.printing import num_parameters
 from clearhead.spec import Model
 from clearhead.spec.cost import FP32_BYTES, OPTIMIZER_SLOTS, TRAINING_BYTES
 from clearhead.spec.describe import number_of
-from clearhead.training.dry_run import StepCost, Workload, device_of, memory_in_use, step_cost
+from clearhead.training.dry_run import StepCost, Workload, memory_in_use, step_cost
 from clearhead.training.parallel.processes import Place
 from clearhead.training.progress.reports import duration
 from clearhead.training.protocols import BatchT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -80,19 +79,16 @@ def work_of_one(work: Workload[Any], engine: Engine[Any], batches: Batches[Any],
     def loss(module: nn.Module, share: Share[Any]) -> Any:
         return engine.loss(share, is_last=True)
 
-    def with_whole_weights(score: Callable[[nn.Module], float]) -> Callable[[nn.Module], float]:
-        def seconds(module: nn.Module) -> float:
-            with engine.whole_weights():
-                return score(module)
+    def score_seconds(module: nn.Module) -> float:
+        assert work.score_seconds is not None
+        with engine.whole_weights():
+            return work.score_seconds(module)
 
-        return seconds
-
-    score = work.score_seconds
     largest = None if work.largest is None else share_of(work.largest, place)
     return replace(
         work,
         loss=loss,
         batches=batches,
         largest=largest,
-        score_seconds=None if score is None else with_whole_weights(score),
+        score_seconds=None if work.score_seconds is None else score_seconds,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from clearhead.data.batches.base import Batch
@@ -41,13 +42,7 @@ def prepare_data(run: OpenedRun) -> PreparedData:
         initial = initial_model_of_run(run.path) if task.init else None
     else:
         initial = find_initial_model(task.init, task.from_language, task.to_language)
-    setup = TaskSetup(
-        run_file=run.run_file,
-        find_tokenizers=lambda train: _tokenizers(run, initial, train),
-        initial=initial,
-        progress=run.progress,
-        device=run.device,
-    )
+    setup = TaskSetup(run.run_file, partial(_tokenizers, run, initial), initial, run.progress, run.device)
     with run.processes.turn():
         parts = parts_of(setup)
     if run.processes.size > 1:
@@ -62,7 +57,8 @@ def _tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[]
     if initial is not None:
         tokenizers = initial.tokenizers
     elif path is not None:
-        tokenizers = _load_tokenizers(Path(path))
+        file = Path(path)
+        tokenizers = TokenizerPair.load(file) if file.is_dir() else one_sided(Tokenizer.load(file))
     elif remembered is not None:
         tokenizers = TokenizerPair.load(run.path)
     else:
@@ -75,9 +71,3 @@ def _tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[]
             "start anew in another run directory (train.run=...)"
         )
     return tokenizers
-
-
-def _load_tokenizers(path: Path) -> TokenizerPair:
-    if path.is_dir():
-        return TokenizerPair.load(path)
-    return one_sided(Tokenizer.load(path))

@@ -22,8 +22,8 @@ from clearhead.training.stages.data import PreparedData
 from clearhead.training.stages.opening import OpenedRun, with_precision
 from clearhead.weights.lora import adapt, describe
 
+# The choice of a run under which the tensors are remembered that LoRA trains whole.
 NEW_TENSORS: Final = "new_tensors"
-"""The choice of a run under which the tensors are remembered that LoRA trains whole."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,10 @@ def build_model(run: OpenedRun, data: PreparedData) -> BuiltModel:
     Raises:
         InputError: the model or a batch does not fit into memory, or a weight of the initial model is missing.
     """
-    run_file, spec = run.run_file, data.parts.spec
+    run_file, spec, place = run.run_file, data.parts.spec, run.processes.place
     seed_everything(run_file.train.seed)
     is_sharded = shares_model(run_file, spec, run.device, run.processes)
-    refuse_large(
-        spec,
-        run.device,
-        is_trained_whole=run_file.lora is None,
-        place=run.processes.place,
-        is_sharded=is_sharded,
-    )
+    refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, place=place, is_sharded=is_sharded)
     # Of a model that may not fit on one device the first process has the weights in main memory, and sends the parts.
     module = build(spec, device=("cpu" if run.processes.is_first else "meta") if is_sharded else run.device)
     new = _take_weights(run, data, module, is_sharded=is_sharded)

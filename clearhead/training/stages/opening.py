@@ -25,23 +25,11 @@ from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
 
 # The keys that may change when a run is resumed: its length and what it keeps, not what its next step computes.
-MAY_DIFFER = (
-    "train.run",
-    "train.steps",
-    "train.epochs",
-    "train.seconds",
-    "train.planned_minutes",
-    "train.parallel",
-    "train.activation_checkpointing",
-    "train.device",
-    "train.threads",
-    "train.save_every",
-    "train.keep",
-    "train.snapshots",
-    "train.snapshot_megabytes",
-    "train.early_stop.patience",
-    "train.tensorboard",
-)
+_MAY_DIFFER = """
+    run steps epochs seconds planned_minutes parallel activation_checkpointing device threads
+    save_every keep snapshots snapshot_megabytes early_stop.patience tensorboard
+"""
+MAY_DIFFER = [f"train.{key}" for key in _MAY_DIFFER.split()]
 
 
 @dataclass(frozen=True)
@@ -49,6 +37,7 @@ class OpenedRun:
     """A run whose directory is open.
 
     Attributes:
+        path: the run directory.
         run_file: the checked run file; on the first process with the precision that the run has already.
         is_resumed: whether it continues from a checkpoint.
         choices: that were made once when a resumed run began; empty for a new one.
@@ -59,6 +48,7 @@ class OpenedRun:
         memory_before: bytes that this process held before it read the data.
     """
 
+    path: Path
     run_file: RunFile
     is_resumed: bool
     choices: Mapping[str, Any]
@@ -67,11 +57,6 @@ class OpenedRun:
     progress: Progress
     device: torch.device
     memory_before: int
-
-    @property
-    def path(self) -> Path:
-        """The run directory."""
-        return Path(self.run_file.train.run)
 
 
 @contextlib.contextmanager
@@ -112,7 +97,7 @@ def opened(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[O
         check_run_is_seen(processes, run)
         for change in changed_files(choices, run_file, run):
             progress.message(change)
-        yield OpenedRun(run_file, resume, choices, processes, directory, progress, device, memory_before)
+        yield OpenedRun(run, run_file, resume, choices, processes, directory, progress, device, memory_before)
 
 
 def with_precision(run_file: RunFile, precision: str) -> RunFile:
