@@ -66,7 +66,17 @@ def module_summary(module: Any) -> str:
     names = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
     devices = {str(parameter.device) for parameter in parameters}
     where = f", {' and '.join(sorted(names))} on {' and '.join(sorted(devices))}" if parameters else ""
-    return f"{sum(parameter.numel() for parameter in parameters):,} parameters{where}"
+    return f"{num_parameters(module):,} parameters{where}"
+
+
+def num_parameters(module: Any, *, only_trained: bool = False) -> int:
+    """Return how many parameters a module of torch has, shared ones counted once, on any device.
+
+    Args:
+        module: such as that of a spec, built on "meta".
+        only_trained: leaves out those without a gradient, as LoRA has them.
+    """
+    return sum(part.numel() for part in module.parameters() if part.requires_grad or not only_trained)
 
 
 def one_line(value: Printed) -> str:

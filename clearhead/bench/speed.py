@@ -22,6 +22,7 @@ from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
 from clearhead.generate.options import GenerateOptions
 from clearhead.model.facade import Model
+from clearhead.progress import message
 from clearhead.spec.cost import cost_per_token, forward_flops
 from clearhead.spec.token_counts import TokenCounts
 from clearhead.tasks.registry import find
@@ -89,9 +90,7 @@ class Speed:
         return self.per_second / self.limit
 
 
-def measure(
-    model: Model, precision: Precision, limits: Limits, effort: Effort, say: Callable[[str], None]
-) -> Iterator[Speed]:
+def measure(model: Model, precision: Precision, limits: Limits, effort: Effort) -> Iterator[Speed]:
     """Yield the speeds of a model at the work of its kind.
 
     Args:
@@ -99,12 +98,11 @@ def measure(
         precision: of its weights.
         limits: of its device.
         effort: how much is measured.
-        say: told what is left out.
 
     Raises:
         InputError: the model cannot do its work, such as a multilingual one that needs languages.
     """
-    bench = _Bench(model, precision, limits, effort, say)
+    bench = _Bench(model, precision, limits, effort)
     if model.module.decoder is None:
         yield from bench.encoding()
     elif model.module.encoder is None:
@@ -116,10 +114,8 @@ def measure(
 class _Bench:
     """The measurements of one model in one precision."""
 
-    def __init__(
-        self, model: Model, precision: Precision, limits: Limits, effort: Effort, say: Callable[[str], None]
-    ) -> None:
-        self.model, self.precision, self.limits, self.effort, self.say = model, precision, limits, effort, say
+    def __init__(self, model: Model, precision: Precision, limits: Limits, effort: Effort) -> None:
+        self.model, self.precision, self.limits, self.effort = model, precision, limits, effort
         self.device, self.chance = device_of(model.module), np.random.default_rng(effort.seed)
         self.seconds_each = effort.seconds
 
@@ -133,7 +129,7 @@ class _Bench:
             # As many times as long as the limit allows as the context before it.
             if times_limit * least > effort.seconds:
                 left_out = ", ".join(f"{length:,}" for length, _ in fitting[number:])
-                self.say(f"left out: {left_out} tokens; {context:,} take about {times_limit * least:.0f} s to read")
+                message(f"left out: {left_out} tokens; {context:,} take about {times_limit * least:.0f} s to read")
                 return
             runs = self._repeated(lambda: self._stream(context, new))  # noqa: B023
             tokens = [later - earlier for run in runs for earlier, later in pairwise(run[1:])]

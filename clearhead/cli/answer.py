@@ -12,10 +12,9 @@ import typer
 from clearhead.cli.console import print_either
 from clearhead.cli.lines import is_standard_input, one_line
 from clearhead.cli.options import ComputeOptions, Json, Ref, takes_compute_options
-from clearhead.cli.progress import Progress
+from clearhead.cli.progress import counting
 from clearhead.cli.waiting import at_rest
 from clearhead.errors import InputError
-from clearhead.watching import watching_batches
 
 
 @takes_compute_options
@@ -50,7 +49,7 @@ def answer(
     """
     text = _text(context, context_file)
     model = compute.load_model(ref)
-    with Progress("windows") as progress, watching_batches(progress.update):
+    with counting("windows"):
         answers = model.answer(question, text, top_k=top_k, allow_no_answer=no_answer, batch_size=compute.batch_size)
     record = {"question": question, "answers": [asdict(answer) for answer in answers]}
     print_either(as_json, record, *(f"{one_line(answer.text)}\t{answer.score:.4f}" for answer in answers))

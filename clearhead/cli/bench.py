@@ -57,7 +57,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     speeds: list[Speed] = []
     while True:
         print_message(f"measuring the model in {precision}")
-        speeds += measure(model, precision, limits, effort, print_message)
+        speeds += measure(model, precision, limits, effort)
         following = next(models, None)
         if following is None:
             break

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from clearhead.errors import UNSAFE, LongTexts, visible
+from clearhead.progress import Display, shown_by
 
 # What ends a line for some reader of text, such as `str.splitlines`.
 LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -61,6 +62,14 @@ def print_either(as_json: bool, record: Mapping[str, Any], *lines: str) -> None:
             print_result(line)
 
 
+class MessageDisplay(Display):
+    """Writes messages to stderr, and shows no counts."""
+
+    def message(self, text: str) -> None:
+        """Write the message."""
+        print_message(text)
+
+
 class _Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         print_message(f"clearhead: {record.getMessage()}")
@@ -68,7 +77,7 @@ class _Messages(logging.Handler):
 
 @contextmanager
 def library_messages() -> Iterator[None]:
-    """Show warnings which the library logs inside a with block, and what makes a command take long."""
+    """Show messages and logged warnings of the library inside a with block, and what makes a command take long."""
     logger, handler = logging.getLogger("clearhead"), _Messages()
     slow = {name: logging.getLogger(f"clearhead.{name}") for name in ("fast.native", "busy_waiting")}
     levels = {name: one.level for name, one in slow.items()}
@@ -76,7 +85,8 @@ def library_messages() -> Iterator[None]:
         one.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
-        yield
+        with shown_by(MessageDisplay()):
+            yield
     finally:
         logger.removeHandler(handler)
         for name, one in slow.items():

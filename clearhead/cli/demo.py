@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.console import print_json, print_message
+from clearhead.cli.console import print_json
 from clearhead.cli.options import ComputeOptions, Json, set_threads_and_seed, takes_compute_options
 from clearhead.errors import InputError, nearest
 
@@ -67,7 +67,6 @@ def demo(
         precision=compute.precision,
         batch_size=compute.batch_size,
         overrides=overrides,
-        message=print_message,
     )
     set_threads_and_seed(compute.threads, seed=None)
     try:

@@ -24,11 +24,10 @@ from clearhead.cli.options import (
     located,
     takes_compute_options,
 )
-from clearhead.cli.progress import Progress
+from clearhead.cli.progress import counting
 from clearhead.errors import InputError, keys_as_options
 from clearhead.tasks.base import Task
 from clearhead.tasks.registry import find
-from clearhead.watching import watching_batches
 
 Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
 Target = Annotated[Path | None, typer.Option("--target", help="Its translation or partner, line by line.")]
@@ -142,12 +141,8 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if compute.batch_size is not None:
         options["batch_size"] = compute.batch_size
     data = _data(task, {name: value for name, value in given.items() if name in DATA})
-    with (
-        Progress("windows" if "window" in task.evaluate.optional else "texts") as progress,
-        watching_batches(progress.update),
-        keys_as_options(DATA_OPTIONS),
-    ):
-        found = model.evaluate(data, notify=print_message, **options)
+    with counting("windows" if "window" in task.evaluate.optional else "texts"), keys_as_options(DATA_OPTIONS):
+        found = model.evaluate(data, **options)
     record = found.record()
     translations = record.pop("translations", None)
     if "output" in given:

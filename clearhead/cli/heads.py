@@ -21,7 +21,7 @@ from clearhead.cli.options import (
     ToLanguage,
     takes_compute_options,
 )
-from clearhead.cli.progress import Progress
+from clearhead.cli.progress import counting
 from clearhead.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -69,14 +69,13 @@ def heads(
     # The same numbers on every machine: fp32, unless something else is asked for.
     exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
     model = exact.load_model(ref)
-    with Progress("texts") as progress:
+    with counting("texts", counts="texts"):
         try:
             rows = model.heads(
                 texts,
                 targets,
                 precision="auto",
                 seed=compute.seed or 0,
-                notify=progress.update,
                 from_language=from_language,
                 to_language=to_language,
             )

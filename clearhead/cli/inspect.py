@@ -125,15 +125,16 @@ def _refuse_options(
 def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     """Return what a model is and costs, as one record and as lines."""
     from clearhead.core import build
+    from clearhead.printing import num_parameters
     from clearhead.spec.base import tree_lines
-    from clearhead.spec.cost import cost_per_token
+    from clearhead.spec.cost import FP32_BYTES, cost_per_token
     from clearhead.spec.describe import decoder_masks, head_summary
 
     spec = found.spec
     module = build(spec, device="meta")
     cost = cost_per_token(spec, length, length)
     parameters = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    total = sum(map(math.prod, parameters.values()))
+    total = num_parameters(module)
     kernels = _attention_kernels(module)
     head = None if spec.head is None else head_summary(spec.head)
     masks = decoder_masks(spec)
@@ -142,11 +143,11 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
         "head": head,
         "masks": masks,
         "parameters": total,
-        "parameter_bytes": 4 * total,
+        "parameter_bytes": FP32_BYTES * total,
         "source_flops": cost.source_flops,
         "target_flops": cost.target_flops,
-        "cache_bytes_per_target_token": 4 * cost.cache_numbers,
-        "cache_bytes_per_source_token": 4 * cost.memory_numbers,
+        "cache_bytes_per_target_token": FP32_BYTES * cost.cache_numbers,
+        "cache_bytes_per_source_token": FP32_BYTES * cost.memory_numbers,
         "attention": kernels,
         "generation": found.notes,
         "spec": json.loads(spec.to_json()),
@@ -305,11 +306,13 @@ def _weight_lines(parameters: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
 
 
 def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[str]:
+    from clearhead.spec.cost import FP32_BYTES, TRAINING_BYTES
+
     yield f"parameters  {total:,} ({human_count(total)}), shared ones counted once"
-    weights, training = human_bytes(4 * total), human_bytes(16 * total)
+    weights, training = human_bytes(FP32_BYTES * total), human_bytes(TRAINING_BYTES * total)
     yield f"memory      {weights} in fp32; while training {training} with gradients and Adam's two moments"
     has_source = spec.encoder is not None and spec.decoder is not None
-    target, source = human_bytes(4 * cost.cache_numbers), human_bytes(4 * cost.memory_numbers)
+    target, source = human_bytes(FP32_BYTES * cost.cache_numbers), human_bytes(FP32_BYTES * cost.memory_numbers)
     both = f"target token and {source} for each source token" if has_source else "token"
     if spec.decoder is not None:
         yield f"cache       {target} for each {both}, while decoding in fp32"

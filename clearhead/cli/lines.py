@@ -6,18 +6,17 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clearhead.cli.console import LINE_ENDS
-from clearhead.cli.progress import Progress
+from clearhead.cli.console import LINE_ENDS, MessageDisplay
+from clearhead.cli.progress import Bar, counting
 from clearhead.cli.waiting import at_rest
 from clearhead.errors import InputError
 from clearhead.files import binary
 from clearhead.model.texts import window_sizes
-from clearhead.watching import watching_batches
+from clearhead.progress import Counted, shown_by
 
 STANDARD_INPUT = Path("-")
 # Of standard input, at a time.
@@ -114,26 +113,40 @@ def answer_lines(
     # Lines that scroll by are progress enough.
     is_shown = output is not None or not sys.stdout.isatty()
     kept = "" if output is None else f"; {output} is not written"
-    with Progress("lines", lines.total, is_shown=is_shown, kept=kept) as progress:
+    with counting("lines", lines.total, is_shown=is_shown, kept=kept) as bar:
         for window in lines.windows(batch_size):
             parts = [Line(number, split_pair(number, text, lines.name) if paired else text) for number, text in window]
             filled = [line for line in parts if not line.is_empty]
-            share = partial(_show_share, progress, progress.done, len(filled))
             try:
-                with watching_batches(share):
+                with shown_by(_Share(bar, bar.done, len(filled))):
                     answers = iter(answer([line.text for line in filled]) if filled else ())
             except InputError as error:
                 message = named_by_line(str(error), [line.number for line in filled], lines.name)
                 raise InputError(*message.split("\n")) from None
             for line in parts:
                 show(line, None if line.is_empty else next(answers))
-                progress.done += 1
-            progress.update(progress.done, lines.total)
+                bar.done += 1
+            bar.show(bar.done)
 
 
-def _show_share(progress: Progress, before: int, count: int, done: int, total: int) -> None:
-    """Show the share of a window that is computed."""
-    progress.show(before + count * done // total)
+@dataclass(frozen=True)
+class _Share(MessageDisplay):
+    """Shows the share of a window that is computed; a line is done when its answer is shown.
+
+    Attributes:
+        bar: of the lines.
+        before: lines before the window.
+        count: lines of the window that are computed.
+    """
+
+    bar: Bar
+    before: int
+    count: int
+
+    def update(self, done: int, total: int, what: Counted) -> None:
+        """Show the share."""
+        if what == "examples":
+            self.bar.show(self.before + self.count * done // total)
 
 
 def split_pair(number: int, text: str, name: str | None) -> tuple[str, str]:

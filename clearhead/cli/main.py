@@ -38,7 +38,7 @@ from clearhead.cli.tag import tag
 from clearhead.cli.train import train
 from clearhead.cli.translate import translate
 from clearhead.cli.view import view
-from clearhead.cli.waiting import Waiting
+from clearhead.cli.waiting import signs_of_life
 from clearhead.errors import InputError, RunFailure, nearest_name
 from clearhead.training.signals import Interrupted
 from clearhead.version import __version__
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_INPUT
     adapt_waiting()
     try:
-        with StopOnSignal() as signals, Waiting(), library_messages(), long_texts_said_once():
+        with StopOnSignal() as signals, signs_of_life(), library_messages(), long_texts_said_once():
             return _run(words, debug, signals)
     except Stopped as stopped:
         print_message(f"{stopped}")

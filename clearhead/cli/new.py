@@ -181,9 +181,9 @@ def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: s
         for path, lines in found.files.items():
             write_output(path, "".join(f"{line}\n" for line in lines), force=force)
         if init is not None:
-            written = started(found.plan, init, minutes, print_message)
+            written = started(found.plan, init, minutes)
         else:
-            written = fitted(found.plan, minutes, print_message)
+            written = fitted(found.plan, minutes)
         write_output(output, written.text, force=force)
         mark.unlink(missing_ok=True)
     except BaseException:

@@ -3,83 +3,88 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clearhead.cli.console import MessageDisplay
 from clearhead.cli.stopping import Stopped
+from clearhead.progress import Counted, shown_by
 
 if TYPE_CHECKING:
-    from rich import progress
+    from rich.progress import Progress
 
 
-class Progress:
-    """Counts what is done within its with block; a command that is stopped there says how much.
+@dataclass
+class Bar(MessageDisplay):
+    """Shows what is counted.
 
-    Args:
-        unit: what is counted, in the plural.
+    Attributes:
+        counts: which counts are shown.
         total: of all; None: not known.
-        is_shown: whether there is a bar; there is one on a terminal only.
-        kept: said of a stopped command, such as that no file was written.
+        shown: on a terminal; None: elsewhere.
+        done: so many are done.
     """
 
-    def __init__(self, unit: str, total: int | None = None, *, is_shown: bool = True, kept: str = "") -> None:
-        self.unit = unit
-        self.done = 0
-        self.total = total
-        self.kept = kept
-        self._bar: progress.Progress | None = None
-        self._is_shown = is_shown and sys.stderr.isatty()
+    counts: Counted
+    total: int | None
+    shown: Progress | None
+    done: int = 0
 
-    def __enter__(self) -> Progress:
-        if self._is_shown:
-            self._bar = _bar()
-            self._bar.add_task(self.unit, total=self.total)
-            self._bar.start()
-        return self
-
-    def update(self, done: int, total: int | None) -> None:
+    def update(self, done: int, total: int, what: Counted) -> None:
         """Show how much is done, and of how much."""
-        self.done, self.total = done, total
-        self.show(done)
+        if what == self.counts:
+            self.done, self.total = done, total
+            self.show(done)
 
     def show(self, completed: int) -> None:
         """Show how much is computed; what counts as done stays the same."""
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=completed, total=self.total)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-        if isinstance(error, Stopped):
-            of_all = "" if self.total is None else f" of {self.total:,}"
-            error.done = f"{self.done:,}{of_all} {self.unit} are done{self.kept}"
+        if self.shown is not None:
+            self.shown.update(self.shown.task_ids[0], completed=completed, total=self.total)
 
 
-def _bar() -> progress.Progress:
+@contextmanager
+def counting(
+    unit: str, total: int | None = None, *, counts: Counted = "examples", is_shown: bool = True, kept: str = ""
+) -> Iterator[Bar]:
+    """Show what is counted within a with block; a command that is stopped there says how much is done.
+
+    Args:
+        unit: what is counted, in the plural, as the user calls it.
+        total: of all; None: not known.
+        counts: which counts are shown.
+        is_shown: whether there is a bar; there is one on a terminal only.
+        kept: said of a stopped command, such as that no file was written.
+    """
+    shown = _columns() if is_shown and sys.stderr.isatty() else None
+    bar = Bar(counts, total, shown)
+    if shown is not None:
+        shown.add_task(unit, total=total)
+    with shown_by(bar), shown or nullcontext():
+        try:
+            yield bar
+        except Stopped as stopped:
+            of_all = "" if bar.total is None else f" of {bar.total:,}"
+            stopped.done = f"{bar.done:,}{of_all} {unit} are done{kept}"
+            raise
+
+
+def _columns() -> Progress:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-    )
     from rich.text import Text
 
-    class RateColumn(ProgressColumn):
+    class RateColumn(progress.ProgressColumn):
         """What is done in a second."""
 
-        def render(self, task: Task) -> Text:
+        def render(self, task: progress.Task) -> Text:
             """Return the rate, or nothing before it is known."""
             return Text("" if task.speed is None else f"{task.speed:,.1f}/s")
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     # Results on stdout may go anywhere, so only messages on stderr are written above the bar.
-    return Progress(
-        *columns, console=Console(stderr=True), transient=True, refresh_per_second=2, redirect_stdout=False,
-        speed_estimate_period=120,
+    return progress.Progress(
+        progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(), RateColumn(),
+        progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True, refresh_per_second=2,
+        redirect_stdout=False, speed_estimate_period=120,
     )  # fmt: skip

@@ -76,11 +76,10 @@ def _train(run_file: RunFile, *, resume: bool, as_json: bool) -> None:
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
     from clearhead.training.assemble import train_run
     from clearhead.training.parallel.processes import Place, Quiet
-    from clearhead.training.progress.console import progress_for
     from clearhead.training.summary import summary_lines
 
     try:
-        result = train_run(run_file, resume=resume, progress=progress_for())
+        result = train_run(run_file, resume=resume)
     except Quiet:
         silence(sys.stderr)
         raise

@@ -22,9 +22,8 @@ from clearhead.cli.options import (
     located,
     set_threads_and_seed,
 )
-from clearhead.cli.progress import Progress
+from clearhead.cli.progress import counting
 from clearhead.errors import InputError, keys_as_options
-from clearhead.watching import watching_tokens
 
 if TYPE_CHECKING:
     from clearhead import AttentionMaps, Model
@@ -162,7 +161,7 @@ class _Attend:
     def _read(self, model: Model, text: str, target: str | None) -> AttentionMaps:
         if self.is_page:
             _refuse_long(model, text, self.generate, *self.shown)
-        with Progress("tokens") as progress, watching_tokens(progress.update):
+        with counting("tokens", counts="tokens"):
             return model.attention(
                 text,
                 target,

@@ -8,13 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, Final
 
-QUIET_SECONDS: Final = 2.0
-"""After so many seconds without output the terminal shows that the command works."""
+from clearhead.progress import QUIET_SECONDS
+
 _ERASE: Final = "\x1b[K"
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -24,11 +23,15 @@ _CURRENT: ContextVar[Waiting | None] = ContextVar("waiting", default=None)
 class Waiting:
     """Shows on a terminal for how long a command has written nothing; what it writes next takes that place.
 
-    Inside its with block stdout and stderr note when they are written to. Nothing is shown in the middle of a line, so
-    neither in a text that is streamed nor below a panel or a bar, which show by themselves that they are alive.
+    Nothing is shown in the middle of a line, so neither in a text that is streamed nor below a panel or a bar, which
+    show by themselves that they are alive.
 
     Args:
         clock: gives the seconds.
+
+    Attributes:
+        is_paused: whether the command waits for the user.
+        streams: the terminal's, by name; they note when they are written to.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,30 +41,7 @@ class Waiting:
         self._ended = threading.Event()
         self._last = clock()
         self._is_shown = False
-        self._streams: dict[str, _Noted] = {}
-
-    def __enter__(self) -> Waiting:
-        # Of several processes the first one writes.
-        is_first = os.environ.get("RANK", "0") == "0"
-        if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and is_first:
-            names = [name for name in ("stdout", "stderr") if getattr(sys, name).isatty()]
-            self._streams = {name: _Noted(getattr(sys, name), self) for name in names}
-            for name, stream in self._streams.items():
-                setattr(sys, name, stream)
-            threading.Thread(target=self._watch, daemon=True).start()
-        self._token = _CURRENT.set(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _CURRENT.reset(self._token)
-        self._ended.set()
-        with self._lock:
-            self.erase()
-            for name, stream in self._streams.items():
-                if getattr(sys, name) is stream:
-                    setattr(sys, name, stream.inner)
+        self.streams: dict[str, _Noted] = {}
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -81,18 +61,25 @@ class Waiting:
         """Show for how long nothing was written, if that is long enough."""
         with self._lock:
             seconds = self._clock() - self._last
-            is_free = bool(self._streams) and all(stream.is_whole for stream in self._streams.values())
+            is_free = bool(self.streams) and all(stream.is_whole for stream in self.streams.values())
             if seconds >= QUIET_SECONDS and is_free and not self.is_paused and not self._ended.is_set():
                 self._is_shown = True
                 # The cursor stays in front: what bypasses these streams is written over it.
                 self._write(f"working, {seconds:.0f} s{_ERASE}\r")
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
+        """Show each second what there is to show, until the end."""
         while not self._ended.wait(1.0):
             self.beat()
 
+    def end(self) -> None:
+        """Show nothing any more."""
+        self._ended.set()
+        with self._lock:
+            self.erase()
+
     def _write(self, text: str) -> None:
-        inner = self._streams["stderr"].inner
+        inner = self.streams["stderr"].inner
         inner.write(text)
         inner.flush()
 
@@ -117,12 +104,35 @@ class _Noted:
 
 
 @contextmanager
+def signs_of_life(clock: Callable[[], float] = time.monotonic) -> Iterator[Waiting]:
+    """Show within a with block that a command works, where stderr is a terminal; of several processes the first does.
+
+    The streams themselves note what is written, because not only commands write: also the bars and warnings of
+    libraries, and other threads.
+
+    Args:
+        clock: gives the seconds.
+    """
+    waiting, is_first = Waiting(clock), os.environ.get("RANK", "0") == "0"
+    with ExitStack() as stack:
+        if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and is_first:
+            for name, redirect in (("stdout", redirect_stdout), ("stderr", redirect_stderr)):
+                if getattr(sys, name).isatty():
+                    waiting.streams[name] = _Noted(getattr(sys, name), waiting)
+                    stack.enter_context(redirect(waiting.streams[name]))
+            threading.Thread(target=waiting.watch, daemon=True).start()
+        token = _CURRENT.set(waiting)
+        try:
+            yield waiting
+        finally:
+            _CURRENT.reset(token)
+            waiting.end()
+
+
+@contextmanager
 def at_rest() -> Iterator[None]:
     """Show nothing inside a with block: it is the user for whom the command waits."""
-    waiting = _CURRENT.get()
-    if waiting is None:
-        yield
-        return
+    waiting = _CURRENT.get() or Waiting()
     waiting.is_paused = True
     try:
         yield

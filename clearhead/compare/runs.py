@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.files import refuse_absent, typed
-from clearhead.printing import Printed
+from clearhead.printing import Printed, num_parameters
 from clearhead.runs.checkpoint import Tally, newest_sound, read_state
 from clearhead.runs.directory import (
     RUN_FILE,
@@ -150,9 +150,10 @@ class Parameters(Printed):
 
 def count_parameters(spec: Model) -> Parameters:
     """Count the parameters of a model from its spec, without allocating them."""
-    counts = {name: parameter.numel() for name, parameter in build(spec, device="meta").named_parameters()}
+    module = build(spec, device="meta")
     table = re.compile(r"\.embedding\.(table|segments|position)\b")
-    return Parameters(sum(counts.values()), sum(count for name, count in counts.items() if table.search(name)))
+    embeddings = (parameter.numel() for name, parameter in module.named_parameters() if table.search(name))
+    return Parameters(num_parameters(module), sum(embeddings))
 
 
 def read_run(path: Path) -> Run:

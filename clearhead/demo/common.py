@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,6 @@ class DemoPlan:
         batch_size: texts computed together once the model is trained; None: what fits.
         overrides: changes to the run file, such as "train.steps=500".
         console: shows the results.
-        message: shows a message that is not a result.
     """
 
     run: Path
@@ -49,7 +48,6 @@ class DemoPlan:
     batch_size: int | None = None
     overrides: Sequence[str] = ()
     console: Console = field(default_factory=results_console, compare=False)
-    message: Callable[[str], object] = field(default=lambda message: None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -85,13 +83,12 @@ def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> Trai
         files: name -> the file or folder that replaces it.
     """
     from clearhead.training.assemble import train_run
-    from clearhead.training.progress.console import progress_for
     from clearhead.training.runfile.read import parse_run_file
 
     quoted = {name: json.dumps(str(path)) for name, path in {**files, "run": plan.run}.items()}
     text = recipe.format_map(quoted)
     run_file = parse_run_file(text, "the demo's run file", [f"train.seed={plan.seed}", *plan.overrides])
-    return train_run(run_file, resume=False, progress=progress_for())
+    return train_run(run_file)
 
 
 def write_heads_page(model: Model, text: str, plan: DemoPlan, *, generate: int = 0) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, train_recipe, write_heads_page
 from clearhead.demo.data.cldr import language_name
 from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, make_date_sets
+from clearhead.progress import message
 
 if TYPE_CHECKING:
     from clearhead.model.facade import Model
@@ -155,7 +156,7 @@ def _introduce(plan: DemoPlan, sets: DateSets, locales: Sequence[str]) -> None:
     for pair in _samples(sets.train, locales)[:4]:
         plan.console.print(f"  {pair.locale:6} {pair.target}  {escape(pair.source)}")
     for (locale, style), reason in sets.dropped.items():
-        plan.message(f"left out the {style} format of {locale}: {reason}")
+        message(f"left out the {style} format of {locale}: {reason}")
 
 
 def _samples(pairs: Sequence[DatePair], locales: Sequence[str]) -> list[DatePair]:

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError
+from clearhead.progress import update
 from clearhead.text.long_texts import LONGEST_PROMPT
-from clearhead.watching import watched
 
 
 def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None) -> Iterator[list[int]]:
@@ -24,10 +24,6 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
         budget: largest rows * greatest cost; a sentence that exceeds it is a batch of its own.
         most_rows: most sentences of a batch; None: only the budget limits them.
     """
-    return watched(_batches(costs, budget, most_rows), len(costs))
-
-
-def _batches(costs: Sequence[int], budget: int, most_rows: int | None) -> Iterator[list[int]]:
     order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
     start = 0
     while start < len(order):
@@ -35,7 +31,8 @@ def _batches(costs: Sequence[int], budget: int, most_rows: int | None) -> Iterat
         if most_rows is not None:
             rows = min(rows, most_rows)
         yield order[start : start + rows]
-        start += rows
+        start = min(start + rows, len(order))
+        update(start, len(order), "examples")
 
 
 def pad_ids(

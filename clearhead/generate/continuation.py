@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from clearhead import progress
 from clearhead.core import Transformer
 from clearhead.errors import InputError, RunFailure
 from clearhead.fast.replica import in_evaluation
@@ -27,7 +28,6 @@ from clearhead.generate.search.contrastive import ContrastiveSearch
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStreams, Sampling, TokenChooser, sequence_seed
 from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
-from clearhead.watching import token_generated
 
 # Most tokens in the KV cache of one batch, prompts and limits together.
 BATCH_TOKENS = 8192
@@ -97,7 +97,7 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
             continue
         rows = _rows(request, batch, limits, with_text=bool(request.options.stops))
         for step in _steps(module, request, batch, limits, rows):
-            token_generated(len(step[0][0].ids), max(row.limit for row in rows))
+            progress.update(len(step[0][0].ids), max(row.limit for row in rows), "tokens")
         for row in rows:
             results[row.prompt].append(row.continuation())
     return results

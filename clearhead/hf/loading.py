@@ -23,6 +23,7 @@ from clearhead.hf.mapping.family import Family, Values, Variant
 from clearhead.hf.mapping.tensor_rules import BoundRule, bind
 from clearhead.hf.pooling import Pooling, has_pooling, read_pooling, with_head
 from clearhead.machine import refuse_memory
+from clearhead.printing import num_parameters
 from clearhead.task import LabelKind, TaskRecord
 from clearhead.tasks.registry import find
 
@@ -117,7 +118,7 @@ def _refuse_memory(module: Transformer, files: TensorFiles, dtype: torch.dtype, 
     """Refuse weights that do not fit into memory; those that need no conversion stay in their mapped files."""
     stored = {header.dtype for header in files.headers.values() if header.dtype in FLOATS}
     if isinstance(files, PackedFiles) or any(FLOATS[one] != dtype for one in stored):
-        needed = sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
+        needed = num_parameters(module) * dtype.itemsize
         advice = "load it with the precision bf16" if dtype == torch.float32 else ""
         refuse_memory(needed, f"{directory}: to load it", advice=advice)
 

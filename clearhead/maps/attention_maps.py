@@ -19,10 +19,10 @@ from clearhead.fast.replica import converted
 from clearhead.files import refuse_unwritable, replacing
 from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
-from clearhead.maps.effects import Notify
 from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.maps.reading import Reading
 from clearhead.maps.recording import record_run
+from clearhead.progress import Notify
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.view.explorer.write import frame_html, write_page

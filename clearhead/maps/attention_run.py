@@ -16,7 +16,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError, nearest
 from clearhead.maps.beams import beam_tree
 from clearhead.maps.contributions import Contribution, contributions
-from clearhead.maps.effects import HeadEffect, Notify, head_effects, key_effects
+from clearhead.maps.effects import HeadEffect, head_effects, key_effects
 from clearhead.maps.flow import norm_weighted, rollout
 from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.maps.lens import Lens, logit_lens
@@ -27,6 +27,7 @@ from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.streams import Streams
 from clearhead.maps.token_texts import written_tokens
 from clearhead.printing import block, short
+from clearhead.progress import Notify
 from clearhead.spec.describe import number_of
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair

@@ -21,9 +21,7 @@ from clearhead.maps.outcome import Outcome
 from clearhead.maps.recording import AttentionRecord
 from clearhead.maps.streams import Streams
 from clearhead.printing import Printed
-
-Notify = Callable[[int, int], None]
-"""Told how many runs are done, and of how many."""
+from clearhead.progress import Notify, counter
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,11 +48,12 @@ def head_effects(
     Args:
         streams, records: of one run of the model.
         outcome: what is followed.
-        notify: told of the progress.
+        notify: called with counts; None: `progress.update` is.
 
     Source: arXiv 1905.10650, section 3.1.
     """
     total, before = sum(record.num_heads for record in records), _log_probability(streams, outcome)
+    tell = counter("heads", notify)
     found: list[HeadEffect] = []
     for record in records:
         for heads in _batches(streams, record, range(record.num_heads)):
@@ -67,8 +66,7 @@ def head_effects(
             changes = _edited(streams, record, outcome, len(heads), without) - before
             rows = zip(heads, changes.tolist(), strict=True)
             found += [HeadEffect(record.stack, record.layer, head, change) for head, change in rows]
-            if notify is not None:
-                notify(len(found), total)
+            tell(len(found), total)
     return found
 
 
@@ -85,13 +83,13 @@ def key_effects(
         record: of an attention in that run.
         head: its number.
         outcome: what is followed.
-        notify: told of the progress.
+        notify: called with counts; None: `progress.update` is.
     """
     before = _log_probability(streams, outcome)
     weight_QK = record.weights([head])[0, 0]
     value_KE = record.value_BKSE[0, record.kv_head(head)]
     found: list[Tensor] = []
-    done, total = 0, len(value_KE)
+    done, total, tell = 0, len(value_KE), counter("keys", notify)
     for keys in _batches(streams, record, range(total)):
         # What a key adds to the mixed values is subtracted from them, so that no row needs weights of its own.
         added_BQE = weight_QK.T[keys.start : keys.stop, :, None] * value_KE[keys.start : keys.stop, None].float()
@@ -103,8 +101,7 @@ def key_effects(
 
         found.append(_edited(streams, record, outcome, len(keys), without) - before)
         done += len(keys)
-        if notify is not None:
-            notify(done, total)
+        tell(done, total)
     return torch.cat(found).cpu()
 
 

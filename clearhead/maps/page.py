@@ -17,10 +17,11 @@ from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.generate.streaming_decoder import StreamingDecoder
 from clearhead.maps.attention_run import AttentionRun
-from clearhead.maps.effects import Notify
 from clearhead.maps.outcome import Chosen
 from clearhead.maps.recording import STACKS, AttentionRecord
 from clearhead.maps.token_texts import token_texts
+from clearhead.printing import num_parameters
+from clearhead.progress import Notify, counter
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.view.explorer.data import (
     Column,
@@ -88,7 +89,7 @@ def run_sample(run: AttentionRun, label: str, options: SampleOptions, notify: No
         run: the run.
         label: what tells it from other samples.
         options: what is shown.
-        notify: told of the progress of the effects.
+        notify: called with counts of heads whose effects are measured; None: `progress.update` is.
 
     Raises:
         InputError: a layer or head that no stack has, or an outcome that the model has not.
@@ -111,14 +112,13 @@ def explorer_page(
         runs: each with what tells it from the others, such as "step 100".
         options: what is shown; None: everything that needs no further run of the model.
         is_timeline: whether the runs are of one text at successive checkpoints.
-        notify: told of the progress of the effects.
+        notify: called with counts of heads whose effects are measured; None: `progress.update` is.
 
     Raises:
         InputError: as for `run_sample`.
     """
     samples = tuple(run_sample(run, label, options or SampleOptions(), notify) for label, run in runs)
-    count = sum(parameter.numel() for parameter in runs[0][1].module.parameters())
-    facts = [("parameters", f"{count:,}")]
+    facts = [("parameters", f"{num_parameters(runs[0][1].module):,}")]
     if is_timeline:
         facts.append(("steps kept", " · ".join(label.removeprefix("step ") for label, _ in runs)))
     return Page(title, samples, is_timeline, tuple(facts))
@@ -219,7 +219,7 @@ class _SampleBuilder:
         if self.options.effects:
             description = f"The change of the log-probability of {written} when the head is switched off."
             self.columns.append(Column(EFFECT, "effect", description, EFFECT))
-            self._measure_effects(notify or (lambda done, total: None))
+            self._measure_effects(counter("heads", notify))
 
     def _measure_effects(self, notify: Notify) -> None:
         run, of = self.run, self.options.of

@@ -49,6 +49,7 @@ from clearhead.model.predictions import Predictions
 from clearhead.model.saving import save_model
 from clearhead.model.texts import answer_each
 from clearhead.printing import block, module_summary
+from clearhead.progress import Notify, counter, message
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
 from clearhead.task import TaskRecord
@@ -317,7 +318,7 @@ class Model(Predictions):
         given = given_options(options, EvaluateKwargs)
         languages = given.pop("from_language", None), given.pop("to_language", None)
         model = self.for_languages(*languages) if any(languages) else self
-        return evaluate_model(model.exact, data, EvaluateOptions(**given), notify=notify or (lambda _: None))
+        return evaluate_model(model.exact, data, EvaluateOptions(**given), notify=notify or message)
 
     def attention(
         self,
@@ -358,7 +359,7 @@ class Model(Predictions):
         *,
         precision: str = "fp32",
         seed: int = 0,
-        notify: Callable[[int, int], None] | None = None,
+        notify: Notify | None = None,
         **options: Unpack[ReadKwargs],
     ) -> list[HeadStatistics]:
         """Return what each head does over many texts, with the spread over them: see `HeadStatistics`.
@@ -379,7 +380,7 @@ class Model(Predictions):
         if targets is not None and (isinstance(targets, str) or len(targets) != len(every)):
             raise InputError(f"expected as many targets as texts, {len(every)}, in a list: give one for each text")
         module, given = in_precision(self.module, precision), given_options(options, ReadKwargs)
-        tree = Runner(module).tree()
+        tree, tell = Runner(module).tree(), counter("texts", notify)
 
         def runs() -> Iterator[tuple[Reading, list[AttentionRecord]]]:
             for number, text in enumerate(every, start=1):
@@ -389,8 +390,7 @@ class Model(Predictions):
                 except InputError as error:
                     raise InputError(f"text {number}: {error}") from None
                 yield reading, record_run(module, reading.source, reading.target)
-                if notify is not None:
-                    notify(number, len(every))
+                tell(number, len(every))
 
         return heads_over_texts(module, self.tokenizers, runs(), seed=seed)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, runtime_checkable
 
 from clearhead.core import build
 from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
 from clearhead.machine import choose_device
+from clearhead.progress import message
 from clearhead.recipes.run_file import VALIDATIONS, Choice, DataPlan, run_file_text
 from clearhead.recipes.survey import TextSurvey
 from clearhead.spec.describe import number_of
@@ -51,22 +51,6 @@ class Fitted:
     text: str
     steps: int
     seconds: float
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """The seconds of a whole step with an average batch, and the tokens of one."""
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds of a step."""
-
-    @property
-    def step_tokens(self) -> float:
-        """Tokens of an average batch."""
-
-
-MeasuredT = TypeVar("MeasuredT", bound=Measured)
 
 
 @dataclass(frozen=True)
@@ -131,13 +115,12 @@ def too_few(length: Length, most: int, *, step: float) -> str:
     return f"too short to learn from: {number_of(least, 'step')} need --minutes {minutes}"
 
 
-def fitted(plan: DataPlan, minutes: float, say: Callable[[str], None]) -> Fitted:
+def fitted(plan: DataPlan, minutes: float) -> Fitted:
     """Return the run file of a recipe with the size and the steps that fit the data and this machine.
 
     Args:
         plan: the data.
         minutes: that training may take.
-        say: receives what is being done.
 
     Raises:
         InputError: the data cannot be used, or no model of the recipe fits into memory.
@@ -145,16 +128,14 @@ def fitted(plan: DataPlan, minutes: float, say: Callable[[str], None]) -> Fitted
     recipe = find(plan.task).recipe(plan.amount)
     fitting = Fitting(plan, recipe)
     kind = "characters" if recipe.tokenizer == "character" else "a vocabulary"
-    say(f"preparing the text with {kind} of its own")
+    message(f"preparing the text with {kind} of its own")
     choice = fitting.with_length(Choice(recipe.sizes[0], recipe.max_length))
     with preserved_random_state():
-        best = choose_size(recipe, lambda size: fitting.candidate(replace(choice, size=size)), minutes, say)
-        return write(plan, recipe, replace(choice, size=best.size), best, minutes, say)
+        best = choose_size(recipe, lambda size: fitting.candidate(replace(choice, size=size)), minutes)
+        return write(plan, recipe, replace(choice, size=best.size), best, minutes)
 
 
-def write(
-    plan: DataPlan, recipe: Recipe, choice: Choice, found: Candidate, minutes: float, say: Callable[[str], None]
-) -> Fitted:
+def write(plan: DataPlan, recipe: Recipe, choice: Choice, found: Candidate, minutes: float) -> Fitted:
     """Return the run file of a choice, with the steps that fit into a time.
 
     Args:
@@ -163,7 +144,6 @@ def write(
         choice: without the steps.
         found: the model, measured.
         minutes: that training may take.
-        say: receives the steps.
     """
     validation, per_epoch = found.validation_seconds, found.parts.batches.batches_per_epoch
     most = math.ceil(recipe.most_epochs * per_epoch)
@@ -174,9 +154,9 @@ def write(
     else:
         pace = f"{duration(found.step_seconds)} a step and {duration(validation)} a validation on this machine"
         note += f"{minutes:g} min: {pace}"
-    say(f"{number_of(length.steps, 'step')}: {note}")
+    message(f"{number_of(length.steps, 'step')}: {note}")
     if advice := too_few(length, most, step=found.step_seconds):
-        say(advice)
+        message(advice)
     planned = None if length.steps == most else minutes
     choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations, minutes=planned)
     return Fitted(run_file_text(plan, recipe, choice), length.steps, length.seconds)
@@ -251,32 +231,29 @@ class Fitting:
         return Candidate(choice.size, parts, cost.step_seconds, parts.mean_tokens, cost.validation_seconds)
 
 
-def choose_size(
-    recipe: Recipe, candidate: Callable[[Size], MeasuredT], minutes: float, say: Callable[[str], None]
-) -> MeasuredT:
+def choose_size(recipe: Recipe, candidate: Callable[[Size], Candidate], minutes: float) -> Candidate:
     """Return the last size of a recipe that fits into memory and reads enough tokens in the time.
 
     Args:
         recipe: with the sizes.
         candidate: builds a model and measures its steps.
         minutes: that training may take.
-        say: receives the measurements.
 
     Raises:
         InputError: not even the smallest model fits into memory.
     """
-    best: MeasuredT | None = None
-    say("measuring training steps")
+    best: Candidate | None = None
+    message("measuring training steps")
     for size in recipe.sizes:
         try:
             found = candidate(size)
         except InputError as error:
             if best is None or not lacks_memory(error):
                 raise
-            say(f"{_name(size)}: does not fit into memory")
+            message(f"{_name(size)}: does not fit into memory")
             break
         steps = max(0, int((60 * minutes - STARTUP_SECONDS) / found.step_seconds))
-        say(f"{_name(size)}: {duration(found.step_seconds)} a step, {number_of(steps, 'step')} in {minutes:g} min")
+        message(f"{_name(size)}: {duration(found.step_seconds)} a step, {number_of(steps, 'step')} in {minutes:g} min")
         if best is not None and steps * found.step_tokens < size.least_tokens:
             break
         best = found

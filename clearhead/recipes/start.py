@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.machine import free_memory, size
+from clearhead.printing import num_parameters
+from clearhead.progress import message
 from clearhead.recipes.fit import Fitted, Fitting, lacks_memory, write
 from clearhead.recipes.run_file import Choice, DataPlan, Start
 from clearhead.recipes.survey import TextSurvey
+from clearhead.spec.cost import TRAINING_BYTES
 from clearhead.tasks.base import Architecture, Recipe
 from clearhead.tasks.registry import find
 from clearhead.training.init_from import InitialModel, find_initial_model
@@ -18,8 +21,7 @@ from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import preserved_random_state
 from clearhead.training.settings import STARTUP_SECONDS
 
-# Weights, gradients and the two moments of an optimizer, 4 bytes each; and room for activations.
-_BYTES_PER_PARAMETER = 16
+# Activations take half as much again as weights, gradients and moments.
 _ACTIVATIONS = 1.5
 _LONGEST, _BLOCK = 512, 256
 # Low-rank matrices are worth it where they are faster by so much.
@@ -52,14 +54,13 @@ class Way:
     write: Callable[[], Fitted]
 
 
-def started(plan: DataPlan, reference: str, minutes: float, say: Callable[[str], None]) -> Fitted:
+def started(plan: DataPlan, reference: str, minutes: float) -> Fitted:
     """Return the run file that starts from a checkpoint.
 
     Args:
         plan: the data.
         reference: to the checkpoint.
         minutes: that training may take.
-        say: receives what is being done.
 
     Raises:
         InputError: there is no such checkpoint, or it does not suit the task.
@@ -68,29 +69,29 @@ def started(plan: DataPlan, reference: str, minutes: float, say: Callable[[str],
     assert initial is not None, "a reference is not empty"
     _check_family(initial, plan.task, reference)
     module = build(initial.spec, device="meta")
-    num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    say(f"{reference}: {num_parameters:,} parameters")
+    count = num_parameters(module)
+    message(f"{reference}: {count:,} parameters")
     saved_as = "" if initial.hf_checkpoint is None else str(initial.hf_checkpoint.config.get("model_type", ""))
     most = _BLOCK if isinstance(plan.survey, TextSurvey) else _LONGEST
     most = min(most, module.max_positions or most)
 
     def tried(rank: int | None, why: str) -> Way:
         recipe = start_recipe(
-            plan.task, plan.amount, num_parameters=num_parameters, max_length=most, is_low_rank=rank is not None
+            plan.task, plan.amount, num_parameters=count, max_length=most, is_low_rank=rank is not None
         )
         fitting = Fitting(plan, recipe, initial)
         choice = fitting.with_length(Choice(None, most, start=Start(reference, rank, why, saved_as)))
         found = fitting.candidate(choice)
         what = "all weights" if rank is None else f"matrices of rank {rank}"
-        say(f"training {what}: {duration(found.step_seconds)} a step")
+        message(f"training {what}: {duration(found.step_seconds)} a step")
         return Way(
             found.step_seconds,
             found.parts.batches.batches_per_epoch,
-            lambda: write(plan, recipe, choice, found, minutes, say),
+            lambda: write(plan, recipe, choice, found, minutes),
         )
 
     with preserved_random_state():
-        return choose_way(tried, num_parameters, minutes).write()
+        return choose_way(tried, count, minutes).write()
 
 
 def _check_family(initial: InitialModel, task: str, reference: str) -> None:
@@ -105,15 +106,15 @@ def _check_family(initial: InitialModel, task: str, reference: str) -> None:
         )
 
 
-def choose_way(tried: Callable[[int | None, str], Way], num_parameters: int, minutes: float) -> Way:
+def choose_way(tried: Callable[[int | None, str], Way], count: int, minutes: float) -> Way:
     """Return the way to train: all weights, or low-rank matrices if memory or time is too short for that.
 
     Args:
         tried: builds and measures one way, given the rank of the matrices (None: all weights) and why.
-        num_parameters: of the checkpoint.
+        count: the parameters of the checkpoint.
         minutes: that training may take.
     """
-    needed, free = int(_ACTIVATIONS * _BYTES_PER_PARAMETER * num_parameters), free_memory()
+    needed, free = int(_ACTIVATIONS * TRAINING_BYTES * count), free_memory()
     too_large = f"all weights need about {size(needed)} of memory, and {size(free)} is free"
     if needed > free:
         return tried(LORA_RANK, too_large)

@@ -41,6 +41,11 @@ from clearhead.spec.token_counts import TokenCounts
 Number = int | float
 PairCount = Callable[[Mask], Number]
 FORWARD_AND_BACKWARD = 3
+FP32_BYTES = 4
+# Values that an optimizer of the Adam family keeps for each parameter: two moments of the gradient.
+OPTIMIZER_SLOTS = 2
+# Of each parameter that is trained: the weight, its gradient and the optimizer's values, in fp32.
+TRAINING_BYTES = (2 + OPTIMIZER_SLOTS) * FP32_BYTES
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from clearhead.files import read_text_file
 from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.training.assemble import train_run
 from clearhead.training.parallel.processes import Place
-from clearhead.training.progress.console import progress_for
 from clearhead.training.runfile.read import parse_run_file, parse_tables, toml_text, toml_value
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult
@@ -61,7 +60,7 @@ def train(
         text, name = read_text_file(Path(run_file), "run file"), str(run_file)
     changes = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     if data is None:
-        return train_run(parse_run_file(text, name, changes), resume=resume, progress=progress_for())
+        return train_run(parse_run_file(text, name, changes), resume=resume)
     if Place.here().size > 1:
         raise InputError("each of several processes would write the lists of data; write them to files and name those")
     if resume:
@@ -100,7 +99,7 @@ def _train_on(run_file: RunFile, files: Mapping[Path, Examples]) -> TrainResult:
         for path, examples in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json_lines(examples), encoding="utf-8")
-        return train_run(run_file, resume=False, progress=progress_for())
+        return train_run(run_file)
     except (InputError, RunFailure):
         if max(checkpoint_steps(run), default=0) == 0:
             shutil.rmtree(run, ignore_errors=True)

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from clearhead.errors import InputError
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.training.parts import training_tree
+from clearhead.generate.batching import device_of
 from clearhead.machine import choose_precision
+from clearhead.printing import num_parameters
 from clearhead.training.kernel_cache import needs_kernels, return_memory
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.protocols import Batches, BatchT
@@ -140,7 +142,7 @@ def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) ->
     if train.precision != "auto" or device.type != "cpu" or not has_fast_bf16(device):
         return chosen
     batch = next(work.batches)
-    if batch.num_tokens * sum(weight.numel() for weight in module.parameters()) >= LEAST_PRODUCTS:
+    if batch.num_tokens * num_parameters(module) >= LEAST_PRODUCTS:
         with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
             if train.threads is not None:
                 torch.set_num_threads(train.threads)
@@ -157,6 +159,7 @@ def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) ->
     return chosen
 
 
+@dataclass
 class _DryRun(Generic[BatchT]):
     """Parts of a step, timed; the module's weights stay as they are.
 
@@ -165,18 +168,13 @@ class _DryRun(Generic[BatchT]):
         state_bytes: size of the optimizer's state, which a real pass finds in memory.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]],
-        device: torch.device,
-        precision: str,
-        *,
-        is_alone: bool = True,
-    ) -> None:
-        self.module, self.loss, self.device, self.precision = module, loss, device, precision
-        self.is_alone = is_alone
-        self.peak = self.state_bytes = 0
+    module: nn.Module
+    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
+    device: torch.device
+    precision: str
+    is_alone: bool = True
+    peak: int = 0
+    state_bytes: int = 0
 
     def least(self, timed: Callable[[], float], seconds: float) -> float:
         """Return the least of the times of one thing: two at least, more while not so many seconds are spent."""
@@ -285,11 +283,6 @@ class _DryRun(Generic[BatchT]):
 def _sizes(batch: object) -> set[int]:
     """Return the numbers of padded tokens that the stacks read."""
     return {value.numel() for value in vars(batch).values() if isinstance(value, Tensor) and value.dim() == 2}
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Return the device of a module's parameters."""
-    return next(module.parameters()).device
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from clearhead.errors import RunFailure
 from clearhead.evaluate.result import Validation
+from clearhead.printing import num_parameters
+from clearhead.progress import message, shown_by
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import RunDirectory, held
 from clearhead.runs.metrics import Metrics
@@ -100,6 +102,7 @@ class Trainer(Generic[BatchT]):
             run = Path(self.settings.run)
             if self.processes.is_first:
                 stack.enter_context(held(self.directory, run, resume=resume))
+            stack.enter_context(shown_by(self.progress))
             stack.enter_context(restored_threads())
             stack.enter_context(deterministic_algorithms())
             signals = stack.enter_context(StopSignals(is_alone=self.processes.size == 1))
@@ -129,7 +132,7 @@ class _Training(Generic[BatchT]):
         self.end_step = planned_steps(self.settings, parts.batches.batches_per_epoch)
         note = training_loss_note(parts.module, self.settings.label_smoothing)
         record = RunRecord if self.processes.is_first else Unwritten
-        self.record = record(run, self.settings, self.engine, note=note, message=parts.progress.message)
+        self.record = record(run, self.settings, self.engine, note=note)
         self.ema = ExponentialAverage(parts.module, self.settings.ema) if self.settings.ema is not None else None
         self.num_snapshots = num_snapshots(self.settings, parts.module)
         self.choices: dict[str, Any] = {}
@@ -168,7 +171,7 @@ class _Training(Generic[BatchT]):
         self.choices = self._choices_here()
         changes = environment_changes(state["environment"], environment(self.processes.size))
         if changes is not None:
-            parts.progress.message(changes)
+            message(changes)
         parts.module.load_state_dict(saved.weights)
         load_optimizer(parts.optimizer, saved.optimizer)
         if self.ema is not None:
@@ -234,7 +237,7 @@ class _Training(Generic[BatchT]):
             steps=self.end_step,
             seconds=self.settings.seconds,
             seconds_before=self.tally.seconds,
-            parameters=sum(parameter.numel() for parameter in self.parameters),
+            parameters=num_parameters(self.parts.module, only_trained=True),
             score_name=self.settings.score_name,
             validate_every=self.settings.validate_every,
             validation_seconds=self.tally.validation_seconds,
@@ -461,9 +464,7 @@ class _Training(Generic[BatchT]):
     # The end
 
     def _finish(self, reason: str) -> TrainResult:
-        self.parts.progress.message(
-            f"training ended after step {self.tally.step:,} and {duration(self._seconds())}: {reason}"
-        )
+        message(f"training ended after step {self.tally.step:,} and {duration(self._seconds())}: {reason}")
         averaged = self._average()
         self.record.draw()
         best = self.tally.best_step

@@ -32,8 +32,9 @@ from clearhead.core import Transformer, build
 from clearhead.core.stack import Stack
 from clearhead.errors import InputError
 from clearhead.machine import size
+from clearhead.printing import num_parameters
 from clearhead.spec import Model
-from clearhead.spec.cost import FORWARD_AND_BACKWARD, cost_per_token
+from clearhead.spec.cost import FORWARD_AND_BACKWARD, FP32_BYTES, cost_per_token
 from clearhead.training.activations import measure_activations
 from clearhead.training.optim.optimizers import build_optimizer
 
@@ -42,7 +43,6 @@ Precision = Literal["fp32", "bf16"]
 
 FULL: Final = 0.9
 """The share of a GPU's memory that a plan may fill; the rest is for temporary tensors and gaps."""
-_FP32 = 4
 
 
 @dataclass(frozen=True)
@@ -197,12 +197,12 @@ class _Counts:
     def of(cls, module: Transformer) -> _Counts:
         stacks = [part for part in module.modules() if isinstance(part, Stack)]
         apart = [layer for stack in stacks if len(set(stack.order)) == len(stack.order) for layer in stack.layers]
-        layers = [sum(weight.numel() for weight in layer.parameters()) for layer in apart]
-        return cls(sum(weight.numel() for weight in module.parameters()), sum(layers), max(layers, default=0))
+        layers = [num_parameters(layer) for layer in apart]
+        return cls(num_parameters(module), sum(layers), max(layers, default=0))
 
 
 def _ddp(counts: _Counts, setting: Setting, state: int, casts: int, kept: Mapping[str, int]) -> Share:
-    weights = _FP32 * counts.total
+    weights = FP32_BYTES * counts.total
     return Share(
         "ddp",
         parameters=weights,
@@ -219,8 +219,8 @@ def _ddp(counts: _Counts, setting: Setting, state: int, casts: int, kept: Mappin
 
 
 def _fsdp(counts: _Counts, setting: Setting, state: int, kept: Mapping[str, int]) -> Share:
-    gpus, weights = setting.gpus, _FP32 * counts.total
-    number = 2 if setting.precision == "bf16" else _FP32
+    gpus, weights = setting.gpus, FP32_BYTES * counts.total
+    number = 2 if setting.precision == "bf16" else FP32_BYTES
     gathered = setting.accumulate * number * (2 * counts.inside + counts.outside)
     whole = number * (counts.largest + counts.outside) if setting.accumulate == 1 else weights
     return Share(

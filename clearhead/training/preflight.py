@@ -14,18 +14,19 @@ from torch import nn
 
 from clearhead.core import build
 from clearhead.errors import InputError
+from clearhead.generate.batching import device_of
 from clearhead.machine import free_memory, refuse_memory, size
+from clearhead.printing import num_parameters
 from clearhead.spec import Model
+from clearhead.spec.cost import FP32_BYTES, OPTIMIZER_SLOTS, TRAINING_BYTES
 from clearhead.spec.describe import number_of
-from clearhead.training.dry_run import StepCost, Workload, device_of, memory_in_use, step_cost
+from clearhead.training.dry_run import StepCost, Workload, memory_in_use, step_cost
 from clearhead.training.parallel.processes import Place
 from clearhead.training.progress.reports import duration
 from clearhead.training.protocols import BatchT
 from clearhead.training.settings import TrainSettings, num_snapshots, planned_steps, weight_bytes
 
 ALONE: Final = Place()
-OPTIMIZER_SLOTS: Final = 2
-"""Values that an optimizer of the Adam family keeps for each parameter: two moments of the gradient."""
 CHECKPOINT_SPEED: Final = 2e8
 """Bytes of a checkpoint that are written, synced and hashed in a second, roughly."""
 PLOT_BYTES: Final = 60_000_000
@@ -125,7 +126,7 @@ def refuse_large(
     Raises:
         InputError: it does not fit.
     """
-    count = num_parameters(model)
+    count = num_parameters(build(model, device="meta"))
     needed = least_memory(count, is_trained_whole=is_trained_whole) // (place.size if is_sharded else 1)
     advice = "lower model.layers or model.width"
     if place.size > 1 and not is_sharded:
@@ -133,14 +134,9 @@ def refuse_large(
     refuse_memory(needed, f"Training {count:,} parameters", free=free_for_each(device, place.local_size), advice=advice)
 
 
-def num_parameters(model: Model) -> int:
-    """Return how many parameters the model of a spec has."""
-    return sum(parameter.numel() for parameter in build(model, device="meta").parameters())
-
-
 def least_memory(count: int, *, is_trained_whole: bool) -> int:
     """Return the bytes that the training of so many parameters needs at least."""
-    return 4 * count * (2 + OPTIMIZER_SLOTS if is_trained_whole else 1)
+    return count * (TRAINING_BYTES if is_trained_whole else FP32_BYTES)
 
 
 def free_for_each(device: torch.device, processes_here: int) -> int:
@@ -194,7 +190,7 @@ def preflight(
     validations = -(-steps // settings.validate_every) if steps is not None else 0
     saved = replace(cost, validation_seconds=cost.validation_seconds + checkpoint_bytes / CHECKPOINT_SPEED)
     return Preflight(
-        parameters=sum(weight.numel() for weight in module.parameters() if weight.requires_grad),
+        parameters=num_parameters(module, only_trained=True),
         checkpoint_bytes=checkpoint_bytes,
         snapshots=(num_snapshots(settings, module), settings.snapshots),
         disk_bytes=disk_bytes,

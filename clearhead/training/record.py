@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
+from clearhead.progress import message
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import AVERAGED
 from clearhead.runs.metrics import Metrics, MetricsLog
@@ -29,24 +30,14 @@ class RunRecord:
         settings: of the run.
         engine: writes the tensors of a checkpoint.
         note: about the training loss, for its plot.
-        message: receives messages for the user.
     """
 
-    def __init__(
-        self,
-        run: Path,
-        settings: TrainSettings,
-        engine: Engine[Any],
-        *,
-        note: str,
-        message: Callable[[str], None],
-    ) -> None:
+    def __init__(self, run: Path, settings: TrainSettings, engine: Engine[Any], *, note: str) -> None:
         self.run = run
         self._settings = settings
         self._engine = engine
-        self._message = message
         self._log = MetricsLog(run)
-        self._plotter = Plotter(run / "plots", message, note=note) if settings.plots else None
+        self._plotter = Plotter(run / "plots", note=note) if settings.plots else None
         self._rows: list[Metrics] = []
 
     def begin(self) -> None:
@@ -68,17 +59,17 @@ class RunRecord:
         if folder is None:
             raise InputError(f"{self.run} has no undamaged checkpoint to resume from. {' '.join(skipped)}".rstrip())
         for damage in skipped:
-            self._message(f"{damage} It is skipped; the newest undamaged checkpoint is {folder.name}.")
+            message(f"{damage} It is skipped; the newest undamaged checkpoint is {folder.name}.")
         return folder
 
     def go_back(self, tally: files.Tally) -> None:
         """Make every file agree with the checkpoint that a run goes on from."""
         for number in self._log.damaged_lines():
-            self._message(f"{self._log.path}: line {number} is damaged and is left out.")
+            message(f"{self._log.path}: line {number} is damaged and is left out.")
         self._log.cut_back(tally.logged_step)
         self._rows = self._log.rows()
         for lost in restore_recent(self.run, tally.recent):
-            self._message(lost)
+            message(lost)
         cut_back_snapshots(self.run, tally.step)
         self._restore_best(tally)
         self._prune(tally)
@@ -91,7 +82,7 @@ class RunRecord:
             return
         damage = files.weights_damage(files.checkpoint_folder(self.run, best))
         if damage is not None:
-            self._message(f"{damage} It was the best; step-{tally.step} takes its place.")
+            message(f"{damage} It was the best; step-{tally.step} takes its place.")
             best = tally.step
         if files.read_best(self.run) != best:
             files.write_best(self.run, best)

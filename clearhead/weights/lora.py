@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from clearhead.errors import InputError
 from clearhead.fast.int8 import dequantized, holds_int8
 from clearhead.kernels.dropout import Dropout
+from clearhead.printing import num_parameters
 from clearhead.spec.addresses import nearest_address, select_addresses
 from clearhead.weights.files import load_weights
 
@@ -153,6 +154,5 @@ def load_merged(path: Path, *, keep_int8: bool = False) -> dict[str, Tensor]:
 
 def describe(module: nn.Module, chosen: Sequence[str]) -> str:
     """Return in words how much of a module trains."""
-    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    total = sum(parameter.numel() for parameter in module.parameters())
-    return f"LoRA beside {len(chosen)} linear maps: {trained:,} of {total:,} numbers train"
+    trained = num_parameters(module, only_trained=True)
+    return f"LoRA beside {len(chosen)} linear maps: {trained:,} of {num_parameters(module):,} numbers train"

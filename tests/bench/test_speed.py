@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,11 +17,13 @@ from clearhead.bench.speed import Effort, Speed, measure, weights_of_a_step
 from clearhead.core import build
 from clearhead.model.facade import Model
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.progress import shown_by
 from clearhead.spec import Model as Spec
 from clearhead.task import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.text.corpus import make_corpus
+from tests.told import Told
 
 LIMITS = Limits(threads=1, bytes_per_second=1e9, flops={"fp32": 1e9})
 EFFORT = Effort(new_tokens=4, repeats=2, seconds=1000.0, batch=3, contexts=(5, 17, 1000))
@@ -38,10 +40,11 @@ def model_of(family: str, kind: str) -> Model:
     )
 
 
-def found(
-    model: Model, effort: Effort = EFFORT, say: Callable[[str], None] = pytest.fail
-) -> dict[tuple[str, int, int], Speed]:
-    return {(one.work, one.batch, one.context): one for one in measure(model, "fp32", LIMITS, effort, say)}
+def found(model: Model, effort: Effort = EFFORT, messages: Sequence[str] = ()) -> dict[tuple[str, int, int], Speed]:
+    with shown_by(told := Told()):
+        speeds = {(one.work, one.batch, one.context): one for one in measure(model, "fp32", LIMITS, effort)}
+    assert len(told.messages) == len(messages) and all(map(re.fullmatch, messages, told.messages))
+    return speeds
 
 
 def test_a_decoder_reads_prompts_and_generates_at_every_context_it_has() -> None:
@@ -96,9 +99,8 @@ def test_what_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> Non
     real = measured.stream_ids
     monkeypatch.setattr(measured, "stream_ids", lambda *given: calls.append(1) or real(*given))
     model = model_of("decoder", "generate")
-    said: list[str] = []
-    assert len(found(model, replace(EFFORT, seconds=0.0), said.append)) == 3 and len(calls) == 1, "once"
-    assert len(said) == 1 and re.fullmatch(r"left out: 17 tokens; 17 take about \d+ s to read", said[0])
+    message = r"left out: 17 tokens; 17 take about \d+ s to read"
+    assert len(found(model, replace(EFFORT, seconds=0.0), [message])) == 3 and len(calls) == 1, "once"
     calls.clear()
     found(model, replace(EFFORT, seconds=100.0))
     assert len(calls) == 2 * (1 + EFFORT.repeats), "the first of several does not count"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from clearhead.cli.waiting import Waiting, at_rest
+from clearhead.cli.waiting import Waiting, at_rest, signs_of_life
 from tests.cli.test_progress import Terminal
 
 BEAT = "working, {} s\x1b[K\r"
@@ -31,7 +31,7 @@ def clock() -> Clock:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """A terminal, for stdout and stderr, and no thread."""
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(Waiting, "_watch", lambda self: None)
+    monkeypatch.setattr(Waiting, "watch", lambda self: None)
     return Terminal()
 
 
@@ -46,7 +46,7 @@ def shown_on(stdout: io.StringIO, stderr: io.StringIO) -> Iterator[None]:
 
 
 def test_silence_is_counted_until_something_is_written(terminal: Terminal, clock: Clock) -> None:
-    with shown_on(terminal, terminal), Waiting(clock) as waiting:
+    with shown_on(terminal, terminal), signs_of_life(clock) as waiting:
         for clock.now in (1.0, 3.0, 4.0):
             waiting.beat()
         print("a result")
@@ -59,7 +59,7 @@ def test_silence_is_counted_until_something_is_written(terminal: Terminal, clock
 
 
 def test_nothing_is_left_at_the_end(terminal: Terminal, clock: Clock) -> None:
-    with shown_on(terminal, terminal), Waiting(clock) as waiting:
+    with shown_on(terminal, terminal), signs_of_life(clock) as waiting:
         clock.now = 7.0
         waiting.beat()
     assert terminal.getvalue() == BEAT.format(7) + "\x1b[K"
@@ -68,7 +68,7 @@ def test_nothing_is_left_at_the_end(terminal: Terminal, clock: Clock) -> None:
 
 
 def test_the_middle_of_a_line_and_who_types_are_not_disturbed(terminal: Terminal, clock: Clock) -> None:
-    with shown_on(terminal, terminal), Waiting(clock) as waiting:
+    with shown_on(terminal, terminal), signs_of_life(clock) as waiting:
         print("Once upon", end="")
         clock.now = 10.0
         waiting.beat()
@@ -94,7 +94,7 @@ def test_elsewhere_nothing_changes(
 ) -> None:
     monkeypatch.setenv("TERM", terminal_type)
     monkeypatch.setenv("RANK", rank)
-    with shown_on(terminal, terminal), Waiting(clock) as waiting:
+    with shown_on(terminal, terminal), signs_of_life(clock) as waiting:
         assert sys.stderr is terminal
         clock.now = 10.0
         waiting.beat()
@@ -102,7 +102,7 @@ def test_elsewhere_nothing_changes(
 
 
 def test_a_pipe_gets_results_only(terminal: Terminal, clock: Clock) -> None:
-    with shown_on(piped := io.StringIO(), terminal), Waiting(clock) as waiting:
+    with shown_on(piped := io.StringIO(), terminal), signs_of_life(clock) as waiting:
         clock.now = 10.0
         waiting.beat()
         print("a result")

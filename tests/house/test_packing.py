@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from tests.house.source import Source, package_sources
+from tests.house.source import Source
 
 MOST = 5
 """Comprehensions, conditional expressions, lambdas and assignment expressions in one function."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.model.facade import Model
 from clearhead.presets.task_heads import label_head, token_head, vector_head
+from clearhead.progress import shown_by
 from clearhead.recipes import fit
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import survey
@@ -29,6 +30,7 @@ from clearhead.training.settings import STARTUP_SECONDS
 from clearhead.training.tasks.base import one_sided
 from tests.cli.tiny_run import PAIRS, write_pairs
 from tests.parity.architectures.harness import outputs_of
+from tests.told import Told
 
 SIZES = tuple(Size(1, 16 * width, 2, 32, 0.1, least_tokens=1_000 * width - 1_000) for width in (1, 2, 3))
 
@@ -41,11 +43,11 @@ def chosen(tokens_in_a_minute: list[int]) -> int:
         if not count:
             raise InputError("too large") from torch.OutOfMemoryError("too large")
         step_seconds = 10 * 60.0 / count
-        return SimpleNamespace(size=size, step_seconds=step_seconds, step_tokens=10.0)
+        return Mock(spec=fit.Candidate, size=size, step_seconds=step_seconds, step_tokens=10.0)
 
     minutes = 1 + STARTUP_SECONDS / 60
     recipe = Recipe(None, "bpe", 100, 32, SIZES, find("tag").recipes[0].model, {}, 3)
-    found = fit.choose_size(recipe, candidate, minutes, lambda message: None)
+    found = fit.choose_size(recipe, candidate, minutes)
     return found.size.width
 
 
@@ -97,14 +99,15 @@ def test_a_recipe_is_measured_on_the_data(tmp_path: Path, monkeypatch: pytest.Mo
         write_pairs(tmp_path, name, pairs)
     tables = [{"source": f"{name}.source", "target": f"{name}.target"} for name in ("train", "valid")]
     plan = DataPlan("embed", tables[0], tables[1], "", "pairs", "runs/x", len(PAIRS), survey(PAIRS))
-    recipe, state, said = find("embed").recipe(len(PAIRS)), torch.get_rng_state(), []
-    found = fit.fitted(plan, 60.0, said.append)
+    recipe, state, said = find("embed").recipe(len(PAIRS)), torch.get_rng_state(), Told()
+    with shown_by(said):
+        found = fit.fitted(plan, 60.0)
     assert torch.equal(torch.get_rng_state(), state)
     written = parse_run_file(found.text, "run.toml")
     # A batch holds all pairs, and an hour is more than their data is worth.
     assert written.train.steps == found.steps == recipe.most_epochs and "more data would" in found.text
     assert written.train.planned_minutes is None, "the steps do not fill the time"
-    assert written.model.width == recipe.sizes[0].width and any("a step" in line for line in said)
+    assert written.model.width == recipe.sizes[0].width and any("a step" in line for line in said.messages)
     # Three words of one letter, whatever their tokens.
     assert "The longest text has" in found.text and written.data.max_length == 16
 

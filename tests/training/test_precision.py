@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import clearhead as ch
 from clearhead.errors import InputError
-from clearhead.training import assemble, dry_run
+from clearhead.training import dry_run
 from clearhead.training.dry_run import Workload, faster_precision
 from clearhead.training.runfile.sections import Train
+from clearhead.training.stages import model
 from tests.training.small import NextToken, ShuffledTokens, Tokens, summed_loss
 from tests.training.test_api import PAIRS, tables
 
@@ -65,7 +66,7 @@ def test_the_run_file_names_the_precision_and_a_resumed_run_keeps_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, chosen = tmp_path / "run", ["bf16"]
-    monkeypatch.setattr(assemble, "faster_precision", lambda *_: chosen.pop())  # a second choice would fail
+    monkeypatch.setattr(model, "faster_precision", lambda *_: chosen.pop())  # a second choice would fail
     for name, texts in zip(("source", "target"), zip(*PAIRS, strict=True), strict=True):
         (tmp_path / name).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     table = tables("translate", run, steps=1, bleu_sentences=1)

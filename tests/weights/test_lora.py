@@ -13,7 +13,8 @@ from torch.func import functional_call
 import clearhead as ch
 from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.training.assemble import average_run, train_run
+from clearhead.training.assemble import train_run
+from clearhead.training.averaging import average_run
 from clearhead.training.runfile.read import load_run_file
 from clearhead.weights.files import load_tensors
 from clearhead.weights.lora import adapt, merged

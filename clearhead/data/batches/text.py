@@ -22,7 +22,7 @@ from clearhead.data.stores.corpus import Corpus
 from clearhead.data.stores.documents import Documents
 from clearhead.errors import InputError
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
-from clearhead.watching import watched
+from clearhead.progress import counted
 
 Objective = Callable[[Sequence[Any], np.random.Generator], Batch]
 
@@ -143,7 +143,7 @@ def window_epoch(corpus: Corpus, objective: Objective, *, length: int) -> Iterat
     plan = LengthSortedPlan(windows.lengths, batch_tokens=max(HELD_OUT_TOKENS, length), seed=0, shuffle=False)
     return (
         _objective_batch(corpus, windows, rows, objective, random_stream(0, 0, index))
-        for index, rows in enumerate(watched(plan.epoch(0), len(plan)))
+        for index, rows in enumerate(counted(plan.epoch(0), len(plan)))
     )
 
 

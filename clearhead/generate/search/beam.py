@@ -34,6 +34,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from clearhead import progress
 from clearhead.core import Cache, Output, Transformer
 from clearhead.errors import InputError, RunFailure
 from clearhead.fast.cache import IndexedCache
@@ -44,7 +45,6 @@ from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import NO_ID, Processor, apply, repetition_processors, select
 from clearhead.generate.results import Candidate, length_normalised
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
-from clearhead.watching import token_generated
 
 
 def beam_search(
@@ -139,7 +139,7 @@ def _run(
 ) -> list[list[Candidate]]:
     """Decode until every sentence is done."""
     while (tokens_R1 := search.step(logits_RV, cache)) is not None:
-        token_generated(search.length, max(search.limits))
+        progress.update(search.length, max(search.limits), "tokens")
         logits_RV = _newest_logits(module.decode(tokens_R1, cache=cache))
     return [finished.ranked for finished in search.finished]
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from clearhead.core import build
+from clearhead.printing import num_parameters
 from clearhead.spec import Model
 from clearhead.training.dry_run import Workload
 from clearhead.training.parallel.engines import Engine, Replicated
 from clearhead.training.parallel.processes import Place, Processes
 from clearhead.training.parallel.shares import Share, share_of
-from clearhead.training.preflight import free_for_each, least_memory, num_parameters
+from clearhead.training.preflight import free_for_each, least_memory
 from clearhead.training.protocols import Batches, Loss
 from clearhead.training.runfile.sections import RunFile
 
@@ -31,7 +32,8 @@ def shares_model(run_file: RunFile, model: Model, device: torch.device, processe
     parallel = run_file.train.parallel
     if processes.size == 1 or parallel != "auto":
         return processes.size > 1 and parallel == "fsdp"
-    needed = least_memory(num_parameters(model), is_trained_whole=run_file.lora is None)
+    count = num_parameters(build(model, device="meta"))
+    needed = least_memory(count, is_trained_whole=run_file.lora is None)
     return any(processes.all_of(needed > free_for_each(device, processes.place.local_size)))
 
 
@@ -77,19 +79,16 @@ def work_of_one(work: Workload[Any], engine: Engine[Any], batches: Batches[Any],
     def loss(module: nn.Module, share: Share[Any]) -> Any:
         return engine.loss(share, is_last=True)
 
-    def with_whole_weights(score: Callable[[nn.Module], float]) -> Callable[[nn.Module], float]:
-        def seconds(module: nn.Module) -> float:
-            with engine.whole_weights():
-                return score(module)
+    def score_seconds(module: nn.Module) -> float:
+        assert work.score_seconds is not None
+        with engine.whole_weights():
+            return work.score_seconds(module)
 
-        return seconds
-
-    score = work.score_seconds
     largest = None if work.largest is None else share_of(work.largest, place)
     return replace(
         work,
         loss=loss,
         batches=batches,
         largest=largest,
-        score_seconds=None if score is None else with_whole_weights(score),
+        score_seconds=None if work.score_seconds is None else score_seconds,
     )

@@ -36,7 +36,7 @@ class LineProgress(Progress):
     def begin(self, plan: RunPlan) -> None:
         """Write the plan."""
         self._pace = Pace(plan)
-        self._write(f"training {plan.run}: {describe_plan(plan)}")
+        self.message(f"training {plan.run}: {describe_plan(plan)}")
 
     def step(self, report: StepReport) -> None:
         """Write a line if `every_seconds` have passed since the last one."""
@@ -47,7 +47,7 @@ class LineProgress(Progress):
             return
         self._last_line = now
         left = self._pace.seconds_left
-        self._write(
+        self.message(
             f"step {step_of(report.step, self._pace.plan.steps)}  loss {report.loss:.4f}"
             f"  learning rate {report.learning_rate:.2e}  {self._pace.tokens_per_second:,.0f} tokens/s"
             + (f"  {duration(left)} left" if left is not None else "")
@@ -60,15 +60,12 @@ class LineProgress(Progress):
         name = self._pace.plan.score_name or "score"
         score = f"  {name} {report.score:.2f}" if report.score is not None else ""
         best = "  (best so far)" if report.is_best else ""
-        self._write(
+        self.message(
             f"step {report.step}  validation loss {report.loss:.4f}{score}{best}  in {duration(report.seconds)}"
         )
 
     def message(self, text: str) -> None:
         """Write the message."""
-        self._write(text)
-
-    def _write(self, text: str) -> None:
         self.console.file.write(text + "\n")
         self.console.file.flush()
 

@@ -18,11 +18,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from clearhead.progress import QUIET_SECONDS
 from clearhead.training.progress.reports import Pace, Progress, RunPlan, StepReport, ValidationReport, duration, step_of
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
-QUIET_SECONDS: Final = 2.0
-"""What takes longer than so many seconds is counted on the panel."""
 
 
 class LiveProgress(Progress):

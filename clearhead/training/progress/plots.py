@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
 
 from clearhead.kernels.dropout import Dropout
+from clearhead.progress import message
 from clearhead.runs.metrics import Metrics
 
 
@@ -19,7 +20,6 @@ class Plotter:
 
     Args:
         folder: of the plots, usually RUN/plots.
-        tell: called with a message if plotting fails.
         every_seconds: minimum time between two updates.
         share: largest share of the time to spend on plotting.
         note: a sentence below the title of the losses.
@@ -28,14 +28,12 @@ class Plotter:
     def __init__(
         self,
         folder: Path,
-        tell: Callable[[str], None],
         *,
         every_seconds: float = 20.0,
         share: float = 0.02,
         note: str = "",
     ) -> None:
         self.folder = folder
-        self._tell = tell
         self._note = note
         self._every_seconds = every_seconds
         self._share = share
@@ -59,7 +57,7 @@ class Plotter:
             write_plots(self.folder, rows, score_name=score_name, note=self._note)
         except Exception as error:  # noqa: BLE001
             self._works = False
-            self._tell(f"The plots cannot be drawn ({type(error).__name__}: {error}); training goes on without them.")
+            message(f"The plots cannot be drawn ({type(error).__name__}: {error}); training goes on without them.")
         spent = time.monotonic() - began
         self._not_before = time.monotonic() + max(self._every_seconds, spent / self._share)
 

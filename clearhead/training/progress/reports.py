@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from clearhead.progress import Display
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -73,8 +75,8 @@ class ValidationReport:
     seconds: float
 
 
-class Progress:
-    """Receives the reports of a training loop and shows nothing; subclasses override what they show."""
+class Progress(Display):
+    """The display of a training: receives the reports of its loop as well; subclasses override what they show."""
 
     def begin(self, plan: RunPlan) -> None:
         """Training is about to start."""
@@ -87,9 +89,6 @@ class Progress:
 
     def validated(self, report: ValidationReport) -> None:
         """A validation is done."""
-
-    def message(self, text: str) -> None:
-        """A message for the user."""
 
     def end(self) -> None:
         """Training is over, for whatever reason."""

@@ -11,11 +11,10 @@ from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import with_head
 from clearhead.spec import Attention, Branch, Embedding, FeedForward, Head, Model, Node, map_nodes
+from clearhead.spec.cost import TRAINING_BYTES
 from clearhead.training.runfile.sections import ModelSection
 
 DEFAULT_PRESET = "transformer"
-TRAINING_BYTES = 16
-"""Bytes for each parameter: the weight, its gradient and the two moments of an optimizer, in float32."""
 
 
 def resolve_spec(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clearhead.core import build
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.printing import num_parameters
 from clearhead.training.parallel import choice
 from clearhead.training.parallel.processes import Place, Processes
-from clearhead.training.preflight import least_memory, num_parameters
+from clearhead.training.preflight import least_memory
 from clearhead.training.runfile.read import parse_run_file
 from tests.training.runfile.test_read import MINIMAL
 
 MODEL = build_spec(Hyperparameters(layers=1, width=14, heads=2, feedforward=19), source_vocab=23, target_vocab=23)
-NEEDED = least_memory(num_parameters(MODEL), is_trained_whole=True)
+NEEDED = least_memory(num_parameters(build(MODEL, device="meta")), is_trained_whole=True)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from clearhead.kernels.dropout import Dropout
+from clearhead.progress import shown_by
 from clearhead.runs.metrics import Metrics
 from clearhead.training.progress import pictures
 from clearhead.training.progress.pictures import smooth, write_plots
 from clearhead.training.progress.plots import Plotter, training_loss_note
+from tests.told import Told
 
 
 def rows(count: int = 30, *, valid: bool = True, score: bool = True) -> list[Metrics]:
@@ -138,12 +140,12 @@ def test_drawing_leaves_random_states_and_global_settings_alone(tmp_path: Path) 
 
 
 def test_a_plot_that_fails_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
-    told: list[str] = []
     (tmp_path / "plots").write_text("a file in the way")
-    plotter = Plotter(tmp_path / "plots", told.append)
-    for _ in range(3):
-        plotter.draw(rows())
-    assert len(told) == 1 and "training goes on without them" in told[0]
+    plotter = Plotter(tmp_path / "plots")
+    with shown_by(told := Told()):
+        for _ in range(3):
+            plotter.draw(rows())
+    assert len(told.messages) == 1 and "training goes on without them" in told.messages[0]
 
 
 def test_pictures_are_drawn_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +158,12 @@ def test_pictures_are_drawn_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(pictures, "write_plots", slow)
-    plotter = Plotter(tmp_path, pytest.fail, every_seconds=20.0, share=0.02)
-    for _ in range(400):
-        plotter.draw_if_due(rows(3))
-        now[0] += 1.0
+    plotter = Plotter(tmp_path, every_seconds=20.0, share=0.02)
+    with shown_by(told := Told()):
+        for _ in range(400):
+            plotter.draw_if_due(rows(3))
+            now[0] += 1.0
+    assert not told.messages
     assert calls[0] == pytest.approx(1020.0)
     assert calls[1] - calls[0] == pytest.approx(3.0 + 3.0 / 0.02), "three seconds of drawing are two percent of 150"
 
@@ -178,5 +182,6 @@ def test_the_losses_say_what_is_in_them(dropout: float, smoothing: float, expect
 
 
 def test_no_numbers_no_pictures(tmp_path: Path) -> None:
-    Plotter(tmp_path / "plots", pytest.fail).draw([])
-    assert not (tmp_path / "plots").exists()
+    with shown_by(told := Told()):
+        Plotter(tmp_path / "plots").draw([])
+    assert not told.messages and not (tmp_path / "plots").exists()
