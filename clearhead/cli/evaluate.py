@@ -12,7 +12,6 @@ import typer
 from clearhead.cli.console import print_json, print_message, print_result, shown
 from clearhead.cli.lines import read_numbers
 from clearhead.cli.options import (
-    DATA_OPTIONS,
     BeamSize,
     ComputeOptions,
     Force,
@@ -26,7 +25,7 @@ from clearhead.cli.options import (
     takes_compute_options,
 )
 from clearhead.cli.progress import Progress
-from clearhead.errors import InputError, keys_as_options
+from clearhead.errors import InputError
 from clearhead.watching import watching_batches
 
 Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
@@ -156,7 +155,6 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     with (
         Progress("windows" if kind == "generate" else "texts") as progress,
         watching_batches(progress.update),
-        keys_as_options(DATA_OPTIONS),
     ):
         record = model.evaluate(data, notify=print_message, **options)
     translations = record.pop("translations", None)

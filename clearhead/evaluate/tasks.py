@@ -28,7 +28,7 @@ from clearhead.data.sources.tables import Examples, Table
 from clearhead.data.sources.tagged import TaggedRows, parse_tagged_source
 from clearhead.data.sources.texts import TextRows, parse_text_source
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
-from clearhead.errors import InputError
+from clearhead.errors import InputError, argument
 from clearhead.evaluate.answers import evaluate_answers
 from clearhead.evaluate.labels import RegressionScores, SingleLabelScores, evaluate_labels
 from clearhead.evaluate.metrics import F1Counts, MultiLabelScores, pearson, spearman
@@ -140,7 +140,7 @@ class EvaluateOptions:
         """Check the values."""
         values = {name: getattr(self, name) for name in ("window", "stride", "batch_size")}
         faults = [
-            f"{name} must be a whole number of at least 1, not {value!r}."
+            argument(name) + f" must be a whole number of at least 1, not {value!r}."
             for name, value in values.items()
             if value is not None and not (type(value) is int and value >= 1)
         ]

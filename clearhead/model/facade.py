@@ -9,7 +9,7 @@ from typing import Any, Unpack, overload
 
 from clearhead.arguments import checked
 from clearhead.core import Transformer
-from clearhead.errors import InputError
+from clearhead.errors import InputError, at_text, within
 from clearhead.evaluate.tasks import EvaluateKwargs, EvaluateOptions, evaluate_model
 from clearhead.fast.runner import Runner
 from clearhead.generate.generation_config import GenerationConfig
@@ -384,10 +384,8 @@ class Model(Predictions):
         def runs() -> Iterator[tuple[Reading, list[AttentionRecord]]]:
             for number, text in enumerate(every, start=1):
                 target = None if targets is None else targets[number - 1]
-                try:
+                with within(at_text(number)):
                     reading = self._read(tree, text, ReadOptions(target=target, **given))
-                except InputError as error:
-                    raise InputError(f"text {number}: {error}") from None
                 yield reading, record_run(module, reading.source, reading.target)
                 if notify is not None:
                     notify(number, len(every))

@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.stores.label_set import LabelSet
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nth_text
 from clearhead.predict.outputs import check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.printing import Printed
 from clearhead.task import TaskRecord
@@ -74,7 +74,7 @@ def classify(
     for side in sides:
         empty = next((number for number, ids in enumerate(side, start=1) if not len(ids)), None)
         if empty is not None:
-            raise InputError(f"text {empty} is empty; there is nothing to classify")
+            raise InputError(nth_text(empty) + " is empty; there is nothing to classify")
     collator = InputCollator.of(module.spec, tokenizer, record.repeats)
     logits_NL = pooled_outputs(
         module, collator, sides, width=labels.num_outputs, batch_size=batch_size, batch_tokens=batch_tokens
